@@ -14,11 +14,18 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
-from prismlm.probes.channels import effects_on
 from prismlm.probes.channels.activations import Activations, read_activations
-from prismlm.probes.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
 from prismlm.probes.channels.concepts import EMERGES, rank_channels
-from prismlm.probes.channels.effects import TableOptions, rank_sum_p
+from prismlm.probes.channels.effects import (
+    Probe,
+    TableOptions,
+    case_sets,
+    effects_on,
+    load_cases,
+    probe_of,
+    rank_sum_p,
+    words_of,
+)
 
 TESTED = "mask_write"
 """The intervention by which a concept is judged; said before any is run."""

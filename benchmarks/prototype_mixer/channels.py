@@ -35,7 +35,7 @@ from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.channels.activations import read_activations
-from prismlm.probes.channels.metrics import measure_layers
+from prismlm.probes.channels.report import measure_layers
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.models.seam import run_decoder
-from prismlm.probes.channels.case_files import Probe
-from prismlm.probes.channels.effects import probabilities_at
+from prismlm.probes.channels.effects import Probe, probabilities_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

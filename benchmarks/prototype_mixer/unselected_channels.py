@@ -15,9 +15,8 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
-from prismlm.probes.channels import ReportOptions, channel_report
 from prismlm.probes.channels.concepts import EMERGES
-from prismlm.probes.channels.metrics import quartiles
+from prismlm.probes.channels.report import channel_report, quartiles
 from prismlm.statistics import spearman
 
 CHANNELS_SHOWN = 10
@@ -66,8 +65,8 @@ def lags(loaded: Loaded, corpus: Corpus, settings: Settings) -> list[dict[str, A
     """Return at which lag reading and writing hang together, by layer, beside shuffled reading."""
     text = Sequences(corpus, "heldout", max_tokens=settings.lag_tokens)
     rows: list[dict[str, Any]] = []
-    options = ReportOptions(seed=settings.seed)
-    for layer in channel_report(loaded.model, loaded.tokenizer, text, options=options).layers:
+    report = channel_report(loaded.model, loaded.tokenizer, text, seed=settings.seed)
+    for layer in report.layers:
         found = layer.lags
         assert found is not None
         known = torch.isfinite(found.p)

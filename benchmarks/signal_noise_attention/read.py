@@ -28,15 +28,16 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.probes.heads import (
+from prismlm.probes.heads import head_report
+from prismlm.probes.heads.roles import load_role_cases, random_model, search_roles
+from prismlm.probes.heads.spectra import (
+    AttentionStates,
     SpectraOptions,
-    head_report,
     layer_rates,
     own_cross_terms,
+    read_states,
     spectra_report,
 )
-from prismlm.probes.heads.roles import load_role_cases, search_roles, untrained
-from prismlm.probes.heads.states import AttentionStates, read_states
 from prismlm.probes.results import Report, as_json
 
 HEAD_TOKENS = 100_000
@@ -99,7 +100,7 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
     }
     if not plain:
         own = read_states(model, heldout.batches())
-        random = read_states(untrained(model, seed), heldout.batches())
+        random = read_states(random_model(model, seed), heldout.batches())
         row["spectra"]["rates"], rates = rates_at_equal_lengths(own, random)
         terms = own_cross_terms(random, length=LENGTH)
         row["untrained"] = as_json({"rates": rates, "cross_terms": [terms]})
@@ -139,7 +140,7 @@ def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int)
     """Return how many heads look for each role, in the model and in random weights."""
     cases = load_role_cases()
     found, control = (
-        search_roles(one, tokenizer, cases) for one in (model, untrained(model, seed))
+        search_roles(one, tokenizer, cases) for one in (model, random_model(model, seed))
     )
     best = {row["role"]: row for row in reversed(found.rows)}
     kept = ("heads", "draws", "seed", "level")

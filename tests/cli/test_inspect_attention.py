@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_refused(refused, place, corpus, directory, tmp_p
         ((directory, TEXT, "--out", tmp_path / "maps.svg"), ["ends with .png"]),
         ((directory, "T " * 40, "--out", tmp_path / "maps.png"), ["at most 48"]),
         ((directory, TEXT, "--cases", tmp_path / "x"), ["--cases and --draws are for --roles"]),
-        ((directory, "--roles", "--draws", 10), ["draw at least 1280"]),
+        ((directory, "--roles", "--draws", 10), ["at least 1280 draws"]),
         ((directory, "--roles", "--out", "maps.png"), ["--out is a picture of one text"]),
         ((directory, "--roles", "--cases", tmp_path / "x"), ["x cannot be read"]),
         ((protot, TEXT), ["'prismlm_protot' has no attention heads"]),

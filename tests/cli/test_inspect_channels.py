@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
-from prismlm.probes.channels.report import ReportOptions, channel_report
+from prismlm.probes.channels.report import channel_report
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,
@@ -51,7 +51,6 @@ def test_json_is_the_report_of_the_training_corpus(prism, corpus, directory):
         corpus.tokenizer,
         Sequences(Corpus.open(corpus.path), "all", max_tokens=100_000),
         name="protot",
-        options=ReportOptions(),
     )
     printed = json.loads(result.stdout)
     assert printed.pop("beside") is None

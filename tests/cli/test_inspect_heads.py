@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_pa
         ((*HEADS, directory, "--layer", 2, *ALL), ["no layer 2", "0 to 1"]),
         ((*HEADS, directory, "--split", "test"), ["'--split'", "'test'"]),
         ((*HEADS, directory, "--tokens", -1), ["--tokens"]),
-        ((*HEADS, directory, "--length", 1, *ALL), ["windows of 1 tokens", "sees 16 tokens"]),
+        ((*HEADS, directory, "--length", 1, *ALL), ["window of 1 tokens", "sees 16 tokens"]),
         ((*HEADS, directory, "--out", tmp_path / "x.png"), [".csv"]),
         ((*HEADS, gpt2), ["does not say which corpus", "--corpus"]),
         ((*HEADS, gpt2, *there), ["window of 256 tokens", "64 positions"]),
@@ -153,9 +153,9 @@ def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_pa
             ["64 positions"],
         ),
         ((*SPECTRA, directory, "--seed", -1), ["--seed"]),
-        ((*SPECTRA, directory, "--context", 0), ["tokens of a window is 0", "from 2 on"]),
-        ((*SPECTRA, gpt2, *there, "--loss-only", "--context", 1), ["tokens of a window is 1"]),
-        ((*SPECTRA, directory, "--documents", 0), ["documents of the loss is 0", "from 1 on"]),
+        ((*SPECTRA, directory, "--context", 0), ["context is 0", "from 2 on"]),
+        ((*SPECTRA, gpt2, *there, "--loss-only", "--context", 1), ["context is 1"]),
+        ((*SPECTRA, directory, "--documents", 0), ["documents is 0", "from 1 on"]),
     ):
         message = refused(*arguments)
         assert all(word in message for word in words), message

@@ -11,7 +11,7 @@ from transformers import (
 
 from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.probes.uncertainty_feedback import InspectOptions
-from prismlm.probes.uncertainty_feedback.signal import Reading, own_codes
+from prismlm.probes.uncertainty_feedback.signal import CheckInputs, own_codes
 from tests.helpers.feedback_families import attach_drawn
 
 VOCABULARY, WIDTH, LEVELS = 37, 16, 64
@@ -50,11 +50,11 @@ def make_tokenizer(**special):
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-def reading_of(model, texts, codes=None, tokenizer=None, **options):
-    """What a check takes; without codes, the model's own."""
+def inputs_of(model, texts, codes=None, tokenizer=None, **options):
+    """Return the inputs of a check, with the model's own codes by default."""
     how = InspectOptions(**options)
     codes = own_codes(model, texts, how.signal) if codes is None else codes
-    return Reading(model, tokenizer or make_tokenizer(), texts, codes, how)
+    return CheckInputs(model, tokenizer or make_tokenizer(), texts, codes, how)
 
 
 def set_table(feedback, table):

@@ -18,10 +18,9 @@ from prismlm.pages.channel_plots import (
     metrics_figure,
     most_written,
 )
-from prismlm.probes.channels.report import ReportOptions, channel_report
+from prismlm.probes.channels.report import channel_report
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
-OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)
 # Twice the tokens of a row, so that curves take several rows.
 TEXT = "Old maps of the river. " * 16
 
@@ -39,7 +38,6 @@ def report(corpus):
         Sequences(corpus, "all", 16),
         text=TEXT,
         name="tiny",
-        options=OPTIONS,
     )
 
 
@@ -83,7 +81,7 @@ def test_channels_that_decay_alike_can_be_drawn(corpus):
     for block in model.model.layers:
         with torch.no_grad():
             block.mixer.decay_logits.fill_(3.0)
-    found = channel_report(model, corpus.tokenizer, Sequences(corpus, "all", 16), options=OPTIONS)
+    found = channel_report(model, corpus.tokenizer, Sequences(corpus, "all", 16))
     assert sum(bar.get_height() for bar in half_life_figure(found).axes[0].patches) == CHANNELS
     words = locality_figure(found)._supxlabel.get_text()
     assert "no rho: the half-life is one figure" in words
@@ -162,7 +160,6 @@ def test_decays_by_token_have_every_figure_but_those_of_half_lives(corpus):
         corpus.tokenizer,
         Sequences(corpus, "all", 16),
         text="Old maps.",
-        options=OPTIONS,
     )
     drawn = figures(by_token, curve=(1, 2))
     assert set(drawn) == {"metrics", "lags", "curves-l1-c2"}
@@ -190,7 +187,6 @@ def test_gates_that_never_vary_have_a_line_at_zero_and_no_name(corpus, report):
         make_model(len(corpus.tokenizer), num_groups=CHANNELS),
         corpus.tokenizer,
         Sequences(corpus, "all", 16),
-        options=OPTIONS,
     )
     assert all(layer.lags.correlation.isnan().all() for layer in still.layers)
     figure = figures(still)["lags"]

@@ -18,14 +18,13 @@ from prismlm.errors import InputError
 from prismlm.pages.channels import channel_page, channels_data, quantise_gates
 from prismlm.pages.frame import write_page
 from prismlm.probes.channels import read_channels
-from prismlm.probes.channels.report import ReportOptions, channel_report
+from prismlm.probes.channels.report import channel_report
 from tests.helpers.begun import begun_tokenizer, texts
 from tests.helpers.html_reader import Reader
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
 TEXT = f"Maps of 日本 and the Fuß. {EVIL}"
-OPTIONS = ReportOptions(kept=3, tokens=4, max_lag=2, shuffles=9)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def model(corpus):
 @pytest.fixture(scope="module")
 def report(corpus, model):
     return channel_report(
-        model, corpus.tokenizer, Sequences(corpus, "all", 48), text=TEXT, name=EVIL, options=OPTIONS
+        model, corpus.tokenizer, Sequences(corpus, "all", 48), text=TEXT, name=EVIL
     )
 
 
@@ -133,7 +132,7 @@ def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_pa
     )
     for settings in ({}, {"decay_mode": "token"}):
         model, sequences = make_model(len(tokenizer), **settings), Sequences(corpus, "all", 16)
-        found = channel_report(model, tokenizer, sequences, options=OPTIONS)
+        found = channel_report(model, tokenizer, sequences)
         data = channels_data(model, corpus, found)
         for layer in range(LAYERS):
             for k, channel in enumerate(found.layers[layer].channels):
@@ -154,7 +153,7 @@ def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_pa
 def test_decays_by_token_are_stored_for_every_position(corpus):
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
     sequences = Sequences(corpus, "all", 48)
-    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
+    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT)
     data = channels_data(by_token, corpus, found)
     least, most = data["rates"]
     for layer in range(LAYERS):

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from prismlm.cli.output import print_table
 from prismlm.errors import InputError
 from prismlm.probes.results import Table, finding, text_of
 from prismlm.statistics import Interval
@@ -29,6 +28,10 @@ def test_an_effect_is_where_the_whole_interval_lies(value, clear, effect):
     assert finding("a − b", value, clear=clear)["effect"] == effect
 
 
+def test_an_interval_is_printed_with_its_ends():
+    assert text_of(Interval(-0.5, NAN, 1), "+.2f") == "−0.50 [–, +1.00]"
+
+
 def test_a_table_is_found_by_its_figures_and_becomes_json():
     rows = ({"layer": 0, "gain": Interval(0.1, NAN, 0.2)}, {"layer": 1, "x": torch.ones(2)})
     table = Table("Title", {"layer": ""}, rows, {"texts": 3})
@@ -39,14 +42,3 @@ def test_a_table_is_found_by_its_figures_and_becomes_json():
     value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     gain = {"value": 0.1, "low": None, "high": 0.2}
     assert value == {"texts": 3, "rows": [{"layer": 0, "gain": gain}, {"layer": 1, "x": [1, 1]}]}
-
-
-def test_figures_stay_whole_on_a_narrow_terminal(capsys, monkeypatch):
-    assert text_of(Interval(-0.5, NAN, 1), "+.2f") == "−0.50 [–, +1.00]"
-    rows = ({"name": "a\x1b[31m long name of it", "mean_of_all": Interval(0.5, 0.25, 1.0)},)
-    monkeypatch.setenv("COLUMNS", "30")
-    print_table(Table("T", {"name": "", "mean_of_all": ".2f", "gone": ""}, rows))
-    shown = capsys.readouterr().out
-    assert "0.50 [0.25, 1.00]" in shown
-    assert "\x1b" not in shown.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
-    assert "gone" not in shown

@@ -1,5 +1,6 @@
-"""The ten sequences of prototypes, channels and heads of tiny models."""
+"""The ten sequences of units; themes by words, by hand and planted, and by a server's answers."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -8,18 +9,181 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
+from prismlm.lens.labels.endpoint import Endpoint
 from prismlm.models.attention import head_writes
-from prismlm.probes.theme_judges import Judgement
 from prismlm.probes.themes import (
-    MARKED,
-    SIDE,
-    channels_or_heads,
-    prototypes,
+    EXPLANATION_LENGTH,
+    MARKED_TOKENS,
+    SIDE_TOKENS,
+    EndpointJudge,
+    Judgement,
+    Passage,
+    WordJudge,
+    clusters,
+    layer_units,
+    mark_passages,
+    prototype_units,
     random_spans,
-    read_spans,
     theme_figures,
 )
+from tests.helpers.chat_server import ChatServer
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+
+GOOD = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1, "explanation": "Sea."}
+
+
+def passage(text, *marked):
+    words = text.split()
+    places = [i for i, word in enumerate(words) if word.strip("*") in marked]
+    return Passage(tuple(f" {word}" for word in words), tuple(places))
+
+
+# No word of one is in another, so that whatever is shared is more than chance.
+STRANGERS = [passage(f"left{i} mark{i} right{i}", f"mark{i}") for i in range(20)]
+
+
+@pytest.fixture
+def judge():
+    return WordJudge(STRANGERS)
+
+
+def others(count):
+    return [passage(f"here{i} at{i} there{i}", f"at{i}") for i in range(count)]
+
+
+def test_similarities_by_hand():
+    # In these every pair shares one of two words: cos = ½ each, and ½ it is that θ becomes.
+    common = [passage(f"tide own{i} mark{i}", f"mark{i}") for i in range(20)]
+    judge = WordJudge(common)
+    rarity = judge.rarities
+    assert rarity["tide"] == pytest.approx(math.log(21 / 20.5))
+    assert rarity["own3"] == rarity["mark0"] == pytest.approx(math.log(21 / 1.5))
+    cosine = rarity["tide"] ** 2 / (rarity["tide"] ** 2 + rarity["own3"] ** 2)
+    assert judge.text_threshold == pytest.approx(cosine)
+    assert judge.marks_threshold == 0.5
+    assert judge.chance == pytest.approx(1.0)
+    # Of words that were not seen all are as rare; a word that comes twice counts 1 + ln 2.
+    first, second = passage("sea sea salt x", "x"), passage("sea sand y", "y")
+    twice = 1 + math.log(2)
+    shared = twice / math.sqrt((twice**2 + 1) * 2)
+    assert judge.cosine([["sea", "sea", "salt"], ["sea", "sand"]])[0, 1] == pytest.approx(shared)
+    assert judge.similarities([first, second])[0, 1] == 2.0
+    # Marks: one of two is shared, 1/√2 of a threshold of ½.
+    pair = [passage("a x y", "x", "y"), passage("b x z", "x")]
+    assert judge.similarities(pair)[0, 1] == pytest.approx(math.sqrt(2))
+
+
+def test_a_theme_of_three_among_strangers_by_hand(judge):
+    alike = [passage(f"wind{i} high tide{i} rises", "high") for i in range(3)]
+    (found,) = judge.judge([[*others(7), *alike]])
+    # Within C the similarity is 2, to the rest 0: 1 + 9 · 3/10, rounded.
+    assert (found.themes, found.coverage, found.disentanglement) == (8, 3, 4)
+    assert found.theme == "“high” · rises"
+
+
+def test_ten_alike_and_ten_strangers(judge):
+    same = [passage(f"wind{i} high tide", "high") for i in range(10)]
+    pure, mixed = judge.judge([same, others(10)])
+    assert (pure.themes, pure.coverage, pure.disentanglement) == (1, 10, 10)
+    assert (mixed.themes, mixed.coverage, mixed.disentanglement) == (10, 1, 1)
+    assert mixed.theme.startswith("“at0”")
+
+
+def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
+    marked = [passage(f"one{i} , two{i}", ",") for i in range(5)]
+    about = [passage(f"harbour ships{i} mark{i}", f"mark{i}") for i in range(5)]
+    (found,) = judge.judge([[*marked, *about]])
+    assert (found.themes, found.coverage) == (2, 5)
+    assert clusters(judge.similarities([*marked, *about])).tolist() == [0] * 5 + [1] * 5
+    (signs,) = judge.judge([[*marked, *marked]])
+    assert signs.theme == "“,”"
+
+
+@pytest.mark.parametrize("themes", [1, 2, 4, 7, 10])
+def test_planted_themes_are_found(themes):
+    draw = np.random.default_rng(themes)
+    # Words by Zipf's law, as in text.
+    chances = 1 / np.arange(1, 3001)
+
+    def drawn(word=None):
+        around = draw.choice(3000, 40, p=chances / chances.sum())
+        text = [f" w{number}" for number in around]
+        text[20] = f" theme{word}" if word is not None else text[20]
+        return Passage(tuple(text), (20,))
+
+    judge = WordJudge([drawn() for _ in range(200)])
+    units = [[drawn(i % themes) for i in range(10)] for _ in range(8)]
+    found = [one for one in judge.judge(units) if one is not None]
+    largest = -(-10 // themes)
+    # One in twenty random pairs counts as alike: of ten strangers two are.
+    assert np.mean([one.themes for one in found]) == pytest.approx(themes, abs=0.3 * themes)
+    assert np.mean([one.coverage for one in found]) == pytest.approx(largest, abs=1.3)
+    assert (np.mean([one.disentanglement for one in found]) > 7) == (themes == 1)
+
+
+def unit(number):
+    words = ("The", f" tide{number}", " <<is", ">>", " high", "\n")
+    return [Passage((*words, f" {i}"), (1, 4)) for i in range(10)]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def judge(url):
+        endpoint = Endpoint(url, "m", retries=0, timeout=5.0)
+        return EndpointJudge(endpoint, tmp_path / ".themes.answers.jsonl")
+
+    return judge
+
+
+def test_a_unit_is_asked_about_once_with_its_marks(opened):
+    with ChatServer(lambda request, number: GOOD) as server:
+        first = opened(server.url)
+        found = first.judge([unit(0), unit(1)])
+        second = opened(server.url)
+        assert second.judge([unit(0), unit(1)]) == found
+        assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
+    assert len(server.requests) == 2
+    assert first.source == "endpoint:m"
+    assert (first.session.usage()["requests"], second.session.usage()["requests"]) == (2, 0)
+    text = server.requests[0]["messages"][0]["content"]
+    # Text cannot close the fence around it.
+    assert text.count("</data-") == 2
+    # Marks of the text itself cannot be taken for ours.
+    assert text.count("<< tide") == 10
+    assert "‹‹is››<< high>>" in text
+    assert text.count('{"passage": ') == 10
+    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["coverage"] == {"type": "integer"}
+    assert list(schema["required"]) == list(GOOD)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"coverage": 11}, {"themes": 0}, {"disentanglement": True}, {"coverage": 9.5},
+        {"theme": " \n"}, {"theme": 3}, {"themes": "one"}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
+    def behave(request, number):
+        return GOOD | wrong if "tide0" in request["messages"][0]["content"] else GOOD
+
+    with ChatServer(behave) as server:
+        asking = opened(server.url)
+        found = asking.judge([unit(0), unit(1), unit(2)])
+    assert found[0] is None
+    assert [one.theme for one in found[1:]] == ["tides", "tides"]
+    assert len(server.requests) == 4
+    assert sum(asking.session.usage()["failures"].values()) == 1
+
+
+def test_what_it_says_is_one_line_that_drives_no_terminal(opened):
+    said = GOOD | {"theme": "a\x1b[31m\nb", "explanation": "x\ty" * 400}
+    with ChatServer(lambda request, number: said) as server:
+        (found,) = opened(server.url).judge([unit(0)])
+    assert found.theme == "a [31m b"
+    assert found.explanation.isprintable()
+    assert len(found.explanation) <= EXPLANATION_LENGTH
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +193,12 @@ def lm(tiny_model):
 
 def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
     lens, vectors = lm.lens, lm.head.prototypes
-    found, left_out = prototypes(lens, vectors, 60, seed=3)
+    found, left_out = prototype_units(lens, vectors, 60, seed=3)
     assert found
     assert len(found) + left_out == 60
-    assert prototypes(lens, vectors, 60, seed=3) == (found, left_out)
+    assert prototype_units(lens, vectors, 60, seed=3) == (found, left_out)
     corpus = lens.corpus
-    text = read_spans(corpus, [span for unit in found for span in unit.spans])
+    text = mark_passages(corpus, [span for unit in found for span in unit.spans])
     directions = torch.nn.functional.normalize(vectors.detach().float(), dim=-1)
     for unit in found:
         number = int(unit.name.removeprefix("prototype "))
@@ -57,7 +221,7 @@ def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
         for one, other in pairwise(spans):
             assert one.start + one.length <= other.start
         for span in unit.spans:
-            assert span.length <= 2 * SIDE + 1
+            assert span.length <= 2 * SIDE_TOKENS + 1
             assert corpus.document_at(span.start) == span.document
             passage = text[span]
             token = corpus.excerpt(span.marked[0], 1)
@@ -67,26 +231,24 @@ def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
 
 def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):
     monkeypatch.setattr(type(lm.lens), "corpus", None)
-    with pytest.raises(InputError, match="is not there any more"):
-        prototypes(lm.lens, lm.head.prototypes)
+    with pytest.raises(InputError, match="is missing or has changed"):
+        prototype_units(lm.lens, lm.head.prototypes)
 
 
 def test_channels_have_what_writes_most(corpus, sequences):
     model = make_model(len(corpus.tokenizer))
-    found, left_out = channels_or_heads(model, sequences, "channel")
+    found, left_out = layer_units(model, sequences, "channel")
     assert (len(found), left_out) == (LAYERS * CHANNELS, 0)
-    assert channels_or_heads(model, sequences, "channel", 1, 2)[0][0].name.startswith(
-        "layer 1 · channel"
-    )
+    assert layer_units(model, sequences, "channel", 1, 2)[0][0].name.startswith("layer 1 · channel")
     assert all(len(unit.spans) == 10 for unit in found)
-    assert all(len(span.marked) <= MARKED for unit in found for span in unit.spans)
+    assert all(len(span.marked) <= MARKED_TOKENS for unit in found for span in unit.spans)
     with pytest.raises(InputError, match="there is no layer 3"):
-        channels_or_heads(model, sequences, "channel", 3)
+        layer_units(model, sequences, "channel", 3)
 
 
 def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
     model = make_llama(len(corpus.tokenizer))
-    found, left_out = channels_or_heads(model, sequences, "head", layer=1)
+    found, left_out = layer_units(model, sequences, "head", layer=1)
     assert [unit.name for unit in found] == [f"layer 1 · head {h}" for h in range(4)]
     assert not left_out
     totals = {}
@@ -105,7 +267,7 @@ def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
 
 
 def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
-    found, _ = channels_or_heads(make_model(len(corpus.tokenizer)), sequences, "channel", 0)
+    found, _ = layer_units(make_model(len(corpus.tokenizer)), sequences, "channel", 0)
     drawn = random_spans(found, corpus, "all", 30, 0)
     shapes = [(s.length, len(s.marked)) for unit in found for s in unit.spans][:30]
     assert [(span.length, len(span.marked)) for span in drawn] == shapes

@@ -149,11 +149,11 @@ def _search_roles(
     search["progress"] = ConsoleReporter()
     cases = roles.load_role_cases(path)
     result = roles.search_roles(model, tokenizer, cases, **search)
-    untrained = roles.untrained(model, search["seed"])
+    untrained = roles.random_model(model, search["seed"])
     control = roles.search_roles(untrained, tokenizer, cases, **search)["roles"]
     source = None if path is None else str(path)
     value = {"cases": source, **result.to_dict(), "untrained": control}
-    table = roles.best_of_roles(result)
+    table = roles.best_heads(result)
     return value, replace(table, facts=table.facts | {"with_random_weights": control})
 
 
@@ -401,9 +401,8 @@ def interventions(
     opt.check_output_files(*models, corpus, cases, overwrite=overwrite, directory=out)
     from prismlm.corpus import Corpus
     from prismlm.models.checkpoint import read_checkpoint
-    from prismlm.probes.channels.case_files import load_cases
     from prismlm.probes.channels.concepts import concept_in_model
-    from prismlm.probes.channels.effects import TableOptions
+    from prismlm.probes.channels.effects import TableOptions, load_cases
 
     settings: dict[str, Any] = {
         "channels": pairs,
@@ -552,21 +551,21 @@ def themes(
     if of != "prototypes" and lens is not None:
         raise InputError("--lens is for prototypes: channels and heads are read from --corpus.")
     judge = _theme_judge(endpoint, endpoint_model, model)
-    from prismlm.probes.themes import channels_or_heads, theme_report
-    from prismlm.probes.themes import prototypes as prototype_units
+    from prismlm.probes.themes import layer_units, prototype_units, theme_report
 
     if of == "prototypes":
         lm, opened = opt.load_with_lens(model, lens)
-        drawn = prototype_units(opened, lm.head.prototypes, units, seed)
+        drawn, left_out = prototype_units(opened, lm.head.prototypes, units, seed)
         assert opened.corpus is not None
         text, split = opened.corpus, opened.meta.split  # pyright: ignore[reportAssignmentType]
     else:
         checkpoint, sequences = _open(model, corpus, split, tokens, None)
         kind = "channel" if of == "channels" else "head"
-        drawn = channels_or_heads(checkpoint, sequences, kind, layer, units, seed)
+        drawn, left_out = layer_units(checkpoint, sequences, kind, layer, units, seed)
         text = sequences.corpus
     settings: dict[str, Any] = {"split": split, "of": of, "judge": judge, "seed": seed}
     settings |= {"name": model.resolve().name, "progress": ConsoleReporter()}
+    settings["left_out"] = left_out
     report = theme_report(drawn, text, **settings)
     usage = None if judge is None else judge.session.usage()
     if as_json:
@@ -582,7 +581,7 @@ def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
     if not opt.check_endpoint(url, name):
         return None
     from prismlm.lens.labels.endpoint import Endpoint
-    from prismlm.probes.theme_judges import EndpointJudge
+    from prismlm.probes.themes import EndpointJudge
 
     def announce(questions: int, characters: int) -> None:
         size = f"{questions:,} questions of {output.format_count(characters)} characters, some four"
@@ -590,7 +589,7 @@ def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
 
     if not model.is_dir():
         raise InputError(f"there is no model directory {model}.")
-    return EndpointJudge(Endpoint(url or "", name or ""), model / ANSWERS, announce)
+    return EndpointJudge(Endpoint(url or "", name or ""), model / ANSWERS, print_estimate)
 
 
 @app.command()

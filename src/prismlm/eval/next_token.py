@@ -26,7 +26,7 @@ from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding
 from prismlm.models.watch import Hook, watch
-from prismlm.probes.reading import of_one_length
+from prismlm.probes.texts import equal_length_batches
 from prismlm.statistics import spearman
 
 TOP, RANKED = 10, 50
@@ -78,7 +78,7 @@ def kept_logits(
     with tempfile.TemporaryFile() as file:
         logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
     numbers = [number for number, row in enumerate(rows) if row]
-    for some in of_one_length([rows[number] for number in numbers], TOKENS_AT_ONCE):
+    for some in equal_length_batches([rows[number] for number in numbers], TOKENS_AT_ONCE):
         batch = [numbers[place] for place in some]
         logits[batch] = logits_after(model, torch.tensor([rows[n] for n in batch])).numpy()
         advance(len(batch))

@@ -17,8 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
-from prismlm.probes.channels.activations import Kind
-from prismlm.probes.channels.curves import WordedCurves
+from prismlm.probes.channels.activations import Kind, TextCurves
 from prismlm.probes.channels.report import ChannelReport, LayerReport
 from prismlm.probes.results import text_of
 
@@ -140,7 +139,7 @@ def locality_figure(report: ChannelReport) -> Figure:
     return figure
 
 
-def curves_figure(worded_curves: WordedCurves, layer: int, channel: int) -> Figure:
+def curves_figure(text_curves: TextCurves, layer: int, channel: int) -> Figure:
     """Return what each token writes into a channel and reads from it, and what it then holds.
 
     Source: ProtoT, Fig. 3.
@@ -148,13 +147,13 @@ def curves_figure(worded_curves: WordedCurves, layer: int, channel: int) -> Figu
     Raises:
         InputError: the text was not read in that layer, or there is no such channel.
     """
-    curves = next((c for c in worded_curves.curves if c.layer == layer), None)
+    curves = next((c for c in text_curves.curves if c.layer == layer), None)
     if curves is None or not 0 <= channel < curves.write.shape[1]:
         raise InputError(f"the text was not read in layer {layer}, channel {channel}.")
     write, read, mass = (
         getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
     )
-    tokens = [visible(token) for token in worded_curves.text.tokens]
+    tokens = [visible(token) for token in text_curves.text.tokens]
     rows = max(1, math.ceil(len(tokens) / TOKENS_IN_A_ROW))
     columns = math.ceil(len(tokens) / rows)
     size = (max(5.5, 1.2 + 0.19 * columns), 0.6 + 3.1 * rows)
@@ -261,9 +260,9 @@ def figures(
     return found
 
 
-def most_written(worded_curves: WordedCurves) -> tuple[int, int]:
+def most_written(text_curves: TextCurves) -> tuple[int, int]:
     """Return the layer and channel that one of a text's tokens writes most into."""
-    best = max(worded_curves.curves, key=lambda curves: curves.write.max().item())
+    best = max(text_curves.curves, key=lambda curves: curves.write.max().item())
     return best.layer, int(best.write.amax(0).argmax())
 
 

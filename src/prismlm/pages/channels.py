@@ -23,7 +23,7 @@ from prismlm.errors import InputError
 from prismlm.files import finite
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.pages.frame import html_page
-from prismlm.probes.channels.curves import decays_seen
+from prismlm.probes.channels.activations import recording_decays
 from prismlm.probes.channels.report import ChannelReport, LayerReport
 from prismlm.probes.results import Row, Table, figure_at, text_of
 
@@ -124,9 +124,9 @@ def channels_data(
     for start, passage in report.passages.items():
         own = passage.document
         names = ("doc_id", "title", "source", "license", "url")
-        documents.setdefault(own.doc_id, {name: getattr(own, name) for name in names})
+        documents.setdefault(own["doc_id"], {name: own[name] for name in names})
         numbers[start] = len(texts)
-        at = {"doc": list(documents).index(own.doc_id), "at": passage.offset}
+        at = {"doc": list(documents).index(own["doc_id"]), "at": passage.offset}
         texts.append(_words(passage.text) | at)
     gates, stored = _gates_of_passages(model, corpus, report), bytearray()
     curves = {} if given is None else {one.layer: one for one in given.curves}
@@ -205,7 +205,7 @@ def _gates_of_passages(
         for first in range(0, len(starts), ROWS_OF_A_PASS):
             part = starts[first : first + ROWS_OF_A_PASS]
             ids = [torch.from_numpy(corpus.read_tokens(s, length).astype("int64")) for s in part]
-            with decays_seen(mixers) as decays:
+            with recording_decays(mixers) as decays:
                 by_layer = gates_of(model, torch.stack([torch.cat([before, own]) for own in ids]))
             for row, start in enumerate(part):
                 for layer in wanted[start]:

@@ -1,7 +1,6 @@
-"""The result of every instrument: a table of figures, each beside its control.
+"""The result of every probe: a table of figures beside their controls, printed or as JSON.
 
-``prismlm inspect`` prints tables and gives them as JSON. What a figure means is documented where
-the instrument is, not in the result.
+What a figure means is documented with the probe, not in the result.
 """
 
 from __future__ import annotations
@@ -24,32 +23,24 @@ FINDINGS = {"finding": "", "value": "+.4f", "control": "+.4f", "effect": ""}
 
 @dataclass(frozen=True)
 class Table:
-    """Figures under named columns, one row per thing that was measured.
-
-    Attributes:
-        title: heading when printed.
-        columns: the printed columns, in order, with their number formats.
-        rows: figures by name, :class:`Interval` among them; may hold more than is printed.
-        facts: figures of the whole table.
-        findings: what the table amounts to, made by :func:`finding`.
-    """
+    """Figures under named columns, one row per thing that was measured."""
 
     title: str
-    columns: Mapping[str, str]
-    rows: tuple[Row, ...]
-    facts: Row = field(default_factory=dict[str, Any])
-    findings: tuple[Row, ...] = ()
+    columns: Mapping[str, str]  # the printed ones, with their number formats
+    rows: tuple[Row, ...]  # may have more figures than are printed
+    facts: Row = field(default_factory=dict[str, Any])  # figures of the whole table
+    findings: tuple[Row, ...] = ()  # its conclusions, by :func:`finding`
 
     def __getitem__(self, name: str) -> Any:
         """Return a fact."""
         return self.facts[name]
 
-    def row(self, **wanted: Any) -> Row:
+    def row(self, **figures: Any) -> Row:
         """Return the first row with these figures."""
         for row in self.rows:
-            if all(row[name] == value for name, value in wanted.items()):
+            if all(row[name] == value for name, value in figures.items()):
                 return row
-        raise InputError(f"{self.title}: no row has {wanted}.")
+        raise InputError(f"{self.title}: no row has {figures}.")
 
     def to_dict(self) -> Row:
         """Return JSON values: the facts, and ``rows``; non-finite numbers become None."""
@@ -58,19 +49,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables of one model over one text.
-
-    Attributes:
-        model: its name.
-        facts: what was read, and how.
-        tables: by name.
-        left_out: reasons for tables that were asked for but not made, by name.
-    """
+    """Tables of one model over one text."""
 
     model: str
-    facts: Row
+    facts: Row  # what was read, and how
     tables: Mapping[str, Table]
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])  # tables, with the reason
 
     def __getitem__(self, name: str) -> Table:
         """Return a table."""
@@ -123,20 +107,20 @@ def figure_at(row: Row, name: str) -> Any:
 def text_of(value: Any, form: str = "") -> str:
     """Return a figure as text: an interval as ``+0.01 [−0.02, +0.04]``, a missing one as a dash.
 
-    A text stays as it is; a list of numbers becomes a bar chart of blocks.
+    A list of numbers becomes a bar chart of blocks.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, (list, tuple)):
         top = max(map(float, value), default=0.0)
         return "".join(BLOCKS[round(8 * max(0.0, x) / top) if top > 0 else 0] for x in value)
-    # Commands name tables before they import SciPy.
+    # Commands import this module before SciPy.
     from prismlm.statistics import Interval
 
     if isinstance(value, Interval):
         middle, low, high = (text_of(x, form) for x in (value.value, value.low, value.high))
         return f"{middle} [{low}, {high}]"
-    return str(value) if isinstance(value, str) else format(value, form).replace("-", "−")
+    return value if isinstance(value, str) else format(value, form).replace("-", "−")
 
 
 def markdown_of(table: Table) -> str:

@@ -1,37 +1,46 @@
-"""Themes of prototypes, channels and attention heads, with random sequences as a control.
+"""Themes of prototypes, channels and attention heads: ProtoT's rubric, with a random control.
 
-A unit is judged by the ten sequences that activate it most: ProtoT's rubric.
-
-A *prototype* is activated by single tokens: its sequences are the places of a lens nearest to it,
-each with 32 tokens on both sides, that do not overlap. A *channel* ranks the sequences of a corpus
+A unit is judged by the ten sequences that activate it most, with the words that do so marked. A
+*prototype* is activated by single tokens: its sequences are the positions of a lens nearest to it,
+each with 32 tokens on both sides, without overlaps. A *channel* ranks the sequences of a corpus
 by Σ_j write_jk, and marks the ten tokens with the largest write gate; a *head* does the same by the
 norm of what it writes into the residual stream. A random sequence is as long, has as many marks,
 and lies anywhere in the documents that were read.
+
+A language model judges, as in ProtoT, §5.1, or words do: docs/lens.md has the equations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.corpus.words import worded
 from prismlm.errors import InputError
-from prismlm.probes.channels.activations import Kind as Activation
-from prismlm.probes.channels.activations import read_activations
-from prismlm.probes.results import Report, Row, Table
-from prismlm.probes.theme_judges import (
-    FIGURES,
-    SEQUENCES,
-    EndpointJudge,
-    Judgement,
-    Passage,
-    WordJudge,
+from prismlm.files import json_text
+from prismlm.lens.labels.categories import FUNCTION
+from prismlm.lens.labels.embedded import NAME_LENGTH
+from prismlm.lens.labels.endpoint import (
+    Answers,
+    Endpoint,
+    Question,
+    Session,
+    fenced,
+    one_line,
+    prompt,
 )
+from prismlm.lens.signatures import LINE
+from prismlm.probes.channels.activations import Kind as Activation
+from prismlm.probes.channels.activations import read_activations, read_passages
+from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
@@ -42,17 +51,23 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
     from prismlm.lens.lens import Lens
 
-SIDE = 32
-MARKED = 10
-CHANCE = 400
+SEQUENCES = 10
+SIDE_TOKENS = 32
+MARKED_TOKENS = 10
+RANDOM_PASSAGES = 400
 """Random passages from which the judge by words takes rarity and thresholds."""
+# Chosen on planted units.
+QUANTILE = 0.95
+MIN_MARKED, MAX_SIMILARITY = 0.5, 2.0
+THEME_WORDS = 4
+EXPLANATION_LENGTH = 400
+FIGURES = ("disentanglement", "coverage", "themes")
 T = TypeVar("T")
 Kind = Literal["prototypes", "channels", "heads"]
-Judged = Sequence[Judgement | None]
 
 
 class Span(NamedTuple):
-    """A sequence of a corpus: its document, first token, length and marked tokens, by position."""
+    """A sequence of a corpus, by position."""
 
     document: int
     start: int
@@ -67,40 +82,228 @@ class Unit(NamedTuple):
     spans: tuple[Span, ...]
 
 
-def prototypes(
+class Passage(NamedTuple):
+    """A sequence as words, each with the space before it, and the indices of its marked words."""
+
+    words: tuple[str, ...]
+    marked: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The figures of one unit, 1 to 10."""
+
+    theme: str  # the main one
+    disentanglement: int  # of it from the others
+    coverage: int  # sequences that hold it
+    themes: int  # how many there are
+    explanation: str
+
+
+class WordJudge:
+    """Judges by words, with thresholds from ``random`` passages shaped like those to be judged."""
+
+    source = "words"
+
+    def __init__(self, random: Sequence[Passage]) -> None:
+        counts = Counter(word for passage in random for word in set(_keys(passage)))
+        rows = len(random) + 1
+        self.rarities = {word: float(np.log(rows / (n + 0.5))) for word, n in counts.items()}
+        self.unseen_rarity = float(np.log(rows / 0.5))
+        pairs = np.triu_indices(len(random), 1)
+        text, marks = (cosines[pairs] for cosines in self._cosines(random))
+        # Above 0, since otherwise pairs without a common word would count as alike.
+        self.text_threshold = max(float(np.quantile(text, QUANTILE)), 1e-6)
+        self.marks_threshold = max(float(np.quantile(marks, QUANTILE)), MIN_MARKED)
+        self.chance = float(self._similarity(text, marks).mean())
+
+    def judge(
+        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
+    ) -> list[Judgement | None]:
+        """Return the figures of units, from their passages."""
+        with progress.task("Judging themes", len(units), "units") as task:
+            judgements: list[Judgement | None] = []
+            for unit in units:
+                judgements.append(self._judge(unit))
+                task.advance()
+        return judgements
+
+    def similarities(self, unit: Sequence[Passage]) -> np.ndarray:
+        """Return s of each pair of passages, float64 [n, n]."""
+        return self._similarity(*self._cosines(unit))
+
+    def _judge(self, unit: Sequence[Passage]) -> Judgement:
+        similarities = self.similarities(unit)
+        cluster = clusters(similarities)
+        main = cluster == 0
+        coverage, themes = int(main.sum()), int(cluster.max()) + 1
+        if coverage == 1:
+            theme = self._theme(unit[:1])
+            return Judgement(theme, 1, 1, themes, "no two are alike beyond chance")
+        theme = self._theme([passage for passage, inside in zip(unit, main, strict=True) if inside])
+        within = float(similarities[np.ix_(main, main)][np.triu_indices(coverage, 1)].mean())
+        rest = float(similarities[np.ix_(main, ~main)].mean()) if themes > 1 else self.chance
+        gap = max(0.0, within - rest) / within
+        sizes = ", ".join(map(str, np.bincount(cluster).tolist()))
+        why = f"sizes {sizes}; similarity {within:.1f} within the theme, {rest:.1f} outside"
+        return Judgement(theme, 1 + round(9 * coverage / len(unit) * gap), coverage, themes, why)
+
+    def _theme(self, passages: Sequence[Passage]) -> str:
+        """Return the words marked in at least half of the passages, then the most distinctive."""
+        repeated = min(2, len(passages))
+        half = max(repeated, -(-len(passages) // 2))
+        marks = Counter(word for p in passages for word in {_key(p.words[i]) for i in p.marked})
+        around = Counter(word for p in passages for word in set(_keys(p)))
+        marked = [word for word in self._ranked(marks) if marks[word] >= half][:2]
+        content = (w for w in self._ranked(around) if w.isalpha() and w not in FUNCTION)
+        others = (word for word in content if len(word) > 2 and around[word] >= repeated)
+        words = [f"“{word}”" for word in marked] + [w for w in others if w not in marked]
+        theme = " · ".join(words[:THEME_WORDS] or self._ranked(marks)[:1])
+        return theme if len(theme) <= NAME_LENGTH else theme[: NAME_LENGTH - 1] + "…"
+
+    def _ranked(self, counts: Counter[str]) -> list[str]:
+        return sorted(counts, key=lambda word: (-counts[word] * self._rarity(word), word))
+
+    def _rarity(self, word: str) -> float:
+        return self.rarities.get(word, self.unseen_rarity)
+
+    def _cosines(self, passages: Sequence[Passage]) -> tuple[np.ndarray, np.ndarray]:
+        marked = [[_key(p.words[i]) for i in p.marked] for p in passages]
+        text = [
+            [k for i, k in enumerate(_keys(p)) if i not in p.marked and any(map(str.isalnum, k))]
+            for p in passages
+        ]
+        return self.cosine(text), self.cosine(marked)
+
+    def cosine(self, bags: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the cosine of each pair of bags of words, [n, n]; 0 for an empty one."""
+        columns = {word: i for i, word in enumerate(dict.fromkeys(w for bag in bags for w in bag))}
+        x = np.zeros((len(bags), len(columns)))
+        for row, bag in zip(x, bags, strict=True):
+            for word, count in Counter(bag).items():
+                row[columns[word]] = (1 + np.log(count)) * self._rarity(word)
+        norms = np.linalg.norm(x, axis=1, keepdims=True)
+        x /= np.where(norms > 0, norms, 1)
+        return x @ x.T
+
+    def _similarity(self, text: np.ndarray, marks: np.ndarray) -> np.ndarray:
+        relative = np.maximum(text / self.text_threshold, marks / self.marks_threshold)
+        return np.minimum(relative, MAX_SIMILARITY)
+
+
+def clusters(similarities: np.ndarray) -> np.ndarray:
+    """Return the theme of each passage, numbered from 0, the largest first, int64 [n]."""
+    distances = MAX_SIMILARITY - (similarities + similarities.T) / 2
+    np.fill_diagonal(distances, 0.0)
+    tree = linkage(squareform(distances, checks=False), "average")
+    labels = fcluster(tree, MAX_SIMILARITY - 1, "distance") - 1
+    order = np.argsort(-np.bincount(labels), kind="stable")
+    return np.argsort(order)[labels]
+
+
+def _key(word: str) -> str:
+    return word.strip().lower() or (LINE if "\n" in word else "␣")
+
+
+def _keys(passage: Passage) -> list[str]:
+    return [_key(word) for word in passage.words]
+
+
+class EndpointJudge:
+    """Asks a language model; answers are stored in a file and not requested again.
+
+    ``on_estimate`` is called before the first request with the number of new questions and of their
+    characters.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        answers: Path,
+        on_estimate: Callable[[int, int], object] = lambda questions, characters: None,
+    ) -> None:
+        self.on_estimate = on_estimate
+        self.session = Session(endpoint, Answers(answers, endpoint.model))
+        self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
+
+    def judge(
+        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
+    ) -> list[Judgement | None]:
+        """Return the figures of units, None without a valid answer."""
+        questions = [theme_question(unit) for unit in units]
+        new = [question for question in questions if self.session.answers.get(question) is None]
+        characters = sum(len(m["content"]) for question in new for m in question.messages)
+        self.on_estimate(len(new), characters)
+
+        def ask(number: int) -> Judgement:
+            answer = self.session.ask(questions[number])
+            return Judgement(
+                theme=one_line(answer["theme"], NAME_LENGTH),
+                explanation=one_line(answer["explanation"], EXPLANATION_LENGTH),
+                **{name: answer[name] for name in FIGURES},
+            )
+
+        with progress.task("Asking for themes", len(units), "units") as task:
+            judgements = dict(self.session.each(range(len(units)), ask, task))
+        return [judgements.get(number) for number in range(len(units))]
+
+
+def theme_question(unit: Sequence[Passage]) -> Question:
+    """Return the question about one unit."""
+    rows = [{"passage": n, "text": _marked_text(p)} for n, p in enumerate(unit, 1)]
+    data = fenced("\n".join(map(json_text, rows)))
+    # Not a system message, which some models' templates refuse.
+    content = f"{prompt('system')}\n\n{prompt('themes', data=data)}"
+    return Question(
+        ({"role": "user", "content": content},),
+        {"theme": str, **dict.fromkeys(FIGURES, int), "explanation": str},
+        is_valid=lambda answer: (
+            bool(one_line(answer["theme"], NAME_LENGTH))
+            and all(1 <= answer[name] <= SEQUENCES for name in FIGURES)
+        ),
+    )
+
+
+def _marked_text(passage: Passage) -> str:
+    """Return a passage with its marks; the text's own << and >> are replaced."""
+    plain = (word.replace("<<", "‹‹").replace(">>", "››") for word in passage.words)
+    return "".join(f"<<{w}>>" if i in passage.marked else w for i, w in enumerate(plain))
+
+
+def prototype_units(
     lens: Lens, vectors: Tensor, count: int | None = None, seed: int = 0
 ) -> tuple[list[Unit], int]:
-    """Return prototypes ``vectors`` of a lens, and how many have fewer than ten sequences.
+    """Return prototypes of a lens with their ``vectors``, and how many have too few sequences.
 
-    ``count`` are drawn by seed from those that have a context; None for all.
+    ``count`` are drawn from those that have a context; None for all.
     """
     corpus = lens.corpus
     if corpus is None:
         raise InputError(
-            f"the corpus that {lens.path} was built from, {lens.corpus_path}, is not there "
-            "any more or has changed: what surrounds the places is read from it."
+            f"the corpus that {lens.path} was built from, {lens.corpus_path}, is missing or has "
+            "changed, and the text around positions is read from it: restore it, or index again."
         )
-    drawn = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)
+    numbers = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)
     directions = torch.nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
     units: list[Unit] = []
-    for number in drawn:
+    for number in numbers:
         spans: list[Span] = []
-        for position in _places(lens, number, directions[number]):
+        for position in _nearest_positions(lens, number, directions[number]):
             document = corpus.document_at(position)
             begin = int(corpus.starts[document])
             end = begin + int(corpus.lengths[document]) - 1
-            first, last = max(begin, position - SIDE), min(end, position + SIDE + 1)
-            if all(last <= o.start or o.start + o.length <= first for o in spans):
-                spans.append(Span(document, first, last - first, (position,)))
+            start, stop = max(begin, position - SIDE_TOKENS), min(end, position + SIDE_TOKENS + 1)
+            if all(stop <= s.start or s.start + s.length <= start for s in spans):
+                spans.append(Span(document, start, stop - start, (position,)))
             if len(spans) == SEQUENCES:
                 units.append(Unit(f"prototype {number}", tuple(spans)))
                 break
-    return units, len(drawn) - len(units)
+    return units, len(numbers) - len(units)
 
 
-def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
-    """Return the places nearest to a prototype: its contexts, then the rest of its cell."""
-    places = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
+def _nearest_positions(lens: Lens, number: int, direction: Tensor) -> list[int]:
+    """Return the positions nearest to a prototype: its contexts, then the rest of its cell."""
+    contexts = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
     keys, starts = lens.cells.keys_and_starts
     bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
     first, last = np.append(starts, len(lens.cells))[bounds].tolist()
@@ -108,11 +311,10 @@ def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
     owner = np.zeros(len(records), dtype=np.int64)
     cosines = lens.cells.codes.cosines(records, direction[None], owner)
     order = np.argsort(-cosines, kind="stable")
-    places += records["position"][order].astype(np.int64).tolist()
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(contexts + records["position"][order].astype(np.int64).tolist()))
 
 
-def channels_or_heads(
+def layer_units(
     model: PreTrainedModel,
     sequences: Sequences,
     kind: Literal["channel", "head"],
@@ -120,153 +322,150 @@ def channels_or_heads(
     count: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Unit], int]:
-    """Return channels of prototype mixers, or attention heads, as :func:`prototypes`."""
-    kinds: tuple[Activation, ...] = ("write" if kind == "channel" else "heads",)
+    """Return channels of prototype mixers, or attention heads, as :func:`prototype_units`."""
+    activation: Activation = "write" if kind == "channel" else "heads"
     layers = None if layer is None else (layer,)
-    read = read_activations(model, sequences.batches(), kinds, layers)
-    best = {
-        number: read.top_sequences(kinds[0], number, kept=SEQUENCES, tokens=MARKED)
-        for _, number in read.values
+    activations = read_activations(model, sequences.batches(), (activation,), layers)
+    top = {
+        (number, unit): rows
+        for _, number in activations.values
+        for unit, rows in enumerate(
+            activations.top_sequences(activation, number, count=SEQUENCES, tokens=MARKED_TOKENS)
+        )
     }
-    every = [(number, unit) for number, one in best.items() for unit in range(len(one))]
-    drawn, units = _draw(every, count, seed), list[Unit]()
-    for number, unit in drawn:
+    chosen, units = _draw(list(top), count, seed), list[Unit]()
+    for number, unit in chosen:
         spans = tuple(
-            Span(s.document, s.start, s.length, tuple(token.position for token in s.tokens))
-            for s in best[number][unit]
+            Span(
+                s["document"], s["position"], s["length"], tuple(t["position"] for t in s["tokens"])
+            )
+            for s in top[number, unit]
         )
         if len(spans) == SEQUENCES:
             units.append(Unit(f"layer {number} · {kind} {unit}", spans))
-    return units, len(drawn) - len(units)
+    return units, len(chosen) - len(units)
 
 
-def _draw(every: list[T], count: int | None, seed: int) -> list[T]:
-    if count is None or count >= len(every):
-        return every
-    chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
-    return [every[i] for i in sorted(chosen.tolist())]
+def _draw(items: list[T], count: int | None, seed: int) -> list[T]:
+    if count is None or count >= len(items):
+        return items
+    indices = np.random.default_rng(seed).choice(len(items), count, replace=False)
+    return [items[i] for i in sorted(indices.tolist())]
 
 
 def theme_report(
-    found: tuple[Sequence[Unit], int],
+    units: Sequence[Unit],
     corpus: Corpus,
     *,
     split: Split,
     name: str,
     of: Kind,
+    left_out: int = 0,
     judge: WordJudge | EndpointJudge | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Report:
-    """Judge units, and as many of random sequences that are as long and have as many marks.
+    """Judge units, and as many units of random sequences of the same lengths and marks.
 
-    ``found`` are units of the documents of a corpus and split, and how many were left out that
-    have fewer than ten sequences. Without a judge there are words alone.
+    ``units`` are of the documents of a corpus and split, and ``left_out`` have fewer than ten
+    sequences. The default judge is :class:`WordJudge`.
 
-    Returns:
-        The table ``figures``, of :func:`theme_figures`; ``units``, with the main theme of each,
-        its figures, and how many ``documents`` its ten sequences are of: those of one are alike
-        anyway; and ``random``, of as many units of random sequences. What an endpoint gave no
-        answer for has no figures.
+    The tables are ``figures``, of :func:`theme_figures`; ``units``, with the number of
+    ``documents`` of their sequences, since those of one document are alike anyway; and ``random``.
+    Units without a valid answer of an endpoint have no figures.
     """
-    units, left_out = found
     if not units:
         raise InputError(
-            f"none of the {left_out} {of} has {SEQUENCES} sequences: read more text, or a lens "
-            "that holds more positions."
+            f"none of the {left_out} {of} has {SEQUENCES} sequences: read more text, or use a lens "
+            "with more positions."
         )
     spans = [span for unit in units for span in unit.spans]
     control = random_spans(units, corpus, split, len(spans), seed)
-    # The judge by words takes what is common by chance from further random passages.
-    chance = [] if judge is not None else random_spans(units, corpus, split, CHANCE, seed + 1)
-    text = read_spans(corpus, [*spans, *control, *chance])
+    chance = [] if judge else random_spans(units, corpus, split, RANDOM_PASSAGES, seed + 1)
+    text = mark_passages(corpus, [*spans, *control, *chance])
     passages = [text[span] for span in (*spans, *control)]
     judge = judge or WordJudge([text[span] for span in chance])
-    tens = range(0, len(passages), SEQUENCES)
-    judged = judge.judge([passages[first : first + SEQUENCES] for first in tens], progress)
-    own, random = judged[: len(units)], judged[len(units) :]
+    starts = range(0, len(passages), SEQUENCES)
+    judgements = judge.judge([passages[first : first + SEQUENCES] for first in starts], progress)
+    actual, random = judgements[: len(units)], judgements[len(units) :]
     rows = [
         {"unit": unit.name, "documents": len({span.document for span in unit.spans})}
-        | ({} if one is None else asdict(one))
-        for unit, one in zip(units, own, strict=True)
+        | ({} if judgement is None else asdict(judgement))
+        for unit, judgement in zip(units, actual, strict=True)
     ]
     facts = {"of": of, "corpus": corpus.name, "split": split, "judge": judge.source}
     columns = {"unit": "", "documents": "", **dict.fromkeys(FIGURES, ""), "theme": ""}
     tables = {
-        "figures": theme_figures(own, random),
+        "figures": theme_figures(actual, random),
         "units": Table("Units", columns, tuple(rows)),
-        "random": Table("", {}, tuple(asdict(one) for one in random if one is not None)),
+        "random": Table("", {}, tuple(asdict(j) for j in random if j is not None)),
     }
     return Report(name, facts | {"left_out_units": left_out}, tables)
 
 
-def theme_figures(own: Judged, random: Judged) -> Table:
-    """Return the three figures of units, and of as many of random sequences.
+def theme_figures(actual: Sequence[Judgement | None], random: Sequence[Judgement | None]) -> Table:
+    """Return the three figures of units, and of as many units of random sequences.
 
     Rows have the ``mean`` and the ``random_mean``; their ``difference``, with 95 % of a bootstrap
     over both; and how many units have each value from 1 to 10, ``histogram`` and
-    ``random_histogram``. What was not judged does not count.
+    ``random_histogram``. Units without a judgement do not count.
     """
     rows: list[Row] = []
     for figure in FIGURES:
-        pairs = zip(own, random, strict=True)
-        found = [[np.nan if x is None else getattr(x, figure) for x in pair] for pair in pairs]
-        values = np.array(found, dtype=np.float64)
+        pairs = zip(actual, random, strict=True)
+        values = np.array(
+            [[np.nan if j is None else getattr(j, figure) for j in pair] for pair in pairs],
+            dtype=np.float64,
+        )
         row: Row = {"figure": figure}
         for name, column in zip(("", "random_"), values.T, strict=True):
             judged = column[np.isfinite(column)]
             counts = np.bincount(judged.astype(np.int64), minlength=SEQUENCES + 1)[1:]
             row[f"{name}mean"] = float(judged.mean()) if len(judged) else None
             row[f"{name}histogram"] = counts.tolist()
-        # Random ones are as many, so that one draw of rows serves both.
+        # There are as many random units, so resampled rows serve both.
         row["difference"] = bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1))
         rows.append(row)
     columns = {"figure": "", "mean": ".1f", "random_mean": ".1f", "difference": "+.1f",
                "histogram": "", "random_histogram": ""}  # fmt: skip
-    return Table("Themes, values 1 to 10, beside ten random sequences", columns, tuple(rows))
+    title = "Themes, values 1 to 10, compared with ten random sequences"
+    return Table(title, columns, tuple(rows))
 
 
 def random_spans(
     units: Sequence[Unit], corpus: Corpus, split: Split, count: int, seed: int
 ) -> list[Span]:
-    """Return ``count`` random sequences with the lengths and numbers of marks of units', in turn.
+    """Return ``count`` random sequences with the lengths and numbers of marks of the units'.
 
     Documents are drawn by their length.
     """
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     numbers = corpus.split(split)
-    # Without the end of the text, which is not a word.
+    # Without the end-of-text token, which is not a word.
     lengths = corpus.lengths[numbers] - 1
     shapes = [(span.length, len(span.marked)) for unit in units for span in unit.spans]
     spans: list[Span] = []
     for i in range(count):
         length, marks = shapes[i % len(shapes)]
-        room = np.maximum(lengths - length + 1, 0).astype(float)
-        if not room.any():
-            room = (lengths == lengths.max()).astype(float)
-        chosen = int(draw.choice(len(numbers), p=room / room.sum()))
-        length = min(length, int(lengths[chosen]))
-        offset = int(draw.integers(lengths[chosen] - length + 1))
-        start = int(corpus.starts[numbers[chosen]]) + offset
-        marked = draw.choice(length, min(marks, length), replace=False) + start
-        spans.append(Span(int(numbers[chosen]), start, length, tuple(marked.tolist())))
+        weights = np.maximum(lengths - length + 1, 0).astype(float)
+        if not weights.any():
+            weights = (lengths == lengths.max()).astype(float)
+        index = int(generator.choice(len(numbers), p=weights / weights.sum()))
+        length = min(length, int(lengths[index]))
+        offset = int(generator.integers(lengths[index] - length + 1))
+        start = int(corpus.starts[numbers[index]]) + offset
+        marked = generator.choice(length, min(marks, length), replace=False) + start
+        spans.append(Span(int(numbers[index]), start, length, tuple(marked.tolist())))
     return spans
 
 
-def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
-    """Return the words of spans, with those marked that hold a marked token.
-
-    Each document is read and encoded once.
-    """
-    by_document: dict[int, set[Span]] = {}
+def mark_passages(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
+    """Return the words of spans, with those marked that hold a marked token."""
+    spans = list(spans)
+    passages = read_passages(corpus, (span[:3] for span in spans))
+    marked: dict[Span, Passage] = {}
     for span in spans:
-        by_document.setdefault(span.document, set()).add(span)
-    found: dict[Span, Passage] = {}
-    for number, own in sorted(by_document.items()):
-        text, places, first = corpus.text(number), corpus.spans(number), int(corpus.starts[number])
-        for span in own:
-            offset = span.start - first
-            words = worded(text, places[offset : offset + span.length])
-            marked = dict.fromkeys(words.word_of[place - span.start] for place in span.marked)
-            found[span] = Passage(words.words, tuple(marked))
-    return found
+        text = passages[span[:3]].text
+        words = dict.fromkeys(text.word_of[position - span.start] for position in span.marked)
+        marked[span] = Passage(text.words, tuple(words))
+    return marked

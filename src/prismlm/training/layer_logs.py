@@ -26,13 +26,14 @@ from prismlm.outputs import put_csv
 from prismlm.probes.channels import gate_uses
 from prismlm.probes.heads import (
     SpectraOptions,
+    head_uses,
     layer_rates,
     own_cross_terms,
-    read_states_and_heads,
+    read_states,
     spectra_report,
 )
+from prismlm.probes.heads.attention import MIN_VISIBLE
 from prismlm.probes.heads.spectra import DOCUMENTS
-from prismlm.probes.heads.use import MIN_VISIBLE
 from prismlm.probes.results import Table, figure_at
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity
@@ -222,15 +223,17 @@ def _parameters(mixer: PrototypeMixer) -> Row:
 def heads_figures(
     decoder: nn.Module, batches: Iterable[WindowBatch], length: int, norms: Sequence[float]
 ) -> list[Row]:
-    """Return the columns of each layer, from one forward pass over the text without logits.
+    """Return the columns of each layer, read on a text.
 
     :func:`layer_rates`; cross terms of the model's own rotations, with the content of this text;
     means over the heads of each group of :func:`head_uses`, whose queries see 16 tokens, or a whole
     row if that is shorter, NaN where no document is that long; the layer's gradient norm.
     """
     model, least = cast("PreTrainedModel", decoder), min(MIN_VISIBLE, length)
+    batches = list(batches)
     with parallel.whole(decoder), parallel.uncompiled(decoder):
-        states, uses = read_states_and_heads(model, batches, least_visible=least)
+        states = read_states(model, batches)
+        uses = head_uses(model, batches, least_visible=least)
     terms = own_cross_terms(states, length=length)["layers"]
     layers = layer_rates(states).rows
     return [
@@ -242,11 +245,10 @@ def heads_figures(
     ]
 
 
-def _group_means(uses: Table | None, layer: int) -> Row:
-    row: Row = {"attention_tokens": 0 if uses is None else uses["tokens"]}
+def _group_means(uses: Table, layer: int) -> Row:
+    row: Row = {"attention_tokens": uses["tokens"] if uses.rows else 0}
     for group in GROUPS:
-        heads = () if uses is None else uses.rows
-        heads = [use for use in heads if (use["layer"], use["group"]) == (layer, group)]
+        heads = [use for use in uses.rows if (use["layer"], use["group"]) == (layer, group)]
         for name in HEAD_FIGURES:
             values = [use[name] for use in heads]
             row[f"{group}_{name}"] = statistics.fmean(values) if values else math.nan

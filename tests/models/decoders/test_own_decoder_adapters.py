@@ -13,7 +13,7 @@ from peft import (
 )
 
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from prismlm.probes.heads.states import signal_noise_layers
+from prismlm.probes.heads.spectra import signal_noise_layers
 from tests.helpers.mixer_models import make_model
 
 VOCAB = 50

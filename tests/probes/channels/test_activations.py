@@ -1,4 +1,4 @@
-"""The sequences in which a channel writes most, against all of a corpus."""
+"""Top sequences against all of a corpus; gates, memory and half-lives against the double sum."""
 
 import math
 
@@ -6,15 +6,24 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.probes.channels.activations import Activations, read_activations
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
+from prismlm.models.decoders.mixers import half_life, half_lives
+from prismlm.ops.prototype_mixer import naive
+from prismlm.probes.channels.activations import (
+    Activations,
+    LayerCurves,
+    discounted_mass,
+    read_activations,
+    read_channels,
+    read_text,
+)
+from tests.helpers.mixer_models import CHANNELS, LAYERS, VOCABULARY, make_llama, make_model, tokens
 
 
 def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
     read = read_activations(model, sequences.batches(), ("write",))
     assert list(read.values) == [("write", layer) for layer in range(LAYERS)]
     for layer in range(LAYERS):
-        found = read.top_sequences("write", layer, kept=5, tokens=3)
+        found = read.top_sequences("write", layer, count=5, tokens=3)
         for channel in range(CHANNELS):
             totals = {}
             for start, document, ids, routing in alone:
@@ -24,34 +33,34 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
             floor = sorted((value[0] for value in totals.values()), reverse=True)[4]
             kept = found[channel]
             assert len(kept) == 5
-            assert [s.total for s in kept] == sorted((s.total for s in kept), reverse=True)
+            assert [s["total"] for s in kept] == sorted((s["total"] for s in kept), reverse=True)
             for sequence in kept:
-                total, length, document, ids, gate = totals[sequence.start]
+                total, length, document, ids, gate = totals[sequence["position"]]
                 assert total >= floor - 1e-4
-                assert sequence.total == pytest.approx(total, rel=1e-4)
-                assert (sequence.length, sequence.document) == (length, document)
+                assert sequence["total"] == pytest.approx(total, rel=1e-4)
+                assert (sequence["length"], sequence["document"]) == (length, document)
                 best = gate.sort(descending=True).values[:3].tolist()
-                assert [t.gate for t in sequence.tokens] == pytest.approx(best, rel=1e-3)
-                for token in sequence.tokens:
-                    place = token.position - sequence.start
-                    assert token.token_id == ids[place]
-                    assert token.gate == pytest.approx(gate[place].item(), rel=1e-3)
+                assert [t["gate"] for t in sequence["tokens"]] == pytest.approx(best, rel=1e-3)
+                for token in sequence["tokens"]:
+                    place = token["position"] - sequence["position"]
+                    assert token["token_id"] == ids[place]
+                    assert token["gate"] == pytest.approx(gate[place].item(), rel=1e-3)
 
 
 def test_sequences_by_hand():
     write = torch.tensor([0.1, 0.4, 0.1, 0.4, 0.2, 0.2, 0.1])[:, None]
     columns = (torch.tensor([20, 24]), torch.tensor([4, 3]), torch.tensor([7, 8]))
     read = Activations(torch.arange(7), *columns, {("write", 0): write})
-    ((first, second),) = read.top_sequences("write", 0, kept=3, tokens=5)
-    assert (first.start, first.length, first.document) == (20, 4, 7)
-    assert first.total == pytest.approx(1.0)
+    ((first, second),) = read.top_sequences("write", 0, count=3, tokens=3)
+    assert (first["position"], first["length"], first["document"]) == (20, 4, 7)
+    assert first["total"] == pytest.approx(1.0)
     # The earlier of two equal gates comes first.
-    assert [t.position for t in first.tokens] == [21, 23, 20, 22]
-    assert [t.token_id for t in first.tokens] == [1, 3, 0, 2]
-    assert second.total == pytest.approx(0.5)
-    assert [t.position for t in second.tokens] == [24, 25, 26]
-    with pytest.raises(InputError, match="the number of sequences kept is 0"):
-        read.top_sequences("write", 0, kept=0)
+    assert [t["position"] for t in first["tokens"]] == [21, 23, 20]
+    assert [t["token_id"] for t in first["tokens"]] == [1, 3, 0]
+    assert second["total"] == pytest.approx(0.5)
+    assert [t["position"] for t in second["tokens"]] == [24, 25, 26]
+    with pytest.raises(InputError, match="the number of sequences is 0"):
+        read.top_sequences("write", 0, count=0)
 
 
 def test_gates_that_are_not_finite_are_refused(corpus, sequences):
@@ -62,9 +71,97 @@ def test_gates_that_are_not_finite_are_refused(corpus, sequences):
         read_activations(model, sequences.batches(), ("write",))
 
 
-def test_a_layer_that_is_named_twice_is_read_once(model, sequences):
-    once = read_activations(model, sequences.batches(), ("write",), iter((2,)))
-    twice = read_activations(model, sequences.batches(), ("write",), (2, 2))
-    assert list(twice.values) == [("write", 2)]
-    assert torch.equal(twice.values["write", 2], once.values["write", 2])
-    assert len(once.values["write", 2]) == len(once.tokens)
+@pytest.fixture(scope="module")
+def random_model():
+    return make_model()
+
+
+def test_half_life_by_hand():
+    # 0.5 halves at each step, 0.25 twice at each, √½ at every second.
+    decay = torch.tensor([0.5, 0.25, math.sqrt(0.5)], dtype=torch.float64)
+    torch.testing.assert_close(half_life(decay), torch.tensor([1.0, 0.5, 2.0]).double())
+    assert half_life(torch.tensor(0.95)).item() == pytest.approx(13.513, abs=1e-3)
+    for wrong in (0.0, 1.0, 1.5, math.nan):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            half_life(torch.tensor([0.5, wrong]))
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_memory_and_read_gate_give_what_the_mixer_reads(random_model, layer):
+    ids = tokens(18)
+    (curves,) = read_channels(random_model, ids, [layer])
+    assert curves.layer == layer
+    evidence = random_model(ids[None], output_gates=True).gates[layer]
+    torch.testing.assert_close(curves.write, evidence.write[0])
+    torch.testing.assert_close(curves.read, evidence.read[0])
+    decay = random_model.model.layers[layer].mixer.decay
+    # Values that are the identity: the mean is then a weight for each position.
+    expected, _ = naive.prefix_mean(evidence.write, evidence.read, torch.eye(18)[None], decay)
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(memory[1:].sum(1), torch.ones(17, CHANNELS).double())
+
+
+def test_mass_and_memory_by_hand_where_each_token_has_a_decay():
+    write = torch.tensor([[0.5], [1.0], [0.25]])
+    decay = torch.tensor([[0.5], [0.125], [0.9]])
+    mass = discounted_mass(write, decay)
+    # ½·0.5 = ¼, then ⅛·(¼ + 1) = 0.15625; the last decay acts behind the text.
+    torch.testing.assert_close(mass, torch.tensor([[0.0], [0.25], [0.15625]]).double())
+    memory = LayerCurves(0, write, write, mass, decay).memory(0)
+    expected = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0.2, 0.8, 0]]).double()
+    torch.testing.assert_close(memory, expected)
+    # ½·⅛·½ = 2^−5 in three positions.
+    lives = LayerCurves(0, write, write, mass, torch.tensor([[0.5], [0.125], [0.5]])).half_life
+    assert lives.item() == pytest.approx(3 / 5)
+
+
+def test_with_decays_by_token_memory_is_what_the_mixer_reads():
+    by_token = make_model(decay_mode="token")
+    for block in by_token.model.layers:
+        torch.nn.init.normal_(block.mixer.decay_map)
+    curves = read_channels(by_token, tokens(18))[1]
+    assert curves.decay.shape == (18, CHANNELS)
+    assert curves.decay.std(0).min() > 0.01
+    evidence = (curves.write[None], curves.read[None])
+    expected, _ = naive.prefix_mean(*evidence, torch.eye(18)[None], curves.decay[None])
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    alone = read_channels(by_token, tokens(18)[:7])[1].decay
+    torch.testing.assert_close(alone, curves.decay[:7])
+    with pytest.raises(InputError, match=r"depend on the token .* read_channels"):
+        half_lives(by_token)
+    assert not any(b.mixer._forward_pre_hooks for b in by_token.model.layers)
+
+
+def test_a_channel_whose_mass_underflowed_reads_as_empty():
+    write = torch.zeros(60, 1)
+    write[0] = 1
+    decay = torch.tensor([1e-2])
+    memory = LayerCurves(0, write, write, discounted_mass(write, decay), decay).memory(0)
+    # 0.01^i is below 1e-30 from i = 16 on.
+    torch.testing.assert_close(memory[1:15, 0], torch.ones(14).double())
+    assert (memory[16:] == 0).all()
+
+
+def test_what_cannot_be_read_is_refused(random_model):
+    with pytest.raises(InputError, match="no layer 3"):
+        read_channels(random_model, tokens(4), [LAYERS])
+    with pytest.raises(InputError, match=r"expected \[T\]"):
+        read_channels(random_model, tokens(1, 4))
+    with pytest.raises(InputError, match="no channel 6 in layer 2"):
+        read_channels(random_model, tokens(4))[2].memory(CHANNELS)
+    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+        read_channels(make_llama(VOCABULARY), tokens(4))
+
+
+def test_a_text_is_read_with_its_tokens(corpus, random_model):
+    text = "Old maps forgets letters in a box."
+    found = read_text(random_model, corpus.tokenizer, text, [1])
+    assert "".join(found.text.words) == text
+    assert list(found.token_ids) == corpus.tokenizer(text)["input_ids"]
+    assert found.curves[0].write.shape == (len(found.text.tokens), CHANNELS)
+    with pytest.raises(InputError, match="the text is empty"):
+        read_text(random_model, corpus.tokenizer, "")

@@ -69,7 +69,7 @@ def read_of(*rows):
 def test_a_word_of_several_tokens_counts_at_the_last(corpus, model, sequences, words):
     word, read = words[1][0], read_activations(model, sequences.batches(), ("write",))
     forms = word_forms(corpus.tokenizer, [word])
-    found = word_ends(forms, continuing(corpus.tokenizer), read)[word].tolist()
+    found = word_ends(corpus.tokenizer, forms, read)[word].tolist()
     expected, first = [], 0
     for length in read.lengths.tolist():
         texts = [corpus.tokenizer.decode([i]) for i in read.tokens[first : first + length].tolist()]
@@ -88,7 +88,7 @@ def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
     tokenizer = metaspace([text], legacy=legacy)
     ids = tokenizer(text)["input_ids"]
     forms, goes_on = word_forms(tokenizer, ["girl"]), continuing(tokenizer)
-    ends = word_ends(forms, goes_on, read_of(ids))["girl"].tolist()
+    ends = word_ends(tokenizer, forms, read_of(ids))["girl"].tolist()
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert ends == [
         i for i, token in enumerate(tokens) if token == "▁girl" and tokens[i + 1 : i + 2] != ["s"]
@@ -116,14 +116,16 @@ def test_a_word_ends_where_no_letter_follows():
     assert whole_words(letters).tolist() == [True, False, True, False, False, False]
     # After the end of a sequence another begins, whatever token that is.
     read = read_of([0, 1, 0, 4, 2], [0, 5, 2], [1, 0])
-    assert word_ends(forms, goes_on, read)["girl"].tolist() == [2, 4, 5, 7, 9]
-    with pytest.raises(InputError, match="'boy' is no word"):
+    assert word_ends(letters, forms, read)["girl"].tolist() == [2, 4, 5, 7, 9]
+    with pytest.raises(InputError, match="'boy' is not a word"):
         word_forms(letters, ["boy"])
 
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     word, other = words[0][0], words[0][1]
-    found = find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=99, least=5)
+    found = find_channels(
+        planted, corpus.tokenizer, [word], sequences, shuffles=99, min_occurrences=5
+    )
     best = found.rows[0]
     assert (best["layer"], best["channel"]) == PLACE
     token = corpus.tokenizer(f" {word}")["input_ids"][0]
@@ -146,10 +148,12 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     # A gate that never varies does not stand out at any word.
     assert found["difference"][1] == [0] * CHANNELS
     # A word that no channel was made for does not stand out among words.
-    weak = find_channels(planted, corpus.tokenizer, [other], sequences, shuffles=99, least=5)
+    weak = find_channels(
+        planted, corpus.tokenizer, [other], sequences, shuffles=99, min_occurrences=5
+    )
     assert weak["p"] > 0.01
     with pytest.raises(InputError, match=r"occur \d+ times in .* expected at least 100000"):
-        find_channels(planted, corpus.tokenizer, [word], sequences, least=100000)
+        find_channels(planted, corpus.tokenizer, [word], sequences, min_occurrences=100000)
     with pytest.raises(InputError, match="the number of shuffles is 0"):
         find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=0)
     read = read_activations(planted, sequences.batches(), ("write",))

@@ -1,4 +1,4 @@
-"""Tables of interventions against one forward pass for each cell, and exact tests over cases."""
+"""Cases as tokens; effects against one forward pass for each cell; exact tests over cases."""
 
 import dataclasses
 import itertools
@@ -11,19 +11,99 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
-from prismlm.probes.channels import effects, effects_on
-from prismlm.probes.channels.case_files import Case, Probe
-from prismlm.probes.channels.concepts import concept_in_model
+from prismlm.probes.channels import effects
 from prismlm.probes.channels.effects import (
     INTERVENTIONS,
+    Case,
+    Probe,
     TableOptions,
+    case_sets,
     draw_controls,
+    effects_on,
+    load_cases,
+    probe_of,
     rank_sum_p,
     target_probabilities,
 )
 from tests.helpers.mixer_models import CHANNELS, make_model, tokens
 
+
+def test_the_bundled_sets():
+    assert case_sets() == ("covid", "men", "mental_health", "new_zealand", "women")
+    contexts = []
+    for name in case_sets():
+        cases = load_cases(name)
+        assert 12 <= len(cases) <= 20
+        assert len({case.concept for case in cases}) == 1
+        for case in cases:
+            # The loader joins by one space, and Table 6's contexts end before the target.
+            assert case.context == case.context.strip()
+            assert case.target.isalpha()
+        contexts += [case.context for case in cases]
+    assert len(set(contexts)) == len(contexts)
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "own.jsonl"
+    row = {"concept": "river", "context": "The river carries", "target": "stones"}
+    path.write_text(json.dumps(row) + "\n\n" + json.dumps(row | {"context": "Old"}) + "\n")
+    assert load_cases(path) == (
+        Case("river", "The river carries", "stones"),
+        Case("river", "Old", "stones"),
+    )
+    # JSON may have it inside a text as it is.
+    apart = row | {"context": "The river\u2028carries"}
+    path.write_text(json.dumps(apart, ensure_ascii=False), encoding="utf-8")
+    assert load_cases(path) == (Case(**apart),)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            '{"concept": "a", "context": "b"}',
+            "line 2: expected a JSON object with the keys concept",
+        ),
+        ('{"concept": "a", "context": " ", "target": "c"}', "line 2: 'context' is ' '"),
+        ('{"concept": "a", "context": "\\ud800", "target": "c"}', "'context' holds half of a"),
+        ("[1]", "found a list"),
+        ("concept", "line 2: not a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named(tmp_path, line, message):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"concept": "a", "context": "b", "target": "c"}\n' + f"{line}\n")
+    with pytest.raises(InputError, match=message):
+        load_cases(path)
+    with pytest.raises(InputError, match=r"bundled sets covid, men.*Did you mean 'women'"):
+        load_cases("woman")
+
+
+def test_targets_in_tokens(tokenizer):
+    whole = tokenizer("The river carries stones", add_special_tokens=False)["input_ids"]
+    pieces = tokenizer.tokenize(" stones")
+    context = "The river carries "
+    if len(pieces) == 1:
+        found = probe_of(tokenizer, Case("c", context, " stones"))
+        assert (*found.ids, found.target_id) == tuple(whole)
+        assert found.context == "The river carries"
+    case = Case("c", context, "zebras")
+    pieces = [tokenizer.decode([i]) for i in tokenizer(" zebras")["input_ids"]]
+    assert len(pieces) > 1
+    with pytest.raises(InputError, match=f"is {len(pieces)} tokens, ' '?") as error:
+        probe_of(tokenizer, case)
+    assert ", ".join(map(repr, pieces)) in str(error.value)
+    assert "'The river carries'" in str(error.value)
+    first = probe_of(tokenizer, case, first_token=True)
+    assert first.target_id == tokenizer(" zebras")["input_ids"][0]
+    shown = pieces[0].strip() or "␣"
+    assert (first.target, first.first) == ("zebras", shown)
+    assert first.label == f"{shown}… of zebras"
+
+
 LENGTHS = (7, 3, 12, 5, 12, 1, 9, 4)
+
+
 PLACE = (1, 2)
 
 
@@ -36,7 +116,7 @@ def probes():
 
 
 @pytest.fixture(scope="module")
-def model():
+def sharp_model():
     # Sharp gates: one channel is not like the other.
     # In float64: float32 sums differ from processor to processor, and deviations with them.
     model = make_model().double()
@@ -46,11 +126,11 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def table(model):
+def table(sharp_model):
     # Two of the cases are left out.
-    least = target_probabilities(model, probes()).sort().values[2].item()
+    least = target_probabilities(sharp_model, probes()).sort().values[2].item()
     options = TableOptions(controls=3, minimum_probability=least, seed=7)
-    return effects_on(model, probes(), [PLACE], options)
+    return effects_on(sharp_model, probes(), [PLACE], options)
 
 
 def alone(model, probe):
@@ -59,21 +139,23 @@ def alone(model, probe):
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 24, 4096])
-def test_probabilities_are_those_of_each_context_alone(model, tokens_per_batch, monkeypatch):
-    monkeypatch.setattr(effects, "TOKENS_PER_BATCH", tokens_per_batch)
-    found = target_probabilities(model, probes())
-    expected = [alone(model, probe) for probe in probes()]
+def test_probabilities_are_those_of_each_context_alone(sharp_model, tokens_per_batch, monkeypatch):
+    monkeypatch.setattr(effects, "BATCH_TOKENS", tokens_per_batch)
+    found = target_probabilities(sharp_model, probes())
+    expected = [alone(sharp_model, probe) for probe in probes()]
     assert found.tolist() == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(InputError, match="training mode"):
-        target_probabilities(make_model().train(), probes())
+    sharp_model.train()
+    assert torch.equal(target_probabilities(sharp_model, probes()), found)
+    assert sharp_model.training
+    sharp_model.eval()
 
 
-def test_every_cell_is_one_forward_pass(model, table):
+def test_every_cell_is_one_forward_pass(sharp_model, table):
     assert (len(table.probes), table.left_out) == (len(LENGTHS) - 2, 2)
     assert len(table.controls[PLACE]) == 3
     rows = table.rows()
     assert len(rows) == len(table.probes) * 4 * len(INTERVENTIONS)
-    by_context = {probe.context: (probe, alone(model, probe)) for probe in probes()}
+    by_context = {probe.context: (probe, alone(sharp_model, probe)) for probe in probes()}
     for row in rows:
         probe, base = by_context[row["context"]]
         place = (row["layer"], row["channel"])
@@ -85,8 +167,8 @@ def test_every_cell_is_one_forward_pass(model, table):
             made = [kind(*place, renormalise="renormalised" in row["intervention"])]
         after = []
         for intervention in made:
-            with intervene(model, intervention):
-                after.append(alone(model, probe))
+            with intervene(sharp_model, intervention):
+                after.append(alone(sharp_model, probe))
         mean = statistics.mean(after)
         assert row["baseline"] == pytest.approx(base, rel=1e-4)
         assert row["probability"] == pytest.approx(mean, rel=1e-4)
@@ -98,11 +180,7 @@ def test_summaries_by_hand(table):
     # Two cases, one channel, two controls, all figures made up.
     measured = {
         (place, "mask_write"): torch.tensor(values, dtype=torch.float64)
-        for place, values in {
-            (1, 2): [0.1, 0.6],
-            (1, 0): [0.19, 0.4],
-            (1, 1): [0.22, 0.25],
-        }.items()
+        for place, values in {(1, 2): [0.1, 0.6], (1, 0): [0.19, 0.4], (1, 1): [0.22, 0.25]}.items()
     }
     small = dataclasses.replace(
         table,
@@ -140,39 +218,24 @@ def test_forms(table, tmp_path):
     assert rows[-1]["probability"] == table.rows()[-1]["probability"]
 
 
-def test_controls_are_drawn_by_seed_and_place(model):
-    drawn = draw_controls(model, PLACE, TableOptions(4, seed=3))
-    assert drawn == draw_controls(model, PLACE, TableOptions(4, seed=3))
+def test_controls_are_drawn_by_seed_and_place(sharp_model):
+    drawn = draw_controls(sharp_model, PLACE, TableOptions(4, seed=3))
+    assert drawn == draw_controls(sharp_model, PLACE, TableOptions(4, seed=3))
     assert all(layer == 1 and channel != 2 for layer, channel in drawn)
     assert len(set(drawn)) == 4
     seeds = [TableOptions(3, seed=seed) for seed in range(20)]
-    anywhere = {c for by in seeds for c in draw_controls(model, PLACE, by, [(1, 0)])}
+    anywhere = {c for by in seeds for c in draw_controls(sharp_model, PLACE, by, [(1, 0)])}
     assert anywhere == {(1, channel) for channel in (1, 3, 4, 5)}
     assert CHANNELS == 6
     with pytest.raises(InputError, match=r"6 control channels.*1 to 5"):
-        draw_controls(model, PLACE, TableOptions(6))
+        draw_controls(sharp_model, PLACE, TableOptions(6))
     with pytest.raises(InputError, match="no channel 6 in layer 1"):
-        draw_controls(model, (1, 6), TableOptions(1))
+        draw_controls(sharp_model, (1, 6), TableOptions(1))
 
 
-def test_cases_become_tokens(corpus):
-    model = make_model(len(corpus.tokenizer))
-    context = "Old maps forgets letters"
-    ids = corpus.tokenizer(context + " in")["input_ids"]
-    assert len(ids) == len(corpus.tokenizer(context)["input_ids"]) + 1
-    cases = [Case("c", context, "in")]
-    options = TableOptions(controls=1, minimum_probability=1e-9)
-    found = concept_in_model(
-        model, corpus.tokenizer, cases, channels=[(2, 0)], options=options
-    ).table
-    assert (*found.probes[0].ids, found.probes[0].target_id) == tuple(ids)
-    with pytest.raises(InputError, match="tokens"):
-        concept_in_model(model, corpus.tokenizer, [Case("c", context, "zzz")], channels=[(2, 0)])
-
-
-def test_what_cannot_be_measured_is_refused(model):
+def test_what_cannot_be_measured_is_refused(sharp_model):
     with pytest.raises(InputError, match=r"none of 8 cases.*the highest is"):
-        effects_on(model, probes(), [PLACE], TableOptions(minimum_probability=0.9))
+        effects_on(sharp_model, probes(), [PLACE], TableOptions(minimum_probability=0.9))
     for settings, message in (
         ({"minimum_probability": 1.0}, "between 0 and 1"),
         ({"seed": -1}, "the seed is -1"),

@@ -1,4 +1,4 @@
-"""The report is what the functions behind it say, and says why where there is nothing to say."""
+"""Figures of channels by hand and over a corpus; the report is what the functions behind it say."""
 
 import json
 import math
@@ -10,83 +10,254 @@ import torch
 from prismlm.corpus import build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.files import finite
 from prismlm.models.decoders.mixers import half_lives
-from prismlm.probes.channels import read_channels
-from prismlm.probes.channels.activations import read_activations
-from prismlm.probes.channels.metrics import (
+from prismlm.probes.channels.activations import read_activations, value_norms
+from prismlm.probes.channels.report import (
+    channel_report,
+    entropy,
+    equal_bins,
+    gate_use,
+    gate_uses,
+    gini,
+    information,
     lag_correlation,
+    locality_table,
     measure_layers,
     quartiles,
-    repetition,
+    sparsity_ratio,
 )
-from prismlm.probes.channels.report import ReportOptions, channel_report
-from prismlm.statistics import spearman
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
+HAND = torch.tensor([[1.0, 2.0, 3.0, 2.0], [0.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
+
+
+def test_figures_by_hand():
+    # max 3 over mean 2; 4 over 1; 1 over 1.
+    assert sparsity_ratio(HAND).tolist() == [1.5, 4.0, 1.0]
+    # Ascending 1 2 2 3 with weights 4 3 2 1: 17, so (5 − 34/8) / 4; alone: (5 − 2) / 4.
+    assert gini(HAND).tolist() == [0.1875, 0.75, 0.0]
+    # Shares ⅛ ¼ ⅜ ¼: ⅛·3 ln 2 + 2·¼·2 ln 2 + ⅜ (3 ln 2 − ln 3).
+    first = (3 / 8 + 1 + 9 / 8) * math.log(2) - 3 / 8 * math.log(3)
+    torch.testing.assert_close(
+        entropy(HAND), torch.tensor([first, 0.0, math.log(4)], dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("metric", [sparsity_ratio, gini, entropy])
+def test_positions_without_a_distribution_are_refused(metric):
+    with pytest.raises(InputError, match="all activations of a position are 0"):
+        metric(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    with pytest.raises(InputError, match="not finite"):
+        metric(torch.tensor([[math.nan, 1.0]]))
+
+
+def test_equal_bins_by_hand():
+    values = np.array([4.0, 1.0, 3.0, 2.0])
+    assert equal_bins(values, 2).tolist() == [1, 0, 1, 0]
+    assert equal_bins(values, 4).tolist() == [3, 0, 2, 1]
+    # The edge belongs to the bin below it, and so do all that equal it.
+    assert equal_bins(np.array([0.0, 0.0, 0.0, 1.0]), 2).tolist() == [0, 0, 0, 1]
+
+
+def test_information_by_hand():
+    # Channel 0 says which token it is, channel 1 nothing, channel 2 something.
+    tokens = torch.tensor([0, 0, 7, 7])
+    values = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.9, 0.9, 0.9]])
+    found, corrected = information(tokens, values, bins=2)
+    # ln 2 + H(¾, ¼) − H(½, ¼, ¼).
+    ln2, ln3 = math.log(2), math.log(3)
+    expected = [ln2, 0, ln2 + (2 * ln2 - 0.75 * ln3) - 1.5 * ln2]
+    assert found == pytest.approx(expected)
+    # Pairs seen: 2, 4 and 3; tokens and bins 2 each; n = 4.
+    assert corrected - found == pytest.approx([1 / 8, -1 / 8, 0.0])
+
+
+# Two tokens that each use one channel alone and together use both; a third that is undecided.
+GATE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
+
+
+UNEVEN = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.4, 0.4, 0.1, 0.1]])
+
+
+def close(use, *expected):
+    assert list(use.values()) == pytest.approx(list(expected), abs=1e-7)
+
+
+def test_gate_use_by_hand():
+    # G is 1/2, 1/2 and 0 of the tokens, and 0 of their mean (½, ½); the largest are 1, 1 and ½.
+    close(gate_use(GATE), 1 / 3, 0.0, 5 / 6, 0.5)
+    # Ascending 1 1 1 7 by weights 4 3 2 1: 16 tenths, (5 − 3.2) / 4 = 0.45; 1 1 4 4: 19 tenths,
+    # (5 − 3.8) / 4 = 0.3; their mean .1 .1 .25 .55: .4 + .3 + .5 + .55 = 1.75, (5 − 3.5) / 4.
+    close(gate_use(UNEVEN), (0.45 + 0.3) / 2, 0.375, 0.55, 0.55)
+    assert gate_use(UNEVEN[:1]) == gate_use(UNEVEN[:1][:, [3, 1, 0, 2]])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_uses_of_gates_agree_with_the_metrics_of_layers(corpus, sequences, groups):
+    model, size = make_model(len(corpus.tokenizer), num_groups=groups), CHANNELS // groups
+    found = gate_uses(model, sequences.batches())
+    assert found[0]["read"] == found[0]["write"], "shared gates"
+    assert found[1]["read"] != found[1]["write"]
+    for kind in ("write", "read"):
+        for layer, metrics in zip(found, measure_layers(model, sequences, kind), strict=True):
+            use = layer[kind]
+            assert layer["tokens"] == metrics["positions"]
+            assert metrics["width"] == size
+            assert use["gini"] == pytest.approx(metrics["gini"], rel=1e-6)
+            assert 1 / size <= use["top_channel_share"] <= use["top_share"] <= 1
+            assert use["use_gini"] <= use["gini"]
+            assert use["top_share"] == pytest.approx(metrics["sparsity_ratio"] / size, rel=1e-5)
+
+
+VOCABULARY = 50
+
+
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
+    found = measure_layers(model, sequences, kind)
+    assert [m["layer"] for m in found] == list(range(LAYERS))
+    for layer, metrics in enumerate(found):
+        gates = torch.cat([getattr(routing[layer], kind)[0] for *_, routing in alone])
+        assert metrics["positions"] == len(gates)
+        assert metrics["sparsity_ratio"] == pytest.approx(sparsity_ratio(gates).mean().item(), 1e-4)
+        assert metrics["gini"] == pytest.approx(gini(gates).mean().item(), 1e-4)
+        assert metrics["entropy"] == pytest.approx(entropy(gates).mean().item(), 1e-4)
+        ids = torch.cat([row for _, _, row, _ in alone])
+        expected = information(ids, gates)[0].mean()
+        assert metrics["mutual_information"] == pytest.approx(expected, rel=0.02)
+        assert 0 < metrics["mutual_information"] <= math.log(8) + 1e-9
+    # What layer 0 writes follows from the token alone.
+    assert found[0]["mutual_information"] > found[2]["mutual_information"]
+    assert found[2]["mutual_information_corrected"] < found[2]["mutual_information"]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_value_norms_are_those_of_the_value_heads(kv_heads):
+    llama = make_llama(VOCABULARY, kv_heads)
+    ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = value_norms(llama, ids)
+    assert [norms.shape for norms in found] == [(2, 9, kv_heads)] * 2
+    states = llama(ids, output_hidden_states=True).hidden_states
+    for layer, norms in zip(llama.model.layers, found, strict=True):
+        values = layer.self_attn.v_proj(layer.input_layernorm(states[layer.self_attn.layer_idx]))
+        heads = values.reshape(2, 9, kv_heads, 6)
+        torch.testing.assert_close(norms, heads.square().sum(-1).sqrt())
+        assert not layer.self_attn.v_proj._forward_hooks
+
+
+def test_what_cannot_be_measured_is_refused(corpus, model, sequences):
+    llama = make_llama(len(corpus.tokenizer))
+    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+        measure_layers(llama, sequences, "write")
+    with pytest.raises(InputError, match="no value projections"):
+        measure_layers(model, sequences, "values")
+    with pytest.raises(InputError, match="Did you mean 'values'"):
+        measure_layers(model, sequences, "value")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="no layer 9"):
+        read_activations(model, sequences.batches(), ("write",), layers=[9])
+
+
+def test_cross_correlation_by_hand():
+    # Minus their means: read 1 −1 0 0, write 0 1 −1 0.
+    write, read = torch.tensor([[2.0], [3], [1], [2]]), torch.tensor([[3.0], [1], [2], [2]])
+    found = lag_correlation(write, read, [4], max_lag=2, shuffles=2)
+    assert found.lags.tolist() == [-2, -1, 0, 1, 2]
+    # ℓ = 1: r_0 w_1 + r_1 w_2 = 2, ℓ = 0: r_1 w_1 = −1, ℓ = 2: r_0 w_2 = −1; both energies are 2.
+    torch.testing.assert_close(
+        found.correlation, torch.tensor([[0.0, 0.0, -0.5, 1.0, -0.5]], dtype=torch.float64)
+    )
+    assert found.peak.tolist() == [1]
+
+
+def random_gates(count, length, channels, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(length + 3 * i, channels, generator=generator) for i in range(count)]
+
+
+def test_a_read_before_each_write_peaks_at_one_and_unrelated_gates_do_not():
+    writes, noise, reads = random_gates(6, 40, 3), random_gates(6, 40, 3, seed=9), []
+    for write, other in zip(writes, noise, strict=True):
+        read = torch.cat([write[1:], write[:1]]) + 0.1 * other
+        read[:, 2] = other[:, 2]
+        write[:, 1] = torch.roll(read[:, 1], -2)
+        reads.append(read)
+    found = lag_correlation(torch.cat(writes), torch.cat(reads), list(map(len, writes)), seed=1)
+    # Channel 1 is written two positions before it is read.
+    assert found.peak.tolist()[:2] == [1, -2]
+    assert found.p.tolist()[:2] == [0.01, 0.01]
+    assert found.correlation[:2].amax(1).min() > 0.9
+    assert found.p[2] > 0.01
+    assert found.null_mean.abs().max() < 0.05
+    # Of n independent pairs the standard deviation is about 1/√n, here n = 285.
+    assert found.null_deviation.mean().item() == pytest.approx(285**-0.5, rel=0.15)
+
+
+def channels_of(lives, repetitions):
+    pairs = zip(lives, repetitions, strict=True)
+    return [{"half_life": life, "repetition": repetition} for life, repetition in pairs]
+
+
+def test_what_has_no_ranks_says_why():
+    alike = locality_table(channels_of([13.5] * 3, [0.1, 0.2, 0.3]))
+    assert "rho" not in alike.facts
+    assert "half-life of all 3 channels is equal" in alike["no_rho"]
+    assert "decay alike" in alike["no_quartiles"]
+    few = locality_table(channels_of([1.0, 2.0], [0.1, 0.2]))
+    assert "rho" not in few.facts
+    assert "3 pairs" in few["no_rho"]
+
+
+def test_quartiles_by_hand():
+    lives = np.array([8.0, 1, 2, 3, 4, 5, 6, 7])
+    scores = np.array([0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1])
+    found = quartiles(lives, scores)
+    assert found["bounds"] == [2.75, 4.5, 6.25]
+    assert found["counts"] == [2, 2, 2, 2]
+    assert found["means"] == pytest.approx([0.8, 0.55, 0.45, 0.2])
+    # Both groups lie 0.1 around their means: Σ squares 0.04 over 2 degrees of freedom.
+    assert found["cohens_d"] == pytest.approx(0.6 / math.sqrt(0.02), rel=1e-5)
+
+
+def test_quartiles_of_channels_that_decay_alike_are_refused():
+    with pytest.raises(InputError, match="decay alike"):
+        quartiles(np.full(8, 13.5), np.arange(8.0))
+    # The mean of three tenths is not .1 in float64.
+    scores = np.array([0.1] * 3 + [0.2] * 6 + [0.0] * 3)
+    with pytest.raises(InputError, match="d is undefined"):
+        quartiles(np.arange(12.0), scores)
+
+
 TEXT = "Old maps — 日本, the river."
-OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)
-
-
-@pytest.fixture(scope="module")
-def sequences(corpus):
-    return Sequences(corpus, "all", 16)
 
 
 @pytest.fixture(scope="module")
 def report(corpus, model, sequences):
-    return channel_report(
-        model, corpus.tokenizer, sequences, text=TEXT, name="tiny", options=OPTIONS
-    )
+    return channel_report(model, corpus.tokenizer, sequences, text=TEXT, name="tiny")
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_groups": 2}, {"decay_mode": "token"}])
+@pytest.mark.parametrize("settings", [{}, {"decay_mode": "token"}])
 def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     model = make_model(len(corpus.tokenizer), **settings)
-    groups = settings.get("num_groups", 1)
     lives_of = [[None] * CHANNELS] * LAYERS
-    if "decay_mode" not in settings:
+    if not settings:
         lives_of = [lives.tolist() for lives in half_lives(model)]
-    report = channel_report(model, corpus.tokenizer, sequences, options=OPTIONS)
+    report = channel_report(model, corpus.tokenizer, sequences)
     assert report.of == "channels"
-    assert [layer.layer for layer in report.layers] == list(range(LAYERS))
+    assert bool(report.locality.rows) == (not settings)
     for kind in ("write", "read"):
         expected = measure_layers(model, sequences, kind)
         assert tuple(layer.metrics[kind] for layer in report.layers) == expected
-    metrics = report.layers[1].metrics["write"]
-    assert metrics["width"] == CHANNELS // groups
-    share = metrics["entropy"] / math.log(CHANNELS // groups)
-    assert metrics["entropy_share"] == pytest.approx(share)
     read = read_activations(model, sequences.batches(), ("write", "read"))
     for layer, lives in zip(report.layers, lives_of, strict=True):
         assert [c["half_life"] for c in layer.channels] == lives
-        ranked = read.top_sequences("write", layer.layer, kept=4, tokens=7)
+        ranked = read.top_sequences("write", layer.layer)
         for channel, best in zip(layer.channels, ranked, strict=True):
-            for row, sequence in zip(channel["sequences"], best, strict=True):
-                assert row["position"] == sequence.start
-                assert row["total"] == sequence.total
-                assert [t["gate"] for t in row["tokens"]] == [t.gate for t in sequence.tokens]
-            ids = [token.token_id for sequence in best for token in sequence.tokens]
-            assert channel["repetition"] == repetition(ids)
-        gates = (read.values[kind, layer.layer] for kind in ("write", "read"))
-        lags = lag_correlation(*gates, read.lengths.tolist(), max_lag=2, shuffles=9)
-        assert layer.lags is not None
-        for name, column in vars(layer.lags).items():
-            torch.testing.assert_close(column, getattr(lags, name))
+            assert [row["total"] for row in channel["sequences"]] == [s["total"] for s in best]
+            ids = [token["token_id"] for sequence in best for token in sequence["tokens"]]
+            assert channel["repetition"] == 1 - len(set(ids)) / len(ids)
         if layer.shared_gates:
             assert layer.lags.peak.tolist() == [0] * CHANNELS
     assert [layer.shared_gates for layer in report.layers] == [True, False, False]
-
-
-def test_locality_is_over_all_channels(report):
-    channels = [channel for layer in report.layers for channel in layer.channels]
-    lives = np.array([c["half_life"] for c in channels])
-    scores = np.array([c["repetition"] for c in channels])
-    expected, groups = spearman(lives, scores), quartiles(lives, scores)
-    facts = (LAYERS * CHANNELS, expected.rho, expected.p, groups["cohens_d"])
-    assert tuple(report.locality.facts.values()) == facts
-    assert [row["repetition"] for row in report.locality.rows] == groups["means"]
-    assert [row["half_life_to"] for row in report.locality.rows[:3]] == groups["bounds"]
 
 
 def test_passages_and_top_tokens_are_the_corpus(corpus, report):
@@ -101,7 +272,7 @@ def test_passages_and_top_tokens_are_the_corpus(corpus, report):
                 assert sequence["text"] == corpus.excerpt(start, length)
                 assert len(passage.text.tokens) == length
                 number = corpus.document_at(start)
-                assert sequence["doc_id"] == corpus.doc_ids[number] == passage.document.doc_id
+                assert sequence["doc_id"] == corpus.doc_ids[number] == passage.document["doc_id"]
                 assert passage.offset == start - corpus.starts[number]
                 for token in sequence["tokens"]:
                     tallied.setdefault(token["token_id"], []).append(token["gate"])
@@ -122,13 +293,12 @@ def test_json_holds_everything_and_no_nan(report):
     assert [len(layer["channels"]) for layer in value["layers"]] == [CHANNELS] * LAYERS
     channel = value["layers"][2]["channels"][1]
     assert set(channel) == {"channel", "decay", "half_life", "repetition", "tokens", "sequences"}
-    assert len(channel["sequences"]) == 4
+    assert len(channel["sequences"]) == 10
     first = channel["sequences"][0]
     assert all(token["text"] in first["text"] for token in first["tokens"])
     assert len(value["layers"][2]["lags"]["correlation"]) == CHANNELS
     assert value["corpus"]["positions"] == value["layers"][0]["metrics"]["write"]["positions"]
     assert len(value["text"]["layers"][0]["write"]) == len(value["text"]["tokens"])
-    assert finite({"a": [math.nan, (1.0, math.inf)]}) == {"a": [None, [1.0, None]]}
 
 
 def test_a_text_needs_no_corpus(corpus, model):
@@ -144,31 +314,6 @@ def test_a_text_needs_no_corpus(corpus, model):
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences):
-    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
-    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
-    assert found.locality.rows == ()
-    assert set(found.locality.facts) == {"no_rho", "no_quartiles"}
-    for reason in found.locality.facts.values():
-        assert "decays depend on the token" in reason
-    ids = torch.tensor(corpus.tokenizer(TEXT)["input_ids"])
-    for mine, other in zip(found.text.curves, read_channels(by_token, ids), strict=True):
-        torch.testing.assert_close(mine.memory(1), other.memory(1))
-    value = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    channel = value["layers"][1]["channels"][2]
-    assert channel["half_life"] is None
-    assert channel["decay"] is None
-    assert len(channel["sequences"]) == 4
-
-
-def test_medians_of_lags(report):
-    lags = report.layers[2].lags
-    row = report.lags.row(layer=2)
-    assert row["at_lag_1"] == torch.median(lags.correlation[:, 3]).item()
-    assert row["deviation"] == torch.median(lags.null_deviation[:, 3]).item()
-    assert row["clear"] == row["read_first"] + row["at_once"] + row["written_first"]
-
-
 def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
     found = channel_report(llama, corpus.tokenizer, sequences, name="llama")
@@ -179,10 +324,10 @@ def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     assert all(layer.channels == () and layer.lags is None for layer in found.layers)
     assert found.corpus.positions == corpus.num_tokens
     json.dumps(found.to_dict(), allow_nan=False)
-    one = channel_report(llama, corpus.tokenizer, sequences, options=ReportOptions(layers=(1,)))
+    one = channel_report(llama, corpus.tokenizer, sequences, layers=(1,))
     assert [layer.layer for layer in one.layers] == [1]
     with pytest.raises(InputError, match="no layer 5"):
-        channel_report(llama, corpus.tokenizer, sequences, options=ReportOptions(layers=(5,)))
+        channel_report(llama, corpus.tokenizer, sequences, layers=(5,))
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
         channel_report(llama, corpus.tokenizer, sequences, text=TEXT)
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):

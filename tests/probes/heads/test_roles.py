@@ -12,37 +12,43 @@ from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseF
 from prismlm.probes.heads.roles import (
     BUNDLED,
     LEVEL,
-    Mark,
     RoleText,
-    best_of_roles,
-    expected,
+    best_heads,
+    check_draws,
+    expected_by_distance,
     load_role_cases,
     parse_case,
+    random_model,
     role_text,
     score_roles,
     search_roles,
-    untrained,
     word_sums,
 )
 
 LENGTH = 18
+DRAWS = 10_000
 
 
 def test_marks_are_taken_out_of_a_text():
     case = parse_case("The {subject:old frog} {action:found} {structure:a} {target:door}")
     assert case.text == "The old frog found a door"
-    assert case.marks[0] == Mark("subject", 4, 12)
-    assert [case.text[m.start : m.stop] for m in case.marks] == ["old frog", "found", "a", "door"]
+    assert case.marks[0] == ("subject", 4, 12)
+    assert [case.text[start:stop] for _, start, stop in case.marks] == [
+        "old frog",
+        "found",
+        "a",
+        "door",
+    ]
 
 
 @pytest.mark.parametrize(
     ("marked", "words"),
     [
         ("The {subjct:frog} saw the {target:door}", "Did you mean 'subject'"),
-        ("The {subject:frog saw the {target:door}", "belongs to no mark"),
+        ("The {subject:frog saw the {target:door}", "is not part of a mark"),
         ("The {subject:frog} saw the door", "one target, marked"),
         ("The {subject:frog} saw a {target:door} there", "at the end"),
-        ("The frog saw a {target:door}", "expected words of some role"),
+        ("The frog saw a {target:door}", "expected words of at least one role"),
     ],
 )
 def test_marks_that_cannot_be_read(marked, words):
@@ -52,20 +58,14 @@ def test_marks_that_cannot_be_read(marked, words):
 
 def test_the_bundled_sentences(tokenizer):
     cases = load_role_cases()
-    assert len(cases) >= 12
-    assert cases[0].text == ("The frog found a shiny key. He went home and looked for a door")
-    roles = {m.role: cases[0].text[m.start : m.stop] for m in cases[0].marks}
-    assert roles == {
-        "subject": "frog", "object": "key", "structure": "a", "action": "looked", "target": "door",
-    }  # fmt: skip
-    assert len({case.text for case in cases}) == len(cases)
+    assert len({case.text for case in cases}) == len(cases) >= 12
     for line in BUNDLED.read_text(encoding="utf-8").splitlines():
         unmarked = re.sub(r"\{\w+:[^{}]*\}", "", line.removeprefix('{"text": "'))
         # All but a first word, which can be no role's.
         assert not re.search(r" (a|an|the) ", unmarked), line
     # The subject's place must differ, or a head that looks at one place would seem to look for it.
-    places = [len(case.text[: case.marks[i].start].split()) for case in cases
-              for i in range(len(case.marks)) if case.marks[i].role == "subject"]  # fmt: skip
+    places = [len(case.text[:start].split()) for case in cases
+              for role, start, _ in case.marks if role == "subject"]  # fmt: skip
     assert len(places) == len(cases)
     assert max(places.count(place) for place in places) <= len(places) // 3
     for case in cases:
@@ -84,10 +84,10 @@ def test_a_case_in_tokens(tokenizer):
         ["frog", "went", "and", "found", "some", "old", "key", "by", "the"]
     )
     assert text.roles == {"subject": (0,), "object": (6,), "action": (3,)}
-    assert tokenizer.decode(text.ids[text.row + 1 :]).strip() == "to"
+    assert tokenizer.decode(text.ids[text.predicting + 1 :]).strip() == "to"
     # "the" predicts the target, so it cannot be what it looks at.
-    assert text.seen("object") == list(range(8))
-    assert text.seen("subject") == list(range(9))
+    assert text.visible("object") == list(range(8))
+    assert text.visible("subject") == list(range(9))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_case_in_tokens(tokenizer):
     [
         ("The frog saw some {object:stones} {target:to}", "not before the token that predicts"),
         ("The {subject:frog and toad} {target:sat}", "expected at least as many others"),
-        ("The {subject:frog}s saw the {subject:,} old {target:sea}", "cannot stand for a role"),
-        ("{structure:The} frog saw a {target:door}", "one word with the first"),
+        ("The {subject:frog}s saw the {subject:,} old {target:sea}", "cannot have a role"),
+        ("{structure:The} frog saw a {target:door}", "part of the first word"),
     ],
 )
 def test_cases_that_cannot_be_measured(tokenizer, marked, words):
@@ -117,10 +117,6 @@ def test_sums_by_hand():
     mass, uniform = word_sums(weights, text, "object")
     assert mass[0].tolist() == pytest.approx([0.2, 0.3])
     assert uniform.tolist() == pytest.approx([1 / 4, 1 / 4])
-    both = RoleText((4, 7, 8, 9, 6), ((1, 2), (3,)), {"subject": (0,)}, 3)
-    mass, uniform = word_sums(weights, both, "subject")
-    assert mass[0].tolist() == pytest.approx([0.5 + 0.5, 0.1])
-    assert uniform.tolist() == pytest.approx([2 / 4 + 2 / 5, 1 / 5])
     again = RoleText((4, 7, 8, 9, 8), ((1, 2), (3,)), {"subject": (0,)}, 3)
     mass, uniform = word_sums(weights, again, "subject")
     assert mass[0].tolist() == pytest.approx([0.5 + 0.3, 0.1])
@@ -144,11 +140,11 @@ def test_a_head_that_goes_by_distance_is_expected_as_it_is():
         # What the first token takes is apart, whatever it is.
         heads[-1][:, 1:, 1:] *= 0.4
         heads[-1][:, 1:, 0] = 1 - heads[-1][:, 1:, 1:].sum(-1)
-    for own, usual in zip(heads, expected(heads), strict=True):
+    for own, usual in zip(heads, expected_by_distance(heads), strict=True):
         assert torch.allclose(own, usual, atol=1e-6)
     changed = [heads[0].clone(), heads[1]]
     changed[0][0, 8, 3] += 0.2
-    assert (changed[0] - expected(changed)[0])[0, 8, 3] > 0.1
+    assert (changed[0] - expected_by_distance(changed)[0])[0, 8, 3] > 0.1
 
 
 def sentences(count=14):
@@ -171,7 +167,7 @@ def planted(texts):
         noise = torch.randn(12, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
         scores = torch.cat([noise[:2], torch.zeros(4, LENGTH, LENGTH).double(), noise[2:] * 2])
         scores[0, :, 1 + text.roles["subject"][0]] += 2
-        scores[1, text.row, 1 + text.roles["object"][0]] += 4
+        scores[1, text.predicting, 1 + text.roles["object"][0]] += 4
         scores[3] -= 6 * (d - 1).abs()
         scores[4, :, 0] += 4
         scores[5] -= d / 3
@@ -182,7 +178,7 @@ def planted(texts):
 def test_planted_heads_are_found_and_others_are_not():
     texts = sentences()
     heads = [Head(0, n, "signal", n) for n in range(16)]
-    search = score_roles(texts, planted(texts), heads)
+    search = score_roles(texts, planted(texts), heads, draws=DRAWS)
     found = [(row["role"], row["head"]) for row in search.rows if row["q"] <= LEVEL]
     assert found == [("subject", 0), ("object", 1)]
     assert [facts["found"] for facts in search["roles"].values()] == [1, 1, 0, 0]
@@ -198,17 +194,18 @@ def test_planted_heads_are_found_and_others_are_not():
     # By distance alone: all draws tie in what goes beyond it.
     assert [lifts[n]["rank"] for n in (3, 4, 5)] == [search["draws"] + 1] * 3
     assert search["roles"]["structure"]["sentences"] == 0
-    shown = [row["role"] for row in best_of_roles(search).rows]
+    shown = [row["role"] for row in best_heads(search).rows]
     assert shown == ["subject", "object", "action"]
 
 
 def test_lift_alone_would_find_a_head_that_looks_back_one_token():
     """Why there is a second figure: such a head has the larger lift the later a word is."""
     texts = [
-        RoleText(t.ids, t.words, {"action": (LENGTH - 5, LENGTH - 4)}, t.row) for t in sentences()
+        RoleText(t.ids, t.words, {"action": (LENGTH - 5, LENGTH - 4)}, t.predicting)
+        for t in sentences()
     ]
     previous = [weights[3:4] for weights in planted(sentences())]
-    (score,) = score_roles(texts, previous, [Head(0, 0, "noise", 0)]).rows
+    (score,) = score_roles(texts, previous, [Head(0, 0, "noise", 0)], draws=DRAWS).rows
     assert score["lift"] > 1.5 * score["control"]
     assert score["excess"] == pytest.approx(0, abs=1e-3)
     assert score["q"] == 1
@@ -218,7 +215,7 @@ def test_few_sentences_find_nothing():
     """However large the lift: its words are among the draws, one time in so many arrangements."""
     texts = sentences(2)
     heads = [Head(0, n, "signal", n) for n in range(16)]
-    search = score_roles(texts, planted(texts), heads)
+    search = score_roles(texts, planted(texts), heads, draws=DRAWS)
     assert search.rows[0]["lift"] > 2
     # Each of the 16 words is as likely in both sentences.
     assert search.rows[0]["p"] == pytest.approx(1 / 16**2, rel=0.5)
@@ -234,8 +231,8 @@ def test_ranks_are_seeded_and_draws_must_be_enough():
     )
     assert once == again
     assert once != other
-    with pytest.raises(InputError, match="draw at least 1280"):
-        score_roles(texts, weights, heads, draws=999)
+    with pytest.raises(InputError, match="at least 1280 draws"):
+        check_draws(999, 16)
     weights[2][7, 3, 1] = math.nan
     with pytest.raises(InputError, match=r"not finite.*Take a checkpoint from before"):
         score_roles(texts, weights, heads, draws=1500)
@@ -255,11 +252,11 @@ def test_a_model_is_searched(tokenizer):
     ]
     assert {row["group"] for row in search.rows} == {"signal", "noise"}
     state = torch.get_rng_state()
-    other = untrained(model, 5)
+    other = random_model(model, 5)
     assert torch.equal(state, torch.get_rng_state())
     assert not other.training
     assert not torch.equal(other.lm_head.weight, model.lm_head.weight)
-    assert torch.equal(other.lm_head.weight, untrained(model, 5).lm_head.weight)
+    assert torch.equal(other.lm_head.weight, random_model(model, 5).lm_head.weight)
 
 
 def test_random_weights_have_the_noise_weight_of_the_model():
@@ -269,5 +266,5 @@ def test_random_weights_have_the_noise_weight_of_the_model():
     model = SignalNoiseForCausalLM(config)
     # As training leaves it: the configuration says what it started with.
     model.set_noise_weight(0.1)
-    assert untrained(model).model.noise_weight == model.model.noise_weight
+    assert random_model(model).model.noise_weight == model.model.noise_weight
     assert model.config.noise_weight == 0.01

@@ -6,21 +6,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from prismlm.probes.reading import of_one_length
 from prismlm.probes.uncertainty_feedback import InspectOptions, Signal
-from prismlm.probes.uncertainty_feedback.losses import ablation, prefill_gap
-from prismlm.probes.uncertainty_feedback.signal import (
-    own_codes,
-    permuted,
-    recursion,
-    replay,
-)
+from prismlm.probes.uncertainty_feedback.behaviour import ablation, prefill_gap
+from prismlm.probes.uncertainty_feedback.signal import own_codes, permuted, recursion, replay
 from tests.helpers.feedback_models import (
     LEVELS,
+    inputs_of,
     make_fed_gpt2,
     make_fed_protot,
     random_texts,
-    reading_of,
 )
 
 TEXTS = random_texts(12, 7, 12, 9, 12)
@@ -44,7 +38,7 @@ def test_the_recursion_is_token_by_token(make):
         loss = torch.nn.functional.cross_entropy(logits[:-1], text[1:], reduction="none")
         torch.testing.assert_close(one.losses.float(), loss, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(
-            one.shares, naive.normalised_entropy(logits).float(), atol=1e-4, rtol=1e-4
+            one.entropies, naive.normalised_entropy(logits).float(), atol=1e-4, rtol=1e-4
         )
 
 
@@ -62,7 +56,7 @@ def test_codes_of_passes_are_those_that_the_model_takes(passes):
 
 def test_as_many_passes_as_tokens_are_the_recursion():
     model, _ = make_fed_gpt2()
-    gap = prefill_gap(reading_of(model, random_texts(6, 6, 4, 5), passes=6))
+    gap = prefill_gap(inputs_of(model, random_texts(6, 6, 4, 5), passes=6))
     assert gap.rows[0]["differing"] > 0.5
     assert [row["passes"] for row in gap.rows] == [1, 2, 3, 4, 5, 6]
     last = gap.rows[-1]
@@ -90,11 +84,6 @@ def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():
     assert torch.equal(torch.cat(permuted(codes, 3)), torch.cat(mixed))
 
 
-def test_texts_are_read_together_by_length():
-    assert list(of_one_length(TEXTS, 24)) == [[0, 2], [4], [3], [1]]
-    assert list(of_one_length(TEXTS, 1)) == [[0], [2], [4], [3], [1]]
-
-
 def test_reading_leaves_the_model_as_it_was():
     model, feedback = make_fed_gpt2()
     ids = TEXTS[0][None]
@@ -105,7 +94,7 @@ def test_reading_leaves_the_model_as_it_was():
         model.transformer.h[1].eval()
         modes = [module.training for module in model.modules()]
         recursion(model, TEXTS)
-        ablation(reading_of(model, TEXTS))
+        ablation(inputs_of(model, TEXTS))
         assert [module.training for module in model.modules()] == modes
         assert len(set(modes)) == 2
         assert not feedback.embedding.seen.any()

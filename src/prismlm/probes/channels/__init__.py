@@ -1,17 +1,16 @@
-"""Reading the channels of prototype mixers, and intervening on them."""
+"""The channels of prototype mixers: what they hold, and what interventions on them change."""
 
+from prismlm.probes.channels.activations import read_channels
 from prismlm.probes.channels.concepts import find_channels
-from prismlm.probes.channels.curves import read_channels
 from prismlm.probes.channels.effects import effects_on
-from prismlm.probes.channels.metrics import gate_uses
-from prismlm.probes.channels.report import ChannelReport, ReportOptions, channel_report
+from prismlm.probes.channels.report import ChannelReport, channel_report, gate_uses, measure_layers
 
 __all__ = [
     "ChannelReport",
-    "ReportOptions",
     "channel_report",
     "effects_on",
     "find_channels",
     "gate_uses",
+    "measure_layers",
     "read_channels",
 ]

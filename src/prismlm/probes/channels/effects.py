@@ -1,17 +1,22 @@
 """What interventions on channels do to the probability of words, with control channels.
 
-Source: ProtoT, A.3, Tables 6 to 9. The source picks its control by hand and has no test; here
-controls are drawn, a channel is compared with all of them, and tests are exact.
+A file of cases holds JSON lines, ``{"concept": "women", "context": "…", "target": "women"}``; one
+space joins context and target.
+
+Source: ProtoT, A.3, Tables 6 to 9, with other sentences. The source picks its control by hand and
+has no test; here controls are random, a channel is compared with all of them, and tests are exact.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,7 +26,10 @@ from jaxtyping import Float64
 from scipy import stats
 from torch import Tensor
 
-from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.corpus.encode import encode_text
+from prismlm.corpus.pieces import pieces_of
+from prismlm.errors import InputError, check_choice, check_number, check_text, check_whole, suggest
+from prismlm.files import read_text
 from prismlm.interventions.channels import (
     Intervention,
     MaskRead,
@@ -30,19 +38,20 @@ from prismlm.interventions.channels import (
     intervene,
 )
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
+from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import run_decoder
 from prismlm.outputs import write_table
-from prismlm.probes.channels.case_files import Probe
-from prismlm.probes.reading import of_one_length
 from prismlm.probes.results import Row, Table, as_json
+from prismlm.probes.texts import equal_length_batches, losses_at
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+BUNDLED = Path(__file__).parent / "cases"
 Channel = tuple[int, int]
 """Layer and channel."""
-By = Literal["relative", "points"]
+Unit = Literal["relative", "points"]
 RANDOM = "reinitialise"
 MASKS: dict[str, Callable[[int, int], Intervention]] = {
     "mask_write": MaskWrite,
@@ -54,82 +63,165 @@ INTERVENTIONS = (RANDOM, *MASKS)
 SHORT = dict(zip(INTERVENTIONS, ("random", "write", "read", "write −∞", "read −∞"), strict=True))
 SIGNIFICANT = 0.05
 REINITIALISATIONS = 3
-"""Random prototypes drawn for each channel."""
-TOKENS_PER_BATCH = 4096
-LOGIT_ROWS = 64
+"""Random prototypes per channel, over which probabilities are averaged."""
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """A context and the word whose probability after it is measured, without the space between."""
+
+    concept: str
+    context: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Probe(Case):
+    """A case as tokens."""
+
+    ids: tuple[int, ...]  # of the context
+    target_id: int
+    document: int | None = None  # its number, if the case comes from a corpus
+    first: str | None = None  # the first token's text, if the target has several
+
+    @property
+    def label(self) -> str:
+        """The target, or which part of it is measured."""
+        return self.target if self.first is None else f"{self.first}… of {self.target}"
+
+
+def case_sets() -> tuple[str, ...]:
+    """Return the names of the bundled sets of cases."""
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.jsonl")))
+
+
+def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
+    """Read cases from a file, or a bundled set by its name."""
+    names = list(case_sets())
+    path = BUNDLED / f"{source}.jsonl" if str(source) in names else Path(source)
+    if not path.is_file():
+        raise InputError(
+            f"{str(source)!r} is neither a file of cases nor one of the bundled sets "
+            f"{', '.join(names)}.{suggest(str(source), names)}"
+        )
+    rows = read_rows(path, ("concept", "context", "target"))
+    return tuple(Case(**row) for row in rows.values())
+
+
+def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the texts of each line of a file of cases; keys name the lines for messages."""
+    rows: dict[str, dict[str, str]] = {}
+    # Not splitlines: texts may contain other line ends, such as U+2028.
+    for number, content in enumerate(read_text(path).split("\n"), 1):
+        if not content.strip():
+            continue
+        line = f"{path}, line {number}"
+        try:
+            row: Any = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{line}: not a JSON object ({error}).") from error
+        if not isinstance(row, dict) or set(row) != set(keys):
+            actual = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+            raise InputError(
+                f"{line}: expected a JSON object with the keys {', '.join(keys)}, found "
+                f"{actual or 'none'}."
+            )
+        for key, text in row.items():
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"{line}: {key!r} is {text!r}, expected a non-empty text.")
+            check_text(f"{line}: {key!r}", text)
+        rows[line] = row
+    if not rows:
+        raise InputError(
+            f"{path} holds no cases: expected a JSON object per line, with {', '.join(keys)}."
+        )
+    return rows
+
+
+def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: bool = False) -> Probe:
+    """Return a case as tokens; context and target are encoded together, then split.
+
+    A target of several tokens is an error, unless ``first_token`` says to measure the first.
+    """
+    context, target = case.context.rstrip(), case.target.strip()
+    end = context if len(context) <= 30 else f"…{context[-30:]}"
+    context_ids = encode_text(tokenizer, context, end=False)
+    all_ids = encode_text(tokenizer, f"{context} {target}", end=False)
+    ids = all_ids[len(context_ids) :]
+    if not context_ids or all_ids[: len(context_ids)] != context_ids or not ids:
+        raise InputError(
+            f"the target {target!r} changes the tokens of the context {end!r} before it, "
+            "so its probability is undefined: move words between the two."
+        )
+    tokens = [piece.label for piece in pieces_of(tokenizer, ids)]
+    if len(ids) > 1 and not first_token:
+        raise InputError(
+            f"the target {target!r} after {end!r} is {len(ids)} tokens, "
+            f"{', '.join(map(repr, tokens))}: expected one. Choose another target, or measure only "
+            "the first token (first_token, --first-token)."
+        )
+    first = tokens[0].strip() or "␣" if len(ids) > 1 else None
+    return Probe(case.concept, context, target, tuple(context_ids), ids[0], first=first)
+
+
+def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
+    """Return the distinct targets of cases."""
+    return tuple(dict.fromkeys(case.target.strip() for case in cases))
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How a table is measured.
+    """How effects are measured."""
 
-    Attributes:
-        controls: channels of its layer drawn for each one, none of them measured itself.
-        interventions: names, of :data:`INTERVENTIONS`.
-        minimum_probability: cases with less without an intervention are left out, and counted.
-        first_token: measure the first token of a target of several.
-        seed: of controls and random prototypes.
-    """
-
-    controls: int = 5
+    controls: int = 5  # random channels of its layer for each channel
     interventions: Sequence[str] = INTERVENTIONS
-    minimum_probability: float = 0.01
-    first_token: bool = False
+    minimum_probability: float = 0.01  # cases below it without an intervention are left out
+    first_token: bool = False  # measure the first token of a target of several
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in self.interventions:
             check_choice("an intervention", name, INTERVENTIONS)
         check_whole("the seed", self.seed)
-        least, expected = self.minimum_probability, "a number between 0 and 1"
-        check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
+        minimum, expected = self.minimum_probability, "a number between 0 and 1"
+        check_number("minimum_probability", minimum, expected, lambda share: 0 < share < 1)
 
 
 @dataclass(frozen=True, eq=False)
 class EffectTable:
-    """What interventions did to n cases.
-
-    Attributes:
-        probes: the cases that were measured.
-        left_out: how many there are whose baseline is below the minimum.
-        baseline: p of each, float64 on the CPU.
-        controls: the channels drawn for each of those asked for.
-        measured: p of each case by channel and intervention, of random prototypes the mean.
-        options: how it was measured.
-    """
+    """The effects of interventions on n cases."""
 
     probes: tuple[Probe, ...]
-    left_out: int
-    baseline: Float64[Tensor, " n"]
+    left_out: int  # cases whose baseline is below the minimum
+    baseline: Float64[Tensor, " n"]  # p of each case, on the CPU
     controls: Mapping[Channel, tuple[Channel, ...]]
-    measured: Mapping[tuple[Channel, str], Float64[Tensor, " n"]]
+    measured: Mapping[tuple[Channel, str], Float64[Tensor, " n"]]  # p′ by intervention
     options: TableOptions
 
-    def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
+    def changes(self, channel: Channel, intervention: str, by: Unit = "relative") -> list[float]:
         """Return the change of every case, in % or in percentage points."""
-        difference = self.measured[place, intervention] - self.baseline
+        difference = self.measured[channel, intervention] - self.baseline
         return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
 
     def rows(self) -> list[Row]:
-        """Return every cell, a control once for each channel that it is drawn for.
-
-        ``measured`` is the text whose probability this is; ``control_of`` the channel that the row
-        is a control of, or None; ``baseline`` p, ``probability`` p′, ``relative`` 100 (p′ / p − 1)
-        %, and ``points`` 100 (p′ − p).
-        """
+        """Return every cell; ``control_of`` is the channel whose control the row is, or None."""
         rows: list[Row] = []
-        for chosen, controls in self.controls.items():
-            places = {chosen: None} | dict.fromkeys(controls, chosen)
-            for (place, control_of), name in product(places.items(), self.options.interventions):
+        for measured, controls in self.controls.items():
+            channels = {measured: None} | dict.fromkeys(controls, measured)
+            for (channel, control_of), name in product(
+                channels.items(), self.options.interventions
+            ):
                 figures = {
                     "baseline": self.baseline.tolist(),
-                    "probability": self.measured[place, name].tolist(),
-                    "relative": self.changes(place, name),
-                    "points": self.changes(place, name, "points"),
+                    "probability": self.measured[channel, name].tolist(),
+                    "relative": self.changes(channel, name),
+                    "points": self.changes(channel, name, "points"),
                 }
                 rows += [
                     {"concept": probe.concept, "context": probe.context, "target": probe.target}
-                    | {"measured": probe.measured, "layer": place[0], "channel": place[1]}
+                    | {"measured": probe.first or probe.target}
+                    | {"layer": channel[0], "channel": channel[1]}
                     | {"control_of": control_of, "intervention": name}
                     | {key: column[number] for key, column in figures.items()}
                     for number, probe in enumerate(self.probes)
@@ -137,41 +229,42 @@ class EffectTable:
         return rows
 
     def summary(self) -> Table:
-        """Return what each channel and intervention come to over all cases, beside controls.
+        """Return a row for each channel and intervention, over all cases.
 
-        Rows have the ``median_relative`` change, %, with a 95 % interval from ``low`` to ``high``
-        if cases are independent; ``median_points``; ``lowered``, the share of cases whose
-        probability fell; ``median_size``, of |relative change|; ``control_sizes``, the same of
-        every control; the channel's ``rank`` among these, ties against it; ``p_size``, that of
-        :func:`rank_sum_p` by |relative change|, over cases and not over channels; and
-        ``beats_controls``: rank 1 and p_size < 0.05.
+        ``low`` and ``high`` are a 95 % interval of ``median_relative`` if cases are independent;
+        ``lowered`` is the share of cases whose probability fell; ``median_size`` that of |relative
+        change|, by which the channel has its ``rank`` among the controls, ties against it, and
+        ``p_size``, of :func:`rank_sum_p`, over cases and not over channels.
         """
-        rows = tuple(
-            self._summary(*chosen) for chosen in product(self.controls, self.options.interventions)
-        )
+        pairs = product(self.controls, self.options.interventions)
+        rows = tuple(self._summary(*pair) for pair in pairs)
         facts = {"cases": len(self.probes), "left_out": self.left_out} | asdict(self.options)
         columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
                    "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
                    "rank": "", "p_size": ".3g"}  # fmt: skip
         return Table("Relative change of the probability, %", columns, rows, facts)
 
-    def _summary(self, place: Channel, name: str) -> Row:
-        own, *others = np.array([self.changes(p, name) for p in (place, *self.controls[place])])
-        median, *controls = (float(np.median(abs(changes))) for changes in (own, *others))
+    def _summary(self, channel: Channel, name: str) -> Row:
+        channels = (channel, *self.controls[channel])
+        changes, *others = np.array([self.changes(c, name) for c in channels])
+        median, *controls = (float(np.median(abs(row))) for row in (changes, *others))
         # Fewer than 6 independent values have no such interval.
-        low, high = stats.quantile_test(own).confidence_interval(0.95)
+        low, high = stats.quantile_test(changes).confidence_interval(0.95)
         rank = 1 + sum(size >= median for size in controls)
-        p_size = rank_sum_p(ranks_among(abs(own), abs(np.array(others))), len(others))
+        sizes, other_sizes = abs(changes), abs(np.array(others))
+        # Ties count half.
+        ranks = ((sizes > other_sizes) + (sizes == other_sizes) / 2).sum(0).tolist()
+        p_size = rank_sum_p(ranks, len(others))
         return {
-            "layer": place[0],
-            "channel": place[1],
+            "layer": channel[0],
+            "channel": channel[1],
             "intervention": name,
-            "cases": len(own),
-            "median_relative": float(np.median(own)),
+            "cases": len(changes),
+            "median_relative": float(np.median(changes)),
             "low": None if math.isnan(low) else float(low),
             "high": None if math.isnan(high) else float(high),
-            "median_points": float(np.median(self.changes(place, name, "points"))),
-            "lowered": float((own < 0).mean()),
+            "median_points": float(np.median(self.changes(channel, name, "points"))),
+            "lowered": float((changes < 0).mean()),
             "median_size": median,
             "control_sizes": controls,
             "largest_control": max(controls),
@@ -180,10 +273,10 @@ class EffectTable:
             "beats_controls": rank == 1 and p_size < SIGNIFICANT,
         }
 
-    def cases(self, place: Channel, by: By = "relative") -> Table:
-        """Return the change of every case on one channel, a column for each intervention."""
+    def cases(self, channel: Channel, by: Unit = "relative") -> Table:
+        """Return the change of every case for one channel, with a column for each intervention."""
         names = {SHORT[name]: name for name in self.options.interventions}
-        changes = {short: self.changes(place, name, by) for short, name in names.items()}
+        changes = {short: self.changes(channel, name, by) for short, name in names.items()}
         rows = tuple(
             {"context": probe.context, "target": probe.label, "base": float(self.baseline[i])}
             | {short: column[i] for short, column in changes.items()}
@@ -191,8 +284,8 @@ class EffectTable:
         )
         unit = "%" if by == "relative" else "percentage points"
         columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(names, "+.2f")
-        facts = {"controls": list(map(channel_name, self.controls[place]))}
-        return Table(f"{channel_name(place)}: change in {unit}", columns, rows, facts)
+        facts = {"controls": list(map(channel_name, self.controls[channel]))}
+        return Table(f"{channel_name(channel)}: change in {unit}", columns, rows, facts)
 
     def to_dict(self) -> Row:
         """Return settings, channels, summaries and every cell, for JSON."""
@@ -201,17 +294,17 @@ class EffectTable:
         return as_json(summary.facts | {"controls": list(self.controls.values())} | value)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
+        """Write a row per cell; ``control_of`` is two columns, null for measured channels."""
         rows = self.rows()
         for row in rows:
-            chosen = row.pop("control_of") or (None, None)
-            row["control_of_layer"], row["control_of_channel"] = chosen
+            measured = row.pop("control_of") or (None, None)
+            row["control_of_layer"], row["control_of_channel"] = measured
         write_table(path, pa.Table.from_pylist(rows))
 
 
-def channel_name(place: Channel) -> str:
+def channel_name(channel: Channel) -> str:
     """Return a channel as the source writes it: ``L9 P7``."""
-    return f"L{place[0]} P{place[1]}"
+    return f"L{channel[0]} P{channel[1]}"
 
 
 def effects_on(
@@ -222,111 +315,96 @@ def effects_on(
     *,
     progress: Reporter = SILENT,
 ) -> EffectTable:
-    """Measure what interventions on channels, (layer, channel) each, do to the targets of cases.
+    """Measure the effects of interventions on (layer, channel) on the targets of cases.
 
         relative change = 100 (p′ / p − 1) %   (Table 6),   100 (p′ − p) points   (Table 7)
 
-    p is the probability of the target after the context, p′ with the intervention, of random
-    prototypes the mean over several. The model is in evaluation mode.
+    p is the probability of the target after the context, p′ with the intervention; for random
+    prototypes the mean over several.
     """
-    by = options or TableOptions()
+    options = options or TableOptions()
     if not probes or not channels:
         raise InputError(
             f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
         )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
-    controls = {place: draw_controls(model, place, by, exclude=chosen) for place in chosen}
+    controls = {channel: draw_controls(model, channel, options, chosen) for channel in chosen}
     baseline = target_probabilities(model, probes)
-    enough = baseline >= by.minimum_probability
-    if not enough.any():
+    likely = baseline >= options.minimum_probability
+    if not likely.any():
         raise InputError(
-            f"none of {len(baseline)} cases has a target of probability {by.minimum_probability:g} "
-            f"or more (the highest is {float(baseline.max()):.2g}): the model does not expect "
-            "these words, so their change says nothing. Give other cases or a lower minimum."
+            f"none of {len(baseline)} cases has a target with a probability of at least "
+            f"{options.minimum_probability:g} (the highest is {float(baseline.max()):.2g}), so "
+            "changes would mean nothing. Use other cases, or a lower minimum."
         )
-    used = tuple(probe for probe, kept in zip(probes, enough, strict=True) if kept)
+    probes = tuple(probe for probe, keep in zip(probes, likely, strict=True) if keep)
     measured: dict[tuple[Channel, str], Tensor] = {}
-    places = dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)])
-    seeds = range(by.seed, by.seed + REINITIALISATIONS)
-    with progress.task("Intervening", len(places), unit="channels") as task:
-        for place in places:
-            for name in by.interventions:
-                tried = [Reinitialise(*place, seed) for seed in seeds]
+    every = dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)])
+    seeds = range(options.seed, options.seed + REINITIALISATIONS)
+    with progress.task("Intervening", len(every), unit="channels") as task:
+        for channel in every:
+            for name in options.interventions:
+                random = [Reinitialise(*channel, seed) for seed in seeds]
                 runs: list[Tensor] = []
-                for intervention in tried if name == RANDOM else [MASKS[name](*place)]:
+                for intervention in random if name == RANDOM else [MASKS[name](*channel)]:
                     with intervene(model, intervention):
-                        runs.append(target_probabilities(model, used))
-                measured[place, name] = torch.stack(runs).mean(0)
+                        runs.append(target_probabilities(model, probes))
+                measured[channel, name] = torch.stack(runs).mean(0)
             task.advance()
-    left_out = len(probes) - len(used)
-    return EffectTable(used, left_out, baseline[enough], controls, measured, by)
+    left_out = len(baseline) - len(probes)
+    return EffectTable(probes, left_out, baseline[likely], controls, measured, options)
 
 
 def draw_controls(
-    model: PreTrainedModel, place: Channel, by: TableOptions, exclude: Sequence[Channel] = ()
+    model: PreTrainedModel, channel: Channel, options: TableOptions, exclude: Sequence[Channel] = ()
 ) -> tuple[Channel, ...]:
-    """Draw control channels for one from its layer, by the seed and the channel's place."""
+    """Draw control channels from a channel's layer, by the seed and the channel."""
     mixers = mixers_of(model)
-    layer, channel = place
+    layer, number = channel
     check_layer(len(mixers), layer)
     count = mixers[layer].channels
-    check_channel(count, layer, channel)
-    free = [one for k in range(count) if (one := (layer, k)) not in {place, *exclude}]
-    if not 1 <= by.controls <= len(free):
+    check_channel(count, layer, number)
+    available = [(layer, k) for k in range(count) if (layer, k) not in {channel, *exclude}]
+    if not 1 <= options.controls <= len(available):
         raise InputError(
-            f"{by.controls} control channels for channel {channel} of layer {layer}: expected 1 to "
-            f"{len(free)}, the channels of the layer that are not measured themselves."
+            f"{options.controls} control channels for channel {number} of layer {layer}: expected "
+            f"1 to {len(available)}, the other channels of the layer that are not measured."
         )
-    generator = np.random.default_rng([by.seed, layer, channel])
-    picked = generator.choice(len(free), by.controls, replace=False)
-    return tuple(free[i] for i in sorted(picked.tolist()))
+    generator = np.random.default_rng([options.seed, layer, number])
+    indices = generator.choice(len(available), options.controls, replace=False)
+    return tuple(available[i] for i in sorted(indices.tolist()))
 
 
 @torch.no_grad()
 def target_probabilities(model: PreTrainedModel, probes: Sequence[Probe]) -> Float64[Tensor, " n"]:
-    """Return p(target | context) of each probe, interventions included; on the CPU.
-
-    Contexts of one length are read together; logits are formed at the last positions only.
-    """
-    if model.training:
-        raise InputError("the model is in training mode: call model.eval() before measuring it.")
-    found = torch.empty(len(probes), dtype=torch.float64)
-    for members in of_one_length([probe.ids for probe in probes], TOKENS_PER_BATCH):
-        ids = torch.tensor([probes[i].ids for i in members])
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        hidden = run_decoder(model, ids, mask).last_hidden_state[:, -1]
-        targets = torch.tensor([probes[i].target_id for i in members], device=model.device)
-        found[members] = probabilities_at(model, hidden, targets).cpu()
-    return found
+    """Return p(target | context) of each probe, interventions included; on the CPU."""
+    probabilities = torch.empty(len(probes), dtype=torch.float64)
+    with evaluating(model):
+        for batch in equal_length_batches([probe.ids for probe in probes], BATCH_TOKENS):
+            ids = torch.tensor([probes[i].ids for i in batch])
+            hidden = run_decoder(model, ids, torch.ones_like(ids).bool()).last_hidden_state[:, -1]
+            targets = torch.tensor([probes[i].target_id for i in batch])
+            probabilities[batch] = probabilities_at(model, hidden, targets)
+    return probabilities
 
 
 def probabilities_at(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor
 ) -> Float64[Tensor, " n"]:
     """Return the probability of ``targets`` [n] after last hidden states [n, d]."""
-    head: Any = model.get_output_embeddings()
-    parts = [
-        head(rows).double().log_softmax(-1).gather(1, wanted[:, None])[:, 0].exp()
-        for rows, wanted in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
-    ]
-    return torch.cat(parts)
-
-
-def ranks_among(values: np.ndarray, others: np.ndarray) -> list[float]:
-    """Return how many of ``others`` [N, n] each of n values exceeds, ties counting half."""
-    return ((values > others) + (values == others) / 2).sum(0).tolist()
+    return losses_at(model.get_output_embeddings(), hidden, targets).neg().exp()
 
 
 def rank_sum_p(ranks: Sequence[float], others: int) -> float:
     """Return P(Σ ranks at least this large) if every rank from 0 to ``others`` is equally likely.
 
     A one-sided permutation test over independent cases, exact; with one other it is the sign test.
-    Ties, given as halves, make it err towards large p.
+    Ties, given as halves, make p conservative.
     """
-    one = np.zeros(2 * others + 1)
-    one[::2] = 1 / (others + 1)
+    single = np.zeros(2 * others + 1)
+    single[::2] = 1 / (others + 1)
     total = np.ones(1)
     for _ in ranks:
-        total = np.convolve(total, one)
-    # Rounding must not push a sum over a half.
+        total = np.convolve(total, single)
+    # Ranks are multiples of a half.
     return float(min(1.0, total[round(2 * sum(ranks)) :].sum()))

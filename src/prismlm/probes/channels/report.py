@@ -1,34 +1,35 @@
-"""Everything about a model's channels in one value: figures, half-lives, sequences, a text."""
+"""Figures of a model's channels, and their report with half-lives, sequences and a text's curves.
+
+a_n is a gate at token n in one group of P channels; means are over N tokens. Each group is measured
+separately, and a figure is the mean over groups. Figures of one position use absolute values
+(ProtoT, A.8, Eq. 3 to 6).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
+from scipy import stats
+from torch import Tensor, nn
 
 from prismlm.corpus.sequences import CorpusPart, Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.models.decoders.mixers import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.probes.channels.activations import (
     Activations,
     Kind,
     Passage,
-    TopSequence,
+    TextCurves,
     read_activations,
     read_passages,
-)
-from prismlm.probes.channels.curves import WordedCurves, read_text
-from prismlm.probes.channels.metrics import (
-    LagCorrelation,
-    lag_correlation,
-    measure_layers,
-    metrics,
-    quartiles,
-    repetition,
+    read_text,
 )
 from prismlm.probes.results import Row, Table, as_json
 from prismlm.progress import SILENT, Reporter
@@ -37,41 +38,245 @@ from prismlm.statistics import spearman
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from prismlm.corpus.windows import WindowBatch
+    from prismlm.layers import PrototypeMixer
+
 SIGNIFICANT = 0.05
+BINS = 8
+MAX_LAG, SHUFFLES = 4, 99
+MIN_VARIANCE = 1e-28
+"""The variance below which a gate counts as constant."""
+
+
+def sparsity_ratio(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
+    """Return max_p |a_p| / mean_p |a_p|, float64: 1 if all are equal, P if only one is not 0."""
+    a = _magnitudes(activations)
+    return a.amax(-1) / a.mean(-1)
+
+
+def gini(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
+    """Return the Gini coefficient, float64: 0 if all are equal, 1 − 1/P if only one is not 0.
+
+    G = (P + 1 − 2 Σ_p (P + 1 − p) a↑_p / Σ_p a_p) / P,   a↑ ascending, p from 1
+    """
+    a = _magnitudes(activations).sort(-1).values
+    count = a.shape[-1]
+    weights = torch.arange(count, 0, -1, dtype=a.dtype, device=a.device)
+    return (count + 1 - 2 * (a * weights).sum(-1) / a.sum(-1)) / count
+
+
+def entropy(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
+    """Return −Σ_p q_p ln q_p with q = |a| / Σ |a|, in nats, float64: ln P if all are equal."""
+    a = _magnitudes(activations)
+    return torch.special.entr(a / a.sum(-1, keepdim=True)).sum(-1)
+
+
+def _magnitudes(activations: Tensor) -> Tensor:
+    magnitudes = activations.detach().double().abs()
+    check_finite("activations", magnitudes)
+    if not bool((magnitudes.sum(-1) > 0).all()):
+        raise InputError(
+            "all activations of a position are 0, so it has no distribution over channels: leave "
+            "padding out, and do not mask every channel."
+        )
+    return magnitudes
+
+
+def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
+    """Return :func:`gate_use` of each layer's ``write`` and ``read`` gates over ``tokens``."""
+    kinds: tuple[Kind, ...] = ("write", "read")
+    activations = read_activations(model, batches, kinds)  # pyright: ignore[reportArgumentType]
+    return [
+        {"tokens": len(activations.tokens)}
+        | {kind: gate_use(activations.values[kind, layer], mixer.groups) for kind in kinds}
+        for layer, mixer in enumerate(mixers_of(model))
+    ]
+
+
+def gate_use(gate: Float[Tensor, "N R"], groups: int = 1) -> dict[str, float]:
+    """Return how evenly a gate spreads over P channels of a group (ProtoT, A.7.1 and Table 15).
+
+    ``gini``: mean_n G(a_n), per token, and ``use_gini``: G(mean_n a_n), over all tokens, 0 to
+    1 − 1/P. ``top_share``: mean_n max_k a_nk, a token's largest gate, and ``top_channel_share``:
+    max_k mean_n a_nk, the share of the most used channel, 1/P to 1.
+    """
+    parts = gate.double().unflatten(-1, (groups, -1))
+    use = parts.mean(0)
+    figures = {"gini": gini(parts), "use_gini": gini(use)}
+    figures |= {"top_share": parts.amax(-1), "top_channel_share": use.amax(-1)}
+    return {name: figure.mean().item() for name, figure in figures.items()}
+
+
+def measure_layers(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    kind: Kind = "write",
+    *,
+    progress: Reporter = SILENT,
+) -> tuple[Row, ...]:
+    """Return the :func:`metrics` of every layer: of gates, or of the norms of value heads."""
+    reading = {"total": sequences.tokens, "progress": progress}
+    activations = read_activations(model, sequences.batches(), (kind,), **reading)
+    return tuple(metrics(model, activations, kind, layer) for _, layer in activations.values)
+
+
+def metrics(model: nn.Module, activations: Activations, kind: Kind, layer: int) -> Row:
+    """Return sparsity, Gini, entropy and mutual information of a ``layer`` (ProtoT, A.8).
+
+    ``entropy_share`` is of ln P, NaN for P = 1. ``mutual_information`` with the token, nats, is
+    biased upwards by few positions; the corrected one is after Miller and Madow.
+    """
+    # The heads of attention are one group.
+    groups = mixers_of(model)[layer].groups if kind in ("write", "read") else 1
+    values = activations.values[kind, layer]
+    parts = values.unflatten(-1, (groups, -1))
+    width, nats = parts.shape[-1], entropy(parts).mean().item()
+    plain, corrected = information(activations.tokens, values)
+    return {
+        "layer": layer,
+        "width": width,
+        "positions": len(values),
+        "sparsity_ratio": sparsity_ratio(parts).mean().item(),
+        "gini": gini(parts).mean().item(),
+        "entropy": nats,
+        "entropy_share": nats / math.log(width) if width > 1 else math.nan,
+        "mutual_information": float(plain.mean()),
+        "mutual_information_corrected": float(corrected.mean()),
+    }
+
+
+def information(
+    tokens: Int64[Tensor, " N"], activations: Float[Tensor, "N P"], bins: int = BINS
+) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
+    """Return I(T; ã_p) = H(T) + H(ã_p) − H(T, ã_p) of each channel, nats, and corrected.
+
+    ã_p is the bin of channel p's activation, of ``bins`` with equally many positions each (ProtoT,
+    A.8, Eq. 6, which leaves the bins open). The plain estimate from few positions is too high; the
+    Miller–Madow correction may make it negative:
+
+        corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: numbers of distinct values or pairs
+    """
+    ids = tokens.unique(return_inverse=True)[1].numpy()
+    rows: list[tuple[float, float]] = []
+    for column in activations.abs().T.numpy():
+        pairs = ids * bins + equal_bins(column, bins)
+        counts = np.bincount(pairs, minlength=bins * (int(ids.max()) + 1)).reshape(-1, bins)
+        margins = (counts.sum(1), counts.sum(0), counts.ravel())
+        plain = float(np.dot((1, 1, -1), [stats.entropy(margin) for margin in margins]))
+        distinct = np.dot((1, 1, -1), [np.count_nonzero(margin) for margin in margins]) - 1
+        rows.append((plain, plain + distinct / (2 * len(ids))))
+    plain, corrected = np.array(rows).T
+    return plain, corrected
+
+
+def equal_bins(values: Float[np.ndarray, " N"], bins: int) -> Int64[np.ndarray, " N"]:
+    """Return the bin of each value, of bins with equally many values."""
+    # An edge is the last value of the bin below it, and belongs to that bin.
+    last = np.ceil(np.arange(1, bins) * len(values) / bins).astype(np.int64) - 1
+    return np.searchsorted(np.sort(values)[last], values)
+
+
+def quartiles(lives: Float[np.ndarray, " n"], scores: Float[np.ndarray, " n"]) -> Row:
+    """Compare repetition over quartiles of half-life, the shortest first.
+
+    A channel at one of the ``bounds`` is in the shorter group; ``cohens_d`` is (mean of the first −
+    mean of the last) / pooled standard deviation.
+    """
+    bounds = np.quantile(lives, [0.25, 0.5, 0.75])
+    group = np.searchsorted(bounds, lives)
+    parts = [scores[group == i] for i in range(4)]
+    first, last = parts[0], parts[3]
+    if min(len(first), len(last)) < 2:
+        raise InputError(
+            f"{len(first)} channels in the first quartile of half-lives and {len(last)} in the "
+            "last: expected at least two of each. Channels that all decay alike have no quartiles."
+        )
+    # Not the variance, which rounding of the mean can make positive.
+    if np.ptp(first) == 0 and np.ptp(last) == 0:
+        raise InputError("repetition is constant in both outer quartiles, so d is undefined.")
+    squares = sum(part.var() * len(part) for part in (first, last))
+    pooled = math.sqrt(squares / (len(first) + len(last) - 2))
+    return {
+        "bounds": bounds.tolist(),
+        "counts": [len(part) for part in parts],
+        "means": [float(part.mean()) if len(part) else math.nan for part in parts],
+        "cohens_d": float(first.mean() - last.mean()) / pooled,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class LagCorrelation:
+    """Cross-correlation of read and write of R channels; NaN if a gate is constant.
+
+        c(ℓ) = Σ_i r_i w_{i+ℓ} / √(Σ_i r_i² · Σ_i w_i²),   gates minus their mean over the sequence
+
+    A peak at ℓ = 1 means that the channel is read one position before it is written. The null
+    shuffles the read gate's positions within each sequence, which also destroys autocorrelation:
+    a small p says that read and write correlate at some lag, the peak says which.
+    Source: ProtoT, §5.1, which shows the pattern by example and has no figure for it.
+    """
+
+    lags: Int64[Tensor, " lags"]  # −L to L
+    correlation: Float[Tensor, "R lags"]  # c(ℓ) over all sequences, float64
+    null_mean: Float[Tensor, "R lags"]
+    null_deviation: Float[Tensor, "R lags"]
+    peak: Int64[Tensor, " R"]  # the lag of the largest c(ℓ)
+    p: Float[Tensor, " R"]  # share of shuffles and the original with as large a peak
+
+
+def lag_correlation(
+    writes: Float[Tensor, "N R"],
+    reads: Float[Tensor, "N R"],
+    lengths: Sequence[int],
+    *,
+    max_lag: int = MAX_LAG,
+    shuffles: int = SHUFFLES,
+    seed: int = 0,
+) -> LagCorrelation:
+    """Return the cross-correlation of gates along sequences of these lengths."""
+    check_whole("the largest lag", max_lag, 1)
+    generator = torch.Generator().manual_seed(seed)
+    channels = writes.shape[1]
+    # The first order is the original one.
+    products = torch.zeros(shuffles + 1, channels, 2 * max_lag + 1, dtype=torch.float64)
+    energy = torch.zeros(2, channels, dtype=torch.float64)
+    for gates in zip(writes.split(lengths), reads.split(lengths), strict=True):
+        write, read = (gate.double() - gate.double().mean(0) for gate in gates)
+        energy += torch.stack([write.square().sum(0), read.square().sum(0)])
+        orders = torch.rand(shuffles, len(write), generator=generator).argsort(1)
+        orders = torch.cat([torch.arange(len(write))[None], orders])
+        # windows[r, i] holds w_{i−L} to w_{i+L}, with zeros beyond the ends.
+        padded = torch.nn.functional.pad(write.T, (max_lag, max_lag))
+        windows = padded.unfold(1, 2 * max_lag + 1, 1)
+        products += torch.bmm(read.T[:, orders], windows).transpose(0, 1)
+    scale = energy.prod(0).sqrt()
+    # Smaller energy is rounding of the means.
+    varies = scale > MIN_VARIANCE * len(writes)
+    correlation = products / torch.where(varies, scale, torch.nan)[None, :, None]
+    observed, null = correlation[0], correlation[1:]
+    at_least = (null.amax(2) >= observed.amax(1)).sum(0)
+    lags = torch.arange(-max_lag, max_lag + 1)
+    p = torch.where(varies, (at_least.double() + 1) / len(correlation), torch.nan)
+    peak = lags[observed.argmax(1)]
+    return LagCorrelation(lags, observed, null.mean(0), null.std(0), peak, p)
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer.
-
-    Attributes:
-        layer: from 0.
-        shared_gates: whether it reads by its write gate.
-        metrics: figures by kind of activation.
-        lags: correlation of read and write; None without a corpus or channels.
-        channels: a row for each ``channel``, with its ``decay`` and ``half_life`` in positions,
-            None where decays depend on the token, and what :func:`channel_row` returns; none of a
-            model without prototype mixers.
-    """
+    """One layer; ``lags`` and ``channels`` are empty without prototype mixers."""
 
     layer: int
     shared_gates: bool
     metrics: Mapping[Kind, Row]
-    lags: LagCorrelation | None
-    channels: tuple[Row, ...]
+    lags: LagCorrelation | None  # of read and write; None without a corpus
+    channels: tuple[Row, ...]  # number, decay, half-life in positions, and :func:`channel_row`
 
 
 @dataclass(frozen=True)
 class ChannelReport:
-    """A model's channels, or the value heads of one without any.
+    """A model's channels, or the value heads of a model without channels.
 
-    Attributes:
-        model: its name.
-        of: whether ``layers`` are of channels or of value heads.
-        corpus: what was read, or None.
-        layers: those asked for.
-        passages: the text of kept sequences, by start.
-        text: a text's curves, if one was given.
+    ``passages`` are the texts of the top sequences, by start.
     """
 
     model: str
@@ -79,7 +284,7 @@ class ChannelReport:
     corpus: CorpusPart | None
     layers: tuple[LayerReport, ...]
     passages: Mapping[int, Passage]
-    text: WordedCurves | None = None
+    text: TextCurves | None = None
 
     @property
     def metrics(self) -> Table:
@@ -103,13 +308,11 @@ class ChannelReport:
     def lags(self) -> Table:
         """Whether channels are read before they are written, by layer.
 
-        Of ``channels``, those ``clear``, which correlate at some lag with p < 0.05; of these, those
-        ``read_first``, ``at_once`` and ``written_first``, and read ``one_before``. Medians over
-        channels at lag 1: the correlation, ``at_lag_1``, and mean and deviation of the shuffled.
-        Layers with shared gates correlate at lag 0.
+        Channels are ``clear`` if read and write correlate at some lag at p < 0.05. The last columns
+        are medians over channels at lag 1. Layers with shared gates correlate at lag 0.
         """
         rows = [
-            {"layer": layer.layer, "shared_gates": str(layer.shared_gates)} | _lags(layer.lags)
+            {"layer": layer.layer, "shared_gates": str(layer.shared_gates)} | _lag_row(layer.lags)
             for layer in self.layers
             if layer.lags is not None
         ]
@@ -120,7 +323,7 @@ class ChannelReport:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Every table that holds something."""
+        """Every table that is not empty."""
         tables = (self.metrics, self.locality, self.lags)
         return tuple(table for table in tables if table and (table.rows or table.facts))
 
@@ -128,41 +331,18 @@ class ChannelReport:
         """Return JSON values; non-finite numbers become None."""
         locality, text = self.locality, None
         if self.text is not None:
-            curves = ("layer", "half_life", "write", "read", "mass")
+            names = ("layer", "half_life", "write", "read", "mass")
             text = {
                 "tokens": self.text.text.tokens,
                 "token_ids": self.text.token_ids,
                 "words": self.text.text.words,
                 "tokens_of_words": self.text.text.counts,
                 "layers": [
-                    {name: getattr(one, name) for name in curves} for one in self.text.curves
+                    {name: getattr(layer, name) for name in names} for layer in self.text.curves
                 ],
             }
         value = {"model": self.model, "of": self.of, "corpus": self.corpus, "layers": self.layers}
         return as_json(value | {"locality": locality and locality.to_dict(), "text": text})
-
-
-class ReportOptions(NamedTuple):
-    """How channels are read.
-
-    Attributes:
-        layers: which, or None for all.
-        kept: sequences kept of each channel.
-        tokens: tokens kept of each sequence.
-        max_lag: L of the cross-correlation of read and write.
-        shuffles: of its null.
-        seed: of the shuffles.
-    """
-
-    layers: tuple[int, ...] | None = None
-    kept: int = 10
-    tokens: int = 10
-    max_lag: int = 4
-    shuffles: int = 99
-    seed: int = 0
-
-
-DEFAULTS = ReportOptions()
 
 
 def channel_report(
@@ -172,120 +352,104 @@ def channel_report(
     *,
     text: str | None = None,
     name: str = "",
-    options: ReportOptions = DEFAULTS,
+    layers: Sequence[int] | None = None,
+    seed: int = 0,
     progress: Reporter = SILENT,
 ) -> ChannelReport:
     """Return all figures of a model's channels over a corpus, and the curves of a text.
 
     Without a corpus there are half-lives and the text's curves. A model without prototype mixers
-    but with value heads, as LLaMA, has the figures of their norms, and no channels. Memory: 8 bytes
-    for each token of the corpus that is read and each channel. Source: ProtoT, §5.1, A.8 and A.9.
-
-    Raises:
-        InputError: a model with neither channels nor value heads, an unknown layer, a corpus of
-            another tokenizer, no text, an empty text, or a text for a model without channels.
+    but with value heads, as LLaMA, has figures of their norms over a corpus, and no channels.
+    ``seed`` is that of the shuffled lags. Memory: 8 bytes for each token of the corpus that is read
+    and each channel. Source: ProtoT, §5.1, A.8 and A.9.
     """
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
-    if not has_mixers(model) and sequences is not None and text is None:
-        rows = measure_layers(model, sequences, "values", progress=progress)
-        chosen = chosen_layers(len(rows), options.layers)
-        heads = tuple(LayerReport(i, False, {"values": rows[i]}, None, ()) for i in chosen)
-        return ChannelReport(name, "heads", sequences.part(rows[0]["positions"]), heads, {})
+        if not has_mixers(model) and text is None:
+            rows = measure_layers(model, sequences, "values", progress=progress)
+            heads = tuple(
+                LayerReport(layer, False, {"values": rows[layer]}, None, ())
+                for layer in chosen_layers(len(rows), layers)
+            )
+            return ChannelReport(name, "heads", sequences.part(rows[0]["positions"]), heads, {})
     mixers = mixers_of(model)
-    chosen = chosen_layers(len(mixers), options.layers)
-    curves = None if text is None else read_text(model, tokenizer, text, chosen)
+    layers = chosen_layers(len(mixers), layers)
+    curves = None if text is None else read_text(model, tokenizer, text, layers)
     if sequences is None:
         bare = tuple(
-            LayerReport(layer, mixers[layer].shared_gates, {}, None, _channels(model, layer))
-            for layer in chosen
+            LayerReport(i, mixers[i].shared_gates, {}, None, _channels(mixers[i])) for i in layers
         )
         return ChannelReport(name, "channels", None, bare, {}, curves)
     kinds: tuple[Kind, ...] = ("write", "read")
     reading = {"total": sequences.tokens, "progress": progress}
-    read = read_activations(model, sequences.batches(), kinds, chosen, **reading)
-    kept = {
-        layer: read.top_sequences("write", layer, kept=options.kept, tokens=options.tokens)
-        for layer in chosen
-    }
-    every = (sequence for layer in kept.values() for own in layer for sequence in own)
-    passages = read_passages(sequences.corpus, every)
-    layers = tuple(
+    activations = read_activations(model, sequences.batches(), kinds, layers, **reading)
+    top = {layer: activations.top_sequences("write", layer) for layer in layers}
+    spans = (
+        (sequence["document"], sequence["position"], sequence["length"])
+        for channels in top.values()
+        for channel in channels
+        for sequence in channel
+    )
+    passages = {p.start: p for p in read_passages(sequences.corpus, spans).values()}
+    lengths = activations.lengths.tolist()
+    reports = tuple(
         LayerReport(
             layer,
             mixers[layer].shared_gates,
-            {kind: metrics(model, read, kind, layer) for kind in kinds},
-            _lags_of(read, layer, options),
-            _channels(model, layer, kept[layer], passages),
+            {kind: metrics(model, activations, kind, layer) for kind in kinds},
+            lag_correlation(*(activations.values[k, layer] for k in kinds), lengths, seed=seed),
+            _channels(mixers[layer], top[layer], passages),
         )
-        for layer in chosen
+        for layer in layers
     )
-    part = sequences.part(len(read.tokens))
-    return ChannelReport(name, "channels", part, layers, passages, curves)
-
-
-def _lags_of(read: Activations, layer: int, options: ReportOptions) -> LagCorrelation:
-    return lag_correlation(
-        read.values["write", layer],
-        read.values["read", layer],
-        read.lengths.tolist(),
-        max_lag=options.max_lag,
-        shuffles=options.shuffles,
-        seed=options.seed,
-    )
+    part = sequences.part(len(activations.tokens))
+    return ChannelReport(name, "channels", part, reports, passages, curves)
 
 
 def _channels(
-    model: PreTrainedModel,
-    layer: int,
-    kept: Sequence[tuple[TopSequence, ...]] | None = None,
+    mixer: PrototypeMixer,
+    top: Sequence[Sequence[Row]] | None = None,
     passages: Mapping[int, Passage] | None = None,
 ) -> tuple[Row, ...]:
-    mixer = mixers_of(model)[layer]
     decays = lives = [None] * mixer.channels
     if mixer.decay_map is None:
         decay = mixer.decay.detach().cpu()
         decays, lives = decay.tolist(), half_life(decay).tolist()
-    best = kept or [()] * mixer.channels
     return tuple(
         {"channel": number, "decay": decays[number], "half_life": lives[number]}
-        | channel_row(own, passages or {})
-        for number, own in enumerate(best)
+        | channel_row(sequences, passages or {})
+        for number, sequences in enumerate(top or [()] * mixer.channels)
     )
 
 
-def channel_row(sequences: Iterable[TopSequence], passages: Mapping[int, Passage]) -> Row:
-    """Return what a channel holds.
+def channel_row(sequences: Iterable[Row], passages: Mapping[int, Passage]) -> Row:
+    """Return what a channel holds, from its :meth:`Activations.top_sequences`.
 
-    Returns:
-        ``sequences``, those that write most, best first, each with its ``text`` and ``tokens``; the
-        ``tokens`` among all of these, those that write most in all first: ``token_id``; ``text``,
-        the characters it touches, where it writes most; ``count``, how often it is there; and
-        ``gate``, its mean write gate; and ``repetition``, 1 − distinct / all over them, None
-        without a corpus.
+    ``sequences`` get their ``doc_id`` and texts; ``tokens`` are those among all of these by total
+    write gate, with the ``text`` where they write most, ``count`` and mean ``gate``; and
+    ``repetition`` is 1 − distinct / all over them, None without a corpus. The source takes it as a
+    proxy for locality, without a definition (ProtoT, A.8, Table 21).
     """
     rows: list[Row] = []
-    uses: dict[int, list[Row]] = {}
+    by_token: dict[int, list[Row]] = {}
     for sequence in sequences:
-        passage = passages[sequence.start]
-        shown = passage.text.tokens
-        tokens: list[Row] = [
-            vars(token) | {"text": shown[token.position - sequence.start]}
-            for token in sequence.tokens
-        ]
+        passage, start = passages[sequence["position"]], sequence["position"]
+        texts = passage.text.tokens
+        tokens = [t | {"text": texts[t["position"] - start]} for t in sequence["tokens"]]
         for token in tokens:
-            uses.setdefault(token["token_id"], []).append(token)
-        row: Row = {"total": sequence.total, "position": sequence.start, "length": sequence.length}
-        row |= {"doc_id": passage.document.doc_id, "text": "".join(passage.text.words)}
+            by_token.setdefault(token["token_id"], []).append(token)
+        row: Row = {name: sequence[name] for name in ("total", "position", "length")}
+        row |= {"doc_id": passage.document["doc_id"], "text": "".join(passage.text.words)}
         rows.append(row | {"tokens": tokens})
-    written: list[Row] = []
-    for number, own in uses.items():
-        text = max(own, key=lambda token: token["gate"])["text"]
-        gate = sum(token["gate"] for token in own) / len(own)
-        written.append({"token_id": number, "text": text, "count": len(own), "gate": gate})
-    written.sort(key=lambda one: (-one["gate"] * one["count"], one["token_id"]))
-    ids = [token["token_id"] for row in rows for token in row["tokens"]]
-    return {"repetition": repetition(ids) if ids else None, "tokens": written, "sequences": rows}
+    summary: list[Row] = []
+    for number, uses in by_token.items():
+        text = max(uses, key=lambda token: token["gate"])["text"]
+        gate = sum(token["gate"] for token in uses) / len(uses)
+        summary.append({"token_id": number, "text": text, "count": len(uses), "gate": gate})
+    summary.sort(key=lambda token: (-token["gate"] * token["count"], token["token_id"]))
+    total = sum(token["count"] for token in summary)
+    repetition = 1 - len(summary) / total if total else None
+    return {"repetition": repetition, "tokens": summary, "sequences": rows}
 
 
 def locality_table(channels: Iterable[Row]) -> Table:
@@ -293,7 +457,7 @@ def locality_table(channels: Iterable[Row]) -> Table:
 
     Rows are quartiles of half-life, the shortest first; facts Spearman's ``rho`` with its ``p``,
     and ``cohens_d`` of the first quartile against the last. ``no_rho`` and ``no_quartiles`` say why
-    one cannot be computed, as from half-lives all alike.
+    they are undefined, as for equal half-lives.
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
@@ -307,7 +471,7 @@ def locality_table(channels: Iterable[Row]) -> Table:
     try:
         for name, values in (("half-life", lives), ("repetition", scores)):
             if not np.ptp(values):
-                raise InputError(f"the {name} is one figure {len(values)} times: it has no ranks.")
+                raise InputError(f"the {name} of all {len(values)} channels is equal.")
         correlation = spearman(lives, scores)
         facts |= {"rho": correlation.rho, "p": correlation.p}
     except InputError as error:
@@ -323,19 +487,14 @@ def locality_table(channels: Iterable[Row]) -> Table:
     return Table(title, columns, tuple(rows), facts)
 
 
-def _lags(lags: LagCorrelation) -> Row:
-    known, clear = ~lags.p.isnan(), lags.p < SIGNIFICANT
+def _lag_row(lags: LagCorrelation) -> Row:
+    defined, clear = ~lags.p.isnan(), lags.p < SIGNIFICANT
     peaks = lags.peak[clear]
-    row: Row = {
-        "channels": len(lags.p),
-        "clear": int(clear.sum()),
-        "read_first": int((peaks > 0).sum()),
-        "one_before": int((peaks == 1).sum()),
-        "at_once": int((peaks == 0).sum()),
-        "written_first": int((peaks < 0).sum()),
-    }
+    row: Row = {"channels": len(lags.p), "clear": len(peaks)}
+    row |= {"read_first": int((peaks > 0).sum()), "one_before": int((peaks == 1).sum())}
+    row |= {"at_once": int((peaks == 0).sum()), "written_first": int((peaks < 0).sum())}
     columns = {"at_lag_1": lags.correlation, "shuffled": lags.null_mean}
     for name, column in (columns | {"deviation": lags.null_deviation}).items():
-        at_one = column[known][:, lags.lags == 1]
+        at_one = column[defined][:, lags.lags == 1]
         row[name] = torch.median(at_one).item() if len(at_one) else None
     return row

@@ -1,14 +1,20 @@
-"""What the attention heads of a model do: how far they reach and what they look at."""
+"""Attention heads: how far they reach, what they attend to, and signal against noise heads."""
 
-from prismlm.probes.heads.resonance import cross_terms, own_cross_terms
-from prismlm.probes.heads.spectra import SpectraOptions, loss_against_length, spectra_report
-from prismlm.probes.heads.states import layer_rates, read_states, read_states_and_heads
-from prismlm.probes.heads.use import (
+from prismlm.probes.heads.attention import (
     across_models,
     compare_groups,
     head_report,
     head_uses,
     write_heads,
+)
+from prismlm.probes.heads.spectra import (
+    SpectraOptions,
+    cross_terms,
+    layer_rates,
+    loss_against_length,
+    own_cross_terms,
+    read_states,
+    spectra_report,
 )
 
 __all__ = [
@@ -22,7 +28,6 @@ __all__ = [
     "loss_against_length",
     "own_cross_terms",
     "read_states",
-    "read_states_and_heads",
     "spectra_report",
     "write_heads",
 ]

@@ -1,4 +1,4 @@
-"""All checks of a model's uncertainty signal: which can be done, and what they find."""
+"""All checks of a model's uncertainty signal, as one report."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prismlm.errors import InputError, NotFiniteError, check_choice
 from prismlm.models.positions import check_window
-from prismlm.probes.reading import Sample
 from prismlm.probes.results import Report, Table
-from prismlm.probes.uncertainty_feedback.hedging import hedging
-from prismlm.probes.uncertainty_feedback.losses import ablation, mistakes, prefill_gap
-from prismlm.probes.uncertainty_feedback.probes import (
-    LEAST_LATER,
-    attention_probe,
-    code_probe,
-)
+from prismlm.probes.texts import Sample
+from prismlm.probes.uncertainty_feedback import behaviour, internals
 from prismlm.probes.uncertainty_feedback.signal import (
     DEFAULTS,
+    CheckInputs,
     InspectOptions,
-    Reading,
-    feedback_of,
-    longer_than,
+    at_least,
+    levels_of,
     own_codes,
 )
 from prismlm.progress import SILENT, Reporter
@@ -31,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class Check(NamedTuple):
-    """A check, and the fewest texts and tokens of each that it needs; None: ``steps`` + 2."""
+    """A check with its minimum number of texts and tokens per text; None: ``steps`` + 2."""
 
-    do: Callable[[Reading], Table]
+    run: Callable[[CheckInputs], Table]
     texts: int
     tokens: int | None
 
 
 CHECKS = {
-    "ablation": Check(ablation, 4, 2),
-    "prefill": Check(prefill_gap, 4, 2),
-    "attention": Check(attention_probe, 8, LEAST_LATER + 2),
-    "hedging": Check(hedging, 4, 2),
-    "mistakes": Check(mistakes, 4, None),
-    "probe": Check(code_probe, 6, 2),
+    "ablation": Check(behaviour.ablation, 4, 2),
+    "prefill": Check(behaviour.prefill_gap, 4, 2),
+    "attention": Check(internals.attention_probe, 8, internals.MIN_LATER + 2),
+    "hedging": Check(behaviour.hedging, 4, 2),
+    "mistakes": Check(behaviour.mistakes, 4, None),
+    "probe": Check(internals.code_probe, 6, 2),
 }
 
 
@@ -60,65 +54,54 @@ def inspect_uncertainty_feedback(
 ) -> Report:
     """Check whether a model uses the uncertainty that is fed back to it.
 
-    Intervals and p of the report are over these texts, of one model, which is left as it was.
-    A check that the model does not allow is left out with the reason, and without ``checks`` one
-    that the texts do not allow.
-
-    Raises:
-        InputError: a model without feedback, an unknown check, texts of another vocabulary or
-            longer than the model reads, or texts too few or too short for a check that was asked
-            for, or for all.
+    Intervals and p are over these texts, of one model. A check that this kind of model does not
+    support is left out with the reason; so is one that the texts are too few or too short for,
+    unless ``checks`` names it, which is an InputError.
     """
     for check in checks:
         check_choice("a check", check, tuple(CHECKS))
-    levels = feedback_of(model).embedding.levels
+    levels = levels_of(model)
     check_window(model, max(map(len, sample.texts)))
     embeddings: Any = model.get_input_embeddings()
-    largest, known = max(int(text.max()) for text in sample.texts), len(embeddings.weight)
-    if largest >= known:
+    largest, vocabulary = max(int(text.max()) for text in sample.texts), len(embeddings.weight)
+    if largest >= vocabulary:
         raise InputError(
-            f"the texts hold token {largest} and the model has {known}: they were made with "
-            "another tokenizer than the model's."
+            f"the texts hold token {largest} and the model has {vocabulary} tokens: they were "
+            "encoded with another tokenizer than the model's."
         )
-    asked = dict.fromkeys(checks or CHECKS)
-    left_out = {check: reason for check in asked if (reason := _too_few(check, sample, options))}
-    if left_out and (checks or len(left_out) == len(asked)):
+    names = dict.fromkeys(checks or CHECKS)
+    left_out = {check: reason for check in names if (reason := _too_few(check, sample, options))}
+    if left_out and (checks or len(left_out) == len(names)):
         raise InputError(next(iter(left_out.values())))
     codes = own_codes(model, sample.texts, options.signal, progress=progress)
-    reading = Reading(model, tokenizer, sample.texts, codes, options, progress)
+    inputs = CheckInputs(model, tokenizer, sample.texts, codes, options, progress)
     tables: dict[str, Table] = {}
-    for check in asked:
+    for check in names:
         if check not in left_out:
             try:
-                tables[check] = CHECKS[check].do(reading)
+                tables[check] = CHECKS[check].run(inputs)
             except NotFiniteError:
                 raise
             except InputError as error:
-                # Of a family without attention, or without a cache to write on from.
+                # The model has no attention, or no cache to generate with.
                 left_out[check] = str(error)
-    facts = {
-        "sample": sample.name,
-        "texts": len(sample.texts),
-        "tokens": sample.tokens,
-        "too_short": sample.left_out,
-        "levels": levels,
-        "options": options,
-    }
+    facts = {"sample": sample.name, "texts": len(sample.texts), "tokens": sample.tokens}
+    facts |= {"too_short": sample.left_out, "levels": levels, "options": options}
     return Report(name, facts, tables, left_out)
 
 
 def _too_few(check: str, sample: Sample, options: InspectOptions) -> str | None:
-    """Return why texts or options do not allow a check."""
+    """Return why the texts or the options do not allow a check."""
     if check == "hedging" and options.window >= options.tokens:
         return (
-            f"{options.window} tokens after a step, of {options.tokens} that are written: expected "
-            f"1 to {options.tokens - 1}."
+            f"a window of {options.window} tokens after a step, of {options.tokens} generated "
+            f"tokens: expected 1 to {options.tokens - 1}. Generate more, or shorten the window."
         )
     _, texts, tokens = CHECKS[check]
     tokens = tokens or options.steps + 2
-    if (count := len(longer_than(sample.texts, tokens))) >= texts:
+    if (count := len(at_least(sample.texts, tokens))) >= texts:
         return None
     return (
         f"{check} needs at least {texts} texts of at least {tokens} tokens, and {sample.name} "
-        f"has {count}: give more or longer texts."
+        f"has {count}: provide more or longer texts."
     )

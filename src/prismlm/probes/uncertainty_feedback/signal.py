@@ -1,9 +1,8 @@
-"""A model's own codes along texts, and what it predicts when other codes are fed to it."""
+"""The codes that a model feeds back to itself, and its predictions with these or other codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,34 +13,26 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.models.evaluating import evaluating
-from prismlm.models.uncertainty_feedback import (
-    CACHES,
-    CODES,
-    UncertaintyFeedback,
-    uncertainty_of,
-)
+from prismlm.models.uncertainty_feedback import CACHES, CODES, UncertaintyFeedback, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
-from prismlm.probes.reading import of_one_length, target_losses
-from prismlm.progress import SILENT, Reporter, Task
+from prismlm.probes.texts import equal_length_batches, target_losses
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Tokens of a forward pass, and logits that are held at once.
-PASS_TOKENS = 2048
-LOGITS = 2**26
-
+BATCH_TOKENS = 2048
+BATCH_LOGITS = 2**26
 Codes = tuple[Tensor, ...]
-"""Codes of each text, int64 [T], on the CPU."""
+"""Codes of each text, int64 [T], on the CPU; the first token of a text has NO_CODE."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """How a model's own codes along a text are obtained.
+    """How a model's own codes along a text are computed.
 
-    Attributes:
-        kind: "recursion", token by token, as in decoding; or "passes".
-        passes: n: neutral codes, then n − 1 times those of the predictions so far.
+    "recursion" is token by token, as in decoding. Of ``passes`` the first reads neutral codes, and
+    each later one those of the pass before.
     """
 
     kind: Literal["passes", "recursion"] = "passes"
@@ -54,28 +45,16 @@ class Signal:
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """How the checks are done.
+    """Settings of the checks."""
 
-    Attributes:
-        signal: how the own codes are obtained.
-        permutations: of the shuffled signal of the ablation.
-        passes: the most, of the gap between prefill and recursion.
-        tokens: written after each prompt, for hedging.
-        window: tokens after a step, for hedging.
-        steps: predictions after a mistake.
-        mistakes: planted in each text, one at a time; a text counts once in the intervals.
-        temperature: of what is written.
-        seed: of all that is drawn.
-    """
-
-    signal: Signal = Signal()
-    permutations: int = 5
-    passes: int = 3
-    tokens: int = 48
-    window: int = 8
-    steps: int = 8
-    mistakes: int = 4
-    temperature: float = 1.0
+    signal: Signal = Signal()  # the model's own codes
+    permutations: int = 5  # of the shuffled codes in the ablation
+    passes: int = 3  # the maximum in the comparison of prefill with the recursion
+    tokens: int = 48  # generated after each prompt, for hedging
+    window: int = 8  # tokens after a step, for hedging
+    steps: int = 8  # predictions after a mistake
+    mistakes: int = 4  # planted in each text, one at a time
+    temperature: float = 1.0  # of the generated text
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -88,8 +67,8 @@ class InspectOptions:
 DEFAULTS = InspectOptions()
 
 
-class Reading(NamedTuple):
-    """What every check takes: a decoder with uncertainty feedback, texts, and its own codes."""
+class CheckInputs(NamedTuple):
+    """The inputs of every check: a decoder with uncertainty feedback, texts, its own codes."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -99,16 +78,11 @@ class Reading(NamedTuple):
     progress: Reporter = SILENT
 
 
-class Replay(NamedTuple):
-    """What a model predicts along one text; on the CPU.
+class Predictions(NamedTuple):
+    """A model's predictions along one text; on the CPU."""
 
-    Attributes:
-        losses: cross-entropy of each token but the first, nats; float64.
-        shares: entropy of the prediction after each token, over ln V; float32.
-    """
-
-    losses: Float[Tensor, " T_less_1"]
-    shares: Float[Tensor, " T"]
+    losses: Float[Tensor, " T_less_1"]  # of each token but the first, nats; float64
+    entropies: Float[Tensor, " T"]  # after each token, divided by ln V; float32
 
 
 def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
@@ -117,41 +91,41 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
     if feedback is None:
         raise InputError(
             f"this {type(model).__name__} has no uncertainty feedback, so there is no signal to "
-            "look for. Train one with `uncertainty_feedback: {enabled: true}` in a recipe, or "
-            "put a table beside it with prismlm.attach_uncertainty and save_uncertainty."
+            "check. Train with `uncertainty_feedback: {enabled: true}` in a recipe, or add a table "
+            "to a model with prismlm.attach_uncertainty and save_uncertainty."
         )
     if model.config.is_encoder_decoder:
         raise InputError(
-            f"{type(model).__name__} is an encoder-decoder: the checks read decoders alone."
+            f"{type(model).__name__} is an encoder-decoder: these checks support decoders only."
         )
     return feedback
 
 
-@contextmanager
-def batches_of(
-    model: PreTrainedModel, texts: Sequence[Tensor], title: str, progress: Reporter = SILENT
-) -> Iterator[Iterator[list[int]]]:
-    """Yield :func:`text_batches`, each read in one pass, while the model is evaluated."""
-    feedback_of(model)
-
-    def batches(task: Task) -> Iterator[list[int]]:
-        for numbers in text_batches(model, texts):
-            yield numbers
-            task.advance(sum(len(texts[number]) for number in numbers))
-
-    with evaluating(model), progress.task(title, sum(map(len, texts))) as task:
-        yield batches(task)
+def levels_of(model: PreTrainedModel) -> int:
+    """Return how many different codes a decoder's feedback has."""
+    return feedback_of(model).embedding.levels
 
 
-def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield batches, each of the numbers of equally long texts."""
+def batches_of(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield the indices of equally long texts whose logits fit in memory together."""
     vocabulary = int(model.config.get_text_config().vocab_size)
-    return of_one_length(texts, min(PASS_TOKENS, max(1, LOGITS // vocabulary)))
+    return equal_length_batches(texts, min(BATCH_TOKENS, max(1, BATCH_LOGITS // vocabulary)))
 
 
-def stacked(rows: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    """Return some rows as one batch."""
-    return torch.stack([rows[number] for number in numbers])
+def stack(rows: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
+    """Return the rows at some indices as one batch."""
+    return torch.stack([rows[index] for index in indices])
+
+
+def run(model: PreTrainedModel, ids: Tensor, codes: Tensor, **options: Any) -> Any:
+    """Return a model's output for a batch of token ids [B, T] with these codes."""
+    options |= {CODES: codes.to(model.device), "use_cache": False}
+    return model(input_ids=ids.to(model.device), **options)
+
+
+def relative_entropies(logits: Tensor) -> Tensor:
+    """Return the entropy of each prediction divided by ln V; float32, on the CPU."""
+    return normalised_entropy(logits).float().cpu()
 
 
 def replay(
@@ -161,128 +135,42 @@ def replay(
     *,
     progress: Reporter = SILENT,
     title: str = "Replaying codes",
-) -> tuple[Replay, ...]:
-    """Return what a model predicts along texts with these codes fed to it."""
-    found: dict[int, Replay] = {}
-    with batches_of(model, texts, title, progress) as batches:
-        for numbers in batches:
-            ids = stacked(texts, numbers)
-            logits = run(model, ids, stacked(codes, numbers)).logits
-            rows = zip(numbers, logits, ids, entropies(logits), strict=True)
-            for number, row, text, spread in rows:
-                found[number] = Replay(target_losses(row[:-1], text[1:]), spread)
-    return tuple(found[number] for number in range(len(texts)))
-
-
-def summed(replays: Sequence[Replay]) -> Float[np.ndarray, " texts"]:
-    """Return the loss of each text, nats."""
-    return np.array([float(one.losses.sum()) for one in replays])
-
-
-def predictions_of(texts: Sequence[Tensor]) -> Float[np.ndarray, " texts"]:
-    """Return how many tokens of each text are predicted: all but its first."""
-    return np.array([len(text) - 1 for text in texts], dtype=np.float64)
-
-
-def run(model: PreTrainedModel, ids: Tensor, codes: Tensor, **more: Any) -> Any:
-    """Return a model's output for rows of tokens with these codes."""
-    fed = {CODES: codes.to(model.device)}
-    return model(input_ids=ids.to(model.device), use_cache=False, **fed, **more)
-
-
-def entropies(logits: Tensor) -> Tensor:
-    """Return the entropy of each prediction over ln V; float32, on the CPU."""
-    return normalised_entropy(logits).float().cpu()
-
-
-def no_codes(texts: Sequence[Tensor]) -> Codes:
-    """Return codes with which nothing is added."""
-    return tuple(torch.full((len(text),), NO_CODE) for text in texts)
-
-
-def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
-    """Return the neutral code for every token but the first, which has none."""
-    neutral = tuple(torch.full((len(text),), neutral_code(levels)) for text in texts)
-    for codes in neutral:
-        codes[0] = NO_CODE
-    return neutral
-
-
-def different(codes: Codes) -> int:
-    """Return how many different codes there are, first tokens apart, which have none."""
-    return len({int(code) for row in codes for code in row[1:]})
-
-
-def permuted(codes: Codes, seed: int) -> Codes:
-    """Return the codes permuted among all positions of all texts that have one.
-
-    Two calls with texts of the same lengths and one seed permute alike.
-    """
-    pool = torch.cat(codes).clone()
-    known = pool != NO_CODE
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(int(known.sum())))
-    pool[known] = pool[known][order]
-    return pool.split([len(own) for own in codes])
-
-
-def pass_codes(
-    model: PreTrainedModel, texts: Sequence[Tensor], passes: int, *, progress: Reporter = SILENT
-) -> Iterator[tuple[Codes, tuple[Replay, ...]]]:
-    """Yield the codes of 1, 2, … ``passes`` passes, each with what the model predicts with them."""
-    levels = feedback_of(model).embedding.levels
-    codes = neutral_codes(texts, levels)
-    for number in range(passes):
-        title = f"Pass {number + 1} of {passes}"
-        replays = replay(model, texts, codes, progress=progress, title=title)
-        yield codes, replays
-        codes = codes_after(replays, levels)
-
-
-def codes_after(replays: Sequence[Replay], levels: int) -> Codes:
-    """Return the codes of each text's tokens, each of the prediction before it."""
-    codes = no_codes([one.shares for one in replays])
-    for own, one in zip(codes, replays, strict=True):
-        own[1:] = quantise(one.shares[:-1], levels)
-    return codes
-
-
-def own_codes(
-    model: PreTrainedModel, texts: Sequence[Tensor], signal: Signal, *, progress: Reporter = SILENT
-) -> Codes:
-    """Return the codes that a model feeds to itself along texts."""
-    if signal.kind == "recursion":
-        return recursion(model, texts, progress=progress)[0]
-    levels = feedback_of(model).embedding.levels
-    codes = neutral_codes(texts, levels)
-    for _, replays in pass_codes(model, texts, signal.passes - 1, progress=progress):
-        codes = codes_after(replays, levels)
-    return codes
+) -> tuple[Predictions, ...]:
+    """Return a model's predictions along texts with these codes fed to it."""
+    predictions: dict[int, Predictions] = {}
+    with evaluating(model), progress.task(title, sum(map(len, texts))) as task:
+        for batch in batches_of(model, texts):
+            ids = stack(texts, batch)
+            logits = run(model, ids, stack(codes, batch)).logits
+            rows = zip(batch, logits, ids, relative_entropies(logits), strict=True)
+            for index, row, text, entropies in rows:
+                predictions[index] = Predictions(target_losses(row[:-1], text[1:]), entropies)
+            task.advance(ids.numel())
+    return tuple(predictions[index] for index in range(len(texts)))
 
 
 def recursion(
     model: PreTrainedModel, texts: Sequence[Tensor], *, progress: Reporter = SILENT
-) -> tuple[Codes, tuple[Replay, ...]]:
-    """Return codes and predictions along texts token by token, from a cache, as in decoding."""
-    found: dict[int, tuple[Tensor, Replay]] = {}
+) -> tuple[Codes, tuple[Predictions, ...]]:
+    """Return codes and predictions along texts token by token, with a cache, as in decoding."""
     feedback_of(model)
+    results: dict[int, tuple[Tensor, Predictions]] = {}
     with evaluating(model), progress.task("Token by token", sum(map(len, texts))) as task:
-        for numbers in text_batches(model, texts):
-            ids = stacked(texts, numbers)
+        for batch in batches_of(model, texts):
+            ids, cache = stack(texts, batch), dict[str, Any]()
             steps: list[tuple[Tensor, Tensor, Tensor]] = []
-            cached: dict[str, Any] = {}
-            # The last prediction has no target; its loss is dropped.
-            targets = torch.cat([ids[:, 1:], ids[:, :1]], 1)
-            for token, target in zip(ids.T, targets.T, strict=True):
-                output = model(input_ids=token[:, None].to(model.device), use_cache=True, **cached)
-                cached, logits = cache_of(output), output.logits[:, -1]
-                used = output[CODES][:, 0].cpu()
-                steps.append((used, target_losses(logits, target), entropies(logits)))
+            # The last prediction has no target, so its loss is dropped.
+            for token, target in zip(ids.T, ids.roll(-1, 1).T, strict=True):
+                output = model(input_ids=token[:, None].to(model.device), use_cache=True, **cache)
+                cache, logits = cache_of(output), output.logits[:, -1]
+                codes = output[CODES][:, 0].cpu()
+                steps.append((codes, target_losses(logits, target), relative_entropies(logits)))
                 task.advance(len(ids))
             columns = (torch.stack(column, 1) for column in zip(*steps, strict=True))
-            for number, own, losses, shares in zip(numbers, *columns, strict=True):
-                found[number] = own, Replay(losses[:-1], shares)
-    codes, replays = zip(*(found[n] for n in range(len(texts))), strict=True)
-    return codes, replays
+            for index, codes, losses, entropies in zip(batch, *columns, strict=True):
+                results[index] = codes, Predictions(losses[:-1], entropies)
+    codes, predictions = zip(*(results[index] for index in range(len(texts))), strict=True)
+    return codes, predictions
 
 
 def cache_of(output: Any) -> dict[str, Any]:
@@ -291,10 +179,58 @@ def cache_of(output: Any) -> dict[str, Any]:
         if output.get(name) is not None:
             return {name: output[name]}
     raise InputError(
-        "the model returns no cache, so it cannot go on token by token: read with passes."
+        "the model returns no cache, so it cannot continue token by token: use --signal passes."
     )
 
 
-def longer_than(texts: Sequence[Tensor], tokens: int) -> list[int]:
-    """Return the numbers of the texts of at least so many tokens."""
-    return [number for number, text in enumerate(texts) if len(text) >= tokens]
+def own_codes(
+    model: PreTrainedModel, texts: Sequence[Tensor], signal: Signal, *, progress: Reporter = SILENT
+) -> Codes:
+    """Return the codes that a model feeds back to itself along texts."""
+    levels = levels_of(model)
+    if signal.kind == "recursion":
+        return recursion(model, texts, progress=progress)[0]
+    codes = neutral_codes(texts, levels)
+    for number in range(1, signal.passes):
+        title = f"Pass {number} of {signal.passes - 1}"
+        codes = next_codes(replay(model, texts, codes, progress=progress, title=title), levels)
+    return codes
+
+
+def next_codes(predictions: Sequence[Predictions], levels: int) -> Codes:
+    """Return the codes of each text's tokens, from the entropies of the predictions before them."""
+    first = torch.tensor([NO_CODE])
+    return tuple(torch.cat([first, quantise(p.entropies[:-1], levels)]) for p in predictions)
+
+
+def no_codes(texts: Sequence[Tensor]) -> Codes:
+    """Return codes with which nothing is fed back."""
+    return tuple(torch.full((len(text),), NO_CODE) for text in texts)
+
+
+def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
+    """Return the neutral code for every token but the first."""
+    neutral = neutral_code(levels)
+    return tuple(torch.tensor([NO_CODE, *[neutral] * (len(text) - 1)]) for text in texts)
+
+
+def permuted(codes: Codes, seed: int) -> Codes:
+    """Return the codes permuted among all positions of all texts that have a code.
+
+    Two calls for texts of the same lengths with the same seed use the same permutation.
+    """
+    pool = torch.cat(codes).clone()
+    has_code = pool != NO_CODE
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(int(has_code.sum())))
+    pool[has_code] = pool[has_code][order]
+    return pool.split([len(row) for row in codes])
+
+
+def count_codes(codes: Codes) -> int:
+    """Return the number of different codes, without those of first tokens."""
+    return len({int(code) for row in codes for code in row[1:]})
+
+
+def at_least(texts: Sequence[Tensor], tokens: int) -> list[int]:
+    """Return the indices of the texts of at least so many tokens."""
+    return [index for index, text in enumerate(texts) if len(text) >= tokens]

@@ -1,23 +1,26 @@
-"""Attention received by code."""
+"""Attention received by code, and the code in hidden states."""
 
 import numpy as np
 import pytest
 import torch
 
 from prismlm.probes.uncertainty_feedback import Signal
-from prismlm.probes.uncertainty_feedback.probes import (
+from prismlm.probes.uncertainty_feedback.internals import (
     attention_probe,
+    code_probe,
     matched_ranks,
     received,
+    ridge,
     strongest,
 )
-from prismlm.probes.uncertainty_feedback.signal import own_codes
+from prismlm.probes.uncertainty_feedback.signal import neutral_codes, own_codes
 from prismlm.statistics import Interval, spearman
 from tests.helpers.feedback_models import (
     LEVELS,
+    inputs_of,
     make_fed_gpt2,
+    make_fed_protot,
     random_texts,
-    reading_of,
     set_table,
 )
 
@@ -49,7 +52,7 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     model, feedback = make_fed_gpt2()
     texts = random_texts(30, 24, 40, 24, 26, 12, 24, 28)
     codes = own_codes(model, texts, Signal())
-    found = attention_probe(reading_of(model, texts, codes), permutations=49)
+    found = attention_probe(inputs_of(model, texts, codes), permutations=49)
     # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
     assert (found["length"], found["texts"], found["left_out"]) == (24, 7, 1)
     assert found["positions"] == 24 - 1 - 8
@@ -60,17 +63,17 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
         assert row["added"].value == pytest.approx(row["correlation"] - row["without"])
     # Texts too short by themselves change nothing, however many they are.
     several = [*texts, *random_texts(*[5] * 20)]
-    mixed = attention_probe(reading_of(model, several), permutations=49)
+    mixed = attention_probe(inputs_of(model, several), permutations=49)
     assert (mixed["length"], mixed["texts"], mixed["left_out"]) == (24, 7, 21)
     assert mixed.rows == found.rows
     # Cut off is as never read.
     cut = [text[:24] for text in texts if len(text) >= 24]
     cut_codes = tuple(row[:24] for row in codes if len(row) >= 24)
-    alike = attention_probe(reading_of(model, cut, cut_codes), permutations=49)
+    alike = attention_probe(inputs_of(model, cut, cut_codes), permutations=49)
     assert alike.rows == found.rows
     # With a table of zeros, nothing fed is the same.
     set_table(feedback, torch.zeros(1, 16))
-    for row in attention_probe(reading_of(model, texts, codes), permutations=49).rows:
+    for row in attention_probe(inputs_of(model, texts, codes), permutations=49).rows:
         assert row["correlation"] == row["without"]
         assert (row["added"].low, row["added"].high) == (0, 0)
 
@@ -95,7 +98,7 @@ def test_codes_that_draw_attention_are_found():
     codes = tuple(torch.randint(0, LEVELS, (24,), generator=generator) for _ in texts)
     for row in codes:
         row[0] = -1
-    found = attention_probe(reading_of(model, texts, codes))
+    found = attention_probe(inputs_of(model, texts, codes))
     (layer,) = found.rows
     assert layer["correlation"] > 0.8
     assert layer["p"] == layer["q"] == 1 / 1000
@@ -104,7 +107,7 @@ def test_codes_that_draw_attention_are_found():
     assert found.findings[0]["effect"] == "above 0"
     # Turned round, low codes draw it.
     set_table(feedback, table.flip(0))
-    turned = attention_probe(reading_of(model, texts, codes))
+    turned = attention_probe(inputs_of(model, texts, codes))
     assert turned.rows[0]["correlation"] < -0.8
     assert turned.findings[0]["effect"] == "may be chance"
 
@@ -167,3 +170,62 @@ def test_null_of_rows_keeps_what_goes_together_along_a_text():
         x, y = (rng.normal(size=(8, 1)) + 0.1 * rng.normal(size=(8, 30)) for _ in range(2))
         found.append(matched_ranks(x, y, permutations=199, seed=seed).p)
     assert np.mean(np.array(found) <= 0.05) <= 0.15
+
+
+@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
+def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
+    model, feedback = make()
+    texts = random_texts(*[40] * 30)
+    table = torch.zeros(LEVELS, 16)
+    table[:, 3] = torch.linspace(-20, 20, LEVELS)
+    set_table(feedback, table)
+    generator = torch.Generator().manual_seed(0)
+    codes = tuple(torch.randint(0, LEVELS, (40,), generator=generator) for _ in texts)
+    for row in codes:
+        row[0] = -1
+    found = code_probe(inputs_of(model, texts, codes))
+    assert (found["fitted_on"], found["tested_on"], found["positions"]) == (20, 10, 20 * 39)
+    assert [row["layer"] for row in found.rows] == [0, 1, 2]
+    assert [row["depth"] for row in found.rows] == [0, 0.5, 1]
+    first = found.rows[0]
+    assert first["code"].low > 0.95
+    assert abs(first["shuffled"].value) < 0.1
+    assert abs(first["without"].value) < 0.1
+    assert first["added"].low > 0.9
+    (best,) = found.findings
+    assert (best["value"], best["effect"]) == (first["added"], "above 0")
+    # What nothing is fed of, the fed states do not have.
+    set_table(feedback, torch.zeros(1, 16))
+    nothing = code_probe(inputs_of(model, texts, codes))
+    for row in nothing.rows:
+        assert row["code"] == row["without"]
+        assert (row["added"].low, row["added"].high) == (0, 0)
+    assert nothing.findings[0]["effect"] == "may be chance"
+
+
+def test_codes_that_are_all_the_same_are_no_negative_finding():
+    model, _ = make_fed_gpt2()
+    texts = random_texts(*[24] * 8)
+    (found,) = code_probe(inputs_of(model, texts, neutral_codes(texts, LEVELS))).findings
+    assert (found["value"], found["effect"]) == (None, "undefined")
+
+
+def test_ridge_is_the_closed_form():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 20, generator=generator, dtype=torch.float64)
+    y = x[:, :1] + torch.randn(8, 1, generator=generator, dtype=torch.float64)
+    rows = torch.cat([torch.ones(8, 1, dtype=torch.float64), x, y], 1)
+    found, bias = ridge(rows.T @ rows, targets=1)
+    inner = (x - x.mean(0)) / x.std(0, correction=0)
+    scores = {}
+    for power in range(-6, 3):
+        matrix = inner.T @ inner / 8 + 10.0**power * torch.eye(20, dtype=torch.float64)
+        weight = torch.linalg.solve(matrix, inner.T @ (y - y.mean()) / 8)
+        hat = inner @ torch.linalg.solve(matrix, inner.T) / 8
+        error = ((y - y.mean() - inner @ weight) ** 2).mean()
+        freedom = 1 - (hat.trace() + 1) / 8
+        if freedom >= 0.1:
+            scores[float(error / freedom**2)] = weight
+    best = scores[min(scores)]
+    torch.testing.assert_close(found, best / x.std(0, correction=0)[:, None])
+    torch.testing.assert_close((x @ found + bias).mean(), y.mean())

@@ -1,0 +1,133 @@
+"""Texts that probes run a model over, as tokens, and the losses of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError, check_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from prismlm.corpus.documents import Document
+    from prismlm.corpus.store import Corpus, Split
+
+LOGIT_ROWS = 1024
+
+
+def target_losses(
+    logits: Float[Tensor, "*batch V"], targets: Int64[Tensor, "*batch"]
+) -> Float64[Tensor, "*batch"]:
+    """Return the cross-entropy of each target, nats; float64, on the CPU."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    target_logits = logits.gather(-1, targets.to(logits.device)[..., None])[..., 0]
+    return (logits.logsumexp(-1) - target_logits).double().cpu()
+
+
+def losses_at(
+    head: Callable[[Tensor], Tensor], states: Float[Tensor, "N d"], targets: Int64[Tensor, " N"]
+) -> Float64[Tensor, " N"]:
+    """Return :func:`target_losses` of ``head(states)``, a few rows of logits at a time."""
+    parts = zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
+    return torch.cat([target_losses(head(rows), ids) for rows, ids in parts])
+
+
+def document_numbers(corpus: Corpus, split: Split, min_tokens: int = 0) -> np.ndarray:
+    """Return the numbers of a split's documents of at least ``min_tokens`` tokens, ascending."""
+    numbers = corpus.split(split)
+    if not len(numbers):
+        raise InputError(
+            f"the corpus {corpus.name!r} has no documents in {split!r}: choose another split, or "
+            "build it with `prismlm corpus build` and another --heldout share."
+        )
+    lengths = corpus.lengths[numbers]
+    if not (lengths >= min_tokens).any():
+        raise InputError(
+            f"no document of {corpus.name!r}, {split}, has {min_tokens:,} tokens: the longest has "
+            f"{int(lengths.max()):,}. Choose a shorter window, or a corpus of longer documents."
+        )
+    return numbers[lengths >= min_tokens]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first tokens of some texts, at least 2 of each."""
+
+    name: str  # where they come from
+    texts: tuple[Int64[Tensor, " T"], ...]
+    left_out: int = 0  # sampled texts that are shorter
+
+    @property
+    def tokens(self) -> int:
+        """The total number of tokens."""
+        return sum(map(len, self.texts))
+
+
+def corpus_sample(
+    corpus: Corpus, split: Split, *, texts: int, tokens: int, seed: int = 0
+) -> Sample:
+    """Return the first ``tokens`` tokens of documents sampled from a split."""
+    _check_size(texts, tokens)
+    numbers = np.random.default_rng(seed).permutation(document_numbers(corpus, split))[:texts]
+    lengths = np.minimum(corpus.lengths[numbers], tokens).tolist()
+    rows = [
+        torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64))
+        for start, length in zip(corpus.starts[numbers].tolist(), lengths, strict=True)
+    ]
+    return _sample(f"{corpus.name}, {split}", rows)
+
+
+def document_sample(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    texts: int,
+    tokens: int,
+    seed: int = 0,
+    name: str = "texts",
+) -> Sample:
+    """Return the first ``tokens`` tokens of a reservoir sample of ``documents``."""
+    from prismlm.corpus.words import encode
+
+    _check_size(texts, tokens)
+    rng, reservoir = np.random.default_rng(seed), list[str]()
+    for number, document in enumerate(documents):
+        if number < texts:
+            reservoir.append(document.text)
+        elif (slot := int(rng.integers(number + 1))) < texts:
+            reservoir[slot] = document.text
+    return _sample(name, [torch.tensor(encode(tokenizer, text)[0][:tokens]) for text in reservoir])
+
+
+def _check_size(texts: int, tokens: int) -> None:
+    check_whole("the number of texts", texts, 1)
+    check_whole("the number of tokens per text, of which the first is not predicted,", tokens, 2)
+
+
+def _sample(name: str, rows: list[Tensor]) -> Sample:
+    texts = tuple(row for row in rows if len(row) > 1)
+    if not texts:
+        raise InputError(
+            f"none of the {len(rows)} texts of {name} has 2 tokens, and the first token of a text "
+            "is not predicted: provide longer texts."
+        )
+    return Sample(name, texts, len(rows) - len(texts))
+
+
+def equal_length_batches(texts: Sequence[Sized], max_tokens: int) -> Iterator[list[int]]:
+    """Yield batches of equally long texts, as their indices, at most ``max_tokens`` tokens each.
+
+    Without padding, the result for a text does not depend on the others. Longest texts first.
+    """
+    for length in sorted({len(text) for text in texts}, reverse=True):
+        indices = [index for index, text in enumerate(texts) if len(text) == length]
+        batch_size = max(1, max_tokens // length)
+        for first in range(0, len(indices), batch_size):
+            yield indices[first : first + batch_size]

@@ -1,0 +1,453 @@
+"""Coding rates and cross terms by their formulas; losses by length against the model's own loss."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.ops.signal_noise_attention import attention_weights, group_frequencies
+from prismlm.probes.heads.attention import head_report, head_uses
+from prismlm.probes.heads.spectra import (
+    ORDER,
+    RATIOS,
+    SpectraOptions,
+    _short_losses,
+    coding_rate,
+    content_term,
+    context_edges,
+    cross_terms,
+    denominator,
+    incoherence,
+    layer_rates,
+    loss_against_length,
+    own_cross_terms,
+    position_term,
+    rates_of,
+    read_states,
+    spectra_report,
+    token_losses,
+)
+from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.feedback_models import make_fed_gpt2
+from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+
+
+def test_hand_computed():
+    # One point of norm 5 in two dimensions: ½ log(1 + 2 · 25 / 0.25).
+    point = torch.tensor([[3.0, 4.0]])
+    assert coding_rate(point).item() == pytest.approx(math.log(201) / 2)
+    assert coding_rate(point, distortion=5.0).item() == pytest.approx(math.log(3) / 2)
+    # Two orthogonal points: two directions of ½ log(1 + 2/2 · 4 / 1) each.
+    points = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+    assert coding_rate(points, distortion=1.0).item() == pytest.approx(math.log(5))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (40, 5), (5, 5)])
+def test_both_grams_give_the_determinant(shape):
+    z = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert coding_rate(z, distortion=0.3).item() == pytest.approx(direct(z, z.shape[1], 0.3))
+
+
+def test_incoherence():
+    eye = torch.eye(6)
+    assert incoherence(eye[:, :2], eye[:, 2:]).item() == 0
+    assert incoherence(eye[:, :1], 3 * eye[:, :1]).item() == pytest.approx(1)
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 100, 400, generator=generator)
+    assert incoherence(a, b).item() == pytest.approx(0.1, rel=0.05)
+
+
+ROWS = random_rows(30, 18, 25)
+
+
+def states_of(model, positions=2048, **settings):
+    return read_states(model, [make_batch(*ROWS)], positions=positions, **settings)
+
+
+def direct(z, width, distortion=0.5):
+    inner = torch.eye(len(z), dtype=torch.float64) + width / (len(z) * distortion**2) * z @ z.T
+    return float(torch.linalg.slogdet(inner).logabsdet / 2)
+
+
+def test_states_are_what_the_layer_reads_and_adds():
+    model = make_signal_noise()
+    layer = model.model.layers[1].attention
+    kept = {}
+    handle = layer.register_forward_hook(lambda m, args, out: kept.update(z=args[0], out=out))
+    model(torch.tensor([ROWS[0]]))
+    handle.remove()
+    one = read_states(model, [make_batch(ROWS[0])])[1]
+    assert (one.layer, one.attention) == (1, layer)
+    assert one.noise_weight == pytest.approx(0.1)
+    assert torch.allclose(one.inputs, kept["z"][0], atol=1e-6)
+    assert torch.allclose(one.steps, kept["out"].output[0], atol=1e-6)
+    assert torch.allclose(one.projections().float(), kept["out"].projections[0], atol=1e-5)
+
+
+def test_positions_are_a_seeded_sample_of_all():
+    model = make_signal_noise()
+    parts = [make_batch(row) for row in ROWS]
+    every = read_states(model, parts)
+    assert len(every[0].inputs) == 73
+    samples = [read_states(model, parts, positions=20, seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(samples[0][0].inputs, samples[1][0].inputs)
+    assert not torch.equal(samples[0][0].inputs, samples[2][0].inputs)
+    # The same positions of every layer, in reading order, and of each part of the text.
+    matches = [(every[1].inputs == z).all(1).nonzero() for z in samples[0][1].inputs]
+    rows = [match.item() for match in matches]
+    assert rows == sorted(set(rows))
+    assert rows[0] < 30 <= rows[-1]
+    for states, layer in zip(samples[0], every, strict=True):
+        assert torch.equal(states.inputs, layer.inputs[rows])
+        assert torch.equal(states.steps, layer.steps[rows])
+
+
+def test_rates_are_their_formulas():
+    model = make_signal_noise()
+    for one, found in zip(states_of(model), layer_rates(states_of(model)).rows, strict=True):
+        z, steps = one.inputs.double(), one.steps.double()
+        weight = one.attention.projection.weight.double()
+        u = [weight[4 * h : 4 * h + 4].T for h in range(8)]
+
+        def expected(points, u=u, weight=found["noise_weight"]):
+            signal = sum(direct(points @ u[h], 4) for h in range(4))
+            noise = sum(direct(points @ u[h], 4) for h in range(4, 8))
+            return [direct(points, 16), signal, noise, signal - weight * noise]
+
+        def close(rates, points):
+            assert list(rates.values()) == pytest.approx(expected(points), rel=1e-6)
+
+        after = z + steps
+        close(found["before"], z)
+        close(found["after"], after)
+        assert found["gain"] == found["after"]["difference"] - found["before"]["difference"]
+        scaled = expected(z * (after.norm() / z.norm()))[-1]
+        gain = found["after"]["difference"] - scaled
+        assert found["gain_over_scaled"] == pytest.approx(gain, rel=1e-6)
+        order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
+        gain = found["after"]["difference"] - expected(z + steps[order])[-1]
+        assert found["gain_over_shuffled"] == pytest.approx(gain, rel=1e-6)
+        assert found["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
+        s, n = torch.cat(u[:4], 1), torch.cat(u[4:], 1)
+        own = float((s.T @ n).norm() / (s.norm() * n.norm()))
+        assert found["incoherence"]["own"] == pytest.approx(own)
+        assert found["incoherence"]["random"] == pytest.approx(1 / 4, rel=0.15)
+        assert found["positions"] == 73
+
+
+def test_a_step_is_read_at_another_length_too():
+    states = states_of(make_signal_noise())
+    plain = layer_rates(states).rows
+    same = layer_rates(states, lengths=[one["step_size"] for one in plain]).rows
+    double = layer_rates(states, lengths=[2 * one["step_size"] for one in plain]).rows
+    for one, own, longer, state in zip(plain, same, double, states, strict=True):
+        assert one["gain_resized"] is None
+        assert own["gain_resized"] == pytest.approx(own["gain"], rel=1e-9)
+        moved = state.inputs.double() + 2 * state.steps.double()
+        expected = rates_of(moved, state.dictionary.double(), state.noise_weight)
+        gain = expected["difference"].item() - one["before"]["difference"]
+        assert longer["gain_resized"] == pytest.approx(gain)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    model = make_signal_noise()
+    one = states_of(model)[0]
+    (found,) = layer_rates([one]).rows
+    z, steps, size = one.inputs.double(), one.steps.double(), 1e-5
+
+    def value(points):
+        return rates_of(points, one.dictionary, one.noise_weight)["difference"].item()
+
+    slope = (value(z + size * steps) - value(z - size * steps)) / (2 * size)
+    z.requires_grad_()
+    u = one.dictionary.double()
+    total = rates_of(z, u, one.noise_weight)["difference"]
+    (exact,) = torch.autograd.grad(total, z)
+    norm = float(exact.norm() * steps.norm())
+    assert found["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)
+
+
+def test_what_cannot_be_read_is_refused():
+    model = make_signal_noise()
+    with pytest.raises(InputError, match="'gpt2' has no signal and noise dictionaries"):
+        read_states(make_gpt2(), [make_batch(*ROWS)])
+    with pytest.raises(InputError, match="fewer than two tokens"):
+        read_states(model, [make_batch([5])])
+    model.model.layers[1].attention.projection.weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="not finite"):
+        layer_rates(states_of(model)[1:])
+
+
+(ROW,) = random_rows(30)
+
+
+LEAST = 16
+
+
+def last_call(layer, model):
+    """Return what a layer read and gave in the last of the passes that a call of the model takes.
+
+    Those before it only tell the codes.
+    """
+    calls = []
+    handle = layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
+    model(torch.tensor([ROW]), use_cache=False)
+    handle.remove()
+    return calls[-1]
+
+
+def self_shares(weights):
+    return weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1).tolist()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_states_and_heads_are_those_of_the_whole_model(passes):
+    model = make_signal_noise()
+    batches = [make_batch(ROW)]
+    plain, plain_uses = read_states(model, batches), head_uses(model, batches)
+    attach_drawn(model, 64, deviation=3.0, passes=passes)
+    states, uses = read_states(model, batches), head_uses(model, batches)
+    layer = model.model.layers[1].attention
+    inputs, output = last_call(layer, model)
+    assert torch.allclose(states[1].inputs, inputs[0], atol=1e-5)
+    assert torch.allclose(states[1].steps, output.output[0], atol=1e-5)
+    assert (states[1].inputs - plain[1].inputs).abs().max() > 0.5
+    signal, noise = output.projections.split(layer.heads, 1)
+    frequencies = {
+        "signal_frequencies": layer.signal_frequencies,
+        "noise_frequencies": layer.noise_frequencies,
+    }
+    weights = attention_weights(signal, noise, **frequencies, scale=layer.scale)
+    found = [use["self_share"] for use in uses.rows if use["layer"] == 1]
+    assert found == pytest.approx(self_shares(weights), abs=1e-5)
+    assert uses["queries"] == 30 - LEAST + 1
+    assert uses.rows != plain_uses.rows
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_heads_of_other_decoders_too(passes):
+    model, _ = make_fed_gpt2(deviation=3.0, passes=passes)
+    uses = head_uses(model, [make_batch(ROW)])
+    model.set_attn_implementation("eager")
+    expected = model(torch.tensor([ROW]), output_attentions=True, use_cache=False).attentions
+    for layer, weights in enumerate(expected):
+        found = [use["self_share"] for use in uses.rows if use["layer"] == layer]
+        assert found == pytest.approx(self_shares(weights), abs=1e-5)
+
+
+def cross_term(first, second, position):
+    """Return K(u, v) = Σ_jl E[C_uj C_vl] · E_τ[cos ω_j τ cos ω_l τ] for each pair of heads."""
+    return (content_term(first, second) * position).sum((2, 3))
+
+
+def test_the_cross_term_is_its_double_sum():
+    generator = torch.Generator().manual_seed(0)
+    u, v = torch.randn(2, 2, 9, 4, generator=generator, dtype=torch.float64)
+    first, second = (torch.hypot(*x.chunk(2, -1)) for x in (u, v))
+    assert first[0, 0, 0].item() == pytest.approx(math.hypot(u[0, 0, 0], u[0, 0, 2]))
+    position = position_term(torch.tensor([1.0, 0.1]), torch.tensor([0.5, 0.2]), 20)
+    found = cross_term(first, second, position)
+    for g in range(2):
+        for f in range(2):
+            total = 0.0
+            for j in range(2):
+                for k in range(2):
+                    # E over two independent positions of C_uj C_vk.
+                    content = sum(
+                        first[g, a, j] * first[g, b, j] * second[f, a, k] * second[f, b, k]
+                        for a in range(9)
+                        for b in range(9)
+                    )
+                    total += content / 81 * position[j, k]
+            assert found[g, f].item() == pytest.approx(float(total))
+
+
+def test_small_denominators():
+    # 3 · 1 − 1 · 3 = 0 with n = 3, m = 1.
+    assert denominator(torch.tensor([1.0]), torch.tensor([3.0]), 4) == 0
+    value = denominator(torch.tensor([1.0, 10.0]), torch.tensor([math.pi]), 22)
+    # 22 − 7π = 0.0089 would be the least but for 10 n.
+    least = min(
+        abs(a * w - b * math.pi) for w in (1, 10) for a in range(1, 23) for b in range(1, 23)
+    )
+    assert value == pytest.approx(least, abs=1e-6)
+
+
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def test_terms_are_means_over_pairs_of_heads():
+    states = states_of(make_signal_noise())
+    own = cross_terms(states, length=50).rows[0]
+    assert own_cross_terms(states, length=50).items() <= own.items()
+    assert (own["ratio"], own["value"], own["scaling"]) == ("own", math.pi, "base")
+    for one, terms in zip(states, own["layers"], strict=True):
+        amplitudes = torch.hypot(*one.projections().chunk(2, -1))
+        signal, noise = amplitudes[:4], amplitudes[4:]
+        first, second = one.attention.signal_frequencies, one.attention.noise_frequencies
+
+        def mean(a, b, u, v):
+            return cross_term(a, b, position_term(u, v, 50)).mean().item()
+
+        k_sn = mean(signal, noise, first, second)
+        k_ss = mean(signal, signal, first, first)
+        k_nn = mean(noise, noise, second, second)
+        found = [terms[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
+        assert found == pytest.approx([k_sn, k_ss, k_nn])
+        assert terms["normalised"] == pytest.approx(k_sn / math.sqrt(k_ss * k_nn))
+        assert 0 < terms["normalised"] <= 1
+    assert own["normalised"] == pytest.approx(sum(t["normalised"] for t in own["layers"]) / 2)
+    assert own["signal_noise"] == pytest.approx(sum(t["signal_noise"] for t in own["layers"]) / 2)
+
+
+def test_one_row_for_each_ratio_and_scaling():
+    table = cross_terms(states_of(make_signal_noise()), length=50)
+    found = table.rows
+    names = [(one["ratio"], one["scaling"]) for one in found]
+    assert names == [("own", "base"), *((r, s) for s in ("base", "angle") for r in RATIOS)]
+    own, pi = found[0], found[1]
+    assert pi["layers"] == own["layers"]
+    for one in found:
+        if one["ratio"] == "1":
+            # The same rotations: of frequencies alone the groups are one.
+            assert one["position"]["normalised"] == pytest.approx(1)
+            assert one["denominator"] == 0
+        assert one["position"]["normalised"] <= 1 + 1e-12
+    # Scaling of the base leaves the first pair at 1 radian a position in both groups.
+    assert [one["denominator"] for one in found[:7]] == [0] * 7
+    assert None not in [one["later_denominator"] for one in found[:7]]
+    # The second of two pairs: ω_S = 1/√20000, ω_N = 1/√5000, twice as much: n = 2, m = 1.
+    assert table.row(ratio="2", scaling="base")["later_denominator"] == 0
+    # ω_S = 3 and 0.03, ω_N = 1/3 and 1/300: each nine times the other, beyond an order of 8.
+    assert table.row(ratio="3", scaling="angle")["denominator"] == 0
+    below = cross_terms(states_of(make_signal_noise()), length=50, order=8).row(
+        ratio="3", scaling="angle"
+    )
+    assert below["denominator"] == pytest.approx(0.03 - 8 / 300, abs=1e-12)
+    least = min(found[1:], key=lambda one: one["normalised"])
+    assert f"{least['ratio']} of the {least['scaling']}" in table["least_in_step"]
+
+
+def test_exact_resonances_are_not_rounding():
+    def later(ratio, scaling):
+        exact = group_frequencies(20, 10_000.0, ratio, scaling, dtype=torch.float64)
+        return denominator(*(group[1:] for group in exact), ORDER)
+
+    # 20 dimensions scale 30000 and 10000/3 to −2j/20; at j = 5 one is 9^(−1/2) of the other.
+    assert later(3.0, "base") == 0
+    # What is near is not called exact.
+    assert later(math.pi, "base") > 0
+    assert later(math.pi, "angle") > 0
+    # 22/7 against 1, within the order.
+    assert denominator(torch.tensor([22 / 7], dtype=torch.float64), ONE, ORDER) == 0
+
+
+IDS = torch.randint(1, 37, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def corpus(tiny_corpus):
+    return Corpus.open(tiny_corpus)
+
+
+@pytest.mark.parametrize("make", [make_signal_noise, make_gpt2])
+def test_losses_are_the_models_own(make, monkeypatch):
+    model = make()
+    losses = token_losses(model, IDS)
+    assert losses.shape == (3, 39)
+    assert losses.mean().item() == pytest.approx(model(IDS, labels=IDS).loss.item(), abs=1e-5)
+    monkeypatch.setattr("prismlm.probes.texts.LOGIT_ROWS", 7)
+    assert torch.allclose(token_losses(model, IDS), losses, atol=1e-6)
+
+
+def test_short_losses_see_at_least_half_and_less_than_a_row():
+    model = make_signal_noise()
+    full, short = token_losses(model, IDS), _short_losses(model, IDS, 12)
+    assert torch.allclose(short[:, :11], full[:, :11], atol=1e-5)
+    for t in range(12, 40):
+        # Windows start every 6 tokens; the earliest that reaches t is the one that is taken.
+        start = next(s for s in range(0, 40, 6) if s + 12 > t)
+        assert 6 <= t - start <= 11
+        expected = token_losses(model, IDS[:, start : t + 1])[:, -1]
+        assert torch.allclose(short[:, t - 1], expected, atol=1e-5)
+
+
+def test_edges():
+    assert context_edges(10) == (1, 2, 4, 8, 10)
+    assert context_edges(70, 40) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 70)
+    assert context_edges(2) == (1, 2)
+    assert context_edges(20, 64) == (1, 2, 4, 8, 16, 20)
+
+
+def test_buckets_are_means_over_documents(corpus):
+    model = make_signal_noise(len(corpus.tokenizer))
+    found = loss_against_length(
+        model, corpus, length=96, trained_length=32, documents=5, split="all"
+    )
+    assert (found["length"], found["trained_length"], found["documents"]) == (96, 32, 5)
+    lows = [bucket["low"] for bucket in found.rows]
+    assert [bucket["high"] + 1 for bucket in found.rows] == [*lows[1:], 96]
+    assert 32 in lows
+    # All the documents drawn, read as they are.
+    numbers = corpus.split("all")
+    enough = numbers[corpus.lengths[numbers] >= 96]
+    drawn = np.random.default_rng(0).permutation(enough)[:5]
+    rows = [corpus.tokens(int(corpus.starts[i]), 96).astype(np.int64) for i in drawn]
+    ids = torch.from_numpy(np.stack(rows))
+    losses, short = token_losses(model, ids), _short_losses(model, ids, 32)
+    for bucket in found.rows:
+        at = slice(bucket["low"] - 1, bucket["high"])
+        means = losses[:, at].mean(1)
+        assert bucket["loss"] == pytest.approx(means.mean().item())
+        assert bucket["error"] == pytest.approx(means.std().item() / math.sqrt(5))
+        if bucket["low"] < 32:
+            assert bucket["difference"] is None
+            continue
+        apart = means - short[:, at].mean(1)
+        assert bucket["short_loss"] == pytest.approx(short[:, at].mean().item())
+        assert bucket["difference"] == pytest.approx(apart.mean().item(), abs=1e-9)
+        assert bucket["difference_error"] == pytest.approx(
+            apart.std().item() / math.sqrt(5), abs=1e-9
+        )
+
+
+def test_without_a_trained_length_there_is_no_control(corpus):
+    model = make_signal_noise(len(corpus.tokenizer)).train()
+    found = loss_against_length(model, corpus, length=48, documents=1, split="all")
+    assert model.training
+    assert all(bucket["difference"] is None for bucket in found.rows)
+    assert math.isnan(found.rows[0]["error"])
+    longer = loss_against_length(
+        model, corpus, length=48, trained_length=48, documents=1, split="all"
+    )
+    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in found.rows]
+
+
+def test_texts_and_settings_that_cannot_be_used_are_refused(corpus, tmp_path):
+    model = make_signal_noise(len(corpus.tokenizer))
+    with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
+        loss_against_length(model, corpus, length=100_000)
+    for settings in ({"context": 1}, {"trained_length": -4}, {"positions": 1}, {"distortion": 0}):
+        with pytest.raises(InputError, match=f"{next(iter(settings.values()))}: expected"):
+            spectra_report(model, Sequences(corpus), options=SpectraOptions(**settings))
+    gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
+    loss_against_length(gpt2, corpus, length=64, documents=1, split="all")
+    with pytest.raises(InputError, match=r"window of 65 tokens, .* 64 positions"):
+        loss_against_length(gpt2, corpus, length=65)
+    source = tmp_path / "one.jsonl"
+    source.write_text(json.dumps({"text": "One document that is not held out, of a few words."}))
+    alone = build_corpus(source, tmp_path / "one", vocab_size=300)
+    empty = "heldout" if not len(alone.split("heldout")) else "train"
+    with pytest.raises(InputError, match=f"no documents in '{empty}'"):
+        loss_against_length(model, alone, length=4, split=empty)
+    for report in (head_report, spectra_report):
+        with pytest.raises(InputError, match=f"no documents in '{empty}'"):
+            report(model, Sequences(alone, empty))
+    model.lm_head.weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="losses are not finite"):
+        loss_against_length(model, corpus, length=16, documents=1, split="all")

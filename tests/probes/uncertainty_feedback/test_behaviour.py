@@ -1,0 +1,350 @@
+"""Losses with other codes, predictions after a planted mistake, and hedging words."""
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from prismlm.errors import InputError
+from prismlm.probes.uncertainty_feedback import InspectOptions, Signal
+from prismlm.probes.uncertainty_feedback.behaviour import (
+    Counts,
+    ablation,
+    continuations,
+    hedge_starts,
+    hedges_after,
+    hedging,
+    hedging_table,
+    mistakes,
+    plant_mistake,
+    recovery_table,
+)
+from prismlm.probes.uncertainty_feedback.signal import no_codes, own_codes, permuted
+from prismlm.statistics import Interval
+from tests.helpers.feedback_models import (
+    LEVELS,
+    VOCABULARY,
+    directions,
+    inputs_of,
+    make_fed_gpt2,
+    make_fed_protot,
+    make_tokenizer,
+    random_texts,
+    set_table,
+    silence_blocks,
+)
+
+TEXTS = random_texts(12, 7, 12, 9, 12)
+
+
+@torch.no_grad()
+def test_ablation_is_the_loss_with_other_codes():
+    model, feedback = make_fed_gpt2()
+    set_table(feedback, 3 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(0)))
+    codes = own_codes(model, TEXTS, Signal())
+    found = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
+    assert found["tokens"] == sum(map(len, TEXTS)) - len(TEXTS)
+    assert found["texts"] == len(TEXTS)
+
+    def loss(given):
+        total = torch.zeros(())
+        for text, own in zip(TEXTS, given, strict=True):
+            logits = model(text[None], uncertainty_codes=own[None], use_cache=False).logits[0]
+            total = total + torch.nn.functional.cross_entropy(
+                logits[:-1], text[1:], reduction="sum"
+            )
+        return float(total) / found["tokens"]
+
+    zero, neutral = ([torch.full_like(own, code) for own in codes] for code in (-1, LEVELS // 2))
+    for row in neutral:
+        row[0] = -1
+    own, *others = found.rows
+    for row, given in zip(found.rows, (codes, zero, neutral), strict=False):
+        assert row["loss"] == pytest.approx(loss(given), rel=1e-5)
+    change = others[2]["change"]
+    draws = [loss(permuted(codes, seed)) - own["loss"] for seed in (5, 6, 7)]
+    assert change.value == pytest.approx(sum(draws) / 3, abs=1e-4)
+    assert change.low < change.value < change.high
+    # Beside what comes of no vector at all, which a model may merely expect.
+    (said,) = found.findings
+    assert (said["value"], said["control"]) == (change, others[0]["change"].value)
+
+
+@torch.no_grad()
+def test_a_model_that_goes_by_its_codes_is_found_out():
+    """Blocks that add nothing, so that the next token is the one that the code's vector names."""
+    model, feedback = make_fed_gpt2()
+    silence_blocks(model)
+    model.transformer.wte.weight.normal_(generator=torch.Generator().manual_seed(0))
+    table = 30 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(1))
+    set_table(feedback, table)
+    named = (model.transformer.ln_f(table) @ model.transformer.wte.weight.T).argmax(-1)
+    generator = torch.Generator().manual_seed(2)
+    codes = tuple(torch.randint(0, LEVELS, (20,), generator=generator) for _ in range(8))
+    texts = [torch.cat([torch.tensor([1]), named[row[:-1]]]) for row in codes]
+    for row in codes:
+        row[0] = -1
+    found = ablation(inputs_of(model, texts, codes))
+    for row in found.rows[1:]:
+        assert row["change"].above_zero
+    assert found.findings[0]["effect"] == "above 0"
+    # Fed the wrong way round, shuffled codes are the better ones.
+    other = permuted(codes, 9)
+    turned = ablation(inputs_of(model, texts, other)).row(signal="neutral")
+    assert turned["change"].value < found.row(signal="neutral")["change"].low
+
+
+def test_equal_rows_leave_nothing_to_shuffle_and_a_table_of_zeros_nothing_at_all():
+    model, feedback = make_fed_gpt2()
+    set_table(feedback, torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
+    codes = own_codes(model, TEXTS, Signal())
+    found = ablation(inputs_of(model, TEXTS, codes))
+    _, zero, neutral, shuffled = found.rows
+    assert neutral["change"].value == shuffled["change"].value == shuffled["change"].high == 0
+    assert zero["change"].value != 0
+    assert found.findings[0]["effect"] == "may be chance"
+    set_table(feedback, torch.zeros(1, 16))
+    for row in ablation(inputs_of(model, TEXTS, codes)).rows[1:]:
+        assert row["change"] == Interval(0, 0, 0)
+    one_pass = own_codes(model, TEXTS, Signal("passes", 1))
+    assert ablation(inputs_of(model, TEXTS, one_pass)).findings[0]["effect"] == "undefined"
+
+
+@torch.no_grad()
+def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
+    """Tokens 1 to 12 follow one another; after any other the model knows nothing.
+
+    The high code that this makes leaves the next prediction clear, and low ones blur it.
+    """
+    model, feedback = make_fed_gpt2(tied=False)
+    silence_blocks(model)
+    blur, *follows = directions(13)
+    words, head = model.transformer.wte.weight, model.lm_head.weight
+    words.zero_()
+    head.zero_()
+    for number, direction in enumerate(follows):
+        words[1 + number] = 4 * direction
+        head[1 + (number + 1) % 12] = direction
+    high = torch.arange(LEVELS)[:, None] > 0.9 * LEVELS
+    table = torch.where(high, 0 * blur, 3 * blur)
+    set_table(feedback, table)
+    texts = [1 + (torch.arange(24) + begun) % 12 for begun in range(12)]
+    codes = own_codes(model, texts, Signal())
+    found = mistakes(inputs_of(model, texts, codes, seed=1))
+    assert [one["effect"] for one in found.findings] == ["below 0"] * 2
+    # The prediction that has just read the wrong token cannot know, the one after it does.
+    own, _, shuffled = (row["loss"] for row in found.rows)
+    assert own[0] == pytest.approx(shuffled[0], abs=0.2)
+    assert own[1] < shuffled[1] - 0.2
+    # Where the high code blurs, the mistake costs more.
+    set_table(feedback, torch.where(high, 3 * blur, 0 * blur))
+    codes = own_codes(model, texts, Signal())
+    turned = mistakes(inputs_of(model, texts, codes, seed=1))
+    assert turned.findings[0]["effect"] == "above 0"
+
+
+@torch.no_grad()
+def test_mistakes_with_each_signal():
+    model, feedback = make_fed_gpt2()
+    set_table(feedback, 2 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
+    texts = random_texts(20, 14, 9, 20, 11)
+    codes, special = own_codes(model, texts, Signal()), make_tokenizer(eos_token="w0")
+    found = mistakes(inputs_of(model, texts, codes, special, mistakes=2, seed=1))
+    # One text is too short.
+    assert (found["texts"], found["draws"]) == (4, 2)
+    own, *others = found.rows
+    for row in found.rows:
+        assert row["summed_loss"].value == pytest.approx(sum(row["loss"]))
+    for row in others:
+        assert row["own_loss_less"].value == pytest.approx(sum(own["loss"]) - sum(row["loss"]))
+    assert len({tuple(row["loss"]) for row in found.rows}) == 3
+    set_table(feedback, torch.zeros(1, 16))
+    same = mistakes(inputs_of(model, texts, codes, mistakes=2, seed=1))
+    assert same.rows[1]["own_loss_less"].value == same.rows[2]["own_loss_less"].high == 0
+    assert [one["effect"] for one in same.findings] == ["may be chance"] * 2
+    # It reads on after the mistake: by hand, of the one text that is as long as it must be.
+    text = random_texts(10)
+    only = mistakes(inputs_of(model, text, mistakes=1, seed=4))
+    rng = np.random.default_rng(4)
+    place = int(rng.integers(1, 2))
+    wrong = plant_mistake(text[0], place, np.arange(37), rng)
+    none = torch.full((1, 10), -1)
+    losses = [
+        torch.nn.functional.cross_entropy(
+            model(row[None], uncertainty_codes=none, use_cache=False).logits[0, 1:9],
+            row[2:],
+            reduction="none",
+        )
+        for row in (wrong, text[0])
+    ]
+    torch.testing.assert_close(
+        torch.tensor(only.rows[1]["loss"]), losses[0] - losses[1], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_recovery_is_the_first_step_back():
+    found = np.zeros((3, 2, 4))
+    # Two texts; means 2, 0.05, 1, 0.
+    found[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
+    found[1] = 1
+    result = recovery_table(found, 1, 0, 30)
+    assert [row["recovered_after"] for row in result.rows] == [2, None, 1]
+    assert result.rows[1]["own_loss_less"].value == pytest.approx(3.05 - 4)
+    assert "over 4 tokens" in result.title
+    assert [one["value"] for one in result.findings] == [
+        row["own_loss_less"] for row in result.rows[1:]
+    ]
+    # Codes that are all the same are no negative finding.
+    same = recovery_table(found, 1, 0, 1)
+    assert [one["effect"] for one in same.findings] == ["undefined"] * 2
+
+
+PIECES = ("<end>", "It", "Ġis", "Ġper", "haps", "Ġmight", "y", "Ġmaybe", ".", "Per", "Ġlikely")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One in which words may have several tokens, with as many tokens as the model."""
+    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+    vocabulary |= {f"Ġword{number}": number for number in range(len(PIECES), 37)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+
+
+def test_words_after_high_and_low_steps_by_hand():
+    # Steps 0 to 3 have two tokens after their own.
+    shares = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0])]
+    begun = [np.array([0, 0, 1, 0, 1, 1], dtype=bool)]
+    found, steps = hedges_after(shares, begun, 2)
+    # After step 0 are tokens 1 and 2: one word. After step 1, 2 and 3: one. Quartiles of
+    # (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
+    assert steps == 4
+    assert found.tolist() == [[1, 2, 1, 2]]
+    shares.append(np.array([0.95, 0.95, 0.95]))
+    begun.append(np.array([1, 0, 1], dtype=bool))
+    # Of five steps the quartiles are 0.5 and 0.9: two steps each are as low or lower, as high.
+    found, steps = hedges_after(shares, begun, 2)
+    assert steps == 5
+    # Low: steps 1 to 3, with one, one and two words after them.
+    assert found.tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
+    nothing = [np.array([0.5] * 4)]
+    assert hedges_after(nothing, [np.ones(4, dtype=bool)], 2)[0].sum() == 0
+
+
+def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
+    model, feedback = make_fed_gpt2()
+    texts = random_texts(*[20] * 6)
+    set_table(feedback, torch.zeros(1, 16))
+    codes = own_codes(model, texts, Signal())
+    found = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
+    own, *controls = found.rows
+    assert own["hedges"] > 0
+    assert 0 < own["tokens"] <= 240
+    for row in controls:
+        assert all(row[name] == own[name] for name in own if name != "signal")
+        less = row["own_less"]
+        assert (less.value, less.low, less.high) == pytest.approx((0, 0, 0), abs=1e-15)
+    assert [one["effect"] for one in found.findings] == ["may be chance"] * 2
+    assert found == hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
+    set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
+    other = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
+    fed, bare, shuffled = ({**row, "signal": "", "own_less": None} for row in other.rows)
+    assert fed != bare
+    assert bare == {**controls[0], "signal": "", "own_less": None}
+    assert shuffled not in (fed, bare)
+    with pytest.raises(InputError, match="has learned an embedding of 64"):
+        hedging(inputs_of(model, texts, codes, tokenizer, tokens=60))
+
+
+@torch.no_grad()
+def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
+    """Half of the words leave open what comes next. A high code calls for "maybe"."""
+    model, feedback = make_fed_gpt2(tied=False)
+    silence_blocks(model)
+    call, *rest = directions(8)
+    words, head = model.transformer.wte.weight, model.lm_head.weight
+    words.zero_()
+    head.zero_()
+    head[PIECES.index("Ġmaybe")] = 2 * call
+    for number in range(24, VOCABULARY):
+        words[number] = 0.5 * rest[number % 7]
+        head[number] = 1.5 * rest[number % 5]
+    table = torch.where(torch.arange(LEVELS)[:, None] > 0.9 * LEVELS, call, -call)
+    set_table(feedback, table)
+    texts = random_texts(*[8] * 24)
+    codes = own_codes(model, texts, Signal())
+    found = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=1))
+    own, *controls = found.rows
+    assert own["after_high"] > 2 * own["after_low"]
+    for row in controls:
+        assert row["hedges"] > 0
+        assert abs(row["difference"].value) < 0.1 * own["difference"].value
+        assert row["own_less"].above_zero
+    assert [one["effect"] for one in found.findings] == ["above 0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("signals", "words", "effects"),
+    [
+        # Words after high and low steps of each text, of 8 tokens each: own, none and shuffled.
+        ([(4, 0), (0, 0), (0, 0)], 4, ["above 0", "above 0"]),
+        ([(4, 0), (0, 0), (4, 0)], 4, ["above 0", "may be chance"]),
+        ([(4, 0), (4, 0), (0, 0)], 4, ["may be chance", "above 0"]),
+        ([(0, 4), (0, 0), (0, 0)], 4, ["below 0", "below 0"]),
+        ([(0, 0), None, None], 4, ["undefined", "undefined"]),
+        ([(4, 0), (0, 0), None], 4, ["above 0", "undefined"]),
+        ([(0, 0), (0, 0), (0, 0)], 0, ["undefined", "undefined"]),
+    ],
+)
+def test_each_control_has_its_finding(signals, words, effects):
+    """None where entropies do not differ, so that there are no high and no low steps."""
+    runs = {}
+    for name, after in zip(("own", "none", "shuffled"), signals, strict=True):
+        row = [0] * 4 if after is None else [after[0], 8, after[1], 8]
+        runs[name] = Counts(np.array([row] * 9, dtype=float), 180, 9 * words, 50)
+    found = hedging_table(runs, InspectOptions(window=8))
+    assert [one["effect"] for one in found.findings] == effects
+
+
+def starts(tokenizer, prompt, added):
+    numbers = {piece: number for number, piece in enumerate(PIECES)}
+    ids = ([numbers[piece] for piece in row] for row in (prompt, added))
+    return hedge_starts(tokenizer, *ids)
+
+
+def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
+    added = ["Ġper", "haps", "Ġis", "Ġmight", "y", "Ġmight", ".", "Ġlikely"]
+    # "mighty" is another word; "perhaps" begins in its first token, at a space or not.
+    expected = [True, False, False, False, False, True, False, True]
+    assert starts(tokenizer, ["It"], added) == expected
+    assert starts(tokenizer, ["It", "."], ["Per", "haps"]) == [True, False]
+    # Begun in the prompt.
+    assert starts(tokenizer, ["It", "Ġper"], ["haps", "Ġmaybe"]) == [False, True]
+    assert starts(tokenizer, ["It"], []) == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
+def test_what_is_written_is_what_the_model_generates(make):
+    model, feedback = make()
+    prompts = random_texts(5, 8, 5)
+    codes = own_codes(model, prompts, Signal("passes", 2))
+    inputs = inputs_of(model, prompts, codes, tokens=6, temperature=0)
+    found = continuations(inputs, prompts, codes)
+    feedback.passes = 2
+    for prompt, one in zip(prompts, found, strict=True):
+        whole = model.generate(
+            prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert torch.equal(whole[0, len(prompt) :], one.ids)
+    nothing = tuple(torch.full((5,), -1) for _ in prompts)
+    bare = continuations(inputs, prompts, no_codes(prompts), nothing)
+    whole = torch.cat([prompts[1], bare[1].ids])
+    none = torch.full((1, len(whole)), -1)
+    logits = model(whole[None], uncertainty_codes=none, use_cache=False).logits[0, 7:-1]
+    assert torch.equal(logits.argmax(-1), bare[1].ids)
+    share = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / np.log(37)
+    torch.testing.assert_close(bare[1].entropies, share, atol=1e-4, rtol=1e-4)
