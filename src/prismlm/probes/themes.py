@@ -365,12 +365,10 @@ def theme_report(
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Report:
-    """Judge units, and as many units of random sequences of the same lengths and marks.
+    """Judge units of the documents of a corpus and split, and as many units of random sequences.
 
-    ``units`` are of the documents of a corpus and split, and ``left_out`` have fewer than ten
-    sequences. The default judge is :class:`WordJudge`.
-
-    The tables are ``figures``, of :func:`theme_figures`; ``units``, with the number of
+    ``left_out`` units have fewer than ten sequences. The default judge is :class:`WordJudge`. The
+    tables are ``figures``, of :func:`theme_figures`; ``units``, with the number of
     ``documents`` of their sequences, since those of one document are alike anyway; and ``random``.
     Units without a valid answer of an endpoint have no figures.
     """

@@ -15,7 +15,6 @@ from prismlm.probes.channels.activations import read_activations, value_norms
 from prismlm.probes.channels.report import (
     channel_report,
     entropy,
-    equal_bins,
     gate_use,
     gate_uses,
     gini,
@@ -49,14 +48,6 @@ def test_positions_without_a_distribution_are_refused(metric):
         metric(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
     with pytest.raises(InputError, match="not finite"):
         metric(torch.tensor([[math.nan, 1.0]]))
-
-
-def test_equal_bins_by_hand():
-    values = np.array([4.0, 1.0, 3.0, 2.0])
-    assert equal_bins(values, 2).tolist() == [1, 0, 1, 0]
-    assert equal_bins(values, 4).tolist() == [3, 0, 2, 1]
-    # The edge belongs to the bin below it, and so do all that equal it.
-    assert equal_bins(np.array([0.0, 0.0, 0.0, 1.0]), 2).tolist() == [0, 0, 0, 1]
 
 
 def test_information_by_hand():

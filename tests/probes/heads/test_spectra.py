@@ -19,7 +19,6 @@ from prismlm.probes.heads.spectra import (
     _short_losses,
     coding_rate,
     content_term,
-    context_edges,
     cross_terms,
     denominator,
     incoherence,
@@ -267,17 +266,6 @@ def test_the_cross_term_is_its_double_sum():
             assert found[g, f].item() == pytest.approx(float(total))
 
 
-def test_small_denominators():
-    # 3 · 1 − 1 · 3 = 0 with n = 3, m = 1.
-    assert denominator(torch.tensor([1.0]), torch.tensor([3.0]), 4) == 0
-    value = denominator(torch.tensor([1.0, 10.0]), torch.tensor([math.pi]), 22)
-    # 22 − 7π = 0.0089 would be the least but for 10 n.
-    least = min(
-        abs(a * w - b * math.pi) for w in (1, 10) for a in range(1, 23) for b in range(1, 23)
-    )
-    assert value == pytest.approx(least, abs=1e-6)
-
-
 ONE = torch.ones(1, dtype=torch.float64)
 
 
@@ -375,13 +363,6 @@ def test_short_losses_see_at_least_half_and_less_than_a_row():
         assert 6 <= t - start <= 11
         expected = token_losses(model, IDS[:, start : t + 1])[:, -1]
         assert torch.allclose(short[:, t - 1], expected, atol=1e-5)
-
-
-def test_edges():
-    assert context_edges(10) == (1, 2, 4, 8, 10)
-    assert context_edges(70, 40) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 70)
-    assert context_edges(2) == (1, 2)
-    assert context_edges(20, 64) == (1, 2, 4, 8, 16, 20)
 
 
 def test_buckets_are_means_over_documents(corpus):

@@ -1,12 +1,9 @@
 """Channels that are written at the words of a concept.
 
-A channel stands for words if it is written at them more than elsewhere:
-
     d_k = (mean write gate at the words − mean write gate) / standard deviation of the write gate
 
-over positions of a corpus; a word of several tokens counts at its last.
-
-Source: ProtoT, §5.1 and A.3.1, where concepts are read off the sequences that write most, by eye.
+over positions of a corpus; a word of several tokens counts at its last. Source: ProtoT, §5.1 and
+A.3.1, where concepts are read off the sequences that write most, by eye.
 """
 
 from __future__ import annotations

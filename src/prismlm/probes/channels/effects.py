@@ -1,8 +1,6 @@
 """What interventions on channels do to the probability of words, with control channels.
 
-A file of cases holds JSON lines, ``{"concept": "women", "context": "…", "target": "women"}``; one
-space joins context and target.
-
+A file of cases holds JSON lines, ``{"concept": "women", "context": "…", "target": "women"}``.
 Source: ProtoT, A.3, Tables 6 to 9, with other sentences. The source picks its control by hand and
 has no test; here controls are random, a channel is compared with all of them, and tests are exact.
 """
@@ -84,11 +82,6 @@ class Probe(Case):
     target_id: int
     document: int | None = None  # its number, if the case comes from a corpus
     first: str | None = None  # the first token's text, if the target has several
-
-    @property
-    def label(self) -> str:
-        """The target, or which part of it is measured."""
-        return self.target if self.first is None else f"{self.first}… of {self.target}"
 
 
 def case_sets() -> tuple[str, ...]:
@@ -278,7 +271,8 @@ class EffectTable:
         names = {SHORT[name]: name for name in self.options.interventions}
         changes = {short: self.changes(channel, name, by) for short, name in names.items()}
         rows = tuple(
-            {"context": probe.context, "target": probe.label, "base": float(self.baseline[i])}
+            {"context": probe.context, "base": float(self.baseline[i])}
+            | {"target": f"{probe.first}… of {probe.target}" if probe.first else probe.target}
             | {short: column[i] for short, column in changes.items()}
             for i, probe in enumerate(self.probes)
         )

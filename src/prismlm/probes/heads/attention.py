@@ -197,14 +197,10 @@ class AttentionTally:
 def compare_groups(uses: Table) -> Table:
     """Compare signal with noise heads in each figure of :func:`head_uses`.
 
-    Heads of different layers are not exchangeable, so ranks and permutations stay within layers.
-    Heads of one model are not independent: a small p says that these heads differ by group, not
-    that another model's would.
-
-    There is a row for each ``measure``: the medians of each group; ``effect`` and ``p`` of
-    :func:`stratified_rank_test`, the effect above 0 if signal heads have the larger figure; how
-    many layers have an effect above and below 0; and which group is ``larger`` at p < 0.05,
-    followed by "alike" if it attends almost uniformly, so that its reach means nothing.
+    Ranks and permutations stay within layers. Heads of one model are not independent: a small p
+    says that these heads differ by group, not that another model's would. ``effect`` and ``p`` are
+    those of :func:`stratified_rank_test`; the group that is ``larger`` at p < 0.05 is followed by
+    "alike" if it attends almost uniformly, so that its reach means nothing.
     """
     uniform, *heads = uses.rows
     if {head["group"] for head in heads} != set(GROUPS):
@@ -251,9 +247,8 @@ def stratified_rank_test(
     """Compare two groups by rank within strata, such as the heads of each layer; exact.
 
     The first group's rank sum over strata is compared with its distribution under permutation of
-    the labels within strata: each stratum's distribution is counted, ties included, and they are
-    convolved. With one stratum it is the Mann–Whitney test; with several of equal sizes, van
-    Elteren's. SciPy has neither with ties.
+    the labels within strata. With one stratum it is the Mann–Whitney test; with several of equal
+    sizes, van Elteren's. SciPy has neither with ties.
 
     Returned are the effect 2 U / pairs − 1, Cliff's δ, U being the pairs within strata in which the
     first exceeds the second, ties counting half, and the two-sided p.

@@ -275,13 +275,11 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
     columns = {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
                "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
                "denominator": ".2g", "later_denominator": ".2g"}  # fmt: skip
-    smallest = min(round(row["normalised"], 4) for row in rows[1:])
-    least_in_step = [
-        f"{row['ratio']} of the {row['scaling']}"
-        for row in rows[1:]
-        if round(row["normalised"], 4) == smallest
-    ]
-    facts = {"length": length, "order": order, "least_in_step": least_in_step}
+    by_size: dict[float, list[str]] = {}
+    for row in rows[1:]:
+        name = f"{row['ratio']} of the {row['scaling']}"
+        by_size.setdefault(round(row["normalised"], 4), []).append(name)
+    facts = {"length": length, "order": order, "least_in_step": by_size[min(by_size)]}
     title = "Cross terms of signal and noise heads, means over layers"
     return Table(title, columns, tuple(rows), facts)
 
@@ -379,14 +377,11 @@ def loss_against_length(
 ) -> Table:
     """Return the loss by length of context, over documents of at least ``length`` tokens.
 
-    Later parts of a document may be easier or harder to predict. So with a trained length L, the
-    control reads the same tokens beyond it again in windows of L that start every L/2 tokens, each
-    predicted with L/2 to L − 1 tokens of context. At most ``documents`` are sampled.
-
-    There is a row for each length of context, from ``low`` to ``high`` tokens: ``loss``, the mean
-    over the same documents, nats per token, and its standard ``error``, NaN for one document;
-    ``short_loss``, of the control; the ``difference`` from it, above 0 if text further back than
-    the trained length hurts, and ``difference_error``, paired by document.
+    At most ``documents`` are sampled. There is a row for each length of context, from ``low`` to
+    ``high`` tokens: the mean ``loss`` over the same documents, nats per token, and its standard
+    ``error``, NaN for one document. Later parts of a document may be easier to predict, so with a
+    trained length the control, ``short_loss``, reads the same tokens beyond it with at least half
+    and less than this context; ``difference_error`` is paired by document.
     """
     check_window(model, length)
     numbers = np.random.default_rng(seed).permutation(document_numbers(corpus, split, length))

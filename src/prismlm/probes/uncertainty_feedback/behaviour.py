@@ -237,9 +237,8 @@ def hedging(inputs: CheckInputs) -> Table:
     The prompt is the first 16 tokens of a text, or its first half if it is shorter. A step is a
     prediction; it is high if its entropy is in the top quarter of the run's steps, and low if in
     the bottom quarter. Its code is fed with the token sampled from it, so the k tokens after that
-    token count, up to the end of the text. Shuffled codes are those of the first run, prompts
-    and continuations, permuted over all of its positions.
-    Source: PRISMA, "Behavioral test"; both controls are ours.
+    token count, up to the end of the text. Shuffled codes are those of the first run, permuted over
+    all of its positions. Source: PRISMA, "Behavioral test"; both controls are ours.
 
     Rows are by ``signal``: generated ``tokens``; ``hedges``, hedging words that begin in them;
     ``steps`` that are followed by k tokens; the share of the k tokens ``after_high`` and

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 MIN_LATER = 8
 """Positions count that at least so many later tokens can attend to."""
 SIGNIFICANT = 0.05
-TEST_SHARE = 1 / 3
-EXPECTED_DEPTH = 2 / 3
+TEST_SHARE, EXPECTED_DEPTH = 1 / 3, 2 / 3
 PENALTIES = tuple(10.0**power for power in range(-6, 3))
 MIN_FREEDOM = 0.1
 """With a smaller share of free rows the validation error is mostly rounding."""

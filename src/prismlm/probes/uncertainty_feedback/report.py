@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError, NotFiniteError, check_choice
 from prismlm.models.positions import check_window
@@ -24,22 +24,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Check(NamedTuple):
-    """A check with its minimum number of texts and tokens per text; None: ``steps`` + 2."""
-
-    run: Callable[[CheckInputs], Table]
-    texts: int
-    tokens: int | None
-
-
-CHECKS = {
-    "ablation": Check(behaviour.ablation, 4, 2),
-    "prefill": Check(behaviour.prefill_gap, 4, 2),
-    "attention": Check(internals.attention_probe, 8, internals.MIN_LATER + 2),
-    "hedging": Check(behaviour.hedging, 4, 2),
-    "mistakes": Check(behaviour.mistakes, 4, None),
-    "probe": Check(internals.code_probe, 6, 2),
+CHECKS: dict[str, tuple[Callable[[CheckInputs], Table], int, int | None]] = {
+    "ablation": (behaviour.ablation, 4, 2),
+    "prefill": (behaviour.prefill_gap, 4, 2),
+    "attention": (internals.attention_probe, 8, internals.MIN_LATER + 2),
+    "hedging": (behaviour.hedging, 4, 2),
+    "mistakes": (behaviour.mistakes, 4, None),
+    "probe": (internals.code_probe, 6, 2),
 }
+"""Each check with its minimum number of texts and of tokens per text; None: ``steps`` + 2."""
 
 
 def inspect_uncertainty_feedback(
@@ -79,7 +72,7 @@ def inspect_uncertainty_feedback(
     for check in names:
         if check not in left_out:
             try:
-                tables[check] = CHECKS[check].run(inputs)
+                tables[check] = CHECKS[check][0](inputs)
             except NotFiniteError:
                 raise
             except InputError as error:

@@ -21,8 +21,7 @@ from prismlm.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-BATCH_TOKENS = 2048
-BATCH_LOGITS = 2**26
+BATCH_TOKENS, BATCH_LOGITS = 2048, 2**26
 Codes = tuple[Tensor, ...]
 """Codes of each text, int64 [T], on the CPU; the first token of a text has NO_CODE."""
 
