@@ -245,7 +245,7 @@ def channels(
     from prismlm.corpus.sequences import Sequences
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
-    from prismlm.probes.channels import ReportOptions, channel_report
+    from prismlm.probes.channels import channel_report
 
     opened, tokenizer = read_checkpoint(model)
     if html is not None or channel is not None:
@@ -257,9 +257,9 @@ def channels(
     if corpus is not None or text is None or beside is not None:
         sequences = Sequences(_open_corpus(model, corpus), split, max_tokens=max_tokens or None)
     shared: dict[str, Any] = {"sequences": sequences, "progress": ConsoleReporter()}
-    settings = ReportOptions(None if layer is None else (layer,))
+    layers = None if layer is None else (layer,)
     name = model.resolve().name
-    report = channel_report(opened, tokenizer, text=text, name=name, options=settings, **shared)
+    report = channel_report(opened, tokenizer, text=text, name=name, layers=layers, **shared)
     other = None
     if beside is not None:
         # All its layers: it may have another depth.
@@ -583,7 +583,7 @@ def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
     from prismlm.lens.labels.endpoint import Endpoint
     from prismlm.probes.themes import EndpointJudge
 
-    def announce(questions: int, characters: int) -> None:
+    def print_estimate(questions: int, characters: int) -> None:
         size = f"{questions:,} questions of {output.format_count(characters)} characters, some four"
         typer.echo(f"{size} to a token; answers are kept in the model's {ANSWERS}.", err=True)
 
