@@ -386,7 +386,8 @@ def probabilities_at(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor
 ) -> Float64[Tensor, " n"]:
     """Return the probability of ``targets`` [n] after last hidden states [n, d]."""
-    return losses_at(model.get_output_embeddings(), hidden, targets).neg().exp()
+    head: Any = model.get_output_embeddings()
+    return losses_at(head, hidden, targets).neg().exp()
 
 
 def rank_sum_p(ranks: Sequence[float], others: int) -> float:

@@ -391,13 +391,13 @@ def channel_report(
         for sequence in channel
     )
     passages = {p.start: p for p in read_passages(sequences.corpus, spans).values()}
-    lengths = activations.lengths.tolist()
+    values, lengths = activations.values, activations.lengths.tolist()
     reports = tuple(
         LayerReport(
             layer,
             mixers[layer].shared_gates,
             {kind: metrics(model, activations, kind, layer) for kind in kinds},
-            lag_correlation(*(activations.values[k, layer] for k in kinds), lengths, seed=seed),
+            lag_correlation(values["write", layer], values["read", layer], lengths, seed=seed),
             _channels(mixers[layer], top[layer], passages),
         )
         for layer in layers
