@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from prismlm.layers import PrototypeMixer
 
 SIGNIFICANT = 0.05
-BINS = 8
-MAX_LAG, SHUFFLES = 4, 99
+BINS, MAX_LAG, SHUFFLES = 8, 4, 99
 MIN_VARIANCE = 1e-28
 """The variance below which a gate counts as constant."""
 
