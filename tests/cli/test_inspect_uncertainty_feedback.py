@@ -57,7 +57,7 @@ def protot(corpus, place):
 def test_json_is_the_report(prism, gpt2, corpus):
     result = prism(*COMMAND, gpt2, *FAST, "--split", "all", "--seed", 3, "--json")
     assert result.returncode == 0, result.stderr
-    for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Writing on: "):
+    for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Generating: "):
         assert part in result.stderr, part
     model, tokenizer = read_checkpoint(gpt2)
     report = inspect_uncertainty_feedback(
@@ -123,7 +123,8 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
     one = refused(*COMMAND, gpt2, "--text", "The river carries stones to the sea.")
     assert "at least 4 texts" in one
     assert "has 1" in one
-    assert "text of one token" in refused(*COMMAND, gpt2, "--text", "a", "--check", "ablation")
+    short = refused(*COMMAND, gpt2, "--text", "a", "--check", "ablation")
+    assert "the first token of a text is not predicted" in short
     assert "from 2 on" in refused(*COMMAND, gpt2, "--tokens", 1)
     assert "texts is 0" in refused(*COMMAND, gpt2, "--texts", 0)
     assert "learned an embedding of 64" in refused(
@@ -150,5 +151,5 @@ def test_texts_of_another_vocabulary_are_refused(refused, gpt2, corpus, place, t
     torch.manual_seed(0)
     directory = save((other, attach_drawn(other, 64)), corpus, place / "small")
     message = refused(*COMMAND, directory, *FAST, "--split", "all", "--check", "ablation")
-    assert "made with another tokenizer" in message
+    assert "encoded with another tokenizer" in message
     assert "the model has 40" in message

@@ -84,7 +84,7 @@ def test_channels_that_decay_alike_can_be_drawn(corpus):
     found = channel_report(model, corpus.tokenizer, Sequences(corpus, "all", 16))
     assert sum(bar.get_height() for bar in half_life_figure(found).axes[0].patches) == CHANNELS
     words = locality_figure(found)._supxlabel.get_text()
-    assert "no rho: the half-life is one figure" in words
+    assert "no rho: the half-life of all 18 channels is equal" in words
 
 
 def test_locality_has_a_point_for_each_channel_and_the_quartiles_means(report):
