@@ -161,14 +161,10 @@ def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
 def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
-    with pytest.raises(InputError, match="not a lens"):
-        build_index(lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
-    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
-    with pytest.raises(InputError, match="not a lens"):
-        build_index(
-            lm.model, lm.head, sample_corpus, tmp_path / "thesis" / "chapter.txt", OPTIONS,
-            overwrite=True,
-        )  # fmt: skip
+    for out in (tmp_path / "thesis", tmp_path / "thesis" / "chapter.txt"):
+        with pytest.raises(InputError, match="not a lens"):
+            build_index(lm.model, lm.head, sample_corpus, out, OPTIONS, overwrite=True)
+        assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
 
 
 def test_a_stale_lens_is_refused(tiny_model, tmp_path):

@@ -24,15 +24,11 @@ def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, be
 def test_prototypes_are_spread_over_sources_as_their_activation_is(lm):
     lens = lm.lens
     rows_of = inspect_lens(lens)["by_prototype"]
-    rows = lens.mass.to_pylist()
+    mass = lens.mass.to_pandas()
     for prototype in range(lens.num_prototypes):
-        of_source = {}
-        for row in rows:
-            if row["prototype"] == prototype:
-                amount = of_source.get(row["source"], 0) + row["activation_sum"]
-                of_source[row["source"]] = amount
-        shares = np.array([amount for amount in of_source.values() if amount])
-        shares = shares / shares.sum()
+        own = mass[mass["prototype"] == prototype]
+        shares = own.groupby("source")["activation_sum"].sum().to_numpy()
+        shares = shares[shares > 0] / shares.sum()
         expected = np.exp(-(shares * np.log(shares)).sum()) if len(shares) else 0
         assert rows_of[prototype]["effective_sources"] == pytest.approx(expected)
 

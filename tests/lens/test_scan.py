@@ -106,10 +106,8 @@ def counted(groups, documents):
 def rows(table):
     """Return {(prototype, source, domain, licence): (tokens, activation_sum)}."""
     names = ("prototype", "source", "domain", "license")
-    return {
-        tuple(row[name] for name in names): (row["tokens"], row["activation_sum"])
-        for row in table.to_pylist()
-    }
+    found = table.to_pylist()
+    return {(*map(row.get, names),): (row["tokens"], row["activation_sum"]) for row in found}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])

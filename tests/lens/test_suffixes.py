@@ -16,8 +16,6 @@ from tests.helpers.token_corpus import TokenCorpus
 
 END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]
-
-
 documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min_size=1, max_size=6)
 
 

@@ -4,11 +4,7 @@ import numpy as np
 import torch
 
 from prismlm.lens import cells as cells_module
-from prismlm.lens.support import (
-    SupportScale,
-    leave_one_out,
-    measure_support,
-)
+from prismlm.lens.support import SupportScale, leave_one_out, measure_support
 from prismlm.models.sidecar import weight_of
 from tests.helpers.next_tokens import next_tokens
 

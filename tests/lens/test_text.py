@@ -83,10 +83,8 @@ def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_c
     [
         ("One. Two is here. Three.", "is", "Two is here."),
         ("One. Two is here. Three.", "One", "One."),
-        ("One. Two is here. Three.", "Three", "Three."),
         ("One line\nTwo is here\nThree", "is", "Two is here"),
         ('He said "no." Then he left! So', "left", "Then he left!"),
-        ("no end at all", "end", "no end at all"),
         ("One. Two is here.", " Two", " Two is here."),
         ("a\n\nb c\n\nd", "c", "b c"),
         ("<|im_start|>It is so.<|im_end|>\n", "is", "It is so."),

@@ -29,8 +29,7 @@ def looked_through(catalogue, query, sort):
 def test_queries_of_every_length(catalogue, query, sort):
     expected = looked_through(catalogue, query, sort)
     assert catalogue.search(query, sort, everything=True).tolist() == expected
-    sizes = catalogue.lens.cell_sizes
-    listed = [number for number in expected if sizes[number] >= 10]
+    listed = [number for number in expected if catalogue.lens.cell_sizes[number] >= 10]
     assert catalogue.search(query, sort).tolist() == listed
 
 
