@@ -13,5 +13,4 @@ def lm(tiny_model):
 
 @pytest.fixture(scope="module")
 def text(lm):
-    """The text of the tiny model's corpus."""
     return Text(lm.lens.corpus, Vocabulary(lm.tokenizer, len(weight_of(lm.model))))
