@@ -27,7 +27,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.__main__ import set_environment
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
-from prismlm.corpus.windows import block_passes, read_block
+from prismlm.corpus.windows import PASS_TOKENS, window_batches
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import scan as index_scan
@@ -92,8 +92,8 @@ def measure_ratio(
     keep_freed_memory()
     with work, torch.inference_mode():
         while slot < order.count and not (tokens and scan.tokens >= tokens):
-            block = read_block(text, order, order.block(slot), "train", 256, 192)
-            for batch, _ in block_passes(block, text, text.eos_token_id):
+            grid = order.windows(slot, text, "train", 256, 192)
+            for batch in window_batches(grid, text, PASS_TOKENS, text.eos_token_id):
                 inputs = {"input_ids": batch.input_ids, "use_cache": False}
                 inputs["attention_mask"] = batch.attention_mask.long()
                 began = time.process_time()

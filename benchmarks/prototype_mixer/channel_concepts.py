@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.prototype_mixer.heldout_cases import heldout_cases
 from benchmarks.prototype_mixer.proposed_concepts import Concept, TokenGates, propose_concepts
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels.activations import Activations, read_activations

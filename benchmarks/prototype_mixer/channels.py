@@ -30,8 +30,8 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
+from prismlm.corpus.windows import Sequences
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.channels.activations import read_activations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.models.seam import run_decoder
 from prismlm.probes.channels.effects import Probe, probabilities_at

@@ -12,7 +12,7 @@ import torch
 from benchmarks.prototype_mixer.channel_concepts import Loaded, Settings
 from benchmarks.prototype_mixer.proposed_concepts import TokenGates, concept_tokens
 from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels.concepts import EMERGES

@@ -25,7 +25,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, describe, slug
 from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.heads import head_report

@@ -262,8 +262,6 @@ def _run(model: Any, batch: WindowBatch, **more: Tensor) -> Any:
 def _add(of: dict[int, tuple[float, int]], batch: WindowBatch, logits: Tensor) -> None:
     """Add the losses of a batch, one window a document."""
     for row, document in enumerate(batch.document.tolist()):
-        if document < 0:
-            continue
         length = int(batch.attention_mask[row].sum())
         targets = batch.input_ids[row, 1:length].to(logits.device)
         losses = F.cross_entropy(logits[row, : length - 1].float(), targets, reduction="sum")

@@ -53,8 +53,6 @@ class Scores:
         """Add the predictions of a batch whose target is a token of the same window."""
         scored = batch.attention_mask[:, 1:] & batch.owned[:, :-1]
         for row, document in enumerate(batch.document.tolist()):
-            if document < 0:
-                continue
             self.windows += 1
             count = int(scored[row].sum())
             self.tokens[document] = self.tokens.get(document, 0) + count

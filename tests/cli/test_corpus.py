@@ -111,7 +111,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "not zstd": ("t.jsonl.zst", b"no", "is damaged"),
     "not parquet": ("t.parquet", b"no", "is damaged"),
     "only spaces": ("t.txt", b" \n", "No documents"),
-    "unknown kind": ("t.docx", b"a", "no extension that can be read"),
+    "unknown kind": ("t.docx", b"a", "does not have a supported extension"),
     "same id": (
         "t.jsonl",
         b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}',

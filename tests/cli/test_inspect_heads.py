@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.probes.heads import SpectraOptions, head_report, spectra_report
 from tests.helpers.head_models import make_gpt2, make_signal_noise
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Columns, Corpus, Document, build_corpus, layout
 from prismlm.corpus.build import training_texts
-from prismlm.corpus.windows import BlockOrder, read_block
+from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError
 from prismlm.run_state import writing
 from tests.helpers.records import RECORDS, write_jsonl
@@ -73,23 +73,12 @@ def test_the_split_is_the_rule_in_the_metadata(corpus: Corpus) -> None:
     assert corpus.meta["heldout"]["tokens"] == corpus.lengths[held_out].sum()
 
 
-def test_documents_are_counted_a_shard_at_a_time(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fraction_that_is_too_small_holds_one_document_out(
+    corpus: Corpus, tmp_path: Path
 ) -> None:
-    counted: list[int] = []
-    held_out = layout.held_out
-    monkeypatch.setattr(
-        layout,
-        "held_out",
-        lambda table, split: counted.append(len(table)) or held_out(table, split),
-    )
     path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
     options = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 1e-9}
     few = build_corpus(path, tmp_path / "built", **options)
-    shards = [shard["documents"] for shard in few.meta["shards"]]
-    assert len(shards) > 2
-    # Once by the fraction given, and once by the least that holds a document out.
-    assert counted == shards * 2
     keys = [layout.split_key(record["id"]) for record in RECORDS]
     assert few.split("heldout").tolist() == [int(np.argmin(keys))]
     assert few.meta["heldout"] == {
@@ -138,9 +127,9 @@ def test_documents_that_say_their_part_are_in_it(corpus: Corpus, tmp_path: Path)
     assert stated.meta["split"]["stated"] == {"train": 2, "heldout": 5}
     assert stated.fingerprint != corpus.fingerprint
     # A part at a time, as an index reads it.
-    order = BlockOrder.of(stated.num_tokens)
-    blocks = [read_block(stated, order, n, "heldout", 64, 48) for n in range(order.count)]
-    read = {int(number) for block in blocks for number in block.grid.document}
+    order = BlockOrder.for_tokens(stated.num_tokens)
+    grids = [order.windows(slot, stated, "heldout", 64, 48) for slot in range(order.count)]
+    read = {int(number) for grid in grids for number in grid.document}
     assert read == {n for n in out if stated.lengths[n] > 1}
 
 

@@ -174,7 +174,7 @@ def test_files_that_changed_since_are_not_mixed_in(texts, tokenizer, tmp_path):
     whole = rows.read_text()
     # Of the same size and ids.
     rows.write_text(whole.replace("Row 5 of", "Row 6 of"))
-    with pytest.raises(InputError, match=r"documents that are read have changed since"):
+    with pytest.raises(InputError, match=r"input documents have changed since"):
         build_corpus(texts, tmp_path / "out", tokenizer=tokenizer.name_or_path)
     rows.write_text(whole)
     (texts / "0.txt").write_text("Another text.")

@@ -43,7 +43,7 @@ def test_an_answer_is_closed_or_left_open_to_be_written_on(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     assert chat_text(tokenizer, CHAT) == ANSWERED
-    assert chat_text(tokenizer, CHAT, goes_on=True) == ASKED + ANSWER
+    assert chat_text(tokenizer, CHAT, continue_final=True) == ASKED + ANSWER
 
 
 def test_what_is_meant_as_messages() -> None:
@@ -55,7 +55,7 @@ def test_what_is_meant_as_messages() -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], r"\[\], expected a list of at least one"),
+        ([], r"\[\], expected a list with at least one"),
         ("Why?", "'Why\\?', expected a list"),
         ([{"role": "user"}], "number 0 is .*, expected a record with role and content"),
         ([*CHAT, "Why?"], "number 2 is 'Why\\?'"),

@@ -25,14 +25,14 @@ def byte_level(*vocabulary):
 
 def test_spans_counted_by_hand():
     # "é" is the bytes C3 A9, which are written Ã and ©; a space is written Ġ.
-    read = TokenBytes.of(byte_level("a", "Ã", "©", "Ġa", "aÃ"))
+    read = TokenBytes.from_tokenizer(byte_level("a", "Ã", "©", "Ġa", "aÃ"))
     assert read.spans(np.array([4, 2, 3]), "aé a").tolist() == [[0, 2], [1, 2], [2, 4]]
     assert read.spans(np.array([0, 1, 2, 3]), "aé a").tolist() == [[0, 1], [1, 2], [1, 2], [2, 4]]
     assert read.spans(np.array([], dtype=np.int64), "").shape == (0, 2)
 
 
 def test_tokens_that_do_not_spell_the_text_have_no_spans():
-    read = TokenBytes.of(byte_level("a", "b"))
+    read = TokenBytes.from_tokenizer(byte_level("a", "b"))
     assert read.spans(np.array([0, 0]), "ab") is None
     assert read.spans(np.array([0]), "ab") is None
     assert read.spans(np.array([0, 7]), "ab") is None
@@ -41,17 +41,17 @@ def test_tokens_that_do_not_spell_the_text_have_no_spans():
 def test_an_added_token_is_its_own_text():
     tokenizer = byte_level("a", "b")
     tokenizer.add_tokens([AddedToken("é b")])
-    read = TokenBytes.of(tokenizer)
+    read = TokenBytes.from_tokenizer(tokenizer)
     assert read.spans(np.array([0, 2]), "aé b").tolist() == [[0, 1], [1, 4]]
 
 
 def test_another_kind_of_tokenizer_is_not_read():
-    assert TokenBytes.of(Tokenizer(models.WordLevel({"a": 0}, "a"))) is None
+    assert TokenBytes.from_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a"))) is None
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_they_are_those_of_encoding(tokenizer, text):
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    spans = TokenBytes.of(tokenizer).spans(np.array(encoding.ids, dtype=np.int64), text)
+    spans = TokenBytes.from_tokenizer(tokenizer).spans(np.array(encoding.ids, dtype=np.int64), text)
     assert spans.tolist() == [list(one) for one in encoding.offsets]

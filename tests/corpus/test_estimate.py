@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import HubDataset, build_corpus, estimate_build
-from prismlm.corpus import estimate as module
+from prismlm.corpus import build as module
 from prismlm.files import json_text
 from tests.helpers.records import write_jsonl
 

@@ -185,7 +185,7 @@ def test_odd_but_whole_inputs_are_read_as_they_are(tmp_path: Path) -> None:
     ]
     assert reader.left_out == {"no text": 1}
     (tmp_path / "t.tsv").write_text("id\ttext\n1\ta\n")
-    with pytest.raises(InputError, match="no extension that can be read"):
+    with pytest.raises(InputError, match="does not have a supported extension"):
         list(read_documents(tmp_path / "t.tsv"))
     with pytest.raises(InputError, match="No documents"):
         list(read_documents(tmp_path / "d.jsonl"))

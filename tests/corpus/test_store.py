@@ -62,7 +62,7 @@ def test_the_document_at_every_position(corpus: Corpus) -> None:
 def test_several_threads_read_the_same_corpus(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "GROUPS_KEPT", 1)
+    monkeypatch.setattr(store, "CACHED_ROW_GROUPS", 1)
     opened = Corpus.open(corpus.path)
     drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
     with ThreadPoolExecutor(8) as pool:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.corpus.words import DITTO, encode, worded
+from prismlm.corpus.pieces import DITTO, encode, token_words
 from prismlm.errors import InputError
 from tests.helpers.mixer_models import make_corpus
 
@@ -20,7 +20,7 @@ def spans(*pairs):
 
 
 def test_pieces_of_a_word_go_together_and_spaces_part_words():
-    found = worded(
+    found = token_words(
         "un told, it's", spans((0, 1), (1, 2), (2, 5), (5, 7), (7, 8), (8, 11), (11, 13))
     )
     assert found.words == ("un", " told", ",", " it's")
@@ -30,38 +30,38 @@ def test_pieces_of_a_word_go_together_and_spaces_part_words():
 
 
 def test_a_quote_after_a_word_is_no_part_of_it():
-    assert worded("it' s", spans((0, 2), (2, 3), (3, 5))).words == ("it", "'", " s")
+    assert token_words("it' s", spans((0, 2), (2, 3), (3, 5))).words == ("it", "'", " s")
 
 
 def test_bytes_of_a_character_stay_together_and_letters_without_case_apart():
     # ß in two tokens inside of a word; 日本 in three and one.
-    found = worded("Fuß日本", spans((0, 2), (2, 3), (2, 3), (3, 4), (3, 4), (3, 4), (4, 5)))
+    found = token_words("Fuß日本", spans((0, 2), (2, 3), (2, 3), (3, 4), (3, 4), (3, 4), (4, 5)))
     assert found.words == ("Fuß", "日", "本")
     assert found.counts == (3, 3, 1)
     assert found.tokens == ("Fu", "ß", DITTO, "日", DITTO, DITTO, "本")
 
 
 def test_a_mark_goes_with_its_letter():
-    assert worded("क\u093e x", spans((0, 1), (1, 2), (2, 4))).words == ("क\u093e", " x")
+    assert token_words("क\u093e x", spans((0, 1), (1, 2), (2, 4))).words == ("क\u093e", " x")
 
 
 def test_spaces_that_no_token_has_part_words_and_are_kept():
-    found = worded("a  b", spans((0, 1), (3, 4)))
+    found = token_words("a  b", spans((0, 1), (3, 4)))
     assert found.words == ("a", "  b")
 
 
 def test_the_end_of_a_document_is_an_empty_word_and_a_passage_may_start_inside():
-    found = worded("one two", spans((3, 7), (7, 7)))
+    found = token_words("one two", spans((3, 7), (7, 7)))
     assert found.words == (" two", "")
     assert found.counts == (1, 1)
     # Its first token holds the last byte of a character.
-    assert worded("ßx", spans((0, 1), (1, 2))).tokens == ("ß", "x")
+    assert token_words("ßx", spans((0, 1), (1, 2))).tokens == ("ß", "x")
 
 
 @given(text=st.text(min_size=1, max_size=40))
 def test_words_are_the_text_whatever_it_is(corpus, text):
     ids, places = encode(corpus.tokenizer, text)
-    found = worded(text, places)
+    found = token_words(text, places)
     assert "".join(found.words) == text
     assert sum(found.counts) == len(found.tokens) == len(ids)
     assert "�" not in "".join(found.tokens).replace(text, "") or "�" in text

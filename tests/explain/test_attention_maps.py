@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from prismlm.corpus.words import DITTO
+from prismlm.corpus.pieces import DITTO
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head, heads_at, heads_of, read_maps
 from prismlm.explain.language_model import PrismLM

@@ -110,8 +110,8 @@ def test_what_is_refused(served, texts, words):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("../../a.txt", " ", "No documents: ../../a.txt hold no text"),
-        ("a.pdf", "One.", "a.pdf has no extension that can be read"),
+        ("../../a.txt", " ", "No documents: no text in ../../a.txt"),
+        ("a.pdf", "One.", "a.pdf does not have a supported extension"),
         ("..", "One.", ".. has no extension"),
         ("a.csv", 'id,text\na,"One."x\n', "a.csv is not valid CSV"),
         ("a.csv", "body\nOne.\n", "a.csv: there is no column 'text'; the columns are: body."),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.pages.channel_plots import (
     curves_figure,

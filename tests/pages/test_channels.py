@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from prismlm.corpus import build_corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.pages.channels import channel_page, channels_data, quantise_gates
 from prismlm.pages.frame import write_page

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from tests.helpers.mixer_models import make_corpus, make_model
 
 LENGTH = 12

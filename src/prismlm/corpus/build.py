@@ -1,7 +1,7 @@
-"""Building a corpus directory: read, train a tokenizer where none is given, tokenise, write.
+"""Building a corpus directory , and estimating its cost from a sample.
 
-Closed shards are kept in ``.NAME.partial`` beside the corpus until it is whole. The same command
-reads its input again after an interruption, and tokenises what is not in them.
+Closed shards are kept in ``.NAME.partial`` beside the corpus until it is complete. After an
+interruption the same command reads its input again and tokenises the documents after them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from prismlm import fingerprints
@@ -28,6 +30,7 @@ from prismlm.corpus.tokenizer import (
     train_tokenizer,
 )
 from prismlm.corpus.writer import CorpusWriter
+from prismlm.cost import Cost, peak_memory
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -45,11 +48,13 @@ from prismlm.run_state import check_same, read_note, writing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Of a corpus, its tokens and compressed text, for each byte of text; of compressed files, more.
-OUTPUT_OF_INPUT = 0.9
+# Bytes of a corpus, tokens and compressed text, per byte of text; compressed input gives more.
+OUTPUT_PER_INPUT = 0.9
 TRAINING_CHARACTERS = 64_000_000
 SHARD_TOKENS = 2**27
 STATE_FILE, STATE_VERSION = "build.json", 4
+READING_SECONDS = 5.0
+SAMPLE_CHARACTERS = 500_000
 
 
 def build_corpus(
@@ -67,45 +72,49 @@ def build_corpus(
     wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Corpus:
-    """Read the inputs and write a corpus directory at ``out``; the same inputs give the same one.
+    """Read the inputs and write a corpus directory at ``out``, reproducibly.
 
     Args:
         inputs: files and directories, as :func:`read_documents` takes them; or a dataset.
         out: the directory to write. It appears when it is complete, or not at all.
         tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer on up
-            to 64 million characters of the documents, chosen by the hash of their ids.
-        vocab_size: the size of a vocabulary that is trained; unused where ``tokenizer`` is given.
-        columns: which columns hold the text and what is known about it.
-        heldout_fraction: the share of documents to hold out, in [0, 1), of those that do not say
-            by a ``split`` of their own whether they are.
-        shard_tokens: a shard ends before the document that would take it beyond this; it is also
-            the most that an interruption loses.
-        overwrite: replace ``out`` if it is a corpus, and what another build began there.
+            to 64 million characters of the documents, sampled by the hash of their ids.
+        vocab_size: the size of a trained vocabulary; ignored with ``tokenizer``.
+        columns: which columns hold the text and its metadata.
+        heldout_fraction: the share of documents to hold out, in [0, 1); it does not apply to
+            documents with a ``split``.
+        shard_tokens: the maximum size of a shard, unless a single document exceeds it; also the
+            most that an interruption loses.
+        overwrite: replace ``out`` if it is a corpus, and a partial build of it.
         skip_bad_rows: leave out rows that cannot be used; ``corpus.json`` counts them by reason.
-        reuse: open ``out`` if it is the corpus of the same dataset and settings; that the dataset
-            has changed since is not noticed.
-        wait: until no other process writes ``out``, instead of refusing.
-        progress: where to show the work; its unit is bytes of files, or rows of a dataset.
+        reuse: open ``out`` if it is the corpus of the same dataset and settings; changes to the
+            dataset itself are not noticed.
+        wait: wait until no other process writes ``out``, instead of refusing.
+        progress: where to show the progress, in bytes of files or rows of a dataset.
 
     Raises:
         InputError: an argument or an input cannot be used; see :class:`DocumentReader`.
     """
     target = check_path("the corpus to write", out)
     with writing(target, wait=wait):
-        chosen = None
+        loaded = None
         if reuse and isinstance(inputs, HubDataset) and tokenizer is not None:
-            chosen = load_tokenizer(tokenizer)
-            there = existing_corpus(inputs, target, chosen, columns, heldout_fraction)
-            if there is not None:
-                return there
+            loaded = load_tokenizer(tokenizer)
+            existing = existing_corpus(inputs, target, loaded, columns, heldout_fraction)
+            if existing is not None:
+                return existing
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         reader = open_reader(inputs, columns, skip_bad_rows)
-        _check_place(target, inputs, reader)
+        _check_target(target, inputs, reader)
         if tokenizer is None:
-            chosen = _train(reader, vocab_size, progress)
-        reader.tokenizer = chosen = chosen or load_tokenizer(str(tokenizer))
-        how = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
-        writer = CorpusWriter(partial_of(target), chosen, **how)
+            loaded = _train(reader, vocab_size, progress)
+        reader.tokenizer = loaded = loaded or load_tokenizer(str(tokenizer))
+        writer = CorpusWriter(
+            partial_path(target),
+            loaded,
+            heldout_fraction=heldout_fraction,
+            shard_tokens=shard_tokens,
+        )
         origin = _origin(inputs, reader, columns) | {"tokenizer": writer.meta["fingerprint"]}
         origin["heldout_fraction"] = heldout_fraction
         with room_to_write(f"the corpus {target}", target.parent, WAY_OUT):
@@ -150,9 +159,9 @@ def open_reader(
     skip_bad_rows: bool,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> DocumentReader:
-    """Return what reads the inputs for a corpus, of which chats without an answer are no part."""
-    kind: Any = DatasetReader if isinstance(inputs, HubDataset) else DocumentReader
-    return kind(
+    """Return a reader of the inputs of a corpus, which leaves out chats without an answer."""
+    reader_type: Any = DatasetReader if isinstance(inputs, HubDataset) else DocumentReader
+    return reader_type(
         inputs, columns, tokenizer=tokenizer, skip_bad_rows=skip_bad_rows, answered_chats=True
     )
 
@@ -186,8 +195,8 @@ def check_build(
         )
 
 
-def _check_place(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) -> None:
-    """Raise InputError for a corpus that would replace text it is built of, or have no room."""
+def _check_target(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) -> None:
+    """Raise InputError if the corpus would replace its own input, or does not fit on the disk."""
     named = [inputs.name, *inputs.data_files] if isinstance(inputs, HubDataset) else []
     for path in [*map(Path, named), *(file.path for file in reader.files)]:
         if path.exists() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out)):
@@ -195,51 +204,50 @@ def _check_place(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) 
                 f"{path} lies in {out}, which the corpus would replace. Choose another directory."
             )
     size = sum(file.path.stat().st_size for file in reader.files)
-    check_room(f"the corpus {out}", out, size * OUTPUT_OF_INPUT, partial_of(out))
+    check_room(f"the corpus {out}", out, size * OUTPUT_PER_INPUT, partial_path(out))
 
 
-def partial_of(target: Path) -> Path:
-    """Return where the parts of a corpus lie until it is whole."""
+def partial_path(target: Path) -> Path:
+    """Return the directory of the closed shards of a corpus that is not complete yet."""
     return target.with_name(f".{target.name}.partial")
 
 
 def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:
+    def documents() -> Iterator[Document]:
+        done = 0
+        for number, document in enumerate(reader):
+            yield document
+            if number % 256 == 0:
+                task.advance(reader.done - done)
+                done = reader.done
+        task.advance(reader.done - done)
+
     with progress.task("Sampling text", reader.total, reader.unit) as task:
-        texts = training_texts(_reported(reader, task), TRAINING_CHARACTERS)
+        texts = training_texts(documents(), TRAINING_CHARACTERS)
     with progress.task("Training the tokenizer", None, "tokens"):
         return train_tokenizer(iter(texts), vocab_size)
 
 
-def _reported(reader: DocumentReader, task: Any) -> Iterator[Document]:
-    done = 0
-    for number, document in enumerate(reader):
-        yield document
-        if number % 256 == 0:
-            task.advance(reader.done - done)
-            done = reader.done
-    task.advance(reader.done - done)
-
-
-def training_texts(documents: Iterator[Document], limit: int) -> list[str]:
+def training_texts(documents: Iterable[Document], limit: int) -> list[str]:
     """Choose whole texts of at most ``limit`` characters, by the hash of the documents' ids.
 
-    Whenever the limit is passed, the half with the larger hashes is dropped: memory stays small,
-    all parts of the input are sampled alike and the choice can be repeated.
+    Whenever the limit is exceeded, the half with the larger hashes is dropped: memory is bounded,
+    all parts of the input are sampled alike and the sample is reproducible.
     """
     threshold = 2**64
-    kept: list[tuple[int, str]] = []
+    sample: list[tuple[int, str]] = []
     size = 0
     for document in documents:
         key = int.from_bytes(hashlib.sha256(document.doc_id.encode()).digest()[8:16], "little")
         if key >= threshold:
             continue
-        kept.append((key, document.text))
+        sample.append((key, document.text))
         size += len(document.text)
-        while size > limit and len(kept) > 1:
+        while size > limit and len(sample) > 1:
             threshold //= 2
-            kept = [item for item in kept if item[0] < threshold] or [min(kept)]
-            size = sum(len(text) for _, text in kept)
-    return [text for _, text in kept]
+            sample = [item for item in sample if item[0] < threshold] or [min(sample)]
+            size = sum(len(text) for _, text in sample)
+    return [text for _, text in sample]
 
 
 def _write(
@@ -251,21 +259,20 @@ def _write(
     *,
     overwrite: bool,
 ) -> None:
-    """Write the corpus of what is read, from where an earlier run of the same ended."""
-    partial = partial_of(target)
-    begun = _begun(partial, origin, overwrite)
-    with _keeping(partial), writer, progress.task("Tokenising", reader.total, reader.unit) as task:
+    """Write the corpus of all documents, resuming an earlier run on the same input."""
+    partial = partial_path(target)
+    state = _resumed_state(partial, origin, overwrite)
+    with _cleanup(partial), writer, progress.task("Tokenising", reader.total, reader.unit) as task:
         documents, done = iter(reader), 0
-        if begun:
-            writer.resume(begun["shards"], begun["digest"], documents)
-            kept = sum(shard["documents"] for shard in begun["shards"])
-            task.note(f"{kept:,} documents were kept")
+        if state:
+            writer.resume(state["shards"], state["digest"], documents)
+            task.note(f"{writer.num_documents:,} documents were kept")
         closed = len(writer.shards)
         for _ in writer.write(documents):
             if len(writer.shards) > closed:
                 closed = len(writer.shards)
-                note = {"version": STATE_VERSION, "origin": origin, "shards": writer.shards}
-                write_json(partial / STATE_FILE, note | {"digest": writer.closed_digest})
+                state = {"version": STATE_VERSION, "origin": origin, "shards": writer.shards}
+                write_json(partial / STATE_FILE, state | {"digest": writer.closed_digest})
             task.advance(reader.done - done)
             done = reader.done
         more = {"read": reader.manifest()} if reader.files else {"origin": origin}
@@ -275,28 +282,27 @@ def _write(
         os.replace(partial, empty)
 
 
-def _begun(partial: Path, origin: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """Return what an earlier run of the same noted, empty if nothing, and remove the rest."""
-    begun: dict[str, Any] = {}
+def _resumed_state(partial: Path, origin: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Return the state of an earlier run on the same input, or {}; remove all other files."""
+    state: dict[str, Any] = {}
     if (partial / STATE_FILE).is_file():
         try:
-            begun = read_note(partial / STATE_FILE, partial, version=STATE_VERSION)
+            state = read_note(partial / STATE_FILE, partial, version=STATE_VERSION)
         except FormatError:
             if not overwrite:
                 raise
-        if begun and not overwrite:
-            _check_same(f"{partial} holds what was begun", begun["origin"], origin)
-        begun = begun if begun.get("origin") == origin else {}
-    shards = begun.get("shards", ())
-    kept = {STATE_FILE} if begun else set[str]()
-    kept |= {name for shard in shards for name in shard["files"]}
+        if state and not overwrite:
+            _check_same(f"{partial} holds a corpus that was begun", state["origin"], origin)
+        state = state if state.get("origin") == origin else {}
+    names = {name for shard in state.get("shards", ()) for name in shard["files"]}
+    names |= {STATE_FILE} if state else set()
     partial.mkdir(exist_ok=True)
     for path in partial.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name not in kept:
+        elif path.name not in names:
             path.unlink()
-    return begun
+    return state
 
 
 def _check_same(what: str, before: dict[str, Any], origin: dict[str, Any]) -> None:
@@ -305,8 +311,8 @@ def _check_same(what: str, before: dict[str, Any], origin: dict[str, Any]) -> No
 
 
 @contextmanager
-def _keeping(partial: Path) -> Iterator[None]:
-    """Remove what is of no use after a failure; say of Ctrl-C which shards are kept."""
+def _cleanup(partial: Path) -> Iterator[None]:
+    """Remove a partial corpus without closed shards after a failure; name the others on Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -314,7 +320,128 @@ def _keeping(partial: Path) -> Iterator[None]:
             shutil.rmtree(partial, ignore_errors=True)
         elif isinstance(error, KeyboardInterrupt):
             raise Interrupted(
-                f"the shards that were closed are kept in {partial}. Run the same command again "
-                "to resume."
+                f"the closed shards are kept in {partial}. Run the same command again to resume."
             ) from error
         raise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Every n-th document of the first seconds of reading.
+
+    Attributes:
+        documents: at most about half a million characters of them.
+        scale: how many times as much text the inputs hold; None if unknown.
+        num_documents: how many documents the inputs hold, counted or extrapolated.
+        seconds: the time to read all of them, including the network.
+        unknown: caveats, as sentences.
+    """
+
+    documents: list[Document]
+    scale: float | None
+    num_documents: int | None
+    seconds: float | None
+    unknown: tuple[str, ...] = ()
+
+
+def draw_sample(reader: DocumentReader) -> Sample:
+    """Read for some seconds and sample documents evenly; small inputs are read completely."""
+    documents, step, size = list[Document](), 1, 0
+    seen = characters = 0
+    began, share = time.perf_counter(), 1.0
+    for document in reader:
+        seen += 1
+        characters += len(document.text)
+        if seen % step == 0:
+            documents.append(document)
+            size += len(document.text)
+        while size > SAMPLE_CHARACTERS and len(documents) > 1:
+            documents, step = documents[1::2], 2 * step
+            size = sum(len(document.text) for document in documents)
+        if time.perf_counter() - began > READING_SECONDS:
+            share = reader.done / reader.total if reader.total else None
+            break
+    if not share:
+        like = f"Whether the rest is like the first {seen:,} documents."
+        more = "How much the dataset holds: it does not say before it is read."
+        return Sample(documents, None, None, None, (like, more))
+    seconds = (time.perf_counter() - began) / share
+    return Sample(documents, characters / share / size, round(seen / share), seconds)
+
+
+@contextmanager
+def sample_corpus(
+    sample: Sample, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float = 0.05
+) -> Iterator[Corpus]:
+    """Yield a corpus of a sample, in a temporary directory."""
+    with TemporaryDirectory() as name:
+        directory = Path(name, "corpus")
+        directory.mkdir()
+        with CorpusWriter(directory, tokenizer, heldout_fraction=heldout_fraction) as writer:
+            for _ in writer.write(sample.documents):
+                pass
+            writer.finish({})
+        yield Corpus.open(directory)
+
+
+def estimate_build(
+    inputs: Paths | HubDataset,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    vocab_size: int = 8192,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+    shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = False,
+    skip_bad_rows: bool = False,
+) -> Cost:
+    """Estimate the cost of :func:`build_corpus` with the same arguments; ``out`` is not written.
+
+    The figures are ``documents``, ``tokens``, ``sampled_documents``, ``tokens_per_second`` and
+    ``bytes_per_token``.
+    """
+    check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    sample = draw_sample(open_reader(inputs, columns, skip_bad_rows, loaded))
+    return estimate_from(sample, loaded, vocab_size)
+
+
+def estimate_from(
+    sample: Sample, tokenizer: PreTrainedTokenizerFast | None, vocab_size: int = 8192
+) -> Cost:
+    """Extrapolate the cost of a corpus from a sample of its input.
+
+    Without a tokenizer one of ``vocab_size`` is trained.
+    """
+    scale, reads, training = sample.scale, 1 if tokenizer else 2, 0.0
+    began = time.perf_counter()
+    if tokenizer is None:
+        texts = [document.text for document in sample.documents]
+        tokenizer = train_tokenizer(iter(texts), vocab_size)
+        max_scale = TRAINING_CHARACTERS / max(1, sum(map(len, texts)))
+        training = (time.perf_counter() - began) * max(1.0, min(scale or max_scale, max_scale))
+        began = time.perf_counter()
+    with sample_corpus(sample, tokenizer, 0.0) as corpus:
+        seconds = time.perf_counter() - began
+        tokens = corpus.num_tokens
+        disk = sum(path.stat().st_size for path in corpus.path.glob("*-0*"))
+    figures = {
+        "documents": sample.num_documents,
+        "tokens": None,
+        "sampled_documents": len(sample.documents),
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+        "bytes_per_token": disk / tokens,
+    }
+    total = None
+    if scale is not None and sample.seconds is not None:
+        total = training + reads * sample.seconds + scale * seconds
+        figures["tokens"] = round(scale * tokens)
+    return Cost(
+        total,
+        peak_memory(),
+        None if scale is None else round(scale * disk),
+        figures,
+        basis=f"Measured on {len(sample.documents):,} of the documents.",
+        unknown=sample.unknown,
+    )

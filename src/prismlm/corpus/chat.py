@@ -1,8 +1,4 @@
-"""Messages of a chat as the text that a model reads: what its tokenizer's template makes of them.
-
-A chat model was trained on such text, with marks around each message, and answers a question that
-has them. Without, it continues the question like any text.
-"""
+"""Messages of a chat: checking them, and rendering them by the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -22,99 +18,93 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 ASSISTANT = "assistant"
-# Other names of roles, where messages are written as from and value.
+# Roles in the format of ShareGPT.
 ROLES = {"human": "user", "gpt": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
-# Planes for private use: characters that stand in for marks in a message.
+# First private-use character: they replace special tokens inside messages.
 PRIVATE = 0xF0000
 
 
 def asked(question: str, system: str | None = None) -> Messages:
-    """Return the messages of a question, after a system prompt."""
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": question}]
+    """Return a question as messages, with an optional system prompt."""
+    prompt = [] if system is None else [{"role": "system", "content": system}]
+    return [*prompt, {"role": "user", "content": question}]
 
 
 def question_of(text: str | Messages) -> str:
-    """Return what is asked: a text, or the last message of the user."""
+    """Return a text as it is, and the last message of the user of a chat, or ""."""
     if isinstance(text, str):
         return text
-    return next((text_of(one.get("content")) for one in text[::-1] if one["role"] == "user"), "")
+    return next((text_of(m.get("content")) for m in text[::-1] if m["role"] == "user"), "")
 
 
 def is_messages(value: object) -> bool:
-    """Say whether a value is meant as messages: a list that holds a record."""
+    """Return whether a value is meant as messages: a list with a record in it."""
     return isinstance(value, (list, tuple)) and any(
-        isinstance(one, Mapping) for one in cast("Sequence[object]", value)
+        isinstance(item, Mapping) for item in cast("Sequence[object]", value)
     )
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content: a string, a list of text parts, or none."""
+    """Return the text of a message's content: a string, a list of text parts, or None."""
     if isinstance(content, list):
         return "".join(part["text"] for part in cast("list[dict[str, str]]", content))
     return content or ""
 
 
 def as_messages(value: Any) -> Any:
-    """Return the messages of a row with ``role`` and ``content``, anything else unchanged.
+    """Convert messages to ``role`` and ``content``; return any other value unchanged.
 
-    Many sets of chats have ``from`` and ``value`` instead, as ShareGPT's; its human is the user,
-    its function_call a tool call of the assistant. Nulls, which tables have for absent keys, go.
+    ShareGPT has ``from`` and ``value`` instead, and function_call for a tool call of the
+    assistant. Nulls, which tables have for absent keys, are removed.
     """
     if not is_messages(value):
         return value
-    return [_as_message(one) if isinstance(one, Mapping) else one for one in value]
+    return [_as_message(item) if isinstance(item, Mapping) else item for item in value]
 
 
-def _as_message(given: Mapping[str, Any]) -> dict[str, Any]:
-    present = {key: value for key, value in given.items() if value is not None}
-    # Templates write arguments of tools as JSON, which takes no decimals.
-    message = _mapped(present, lambda one: float(one) if isinstance(one, Decimal) else one)
+def _as_message(record: Mapping[str, Any]) -> dict[str, Any]:
+    present = {key: value for key, value in record.items() if value is not None}
+    # Templates serialise tool arguments as JSON, which does not support Decimal.
+    message = _map_leaves(present, lambda v: float(v) if isinstance(v, Decimal) else v)
     speaker = message.get("from")
     if not isinstance(speaker, str) or "value" not in message:
         return message
-    role, said = ROLES.get(speaker, speaker), message["value"]
+    role, content = ROLES.get(speaker, speaker), message["value"]
     try:
-        call = json.loads(said) if speaker == "function_call" else None
+        call = json.loads(content) if speaker == "function_call" else None
     except (TypeError, ValueError, RecursionError):
         call = None
     if isinstance(call, dict) and isinstance(call.get("name"), str):
         return {"role": role, "tool_calls": [{"type": "function", "function": call}]}
-    return {"role": role, "content": said}
+    return {"role": role, "content": content}
 
 
-def _mapped(value: Any, change: Any) -> Any:
-    """Return JSON values with each that is no list or record changed."""
+def _map_leaves(value: Any, function: Any) -> Any:
+    """Apply a function to all values in nested lists and records."""
     if isinstance(value, Mapping):
-        return {key: _mapped(one, change) for key, one in value.items()}
+        return {key: _map_leaves(item, function) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mapped(one, change) for one in value]
-    return change(value)
+        return [_map_leaves(item, function) for item in value]
+    return function(value)
 
 
 def chat_text(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, goes_on: bool = False
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, continue_final: bool = False
 ) -> str:
-    """Return messages as the chat template writes them, up to where an answer begins.
+    """Render messages by the chat template, up to where an answer begins.
 
-    Args:
-        tokenizer: its template.
-        messages: each with ``role`` and ``content``; after one of the assistant none begins.
-        goes_on: leave the last message open, where it is the assistant's, to be continued.
+    No answer begins after a message of the assistant; ``continue_final`` leaves that one open.
     """
-    return _rendered(tokenizer, messages, goes_on)[0]
+    return _render(tokenizer, messages, continue_final)[0]
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, goes_on: bool = False
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, continue_final: bool = False
 ) -> list[int]:
-    """Return the tokens of :func:`chat_text`, which begins as the template has it begin.
-
-    They are those of ``apply_chat_template``, but marks of the template in a message are text.
-    """
+    """Encode messages as ``apply_chat_template`` does; special tokens in a message are text."""
     from prismlm.corpus.encode import encoder_of
 
-    text, marks = _rendered(tokenizer, messages, goes_on)
+    text, marks = _render(tokenizer, messages, continue_final)
     encoder = encoder_of(tokenizer)
     if marks is None:
         return encoder.chat.encode(text, add_special_tokens=False).ids
@@ -122,91 +112,93 @@ def encode_chat(
 
 
 def has_marks(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> bool:
-    """Say whether anything in the messages is spelt like a special token."""
+    """Return whether a message contains the spelling of a special token."""
     from prismlm.corpus.encode import encoder_of
 
-    marks, found = encoder_of(tokenizer).marks, list[Any]()
-    _mapped(messages, lambda one: found.append(isinstance(one, str) and marks.search(one)))
-    return any(found)
+    pattern, matches = encoder_of(tokenizer).marks, list[Any]()
+    _map_leaves(messages, lambda v: matches.append(isinstance(v, str) and pattern.search(v)))
+    return any(matches)
 
 
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, goes_on: bool
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, continue_final: bool
 ) -> tuple[str, list[Mark] | None]:
-    """Return what the template writes, and its marks if there are others in the messages.
+    """Render messages; if they contain special tokens, also return those of the template.
 
-    Before the template sees the messages, a character that they lack replaces each mark in them.
+    The special tokens in messages are replaced by unused characters before rendering.
     """
     from prismlm.corpus.encode import encoder_of
 
     check_messages(messages)
     if not tokenizer.chat_template:
         raise InputError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template, so no messages can "
-            "be put to the model: give a text, or put the chat_template.jinja of the model that "
-            "it was made from beside its tokenizer."
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template, so it cannot encode "
+            "messages: give a text, or add the chat_template.jinja of the instruction-tuned model "
+            "to the tokenizer's directory."
         )
-    encoder, hidden = encoder_of(tokenizer), dict[int, str]()
-    written = json_text(messages, default=str)
-    free = (code for code in count(PRIVATE) if chr(code) not in written)
+    encoder, replaced = encoder_of(tokenizer), dict[int, str]()
+    serialised = json_text(messages, default=str)
+    unused = (code for code in count(PRIVATE) if chr(code) not in serialised)
 
-    def hide(mark: Any) -> str:
-        hidden[code := next(free)] = mark[0]
+    def replace(match: Any) -> str:
+        replaced[code := next(unused)] = match[0]
         return chr(code)
 
-    plain = _mapped(
-        messages, lambda one: encoder.marks.sub(hide, one) if isinstance(one, str) else one
+    plain = _map_leaves(
+        messages, lambda v: encoder.marks.sub(replace, v) if isinstance(v, str) else v
     )
-    text = _written(tokenizer, plain, goes_on)
-    if not hidden:
+    text = _apply_template(tokenizer, plain, continue_final)
+    if not replaced:
         return text, None
 
-    def moved(place: int) -> int:
-        return len(text[:place].translate(hidden))
+    def shifted(at: int) -> int:
+        return len(text[:at].translate(replaced))
 
     marks = [
-        mark._replace(start=moved(mark.start), end=moved(mark.end))
+        mark._replace(start=shifted(mark.start), end=shifted(mark.end))
         for mark in encoder.marks_in(text)
     ]
-    return text.translate(hidden), marks
+    return text.translate(replaced), marks
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, messages: Messages, goes_on: bool) -> str:
-    """Return what the template makes of messages, in the first form of them that it takes.
+def _apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, continue_final: bool
+) -> str:
+    """Apply the chat template to the first form of the messages that it accepts.
 
-    Templates differ in what they expect of a message without words beside its tool calls (no
-    content, or an empty one) and of text parts (joined, or as a list).
+    Templates differ in how they expect text parts (joined, or a list) and a message that has only
+    tool calls (without content, or with an empty one).
     """
-    call: Any = tokenizer.apply_chat_template
+    apply: Any = tokenizer.apply_chat_template
     answered = messages[-1]["role"] == ASSISTANT
-    given = [{k: v for k, v in one.items() if v is not None} for one in messages]
-    joined = [one | {k: text_of(v) for k, v in one.items() if k == "content"} for one in given]
-    names = [call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()]
-    contents = [one["content"] for one in messages if isinstance(one.get("content"), list)]
-    # None of these may be missing from the text.
-    parts = [*names, *(part["text"] for content in contents for part in content)]
+    listed = [{k: v for k, v in m.items() if v is not None} for m in messages]
+    joined = [m | {k: text_of(v) for k, v in m.items() if k == "content"} for m in listed]
+    contents = [m["content"] for m in listed if isinstance(m.get("content"), list)]
+    # These must not be missing from the text.
+    parts = [call["function"]["name"] for m in listed for call in m.get("tool_calls") or ()]
+    parts += [part["text"] for content in contents for part in content]
     failure: InputError | None = None
-    for form in (joined, [{"content": ""} | one for one in joined], given):
+    for form in (joined, [{"content": ""} | m for m in joined], listed):
         try:
-            text = call(
+            text = apply(
                 form,
                 tokenize=False,
                 add_generation_prompt=not answered,
-                continue_final_message=answered and goes_on,
+                continue_final_message=answered and continue_final,
             )
-        except Exception as error:  # a template may raise whatever it likes
+        except Exception as error:  # templates may raise anything
             failure = failure or InputError(
                 f"the chat template of {tokenizer.name_or_path} refuses the messages "
-                f"({first_line(error)}): expected roles that it knows, in an order that it takes, "
-                "such as user, assistant, user."
+                f"({first_line(error)}): expected roles that it knows, in a valid order such as "
+                "user, assistant, user."
             )
             continue
-        left_out = next((part for part in parts if part.strip() not in text), None)
-        if left_out is None:
+        missing = next((part for part in parts if part.strip() not in text), None)
+        if missing is None:
             return text
         failure = InputError(
-            f"the chat template of {tokenizer.name_or_path} leaves {shown(left_out)} out of its "
-            "text: it does not take tool calls, or content in parts. Use a model whose template "
+            f"the chat template of {tokenizer.name_or_path} leaves {shown(missing)} out of its "
+            "text: it does not support tool calls, or content in parts. Use a model whose template "
             "does, or leave these chats out."
         )
     assert failure is not None
@@ -214,23 +206,20 @@ def _written(tokenizer: PreTrainedTokenizerBase, messages: Messages, goes_on: bo
 
 
 def check_messages(messages: Messages, where: str = "the messages") -> None:
-    """Raise InputError unless each message has a role and a content, or tool calls.
-
-    A content is one text, or a list of parts ``{"type": "text", "text": …}``.
-    """
+    """Raise InputError unless each message has a role, and text, text parts or tool calls."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InputError(
-            f"{where}: {shown(messages)}, expected a list of at least one, of the user."
+            f"{where}: {shown(messages)}, expected a list with at least one message of the user."
         )
     for number, message in enumerate(messages):
-        given: Any = message if isinstance(message, Mapping) else {}
-        calls, content = given.get("tool_calls"), given.get("content")
-        if "role" not in given or not (calls or "content" in given):
+        record: Any = message if isinstance(message, Mapping) else {}
+        calls, content = record.get("tool_calls"), record.get("content")
+        if "role" not in record or not (calls or "content" in record):
             raise InputError(
                 f"{where}: number {number} is {shown(message)}, expected a record with role and "
                 'content, such as {"role": "user", "content": "What is malaria?"}.'
             )
-        check_text(f"{where}: the role of number {number}", given["role"])
+        check_text(f"{where}: the role of number {number}", record["role"])
         if calls and not all(map(_is_call, calls if isinstance(calls, (list, tuple)) else [calls])):
             raise InputError(
                 f"{where}: the tool_calls of number {number} are {shown(calls)}, expected records "

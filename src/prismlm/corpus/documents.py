@@ -11,28 +11,22 @@ from typing import Any
 from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError, check_text, suggest
 
-# Beyond it a double does not hold every whole number.
-MAX_WHOLE = 2**53
-# Columns of chats, in the order in which they are looked for; the first names the role.
+# Columns that may hold chats; the first is the name of the role.
 CHATS = ("messages", "conversations")
 MESSAGES = CHATS[0]
 METADATA = ("source", "domain", "license", "title", "url", "split")
 ROLES = ("text", "id", *METADATA)
-# The names that the Hugging Face Hub has for parts of a dataset, and those of this package.
-PARTS: dict[str, str] = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("heldout", "held-out", "held_out"), "heldout"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "heldout"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "heldout"),
-}
+# Names of splits, of this package and of the Hugging Face Hub.
+TRAIN_NAMES = ("train", "training")
+HELDOUT_NAMES = (
+    *("heldout", "held-out", "held_out", "validation", "valid", "val", "dev"),
+    *("test", "testing", "eval", "evaluation"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with its identity and where it comes from.
-
-    ``messages`` are those that a chat template made the text of; None for a plain text.
-    """
+    """A text with its id and metadata; ``messages`` are those of a chat, None for a plain text."""
 
     doc_id: str
     text: str
@@ -46,32 +40,31 @@ class Document:
 
     @property
     def opening(self) -> str:
-        """What a reader knows it by: its text, or the last question of a chat."""
-        asked = any(one["role"] == "user" for one in self.messages or ())
-        return question_of(self.messages) if asked and self.messages else self.text
+        """The text, or the last question of a chat."""
+        return (question_of(self.messages) if self.messages else "") or self.text
 
     @property
     def part(self) -> str | None:
-        """The part of a corpus that its ``split`` names, ``train`` or ``heldout``; None without."""
-        if self.split is None:
-            return None
-        part = PARTS.get(self.split.strip().lower())
-        if part is None:
-            raise InputError(
-                f"the document {self.doc_id!r} has the split {self.split!r}: expected train, or "
-                "heldout, validation or test. Fix it, or let ids decide with --split-column '' "
-                '(in Python: Columns(split="")).'
-            )
-        return part
+        """The normalised ``split``: ``train``, ``heldout`` or None."""
+        name = None if self.split is None else self.split.strip().lower()
+        if name is None or name in TRAIN_NAMES:
+            return name and "train"
+        if name in HELDOUT_NAMES:
+            return "heldout"
+        raise InputError(
+            f"the document {self.doc_id!r} has the split {self.split!r}: expected train, or "
+            "heldout, validation or test. Fix it, or split by id with --split-column '' "
+            '(in Python: Columns(split="")).'
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns to read. A column left at None is read under its own name where it exists.
+    """Which columns to read. None reads the column of the same name if it exists.
 
-    A column that is named must exist; one that is named "" is not read. Without an ``id`` the id is
-    ``file-name:row``; without a ``source`` the source is the file's name without its extension.
-    Where there is no ``text``, chats are read from ``messages``, if there are any.
+    A named column must exist; "" reads none. The id defaults to ``file-name:row`` and the source
+    to the file's name without its extension. Without a ``text`` column, chats are read from
+    ``messages`` or ``conversations``.
     """
 
     text: str = "text"
@@ -93,17 +86,17 @@ class Columns:
 
         Args:
             available: the columns of a table, or the keys of a record.
-            where: the file, or file and line, to name in the error.
+            where: the file, or file and line, for the error message.
         """
-        found: dict[str, str] = {}
+        columns: dict[str, str] = {}
         for role in ROLES:
             named: str | None = getattr(self, role)
             if named == "" and role != "text":
                 continue
             if (named or role) in available:
-                found[role] = named or role
+                columns[role] = named or role
             elif named == "text" and (chats := [name for name in CHATS if name in available]):
-                found[MESSAGES] = chats[0]
+                columns[MESSAGES] = chats[0]
             elif named is not None:
                 known = sorted(available)
                 raise InputError(
@@ -111,23 +104,23 @@ class Columns:
                     f"{', '.join(known) or 'none'}.{suggest(named, known)} Name the {role} column "
                     f"with --{role}-column (in Python: Columns({role}=…))."
                 )
-        return found
+        return columns
 
 
 def as_metadata(value: Any, where: str, column: str) -> str | None:
     """Return a metadata value as text; missing and empty values are None.
 
-    A number is given as it was written: 1503.00990 in JSON keeps its last digit. A binary number of
-    a table is given in the fewest digits that mean it, a whole number without a fraction.
+    Decimals keep their digits, such as the last of 1503.00990; floats get the fewest digits that
+    identify them, integral ones no fraction.
     """
     if value is None or value == "":
         return None
     if isinstance(value, str):
         return check_text(f"{where}: column {column!r}", value)
     if isinstance(value, float):
-        # A table that lacks a number has NaN in its place.
-        whole = abs(value) < MAX_WHOLE and value.is_integer()
-        return None if math.isnan(value) else str(int(value) if whole else value)
+        # NaN is a missing value. Beyond 2^53 floats do not hold every integer.
+        integral = value.is_integer() and abs(value) < 2**53
+        return None if math.isnan(value) else str(int(value) if integral else value)
     if isinstance(value, (int, Decimal)):
         return str(value)
     raise InputError(

@@ -1,14 +1,14 @@
-"""Text and chats as tokens, with special tokens only where the model's own tokenizer puts them.
+"""Encoding texts and chats, with special tokens only where the tokenizer or its template adds them.
 
-Around a text they are those of ``tokenizer(text)``, in a chat those that its template writes. What
-is spelt like one in a text or a message is text: ``<s>`` is three characters, and nobody's words
-can end a turn of a chat and begin another.
+Texts get those of ``tokenizer(text)``, chats those of the chat template. The spelling of a special
+token inside a text or message is text: ``<s>`` is three characters, and no message can end its
+turn.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -24,32 +24,27 @@ if TYPE_CHECKING:
 
     Spans = Int64[np.ndarray, "T 2"]
 
-# Stands before text that does not begin a chat: some tokenizers begin with a space.
-BEFORE = "\U0010fffd"
-# The upper bits of a byte that continues a character of UTF-8.
-CONTINUED, UPPER_BITS = 0x80, 0xC0
+# Prepended to text inside a chat, since some tokenizers add a space before a text.
+GUARD = "\U0010fffd"
 
 
 def around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the tokens that the tokenizer's own call puts before a text and after it."""
+    """Return the special tokens that ``tokenizer(text)`` puts before and after a text."""
     call: Any = tokenizer
     bare = call("a", add_special_tokens=False, verbose=False)["input_ids"]
-    whole = call("a", verbose=False)["input_ids"]
-    for at in range(len(whole) - len(bare) + 1):
-        if whole[at : at + len(bare)] == bare:
-            return list(whole[:at]), list(whole[at + len(bare) :])
+    ids = call("a", verbose=False)["input_ids"]
+    for at in range(len(ids) - len(bare) + 1):
+        if ids[at : at + len(bare)] == bare:
+            return list(ids[:at]), list(ids[at + len(bare) :])
     return [], []
 
 
 def encode_text(
     tokenizer: PreTrainedTokenizerBase, text: str, *, start: bool = True, end: bool = True
 ) -> list[int]:
-    """Return the tokens of a text as ``tokenizer(text)`` does; special tokens in it are text.
+    """Encode a plain text as ``tokenizer(text)`` does, except that special tokens in it are text.
 
-    Args:
-        tokenizer: of the model that is to read it.
-        text: plain text; for a chat see :func:`prismlm.corpus.chat.encode_chat`.
-        start, end: whether what the tokenizer puts before and after a text goes around it.
+    ``start`` and ``end`` say whether to add the special tokens before and after it.
     """
     return encode_spans(tokenizer, text, start=start, end=end)[0]
 
@@ -57,7 +52,7 @@ def encode_text(
 def encode_spans(
     tokenizer: PreTrainedTokenizerBase, text: str, *, start: bool = True, end: bool = True
 ) -> tuple[list[int], Spans]:
-    """Return :func:`encode_text` with the characters of each token; none of those around it."""
+    """Return :func:`encode_text` with each token's span; those of added tokens are empty."""
     prefix, suffix = around_text(tokenizer) if start or end else ([], [])
     prefix, suffix = prefix if start else [], suffix if end else []
     encoding = encoder_of(tokenizer).text.encode(text, add_special_tokens=False)
@@ -66,11 +61,10 @@ def encode_spans(
 
 
 def text_encoder(backend: Tokenizer, eos_token: str | None, *, marks: bool = False) -> Tokenizer:
-    """Return a copy of ``backend`` that reads special tokens inside a text as ordinary text.
+    """Return a copy of ``backend`` that encodes special tokens inside a text as ordinary text.
 
-    A document that spells out ``<|endoftext|>`` must not end there. With ``marks`` they are special
-    tokens, as in the text that a chat template makes. The copy neither cuts nor pads nor adds
-    tokens, and its offsets keep the spaces that belong to a token.
+    With ``marks`` it encodes them as special tokens, as in a rendered chat. The copy neither
+    truncates nor pads nor adds tokens, and its offsets include leading spaces.
     """
     from tokenizers import AddedToken, Tokenizer, processors
 
@@ -79,14 +73,14 @@ def text_encoder(backend: Tokenizer, eos_token: str | None, *, marks: bool = Fal
     encoder.no_padding()
     encoder.post_processor = cast(Any, processors.Sequence([]))
     if eos_token is not None:
-        # An end token that was added as an ordinary one would still be matched in the text.
+        # Otherwise an end token that is not marked as special would be matched in the text.
         encoder.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
     encoder.encode_special_tokens = not marks
     return encoder
 
 
 class Mark(NamedTuple):
-    """A special token, and the characters of a text that it is, from ``start`` to ``end``."""
+    """A special token and its span in a text."""
 
     id: int
     start: int
@@ -94,116 +88,106 @@ class Mark(NamedTuple):
 
 
 class Encoder:
-    """How a tokenizer reads a text, and what a chat template wrote.
-
-    Attributes:
-        text: reads special tokens as text.
-    """
+    """Encodes texts and rendered chats; ``text`` encodes special tokens as text."""
 
     def __init__(self, backend: Tokenizer, eos_token: str | None) -> None:
         self.text = text_encoder(backend, eos_token)
-        self._given = backend, eos_token
+        self._source = backend, eos_token
 
     @cached_property
     def chat(self) -> Tokenizer:
-        """Reads special tokens as special tokens, whoever wrote them."""
-        return text_encoder(*self._given, marks=True)
+        """Encodes special tokens as such, whether of the template or in a message."""
+        return text_encoder(*self._source, marks=True)
 
     @cached_property
     def _bytes(self) -> TokenBytes | None:
-        return TokenBytes.of(self.text)
+        return TokenBytes.from_tokenizer(self.text)
 
     @cached_property
-    def _after_mark(self) -> Tokenizer:
+    def _guarded(self) -> Tokenizer:
         from tokenizers import AddedToken
 
-        encoder = text_encoder(*self._given)
-        encoder.add_tokens([AddedToken(BEFORE, normalized=False)])
+        encoder = text_encoder(*self._source)
+        encoder.add_tokens([AddedToken(GUARD, normalized=False)])
         return encoder
-
-    @cached_property
-    def marks(self) -> re.Pattern[str]:
-        """What is spelt like a special token."""
-        known = self.text.get_added_tokens_decoder().values()
-        spelt = sorted((token.content for token in known if token.special), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, spelt)) or "(?!)")
 
     @cached_property
     def _special(self) -> set[int]:
         known = self.text.get_added_tokens_decoder()
-        # What stands for a character without a token may be special too, and is no mark.
-        unknown = self.text.encode(BEFORE, add_special_tokens=False).ids
+        # The unknown token may be special, but does not stand for its own spelling.
+        unknown = self.text.encode(GUARD, add_special_tokens=False).ids
         return {number for number, token in known.items() if token.special} - set(unknown)
 
+    @cached_property
+    def marks(self) -> re.Pattern[str]:
+        """Matches the spelling of a special token."""
+        known = self.text.get_added_tokens_decoder().values()
+        spellings = sorted((t.content for t in known if t.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, spellings)) or "(?!)")
+
     def marks_in(self, text: str) -> list[Mark]:
-        """Return all special tokens of a chat, whoever wrote them."""
+        """Return all special tokens of a rendered chat, those in messages included."""
         encoding = self.chat.encode(text, add_special_tokens=False)
-        found = zip(encoding.ids, encoding.offsets, strict=True)
-        return [Mark(number, *span) for number, span in found if number in self._special]
+        tokens = zip(encoding.ids, encoding.offsets, strict=True)
+        return [Mark(token, *span) for token, span in tokens if token in self._special]
 
     def encode_chat(self, text: str, marks: Sequence[Mark]) -> list[int]:
-        """Return the tokens of a chat in which these marks alone are the template's."""
-        found: list[int] = []
+        """Encode a rendered chat in which only ``marks`` are special tokens."""
+        ids: list[int] = []
         done = 0
         for mark in marks:
-            found += [*self._between(text, done, mark.start)[0], mark.id]
+            ids += [*self._between(text, done, mark.start)[0], mark.id]
             done = mark.end
-        return found + self._between(text, done, len(text))[0]
+        return ids + self._between(text, done, len(text))[0]
 
     def spans(self, text: str, tokens: np.ndarray) -> Spans | None:
-        """Return the characters of each token of a text or chat; None if they are not its tokens.
+        """Return the span of each token of a text or chat; None if they are not its tokens.
 
-        Which marks of a chat are the template's follows from the tokens between them. Bytes, where
-        tokens are such, are found in a tenth of the time that it takes to encode the text again.
+        Byte-level tokens give them in a tenth of the time of encoding the text again. Which marks
+        of a chat are special tokens follows from the tokens between them.
         """
-        spelt = None if self._bytes is None else self._bytes.spans(tokens, text)
-        if spelt is not None:
-            return spelt
+        byte_spans = None if self._bytes is None else self._bytes.spans(tokens, text)
+        if byte_spans is not None:
+            return byte_spans
         encoding, ids = self.text.encode(text, add_special_tokens=False), tokens.tolist()
         if encoding.ids == ids:
             return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        candidates, found = self.marks_in(text), list[tuple[int, int]]()
-        done = 0
-        for part, number in self._split(ids):
-            ends = [mark for mark in candidates if mark.id == number and mark.start >= done]
-            for end in ends if number is not None else [Mark(-1, len(text), len(text))]:
-                own, spans = self._between(text, done, end.start)
-                if own == part:
-                    break
+        candidates, spans = self.marks_in(text), list[tuple[int, int]]()
+        first = done = 0
+        for at, token in enumerate(ids):
+            if token not in self._special:
+                continue
+            for mark in candidates:
+                if mark.id == token and mark.start >= done:
+                    part, part_spans = self._between(text, done, mark.start)
+                    if part == ids[first:at]:
+                        break
             else:
                 return None
-            found += spans if number is None else [*spans, (end.start, end.end)]
-            done = end.end
-        return np.array(found, dtype=np.int64).reshape(-1, 2)
-
-    def _split(self, ids: Sequence[int]) -> Iterator[tuple[list[int], int | None]]:
-        """Yield the tokens before each special one with that, and those after the last."""
-        part: list[int] = []
-        for number in ids:
-            if number in self._special:
-                yield part, number
-                part = []
-            else:
-                part.append(number)
-        yield part, None
+            spans += [*part_spans, (mark.start, mark.end)]
+            first, done = at + 1, mark.end
+        part, part_spans = self._between(text, done, len(text))
+        if part != ids[first:]:
+            return None
+        return np.array(spans + part_spans, dtype=np.int64).reshape(-1, 2)
 
     def _between(self, text: str, start: int, end: int) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return tokens and spans of the characters between two marks of a chat, or its ends."""
+        """Encode the characters between two special tokens of a chat; return ids and spans."""
         part = text[start:end]
-        if start == 0 or not part or BEFORE in part:
+        if start == 0 or not part or GUARD in part:
             encoding = self.text.encode(part, add_special_tokens=False)
-            by, ids, spans = start, encoding.ids, encoding.offsets
+            shift, ids, spans = start, encoding.ids, encoding.offsets
         else:
-            encoding = self._after_mark.encode(BEFORE + part, add_special_tokens=False)
-            by, ids, spans = start - 1, encoding.ids[1:], encoding.offsets[1:]
-        return ids, [(first + by, last + by) for first, last in spans]
+            encoding = self._guarded.encode(GUARD + part, add_special_tokens=False)
+            shift, ids, spans = start - 1, encoding.ids[1:], encoding.offsets[1:]
+        return ids, [(first + shift, last + shift) for first, last in spans]
 
 
 ENCODERS: WeakKeyDictionary[Any, tuple[Any, Encoder]] = WeakKeyDictionary()
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
-    """Return the encoder of a tokenizer, which is kept while that stays as it is."""
+    """Return the encoder of a tokenizer, cached until the tokenizer changes."""
     state = len(tokenizer), tokenizer.eos_token
     known, encoder = ENCODERS.get(tokenizer, (None, None))
     if encoder is None or known != state:
@@ -218,21 +202,21 @@ def check_fast(tokenizer: Any, name: str) -> None:
     """Raise InputError unless the tokenizer is a fast one."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError(
-            f"The tokenizer {name!r} is not a fast tokenizer, so it cannot say where its tokens "
-            "lie in the text. Use one with a tokenizer.json."
+            f"The tokenizer {name!r} is not a fast tokenizer, so it has no token offsets. Use one "
+            "with a tokenizer.json."
         )
 
 
 class TokenBytes:
-    """The tokens of a byte-level tokenizer as bytes, by their ids."""
+    """The bytes of each token of a byte-level tokenizer."""
 
     def __init__(self, values: list[bytes]) -> None:
         self._values = values
         self._lengths = np.array([len(value) for value in values], dtype=np.int64)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenBytes | None:
-        """Return those of a tokenizer, or None for one that is not byte-level."""
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenBytes | None:
+        """Return the bytes of a tokenizer's vocabulary, or None if it is not byte-level."""
         from tokenizers import decoders
 
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
@@ -247,10 +231,9 @@ class TokenBytes:
         return cls(values)
 
     def spans(self, tokens: np.ndarray, text: str) -> Spans | None:
-        """Return the characters that each token touches, start and end.
+        """Return the span of each token in ``text``; None if they do not spell it.
 
-        The bytes of a character that takes several tokens all have that character's span. None
-        where the tokens do not spell the text.
+        Tokens that hold only a part of a character have the span of that character.
         """
         try:
             spelled = b"".join(map(self._values.__getitem__, tokens.tolist()))
@@ -259,17 +242,19 @@ class TokenBytes:
         if spelled != text.encode():
             return None
         ends = np.cumsum(self._lengths[tokens])
-        characters = np.cumsum((np.frombuffer(spelled, np.uint8) & UPPER_BITS) != CONTINUED)
+        # Bytes 0b10xxxxxx continue a character of UTF-8.
+        characters = np.cumsum((np.frombuffer(spelled, np.uint8) & 0xC0) != 0x80)
         return np.stack([characters[ends - self._lengths[tokens]] - 1, characters[ends - 1]], 1)
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character that byte-level tokenizers write bytes with.
+    """Return the byte of each character of byte-level vocabularies.
 
     Printable bytes are written as themselves, the others in order as the characters from 256 on.
     """
     from tokenizers import pre_tokenizers
 
-    shown = sorted(pre_tokenizers.ByteLevel.alphabet())
-    own = [ord(character) for character in shown if ord(character) < 256]
-    return dict(zip(shown, own + sorted(set(range(256)) - set(own)), strict=True))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [ord(character) for character in alphabet if ord(character) < 256]
+    others = sorted(set(range(256)) - set(printable))
+    return dict(zip(alphabet, printable + others, strict=True))

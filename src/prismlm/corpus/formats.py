@@ -1,4 +1,4 @@
-"""One file at a time, row by row: text, JSON, JSON lines (also compressed), CSV, Parquet, Arrow."""
+"""The rows of one file: text, JSON, JSON lines (also compressed), CSV, Parquet, Arrow."""
 
 from __future__ import annotations
 
@@ -31,18 +31,15 @@ EXTENSIONS = (
     ".arrow",
 )
 ROWS_AT_ONCE = 64
-# A .json file is parsed whole; rows of a table that are read at once take no more.
+# A .json file is parsed as a whole.
 MAX_JSON = 2**30
-# Text packs to a third or a fifth, repetitive text to a fiftieth; small files are read in any case.
+# Text compresses 3 to 5 times, repetitive text 50 times; the limit does not apply to small files.
 MAX_RATIO, SMALL = 100, 2**25
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record: its number in the file from 1, the values by role, and the bytes read so far.
-
-    A record that cannot be read has the error in place of values.
-    """
+    """One record: its number in the file from 1, its values by role or the error, bytes read."""
 
     number: int
     values: dict[str, Any] | BadRow
@@ -58,7 +55,7 @@ def extension(path: Path) -> str | None:
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """Yield the rows of one file in order, reading one batch of rows at a time.
 
-    Raises BadRow where nothing of the file can be used: not UTF-8, or not valid JSON.
+    Raises BadRow for a file that is not UTF-8 or not valid JSON as a whole.
     """
     readers = {".json": _json, ".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
     readers |= dict.fromkeys(WHOLE_FILES, _whole)
@@ -67,10 +64,14 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
         for row in readers.get(extension(path) or "", _json_lines)(path, columns):
             values = row.values.values() if isinstance(row.values, dict) else ()
             unpacked += sum(len(value) for value in values if isinstance(value, str))
-            _check_ratio(path, unpacked, size)
+            if unpacked > max(SMALL, MAX_RATIO * size):
+                raise InputError(
+                    f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times "
+                    "its size, as no text does: leave it out, or unpack it first."
+                )
             yield row
     except UnicodeDecodeError as error:
-        # Only of CSV, some rows of which may have been read.
+        # A CSV file; some of its rows may have been read.
         raise InputError(str(not_utf8(error.object, str(path), error))) from error
     except csv.Error as error:
         raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
@@ -84,21 +85,13 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
         ) from error
 
 
-def _check_ratio(path: Path, unpacked: int, size: int) -> None:
-    if unpacked > max(SMALL, MAX_RATIO * size):
-        raise InputError(
-            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times its size, "
-            "as no text does: leave it out, or unpack it first."
-        )
-
-
 def _whole(path: Path, columns: Columns) -> Iterator[Row]:
     yield Row(1, {"text": read_text(path)}, path.stat().st_size)
 
 
 def _json_lines(path: Path, columns: Columns) -> Iterator[Row]:
     with ExitStack() as stack:
-        # The position in the file as it is on disk says how much is read.
+        # Progress is the position in the compressed file.
         raw = stack.enter_context(path.open("rb"))
         stream: Any = raw
         if path.name.lower().endswith(".gz"):
@@ -126,7 +119,7 @@ def _lines(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
 
 
 def _parsed(text: str, where: str, expected: str) -> Any:
-    """Return a JSON value whose fractions are as they were written; ids are often such numbers."""
+    """Parse JSON, keeping the digits of decimals: ids are often such numbers."""
     try:
         return json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
@@ -135,26 +128,26 @@ def _parsed(text: str, where: str, expected: str) -> Any:
 
 
 def _row(number: int, record: Any, where: str, columns: Columns, bytes_read: int) -> Row:
-    """Return a JSON record as a row: its values by role, or why it has none."""
-    values: dict[str, Any] | BadRow
+    """Return a JSON record as a row."""
     if not isinstance(record, dict):
-        kind = f"{where} holds a JSON {type(record).__name__}"
-        expected = "one JSON object on each line, or a list of objects in a .json file"
-        values = BadRow(f"{kind}. Expected {expected}.", "not a JSON object")
-    else:
-        try:
-            values = {role: record[name] for role, name in columns.resolve(record, where).items()}
-        except InputError as error:
-            values = BadRow(str(error), "a column is missing")
-    return Row(number, values, bytes_read)
+        message = (
+            f"{where} holds a JSON {type(record).__name__}. Expected one JSON object on each line, "
+            "or a list of objects in a .json file."
+        )
+        return Row(number, BadRow(message, "not a JSON object"), bytes_read)
+    try:
+        names = columns.resolve(record, where)
+    except InputError as error:
+        return Row(number, BadRow(str(error), "a column is missing"), bytes_read)
+    return Row(number, {role: record[name] for role, name in names.items()}, bytes_read)
 
 
 def _json(path: Path, columns: Columns) -> Iterator[Row]:
     size = path.stat().st_size
     if size > MAX_JSON:
         raise InputError(
-            f"{path} is larger than {MAX_JSON >> 20:,} MiB, and .json is read at once: write JSON "
-            "lines (.jsonl), which are read one by one."
+            f"{path} is larger than {MAX_JSON >> 20:,} MiB, and .json is read as a whole: write "
+            "JSON lines (.jsonl), which are read one by one."
         )
     hint = "an object or a list of objects; JSON lines are in a file called .jsonl"
     value = _parsed(decoded(path.read_bytes(), str(path)), str(path), hint)
@@ -164,56 +157,45 @@ def _json(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Row]:
-    # A text may be longer than the module's own limit of a field.
+    # The default limit is 128 KB.
     csv.field_size_limit(LARGEST_TEXT)
     with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(_lines(lines, path), strict=True)
-        found = columns.resolve(rows.fieldnames or [], str(path))
+        names = columns.resolve(rows.fieldnames or [], str(path))
         for number, record in enumerate(rows, start=1):
-            yield Row(number, {role: record[name] for role, name in found.items()}, raw.tell())
+            yield Row(number, {role: record[name] for role, name in names.items()}, raw.tell())
 
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     with pq.ParquetFile(path) as table:
-        found = columns.resolve(table.schema_arrow.names, str(path))
-        named = sorted(set(found.values()))
-        batches = table.iter_batches(_rows_at_once(table.metadata, named, path), columns=named)
-        yield from _table_rows(batches, found, path, table.metadata.num_rows)
-
-
-def _rows_at_once(metadata: pq.FileMetaData, named: list[str], path: Path) -> int:
-    """Return how many rows are read at once: few where one may be as large as all its column."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
-    sizes = (c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in named)
-    largest = max(sizes, default=0)
-    _check_ratio(path, largest, path.stat().st_size)
-    return max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
+        names = columns.resolve(table.schema_arrow.names, str(path))
+        batches = table.iter_batches(ROWS_AT_ONCE, columns=sorted(set(names.values())))
+        yield from _table_rows(batches, names, path, table.metadata.num_rows)
 
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Row]:
-    # What `datasets` saves are streams; Arrow files have the same extension.
+    # Saved datasets are streams; Arrow files have the same extension.
     with pa.memory_map(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).read_all()
-        found = columns.resolve(table.schema.names, str(path))
-        yield from _table_rows(table.to_batches(ROWS_AT_ONCE), found, path, table.num_rows)
+        names = columns.resolve(table.schema.names, str(path))
+        yield from _table_rows(table.to_batches(ROWS_AT_ONCE), names, path, table.num_rows)
 
 
 def _table_rows(
-    batches: Iterable[pa.RecordBatch], found: dict[str, str], path: Path, rows: int
+    batches: Iterable[pa.RecordBatch], names: dict[str, str], path: Path, rows: int
 ) -> Iterator[Row]:
     size, number = path.stat().st_size, 0
     for batch in batches:
-        lists = [_values(batch.column(name)) for name in found.values()]
+        lists = [_values(batch.column(name)) for name in names.values()]
         for values in zip(*lists, strict=True):
             number += 1
-            yield Row(number, dict(zip(found, values, strict=True)), size * number // rows)
+            yield Row(number, dict(zip(names, values, strict=True)), size * number // rows)
 
 
 def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_float32(column.type):
-        # As a double 0.1 would be 0.10000000149; its own digits are in its text.
+        # Converted to a double, 0.1 would be 0.10000000149.
         column = column.cast(pa.string()).cast(pa.float64())
     return column.to_pylist()

@@ -1,4 +1,4 @@
-"""Training rows: pieces of documents, packed so that hardly a position is padding, or alone."""
+"""Training rows: pieces of documents, packed with little padding, or one piece per row."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ def pack(
 ) -> PackedDataset:
     """Pack documents into training rows of ``length`` tokens.
 
-    Each document is cut into pieces of ``length``; its rest shares rows with other documents'
-    rests, each put where the least space is left over. Rows are in an order drawn from ``seed``.
-    Pieces overlap by what the tokenizer puts before a text, which each begins with.
-    A rest of one token has nothing to predict and is dropped. Without ``share_rows`` every rest
-    has a row of its own, padded on the right: for models that carry a state from one document of
-    a row into the next.
+    Each document is cut into pieces of ``length``, which all start with the tokenizer's prefix.
+    The remainders of documents share rows by best-fit decreasing. A remainder of one token has
+    nothing to predict and is dropped.
 
     Args:
-        corpus: where the tokens are; they are read when a row is asked for.
+        corpus: the tokens; they are read row by row.
         documents: document numbers, int64 [n], such as ``corpus.split("train")``.
         length: tokens of a row, at least 2.
-        seed: decides the order of the rows and which rests share one.
-        share_rows: whether a row may hold pieces of several documents.
+        seed: of the order of the rows, and of equally long remainders.
+        share_rows: False gives every remainder its own row, padded on the right, for models that
+            carry a state from one document of a row into the next.
     """
     prefix = len(corpus.prefix)
     if length < prefix + 2:
@@ -50,13 +48,13 @@ def pack(
     number = np.arange(int(full.sum())) - np.repeat(np.cumsum(full) - full, full)
     full_starts = np.repeat(starts, full) + number * step
 
-    kept = generator.permutation(np.flatnonzero(rest > prefix + 1))
-    kept = kept[np.argsort(-rest[kept], kind="stable")]
-    rest_starts = (starts + full * step)[kept]
-    row_of_rest = best_fit(rest[kept].tolist(), length) if share_rows else np.arange(len(kept))
+    usable = generator.permutation(np.flatnonzero(rest > prefix + 1))
+    usable = usable[np.argsort(-rest[usable], kind="stable")]
+    rest_starts = (starts + full * step)[usable]
+    row_of_rest = best_fit(rest[usable].tolist(), length) if share_rows else np.arange(len(usable))
 
     piece_starts = np.concatenate([full_starts, rest_starts])
-    piece_lengths = np.concatenate([np.full(len(full_starts), length), rest[kept]])
+    piece_lengths = np.concatenate([np.full(len(full_starts), length), rest[usable]])
     rows = np.concatenate([np.arange(len(full_starts)), len(full_starts) + row_of_rest])
     if not len(rows):
         raise InputError(
@@ -77,13 +75,12 @@ def pack(
 
 
 def best_fit(sizes: list[int], capacity: int) -> np.ndarray:
-    """Return the bin of each item, int64 [n]: the one it leaves the least space in, or a new one.
+    """Return the best-fit bin of each item, int64 [n]: the fullest it fits in, or a new one.
 
-    Sizes are 1 to ``capacity``; given in descending order this is best-fit decreasing, which is
-    never more than 11/9 of the optimum and near it for many small items.
+    Sizes are 1 to ``capacity``. In descending order this is best-fit decreasing.
     """
     open_bins: list[list[int]] = [[] for _ in range(capacity + 1)]
-    # Bit s is set while some open bin has s places left: the tightest fit is one bit operation.
+    # Bit s is set while some open bin has space s: the tightest fit is one bit operation.
     spaces = 0
     bins = np.empty(len(sizes), dtype=np.int64)
     count = 0
@@ -114,17 +111,13 @@ class PackedDataset:
     - ``input_ids``: the pieces of the row one after another, then end-of-text tokens as padding;
     - ``position_ids``: from 0 within each piece and within the padding. Hugging Face decoders
       derive a block-diagonal mask from it, so that no token attends to another document;
-    - ``labels``: ``input_ids``, but −100 at the first token of each piece, which nothing in the
-      row predicts (with a prefix, at that and the first after it, but for a document's first
-      piece), and on padding;
+    - ``labels``: ``input_ids``, but −100 on padding and on the first token of each piece (inside
+      a document, on the prefix and the first token after it);
     - ``token_mask``: true on tokens, false on padding;
-    - ``attention_mask``, where rows are not shared: the same, as int64. In shared rows it would
+    - ``attention_mask``, unless rows are shared: the same, as int64. In shared rows it would
       keep Hugging Face decoders from deriving the block-diagonal mask.
 
-    Attributes:
-        length: tokens of a row.
-        shared_rows: whether a row may hold pieces of several documents.
-        dropped_tokens: tokens in no row: rests of documents of a single token.
+    ``dropped_tokens`` is the number of remainders of a single token.
     """
 
     _corpus: Corpus
@@ -140,12 +133,12 @@ class PackedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the rows hold, without padding."""
+        """The number of tokens in the rows, without padding."""
         return int(self._lengths.sum())
 
     @property
     def fill(self) -> float:
-        """The share of all positions that is not padding."""
+        """The share of positions that are not padding."""
         return self.num_tokens / (len(self) * self.length)
 
     def pieces(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,8 +166,8 @@ class PackedDataset:
             position_ids[at : at + size] = np.arange(size)
             at += size
         position_ids[at:] = np.arange(self.length - at)
-        given = {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
-        row = {name: torch.from_numpy(values) for name, values in given.items()}
+        arrays = {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
+        row = {name: torch.from_numpy(array) for name, array in arrays.items()}
         row["token_mask"] = torch.arange(self.length) < at
         if not self.shared_rows:
             row["attention_mask"] = row["token_mask"].long()

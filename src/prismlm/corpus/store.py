@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PART_TOKENS = 2**18
-# Each of a megabyte of text, or of one document.
-GROUPS_KEPT = 16
+# Each has a megabyte of text, or one document.
+CACHED_ROW_GROUPS = 16
 Split = Literal["train", "heldout", "all"]
 
 
 class Corpus:
     """A corpus directory, opened for reading.
 
-    Positions are global int64 token offsets: the corpus is one long sequence of documents, each
-    begun by what its tokenizer puts before a text, such as ``<s>``, and ended by the end-of-text
-    token. Documents are numbered from 0 in that order. Methods raise InputError for a position,
-    document or name that the corpus lacks, FormatError for a damaged file. Open one with
-    :meth:`open`; pickling keeps the path and opens it again.
+    Positions are global int64 token offsets: the corpus is one sequence of documents, each with
+    the special tokens that the tokenizer puts before a text, such as ``<s>``, and a final
+    end-of-text token. Documents are numbered from 0 in that order. Methods raise InputError for a
+    position, document or name that is not in the corpus, FormatError for a damaged file.
+    A pickled corpus contains only the path.
 
     Attributes:
         path: the directory.
         meta: the contents of ``corpus.json``.
-        documents: the table of documents, read a row group at a time.
+        documents: the table of documents, read by row group.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class Corpus:
         self._map = lru_cache(maxsize=None)(self._mapped)
         self._columns: dict[str, list[str | None]] = {}
         counts = [shard["documents"] for shard in shards]
-        # Corpora of an earlier build lack the column, where no document has said its part.
+        # Older corpora have no split column.
         schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
         self.documents = ShardedTable(path, layout.DOCUMENTS, schema, counts)
         self._texts = ShardedTable(path, layout.TEXTS, layout.TEXT_SCHEMA, counts)
@@ -70,11 +70,11 @@ class Corpus:
         """Open a corpus directory; only ``corpus.json`` and the file sizes are read."""
         directory = check_path("the corpus", path)
         if not directory.is_dir():
-            # A file is probably text that a corpus is to be built of.
-            made = f"{directory} --out DIR" if directory.exists() else f"INPUT --out {directory}"
+            # A file is probably the text to build a corpus from.
+            names = f"{directory} --out DIR" if directory.exists() else f"INPUT --out {directory}"
             raise InputError(
                 f"{directory} is not a directory. Expected a corpus; build one with: "
-                f"prismlm corpus build {made}"
+                f"prismlm corpus build {names}"
             )
         if not layout.is_corpus(directory):
             raise FormatError(f"{directory} is not a corpus: it has no {layout.META_FILE}.")
@@ -98,13 +98,13 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of tokens, documents, tokenizer and split rule; not of shard or file layout."""
-        kept = ("version", "dtype", "tokenizer", "split", "counts", "digests")
-        return fingerprints.of_json({key: self.meta[key] for key in kept})
+        """A hash of tokens, documents, tokenizer and split rule, independent of the sharding."""
+        keys = ("version", "dtype", "tokenizer", "split", "counts", "digests")
+        return fingerprints.of_json({key: self.meta[key] for key in keys})
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer, for generating and decoding; see :meth:`spans` for offsets."""
+        """The tokenizer, for encoding and decoding; see :meth:`spans` for offsets."""
         from prismlm.corpus.tokenizer import load_tokenizer
 
         loaded = load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
@@ -112,13 +112,13 @@ class Corpus:
         if prefix != self.prefix or suffix not in (self.suffix, [*self.suffix, self.eos_token_id]):
             raise FormatError(
                 f"{self.path}: its tokenizer puts {loaded.convert_ids_to_tokens(prefix + suffix)} "
-                "around a text, and its documents were built without. Build the corpus again."
+                "around a text, and its documents do not have them. Build the corpus again."
             )
         return loaded
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are, ends of text among them."""
+        """The number of tokens, including end-of-text tokens."""
         return self.meta["counts"]["tokens"]
 
     @property
@@ -128,15 +128,13 @@ class Corpus:
 
     @property
     def prefix(self) -> list[int]:
-        """The tokens that the tokenizer puts before a text, and every window begins with."""
+        """The tokens that the tokenizer puts before a text, and that start every window."""
         return self.meta["tokenizer"].get("prefix", [])
 
     @property
     def suffix(self) -> list[int]:
-        """The tokens that the tokenizer puts after a text, without the one that ends it."""
+        """The tokens that the tokenizer puts after a text, without the end-of-text token."""
         return self.meta["tokenizer"].get("suffix", [])
-
-    # -- documents
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -145,7 +143,7 @@ class Corpus:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """How many tokens each document has, its end of text among them: int64 [documents]."""
+        """How many tokens each document has, including its end of text: int64 [documents]."""
         return self.documents.column("length").to_numpy()
 
     @property
@@ -165,11 +163,11 @@ class Corpus:
         return self.documents.column("doc_id")
 
     def find(self, doc_id: str) -> int:
-        """Return the number of the document with this id; InputError if there is none."""
-        found = pc.index(self._ids, check_text("the id", doc_id)).as_py()
-        if found < 0:
+        """Return the number of the document with this id."""
+        number = pc.index(self._ids, check_text("the id", doc_id)).as_py()
+        if number < 0:
             raise InputError(f"The corpus {self.name!r} has no document with the id {doc_id!r}.")
-        return found
+        return number
 
     def split(self, name: Split) -> np.ndarray:
         """Return the numbers of the documents of a split, ascending: int64 [n]."""
@@ -190,8 +188,6 @@ class Corpus:
         position, _ = self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
-    # -- tokens and text
-
     def tokens(self, start: int, length: int) -> np.ndarray:
         """Return ``length`` token ids from a global position on, as stored (uint16 or uint32).
 
@@ -207,7 +203,7 @@ class Corpus:
         return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 
     def parts(self) -> Iterator[np.ndarray]:
-        """Yield all tokens, as views of some 250,000 each."""
+        """Yield all tokens, in parts of some 250,000."""
         for start in range(0, self.num_tokens, PART_TOKENS):
             yield self.tokens(start, min(PART_TOKENS, self.num_tokens - start))
 
@@ -227,15 +223,14 @@ class Corpus:
     def spans(self, index: int) -> np.ndarray:
         """Return where each token of a document lies in its text: int64 [length, 2].
 
-        Rows are start and end in characters. The end-of-text token is the empty span at the end,
-        and what else the tokenizer puts around a text are empty spans there and at the start.
-        The bytes of a character that takes several tokens all have that character's span, so
-        ``text[spans[a, 0]:spans[b - 1, 1]]`` holds every character that tokens a to b touch.
+        Rows are start and end in characters. Special tokens around the text have empty spans at
+        its ends. Tokens that hold only a part of a character have the span of that character, so
+        ``text[spans[a, 0]:spans[b - 1, 1]]`` has every character that tokens a to b touch.
         """
         text, row = self.text(index), self.documents
         ids = self.read_tokens(row.value(index, "start"), row.value(index, "length"))[:-1]
         around = len(self.prefix), len(self.suffix)
-        # A chat begins and ends as its template has it.
+        # A chat has only the special tokens of its template.
         for before, after in dict.fromkeys((around, (0, 0))):
             spans = self._encoder.spans(text, ids[before : len(ids) - after])
             if spans is not None:
@@ -248,7 +243,7 @@ class Corpus:
         )
 
     def excerpt(self, start: int, length: int) -> str:
-        """Return the characters that ``length`` tokens of one document from a position on touch."""
+        """Return the characters that the ``length`` tokens of a document from ``start`` touch."""
         start, length = self._check_range(start, length)
         index = self.document_at(start)
         first = start - int(self.starts[index])
@@ -286,9 +281,9 @@ class Corpus:
 
 
 class ShardedTable:
-    """A Parquet file of each shard as one table, by document; some row groups are kept.
+    """The Parquet files of all shards as one table with a row per document; caches row groups.
 
-    ``file_name`` has a place for the number of a shard, which has ``documents[number]`` of them.
+    ``file_name`` is formatted with the number of a shard, which has ``documents[number]`` rows.
     """
 
     def __init__(
@@ -298,7 +293,7 @@ class ShardedTable:
         self._schema = schema
         self._ends = np.cumsum(documents, dtype=np.int64)
         self._starts = lru_cache(maxsize=None)(self._read_starts)
-        self._group = lru_cache(GROUPS_KEPT)(self._read_group)
+        self._group = lru_cache(CACHED_ROW_GROUPS)(self._read_group)
 
     def value(self, number: int, column: str) -> Any:
         """Return one value of a document's row."""
@@ -306,7 +301,7 @@ class ShardedTable:
         return table[column][number - first].as_py()
 
     def take(self, numbers: np.ndarray) -> pa.Table:
-        """Return the rows of the documents ``numbers``, ascending, in that order."""
+        """Return the rows of the documents ``numbers``, in ascending order."""
         tables, done = [self._schema.empty_table()], 0
         while done < len(numbers):
             table, first = self._group_of(int(numbers[done]))

@@ -1,4 +1,4 @@
-"""Tokenizers: training one that loses nothing, loading one, and telling two apart."""
+"""Tokenizers: training a lossless one, loading one, and comparing them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ MAX_TRAINING_WORD = 100
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer; the same texts in the same order give the same one.
+    """Train a byte-level BPE tokenizer, deterministically.
 
-    All 256 bytes are tokens, so that every text comes back exactly. ``<|endoftext|>`` ends a
-    document and is the padding token too; there is no token for the beginning. Little text gives
-    fewer than ``vocab_size`` tokens.
+    All 256 bytes are tokens, so decoding restores every text. ``<|endoftext|>`` ends a document and
+    is the padding token; there is no BOS token. Little text gives fewer than ``vocab_size`` tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -37,7 +36,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
     check_vocab_size(vocab_size)
     backend = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # Training takes time quadratic in the longest word: base64 or a rule of dashes would stall it.
+    # Training time is quadratic in the longest word, such as base64 or a line of dashes.
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [byte_level, pre_tokenizers.FixedLength(MAX_TRAINING_WORD)]
     )
@@ -59,7 +58,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raise InputError where a vocabulary could not hold every byte and the end of text."""
+    """Raise InputError for a vocabulary that is too small for all bytes and the end of text."""
     if vocab_size < MIN_VOCABULARY:
         raise InputError(
             f"A vocabulary of {vocab_size} is too small: expected at least {MIN_VOCABULARY}, "
@@ -68,23 +67,23 @@ def check_vocab_size(vocab_size: int) -> None:
 
 
 def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """Load a fast tokenizer that can end a document, from a directory or by its name."""
+    """Load a fast tokenizer with an end-of-text token, from a directory or by its name."""
     from transformers import AutoTokenizer
 
     name = os.fspath(path_or_name)
-    silent = None if Path(name).exists() else silence()
+    offline = None if Path(name).exists() else silence()
     try:
         with no_panics():
             loaded = AutoTokenizer.from_pretrained(
-                name, trust_remote_code=False, local_files_only=silent is not None
+                name, trust_remote_code=False, local_files_only=offline is not None
             )
-            # Settings of a wrong type are noticed where a text is read.
+            # Settings of a wrong type fail only when a text is encoded.
             loaded("a")
     except Exception as error:  # transformers raises half a dozen unrelated types here
         what = "directory" if Path(name).exists() else "name"
         raise InputError(
             f"No tokenizer could be loaded from the {what} {name!r} "
-            f"({silent or first_line(error)}). Expected a directory with "
+            f"({offline or first_line(error)}). Expected a directory with "
             "tokenizer.json or a name on the Hugging Face Hub."
         ) from error
     check_tokenizer(loaded, name)
@@ -92,7 +91,7 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
 
 
 def check_tokenizer(tokenizer: Any, name: str) -> None:
-    """Raise InputError unless the tokenizer is a fast one and can end a document."""
+    """Raise InputError unless the tokenizer is a fast one with an end-of-text token."""
     check_fast(tokenizer, name)
     if tokenizer.eos_token_id is None:
         raise InputError(
@@ -102,35 +101,32 @@ def check_tokenizer(tokenizer: Any, name: str) -> None:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return a hash of all that decides which ids a document gets.
+    """Return a hash of everything that determines the token ids of a document.
 
-    Truncation and padding are left out, and of a post-processor all but the tokens that it puts
-    around a text.
+    That excludes truncation, padding, and the post-processor except for the tokens that it adds.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for changeable in ("truncation", "padding", "post_processor"):
         state.pop(changeable, None)
     special = {"eos": tokenizer.eos_token, "bos": tokenizer.bos_token, "unk": tokenizer.unk_token}
     around = around_text(tokenizer)
-    # Only where there are any, so that other tokenizers keep the fingerprint that they had before.
+    # Omitted if empty: older fingerprints do not include it.
     more = {"around": around} if any(around) else {}
     return fingerprints.of_json({"backend": state, "special": special, **more})
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the fingerprint of a model's tokenizer, or None if it is not one a corpus can have."""
+    """Return the fingerprint of a model's tokenizer, or None if it is not a fast one."""
     from transformers import PreTrainedTokenizerFast
 
-    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
-    return fingerprint(tokenizer) if fast else None
+    return fingerprint(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
 
 
 def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise InputError unless a corpus holds the tokens of this tokenizer."""
+    """Raise InputError unless a corpus was tokenised with this tokenizer."""
     if corpus.meta["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
         raise InputError(
-            f"the corpus {corpus.name} holds the tokens of another tokenizer than that of the "
-            f"model{f' {name}' if name else ''}, or was built without the special tokens that it "
-            "puts around a text. Build it again with that one: prismlm corpus build IN --out DIR "
-            "--tokenizer MODEL."
+            f"the corpus {corpus.name} was built with another tokenizer than that of the "
+            f"model{f' {name}' if name else ''}, or without the special tokens that it puts around "
+            "a text. Build it again: prismlm corpus build IN --out DIR --tokenizer MODEL."
         )

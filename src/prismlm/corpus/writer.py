@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
-# Of a row group, so that one document reads in milliseconds.
+# Size of a row group: one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
-# Columns that corpus.json counts by, with whether a document is held out.
-GROUPS = ("domain", "license", "split")
 
 
 class CorpusWriter:
@@ -40,9 +38,9 @@ class CorpusWriter:
     take it beyond ``shard_tokens``. Use it as a context manager and end with :meth:`finish`.
 
     Attributes:
-        meta: what ``corpus.json`` says of the tokenizer.
-        shards: those that are closed: their documents, tokens and files with sizes.
-        closed_digest: of the documents of these shards.
+        meta: the description of the tokenizer in ``corpus.json``.
+        shards: the closed shards: documents, tokens and files with their sizes.
+        closed_digest: digest of the documents in the closed shards.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class CorpusWriter:
             "eos_token_id": self._eos,
         }
         self._prefix, self._suffix = around_text(tokenizer)
-        # A document ends with the end of text in any case.
+        # Every document ends with the end-of-text token anyway.
         if self._suffix[-1:] == [self._eos]:
             self._suffix.pop()
         around = {"prefix": self._prefix, "suffix": self._suffix}
@@ -75,6 +73,12 @@ class CorpusWriter:
         self.closed_digest = ""
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._digests = {"tokens": hashlib.sha256(), "documents": hashlib.sha256()}
+        # Documents and tokens by domain, license and split; and those held out.
+        self._groups: dict[str, dict[str | None, Counter[str]]] = {"domain": {}, "license": {}}
+        self._stated = Counter[str](train=0, heldout=0)
+        self._heldout = Counter[str](documents=0, tokens=0)
+        # The split key and length of the document that is held out if no other is.
+        self._first_heldout = 1.0, 0
 
     def __enter__(self) -> CorpusWriter:
         return self
@@ -82,6 +86,11 @@ class CorpusWriter:
     def __exit__(self, *exception: object) -> None:
         if self._shard is not None:
             self._shard.files.close()
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents have been written."""
+        return self._counts["documents"]
 
     def write(self, documents: Iterable[Document]) -> Iterator[None]:
         """Tokenise and write documents; yields after each batch of about a megabyte of text."""
@@ -105,13 +114,13 @@ class CorpusWriter:
             elif has_marks(self._tokenizer, document.messages):
                 ids[document.doc_id] = encode_chat(self._tokenizer, document.messages)
             else:
-                # All special tokens are the template's.
+                # All special tokens come from the template.
                 chats.append(document)
         ways = (encoder.text, texts, self._prefix, self._suffix), (encoder.chat, chats, [], [])
-        for backend, some, before, after in ways if chats else ways[:1]:
-            encoded = backend.encode_batch_fast([d.text for d in some], add_special_tokens=False)
-            for document, one in zip(some, encoded, strict=True):
-                ids[document.doc_id] = [*before, *one.ids, *after]
+        for backend, part, prefix, suffix in ways if chats else ways[:1]:
+            encodings = backend.encode_batch_fast([d.text for d in part], add_special_tokens=False)
+            for document, encoding in zip(part, encodings, strict=True):
+                ids[document.doc_id] = [*prefix, *encoding.ids, *suffix]
         for document in batch:
             self.add(document, ids[document.doc_id])
 
@@ -125,45 +134,52 @@ class CorpusWriter:
             self._shard = _Shard(self._directory, len(self.shards))
         tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
         self._shard.add(document, tokens, self._counts["tokens"], length)
-        self._count(document, tokens, length)
+        self._digests["tokens"].update(tokens)
+        self._count(document, length)
 
     def resume(
         self, shards: list[dict[str, Any]], digest: str, documents: Iterator[Document]
     ) -> None:
-        """Take the shards and ``closed_digest`` of an earlier writer, and their ``documents``."""
+        """Continue after the ``shards`` of an earlier writer, whose documents come first."""
         layout.check_files(self._directory, shards)
         for number in range(len(shards)):
-            lengths = self._documents(number, "length")["length"].to_pylist()
+            path = self._directory / layout.DOCUMENTS.format(number)
+            try:
+                table = pq.read_table(path, columns=["length"], page_checksum_verification=True)
+            except (pa.ArrowException, OSError) as error:
+                raise FormatError(
+                    f"{path} is damaged ({error}). Remove {self._directory} to start again."
+                ) from error
+            for length, document in zip(table["length"].to_pylist(), documents, strict=False):
+                self._count(replace(document, split=document.part), length)
             with (self._directory / layout.TOKENS.format(number)).open("rb") as tokens:
-                for length, document in zip(lengths, documents, strict=False):
-                    part = tokens.read(length * self._dtype.itemsize)
-                    self._count(replace(document, split=document.part), part, length)
+                while part := tokens.read(2**20):
+                    self._digests["tokens"].update(part)
         self.shards, self.closed_digest = list(shards), self._digests["documents"].hexdigest()
         if self.closed_digest != digest:
             raise InputError(
-                f"the documents that are read have changed since {self._directory} was begun. "
-                "Remove that directory to start anew."
+                f"the input documents have changed since {self._directory} was begun. Remove that "
+                "directory to start again."
             )
 
-    def _documents(self, shard: int, *columns: str) -> pa.Table:
-        """Return columns of the documents of a closed shard."""
-        path = self._directory / layout.DOCUMENTS.format(shard)
-        try:
-            return pq.read_table(path, columns=list(columns), page_checksum_verification=True)
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(
-                f"{path} is damaged ({error}). Remove {self._directory} to start anew."
-            ) from error
-
-    def _count(self, document: Document, tokens: bytes, length: int) -> None:
+    def _count(self, document: Document, length: int) -> None:
         text = document.text.encode()
         facts = [document.doc_id, document.source, document.domain]
         facts += [document.license, document.title, document.url, len(text)]
-        # Only where there is one: corpora without any keep the fingerprint that they always had.
+        # Omitted if absent: the fingerprints of older corpora do not include it.
         facts += [document.split] if document.split is not None else []
-        self._digests["tokens"].update(tokens)
         self._digests["documents"].update(json_text(facts, ensure_ascii=True).encode() + text)
         self._counts.update(documents=1, tokens=length, characters=len(document.text))
+        for name, groups in self._groups.items():
+            group = groups.setdefault(getattr(document, name), Counter())
+            group.update(documents=1, tokens=length)
+        if layout.is_held_out(document.doc_id, self._heldout_fraction, document.split):
+            self._heldout.update(documents=1, tokens=length)
+        if document.split is not None:
+            self._stated[document.split] += 1
+        else:
+            key = layout.split_key(document.doc_id)
+            self._first_heldout = min(self._first_heldout, (key, length))
 
     def _close_shard(self) -> None:
         if self._shard is not None:
@@ -175,23 +191,21 @@ class CorpusWriter:
         """Close the last shard; write the tokenizer and ``corpus.json``.
 
         Args:
-            left_out: how many rows are not in the corpus, by the reason.
-            more: what else ``corpus.json`` says, such as the files read.
+            left_out: the number of rows that are not in the corpus, by reason.
+            more: further entries of ``corpus.json``, such as the input files.
         """
         self._close_shard()
-        split, groups = self._split()
-        held_out = [row for row in _summed(groups, "held_out") if row.pop("held_out")]
         meta = {
             "format": layout.FORMAT,
             "version": layout.FORMAT_VERSION,
             "dtype": self._dtype.name,
             "tokenizer": self.meta,
             "left_out": dict(sorted(left_out.items())),
-            "split": split,
+            "split": self._split(),
             "counts": dict(self._counts) | {"skipped": sum(left_out.values())},
-            "heldout": held_out[0] if held_out else {"documents": 0, "tokens": 0},
-            "domains": _summed(groups, "domain"),
-            "licenses": _summed(groups, "license"),
+            "heldout": dict(self._heldout),
+            "domains": _rows("domain", self._groups["domain"]),
+            "licenses": _rows("license", self._groups["license"]),
             "shards": self.shards,
             "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
             **more,
@@ -199,53 +213,24 @@ class CorpusWriter:
         self._tokenizer.save_pretrained(self._directory / layout.TOKENIZER_DIRECTORY)
         write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
-    def _split(self) -> tuple[dict[str, Any], pa.Table]:
-        """Return the rule of the split, and the documents and tokens of each group under it.
+    def _split(self) -> dict[str, Any]:
+        """Return the split rule, with a fraction that holds at least one document out.
 
-        Of two or more documents at least one is held out, unless the held-out fraction is 0: where
-        it is too small for that, the fraction becomes the least that holds one out.
+        That of two or more documents, unless the fraction is 0 or all are stated to be in training.
         """
-        fraction, groups = self._heldout_fraction, self._grouped(self._heldout_fraction)
-        if (
-            fraction
-            and self._counts["documents"] > 1
-            and True not in groups["held_out"].to_pylist()
-        ):
-            key = min(map(self._least_key, range(len(self.shards))))
-            if key < 1:
-                fraction = math.nextafter(key, 1.0)
-                groups = self._grouped(fraction)
-        stated = {row["split"]: row["documents"] for row in _summed(groups, "split")}
+        fraction, (key, length) = self._heldout_fraction, self._first_heldout
+        if fraction and self._counts["documents"] > 1 and not self._heldout["documents"] and length:
+            fraction = math.nextafter(key, 1.0)
+            self._heldout.update(documents=1, tokens=length)
         split: dict[str, Any] = {"rule": layout.SPLIT_RULE, "heldout_fraction": fraction}
-        if stated.keys() - {None}:
-            parts = {part: stated.get(part, 0) for part in ("train", "heldout")}
-            split |= {"rule": layout.STATED_RULE, "stated": parts}
-        return split, groups
-
-    def _grouped(self, heldout_fraction: float) -> pa.Table:
-        """Return documents and tokens by ``GROUPS`` and ``held_out``; memory is that of a shard."""
-        split, found = {"heldout_fraction": heldout_fraction, "stated": True}, list[pa.Table]()
-        for shard in range(len(self.shards)):
-            table = self._documents(shard, "doc_id", "length", *GROUPS)
-            held_out = pa.array(layout.held_out(table, split))
-            groups = table.append_column("held_out", held_out).group_by([*GROUPS, "held_out"])
-            sizes = groups.aggregate([("length", "count"), ("length", "sum")])
-            found.append(sizes.select([*GROUPS, "held_out", "length_count", "length_sum"]))
-        return pa.concat_tables(found).rename_columns([*GROUPS, "held_out", "documents", "tokens"])
-
-    def _least_key(self, shard: int) -> float:
-        """Return the least key of the documents that do not say their part; 1 without any."""
-        table = self._documents(shard, "doc_id", "split")
-        ids = table.filter(table["split"].is_null())["doc_id"].to_pylist()
-        return min(map(layout.split_key, ids), default=1.0)
+        if self._stated.total():
+            split |= {"rule": layout.STATED_RULE, "stated": dict(self._stated)}
+        return split
 
 
-def _summed(groups: pa.Table, column: str) -> list[dict[str, Any]]:
-    """Return documents and tokens of each value of a column."""
-    sums = groups.group_by(column).aggregate([("documents", "sum"), ("tokens", "sum")])
-    rows = sums.select([column, "documents_sum", "tokens_sum"])
-    named = rows.rename_columns([column, "documents", "tokens"]).to_pylist()
-    return sorted(named, key=lambda row: str(row[column] or ""))
+def _rows(name: str, groups: Mapping[str | None, Counter[str]]) -> list[dict[str, Any]]:
+    ordered = sorted(groups, key=lambda value: value or "")
+    return [{name: value, **groups[value]} for value in ordered]
 
 
 class _Shard:
@@ -254,15 +239,15 @@ class _Shard:
         self._paths = [directory / name.format(number) for name in names]
         self.files = ExitStack()
         self._token_file = self.files.enter_context(self._paths[0].open("wb"))
-        how: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
-        how["write_page_checksum"] = True
-        # Dictionaries and statistics of whole texts only cost space and time to read past.
+        options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
+        options["write_page_checksum"] = True
+        # Dictionaries and statistics of whole texts only waste space and time.
         plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
         self._tables = [
-            self.files.enter_context(pq.ParquetWriter(path, schema, **options))
-            for path, schema, options in (
-                (self._paths[1], layout.STORED_SCHEMA, how),
-                (self._paths[2], layout.TEXT_SCHEMA, how | plain),
+            self.files.enter_context(pq.ParquetWriter(path, schema, **options | more))
+            for path, schema, more in (
+                (self._paths[1], layout.STORED_SCHEMA, {}),
+                (self._paths[2], layout.TEXT_SCHEMA, plain),
             )
         ]
         self.tokens = self._documents = self._text_bytes = 0
@@ -272,8 +257,8 @@ class _Shard:
         size = len(document.text.encode())
         if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
             self._flush()
-        facts = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
-        self._rows.append({**facts, "start": start, "length": length})
+        row = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
+        self._rows.append({**row, "start": start, "length": length})
         self._text_bytes += size
         self._token_file.write(tokens)
         self.tokens += length

@@ -212,7 +212,7 @@ def probabilities_at(
     while len(members):
         width = int(grid.length[members[0]])
         batch, members = np.split(members, [max(1, TOKENS_PER_BATCH // width)])
-        read = batch_of(grid, corpus, batch, (len(batch), width), corpus.eos_token_id)
+        read = batch_of(grid, corpus, batch, width, corpus.eos_token_id)
         row_of = np.full(len(grid), -1)
         row_of[batch] = np.arange(len(batch))
         asked = np.flatnonzero(row_of[window] >= 0)

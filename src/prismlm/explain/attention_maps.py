@@ -166,10 +166,10 @@ def read_maps(
         InputError: a text of fewer than two tokens or more than the model reads, a slow tokenizer,
             a layer or head that the model does not have, or weights that are not finite.
     """
-    from prismlm.corpus.words import encode, worded
+    from prismlm.corpus.pieces import encode, token_words
 
     ids, spans = encode(tokenizer, text)
-    return maps_of(model, torch.tensor([ids]), worded(text, spans).tokens, heads)
+    return maps_of(model, torch.tensor([ids]), token_words(text, spans).tokens, heads)
 
 
 def maps_of(

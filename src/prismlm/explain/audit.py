@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.corpus.estimate import built, draw
+from prismlm.corpus.build import draw_sample, sample_corpus
 from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
@@ -369,7 +369,7 @@ def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
     Raises:
         InputError: there is nothing to read.
     """
-    sample, rows = draw(reader), list[dict[str, Any]]()
+    sample, rows = draw_sample(reader), list[dict[str, Any]]()
     assert sample.scale is not None
     assert sample.num_documents is not None
 
@@ -379,7 +379,7 @@ def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
             yield row["tokens"]
 
     rate = rate_of(read())
-    with built(sample, reader.tokenizer, 0.0) as corpus:  # pyright: ignore[reportArgumentType]
+    with sample_corpus(sample, reader.tokenizer, 0.0) as corpus:  # pyright: ignore[reportArgumentType]
         tokens = sample.scale * (corpus.num_tokens - len(sample.documents))
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")

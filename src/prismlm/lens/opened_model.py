@@ -154,7 +154,7 @@ class OpenedModel:
         ``room`` is how many tokens are to be generated after it.
         """
         if is_messages(text):
-            return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+            return chat_text(self.tokenizer, cast("Messages", text), continue_final=room > 0)
         return check_text("the text", text)
 
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
@@ -163,7 +163,7 @@ class OpenedModel:
         self.check_length(written)
         with no_panics():
             if is_messages(text):
-                ids = encode_chat(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+                ids = encode_chat(self.tokenizer, cast("Messages", text), continue_final=room > 0)
             else:
                 ids = encode_text(self.tokenizer, written)
         if len(ids) == len(encode_text(self.tokenizer, "")):

@@ -85,7 +85,7 @@ class OwnText:
         self.starts = cells.starts
         self.prefix, self._suffix = around_text(tokenizer)
         self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
-        self._token_bytes = TokenBytes.of(encoder_of(tokenizer).text)
+        self._token_bytes = TokenBytes.from_tokenizer(encoder_of(tokenizer).text)
         self._decoded = lru_cache(2)(self._decode)
 
     def document_at(self, position: int) -> int:

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from prismlm.corpus.pieces import visible
-from prismlm.corpus.words import WordedText
+from prismlm.corpus.pieces import TokenWords, visible
 from prismlm.errors import InputError
 from prismlm.files import finite
 from prismlm.models.decoders.mixers import gates_of, mixers_of
@@ -160,7 +159,7 @@ def channels_data(
     )
 
 
-def _words(text: WordedText) -> dict[str, Any]:
+def _words(text: TokenWords) -> dict[str, Any]:
     """Return words, and how many tokens each has where it is not one."""
     many = {number: count for number, count in enumerate(text.counts) if count != 1}
     return {"words": list(text.words), "many": many}

@@ -8,8 +8,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from prismlm.corpus.pieces import Piece, visible
-from prismlm.corpus.words import DITTO
+from prismlm.corpus.pieces import DITTO, Piece, visible
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.attribution import Passage, Sources, worth_showing
 from prismlm.explain.steps import Step

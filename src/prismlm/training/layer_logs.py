@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from prismlm.corpus.sequences import Sequences
-from prismlm.corpus.windows import WindowBatch
+from prismlm.corpus.windows import Sequences, WindowBatch
 from prismlm.files import atomic_file, write_json
 from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of

@@ -11,7 +11,7 @@ from benchmarks.prototype_mixer.proposed_concepts import (
     propose_concepts,
     token_gates,
 )
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.probes.channels.activations import read_activations
 from prismlm.probes.channels.effects import target_probabilities

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prismlm.corpus import build_corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels.activations import read_activations, value_norms

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import decode_token
-from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, check_whole
 from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.channels.effects import (
