@@ -13,7 +13,7 @@ from prismlm.explain.chain import chains, mixer_decoder_of, read_direct_path
 from prismlm.explain.steps import PrototypeUse
 from prismlm.interventions.channels import MaskRead, MaskWrite, intervene
 from prismlm.layers import PrototypeHead
-from prismlm.models.decoders.mixers import half_lives
+from prismlm.models.decoders.protot import half_lives
 from prismlm.ops.prototype_mixer import naive
 from prismlm.probes.channels import read_channels
 from tests.helpers.chain_models import TEXT, chain_model

@@ -54,7 +54,7 @@ def test_heads_that_cannot_be_told_apart_are_refused():
         head_writes(built("mamba"), IDS, MASK)
     with pytest.raises(InputError, match="has no attention heads to read"):
         head_writes(make_model(V), IDS, MASK)
-    with pytest.raises(InputError, match=r"cannot be told apart: .*signal/noise.*λ"):
+    with pytest.raises(InputError, match=r"cannot be separated: .*signal/noise.*λ"):
         head_writes(make_signal_noise(V), IDS, MASK)
     model = built("llama")
     attention_layers(model)[1].o_proj = torch.nn.Sequential(attention_layers(model)[1].o_proj)

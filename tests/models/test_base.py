@@ -137,11 +137,11 @@ def test_pickled_weights_are_refused_with_the_way_out(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        ("weights.bin", "is a file and no GGUF file"),
+        ("weights.bin", "is a file, but not a GGUF file"),
         ("empty/", "has no config.json"),
         ("bare/config.json", "expected model.safetensors"),
-        ("someone/no-such-model", "could not be fetched from the Hugging Face hub"),
-        ("/nowhere/at all/ever", "could not be fetched from the Hugging Face hub"),
+        ("someone/no-such-model", "could not be fetched from the Hugging"),
+        ("/nowhere/at all/ever", "could not be fetched from the Hugging"),
     ],
 )
 def test_what_is_no_model(tmp_path, made, said):

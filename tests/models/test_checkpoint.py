@@ -159,7 +159,7 @@ def test_code_that_a_model_brings_is_never_run(saved, tmp_path):
     auto = {"AutoConfig": "modeling_theirs.Config", "AutoModelForCausalLM": "modeling_theirs.Model"}
     config = json.loads(path.read_text()) | {"model_type": "theirs", "auto_map": auto}
     path.write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"comes with it \(modeling_theirs.py\)"):
+    with pytest.raises(InputError, match=r"needs custom code \(modeling_theirs.py\)"):
         read_checkpoint(directory)
     assert not ran.exists()
 
@@ -172,7 +172,7 @@ def test_code_that_a_tokenizer_brings_is_never_run(saved, tmp_path):
     config = json.loads(path.read_text())
     auto = {"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", "theirs.Tokenizer"]}}
     path.write_text(json.dumps(config | {"tokenizer_class": "Tokenizer"} | auto))
-    with pytest.raises(InputError, match=r"comes with it \(theirs.py\)"):
+    with pytest.raises(InputError, match=r"needs custom code \(theirs.py\)"):
         read_checkpoint(directory)
     with pytest.raises(InputError, match="contains custom code"):
         load_tokenizer(directory)

@@ -2,7 +2,7 @@
 
 import torch
 
-from prismlm.models.evaluating import evaluating
+from prismlm.models.watch import evaluating
 
 
 def test_modes_gradients_and_attention_are_as_before():

@@ -19,7 +19,9 @@ def a_head(weights):
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
 def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, tmp_path):
     head, z = a_head(weights), torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(1))
-    PrototypeSAE.of(head, model_name="gpt2", hook_name="unembed.hook_in").save_model(tmp_path)
+    PrototypeSAE.from_head(head, model_name="gpt2", hook_name="unembed.hook_in").save_model(
+        tmp_path
+    )
     dictionary = SAE.load_from_disk(tmp_path)
     features, output = dictionary.encode(z), head(z)
     expected = torch.zeros(14, 40).scatter(
@@ -34,7 +36,7 @@ def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, t
 @pytest.mark.filterwarnings("ignore:Setting use_error_term:DeprecationWarning")
 def test_the_error_term_is_the_residual():
     head, z = a_head("fitted"), torch.randn(6, 12)
-    dictionary = PrototypeSAE.of(head)
+    dictionary = PrototypeSAE.from_head(head)
     _, cache = dictionary.run_with_cache(z)
     assert cache["hook_sae_acts_post"].shape == (6, 40)
     dictionary.use_error_term = True
@@ -43,4 +45,4 @@ def test_the_error_term_is_the_residual():
 
 def test_what_would_change_the_activations_is_refused():
     with pytest.raises(NotImplementedError):
-        PrototypeSAE.of(a_head("cosine")).fold_W_dec_norm()
+        PrototypeSAE.from_head(a_head("cosine")).fold_W_dec_norm()

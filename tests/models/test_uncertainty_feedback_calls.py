@@ -122,7 +122,7 @@ def test_a_model_whose_cache_carries_no_codes_reads_a_text_at_once():
         model.generate(IDS, **MADE)
     output = model(IDS, use_cache=True)
     assert output.uncertainty_codes.shape == IDS.shape
-    with pytest.raises(InputError, match="state resumes a text, and carries no code"):
+    with pytest.raises(InputError, match="state cannot carry the code"):
         model(IDS[:, :1], state=output.state)
 
 
@@ -142,7 +142,7 @@ def test_logits_of_some_positions(model):
         cache = model(IDS, use_cache=True, logits_to_keep=kept).past_key_values
         assert torch.equal(carried_code(cache).following, expected)
     for kept in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
-        with pytest.raises(InputError, match="none of the last position, 4"):
+        with pytest.raises(InputError, match="do not include the last position, 4"):
             model(IDS, use_cache=True, logits_to_keep=kept)
         # Without a cache no next token needs a code.
         output = model(IDS, use_cache=False, logits_to_keep=kept)

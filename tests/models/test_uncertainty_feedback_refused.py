@@ -96,10 +96,10 @@ def test_a_model_that_does_not_say_where_its_parts_are():
     model = unsaid()
     for names, words in (
         ({}, r"no decoder found in a Unsaid .*decoder=.*one of: model\."),
-        ({"decoder": "modle"}, "'modle' is none"),
-        ({"decoder": "lm_head"}, "'lm_head' is none"),
+        ({"decoder": "modle"}, "'modle' is not one"),
+        ({"decoder": "lm_head"}, "'lm_head' is not one"),
         ({"decoder": "model"}, r"no embeddings found .*one of: model\.embed_tokens"),
-        ({"decoder": "model", "embeddings": "model.norm"}, "'model.norm' is none"),
+        ({"decoder": "model", "embeddings": "model.norm"}, "'model.norm' is not one"),
     ):
         with pytest.raises(InputError, match=words):
             attach_drawn(model, 8, **names)

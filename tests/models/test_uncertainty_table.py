@@ -8,8 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from prismlm.errors import FormatError, InputError
-from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty, uncertainty_of
-from prismlm.models.uncertainty_table import UNCERTAINTY_FILE
+from prismlm.models.uncertainty_feedback import (
+    UNCERTAINTY_FILE,
+    load_uncertainty,
+    save_uncertainty,
+    uncertainty_of,
+)
 from tests.helpers.feedback_families import FAMILIES, attach_drawn, build
 
 
@@ -60,7 +64,7 @@ def test_a_truncated_file(model, saved, share):
     path = saved / UNCERTAINTY_FILE
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(FormatError, match=r"cannot be read: .* Put a whole copy of the file"):
+    with pytest.raises(FormatError, match=r"cannot be read: .* Restore the file"):
         load_uncertainty(saved, model)
     assert uncertainty_of(model) is None
 
@@ -73,9 +77,9 @@ def test_a_truncated_file(model, saved, share):
         (None, {"passes": 0}, "0 passes"),
         (None, {"model": None}, "model is None"),
         (None, {"places": {"decoder": "gone"}}, "no decoder found"),
-        (torch.full((64, 16), torch.nan), {}, "all finite"),
+        (torch.full((64, 16), torch.nan), {}, "a finite table"),
         (torch.zeros(64, 8), {}, "cannot verify that the table matches"),
-        (torch.zeros(16), {}, r"holds torch.float32 \[16\]"),
+        (torch.zeros(16), {}, r"has torch.float32 \[16\]"),
         (torch.zeros(1, 16), {}, r"\[1, 16\] for 64 levels"),
     ],
 )

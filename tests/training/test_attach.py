@@ -155,7 +155,7 @@ def code_of_its_own(model):
     [
         (no_tokenizer, "the model in MODEL has no tokenizer"),
         (a_shard_less, "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/"),
-        (code_of_its_own, "the model in MODEL needs code that comes with it"),
+        (code_of_its_own, "the model in MODEL needs custom code"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_said_of_it_and_can_be_put_right(base, tmp_path, harm, said):

@@ -27,7 +27,7 @@ from prismlm.eval.robustness import OpenedModel, texts_of
 from prismlm.interventions.attention import clamp_attention, record_attention
 from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
-from prismlm.models.decoders.mixers import has_mixers
+from prismlm.models.decoders.protot import has_mixers
 from prismlm.probes.results import Row
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap, mean_intervals

@@ -26,11 +26,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prismlm.errors import InputError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
-from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
-from prismlm.models.uncertainty_feedback import load_uncertainty
-from prismlm.models.uncertainty_table import has_uncertainty
+from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
+from prismlm.models.watch import evaluating
 
 # A decorator of lm-eval hides its type.
 HuggingFaceLM: Any = HFLM

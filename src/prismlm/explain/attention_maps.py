@@ -16,10 +16,10 @@ from prismlm.models.attention import (
     head_groups,
     reading_attention,
 )
-from prismlm.models.decoders.mixers import chosen_layers
-from prismlm.models.evaluating import evaluating
+from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.positions import learned_positions
 from prismlm.models.uncertainty_feedback import replay
+from prismlm.models.watch import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -29,7 +29,7 @@ from prismlm.explain.prediction import tolerance_of
 from prismlm.interventions.channels import interventions_hold
 from prismlm.interventions.scope import edits_hold
 from prismlm.layers import PrototypeHead, PrototypeMixer
-from prismlm.models.decoders.mixers import half_life
+from prismlm.models.decoders.protot import half_life
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
 from prismlm.models.positions import check_sequence
 from prismlm.models.seam import capture

@@ -42,7 +42,7 @@ def export_sae_lens(lm: OpenedModel, directory: Path | str) -> None:
         from prismlm.models.sae_lens import PrototypeSAE
     except ImportError as error:
         raise InputError(f"{error}: install it with pip install 'prismlm[sae-lens]'.") from error
-    dictionary = PrototypeSAE.of(lm.head, model_name=_base_of(lm), hook_name=HOOK)
+    dictionary = PrototypeSAE.from_head(lm.head, model_name=_base_of(lm), hook_name=HOOK)
     with _new(directory) as out:
         dictionary.save_model(out)
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from prismlm.errors import InputError
 from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
-from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture
+from prismlm.models.watch import evaluating
 
 if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch

@@ -16,7 +16,7 @@ from prismlm.lens.layout import META_FILE, PROTOTYPES_FILE, trained_on_words, wr
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.sidecar import META_FILE as MODEL_FILE
-from prismlm.models.uncertainty_table import UNCERTAINTY_FILE
+from prismlm.models.uncertainty_feedback import UNCERTAINTY_FILE
 
 CARD, ADAPTER_CONFIG = "README.md", "adapter/adapter_config.json"
 # The files that open a model, and what must go with it. Nothing else that lies in the directory is

@@ -15,7 +15,7 @@ from prismlm.explain.attention_maps import heads_of, read_maps
 from prismlm.explain.prediction import fed_back
 from prismlm.explorer.session import Session
 from prismlm.models.attention import attention_layers
-from prismlm.models.decoders.mixers import has_mixers
+from prismlm.models.decoders.protot import has_mixers
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.pages.channels import channels_data
 from prismlm.pages.frame import rounded

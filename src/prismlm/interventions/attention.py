@@ -23,8 +23,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.attention import attention_form, attention_layers, reading_attention
-from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_sequence
+from prismlm.models.watch import evaluating
 
 CLAMPED = "prismlm_clamped"
 EAGER_FUNCTION = "eager_attention_forward"

@@ -29,7 +29,7 @@ from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.layers.mixer_gates import GateInputs
 from prismlm.layers.prototype_mixer import initial_prototypes
-from prismlm.models.decoders.mixers import (
+from prismlm.models.decoders.protot import (
     check_channel,
     check_layer,
     chosen_layers,

@@ -38,8 +38,8 @@ from prismlm.lens.support import measure_support
 from prismlm.lens.write_cells import write_cells, write_documents
 from prismlm.models.checkpoint import Checkpoint, load_checkpoint
 from prismlm.models.device import device_named
-from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
+from prismlm.models.watch import evaluating
 from prismlm.ops import top_contexts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Interrupts, check_same, read_note, writing

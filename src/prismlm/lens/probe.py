@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import StaleLensError
-from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.models.sidecar import weight_of
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, evaluating, watch
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split

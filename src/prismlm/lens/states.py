@@ -25,9 +25,9 @@ from prismlm.errors import InputError
 from prismlm.files import atomic_file, room_to_write, write_json
 from prismlm.lens.layout import array_file, open_array
 from prismlm.lens.options import IndexOptions
-from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
+from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import read_note
 

@@ -1,12 +1,16 @@
-"""The Hugging Face boundary: where the head reads, the files beside a checkpoint, own decoders.
+"""The Hugging Face boundary: output embeddings, files beside a checkpoint, own decoders.
 
-Importing this package makes Hugging Face's Auto classes know prismlm's model types.
+Importing this package registers prismlm's model types with Hugging Face's Auto classes.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from prismlm.models.decoders.deltanet import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetModel
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
+from prismlm.models.decoders.recurrent_decoder import (
+    DeltaNetConfig,
+    DeltaNetForCausalLM,
+    DeltaNetModel,
+)
 from prismlm.models.decoders.signal_noise import (
     SignalNoiseConfig,
     SignalNoiseForCausalLM,

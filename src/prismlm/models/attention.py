@@ -1,4 +1,4 @@
-"""What a model's heads look at and what they write while it runs, layer by layer."""
+"""Attention weights and head outputs of a model while it runs, layer by layer."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from transformers.pytorch_utils import Conv1D
 
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.models.decoders.mixers import chosen_layers
-from prismlm.models.evaluating import evaluating
+from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.seam import run_decoder
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.ops.signal_noise_attention import attention_weights
 
 Group = Literal["signal", "noise", "attention"]
 Read = Callable[[int, Tensor], None]
 
 EAGER = "eager"
-# What Hugging Face's decoders call the matrix that merges heads.
+# Names of the output projection in Hugging Face's decoders.
 NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
-# Of each configuration, by its id, the form that passes of this thread or task take.
+# The implementation for the passes of this thread or task, by the id of a configuration.
 _NONE: dict[int, str] = {}
 _forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
-# Where a configuration keeps its own; some families have a property of their own over it.
+# Where a configuration stores its implementation; some families have a property over it.
 FORM = "_attn_implementation_internal"
 _counting = threading.Lock()
 _open_blocks = 0
 
 
 class HeadGroup(NamedTuple):
-    """Heads of a layer that are of one kind: ``start`` to ``stop`` of its weights' second axis."""
+    """Heads of the same kind in a layer: ``start`` to ``stop`` of the weights' second axis."""
 
     name: Group
     start: int
@@ -47,31 +46,29 @@ class HeadGroup(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the attention of each layer, first to last; raise InputError if there is none."""
-    own = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
-    # Hugging Face's decoders name theirs so, and number them for their caches.
-    theirs = [
+    """Return the attention module of each layer; raise InputError if there is none."""
+    layers = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
+    # The names in Hugging Face's decoders, with the index of their cache.
+    layers = layers or [
         module
         for module in model.modules()
         if type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
     ]
-    if not own and not theirs:
+    if not layers:
         kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
         raise InputError(
             f"a model of type {kind!r} has no attention heads to read: expected signal/noise "
             "attention, or a Hugging Face decoder with attention."
         )
-    return tuple(own or theirs)
+    return tuple(layers)
 
 
 def head_groups(model: nn.Module) -> tuple[HeadGroup, ...]:
-    """Return which heads of a layer are of which kind; every layer has the same."""
+    """Return the groups of heads, which are the same in every layer."""
     first = attention_layers(model)[0]
     if isinstance(first, SignalNoiseAttention):
-        return (
-            HeadGroup("signal", 0, first.heads),
-            HeadGroup("noise", first.heads, 2 * first.heads),
-        )
+        heads = first.heads
+        return HeadGroup("signal", 0, heads), HeadGroup("noise", heads, 2 * heads)
     config: Any = getattr(first, "config", None) or getattr(model, "config", None)
     return (HeadGroup("attention", 0, int(config.num_attention_heads)),)
 
@@ -82,67 +79,66 @@ def reading_attention(
 ) -> Iterator[None]:
     """Call ``read(layer, weights)`` as each layer runs, with its weights [B, heads, T, S].
 
-    Rows sum to 1, for noise heads too: λ is not in them. A Hugging Face model runs its eager
-    attention meanwhile, since the fused forms hold no weights. Unwatched passes are not read.
-    The tensor is the model's own, so copy what is to be kept. ``layers`` are from 0; None for all.
+    Rows sum to 1, also for noise heads: λ is not included. Hugging Face models run eager attention
+    in the block, since fused kernels return no weights. Clone the tensors to keep them.
+    ``layers`` count from 0; None for all.
     """
     attentions = attention_layers(model)
 
-    def look(layer: int, module: nn.Module, _: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def after(layer: int, module: nn.Module, _: Any, kwargs: dict[str, Any], output: Any) -> None:
         read(layer, _weights_of(module, kwargs, output, layer))
 
     hooks = [
-        Hook(attentions[layer], after=partial(look, layer))
+        Hook(attentions[layer], after=partial(after, layer))
         for layer in chosen_layers(len(attentions), layers)
     ]
-    own = isinstance(attentions[0], SignalNoiseAttention)
-    with nullcontext() if own else attention_form(model), watch(hooks):
+    is_eager = isinstance(attentions[0], SignalNoiseAttention)
+    with nullcontext() if is_eager else attention_form(model), watch(hooks):
         yield
 
 
 @contextmanager
 def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
-    """Let this thread's or task's passes run a form of attention, those of others what they did.
+    """Run an attention implementation in the passes of this thread or task only.
 
-    A model asks its configurations at each pass which form to take, for its masks and its layers:
-    while blocks are open, they answer by who asks. Another form than ``eager``, as transformers has
-    it registered, goes before it however blocks are nested.
+    A model looks up the implementation in its configurations at each pass, for masks and layers:
+    in a block, they answer by thread or task. In nested blocks any registered implementation takes
+    precedence over ``eager``.
     """
-    around = _forms.get()
-    forms = dict(around)
+    outer = _forms.get()
+    forms = dict(outer)
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
             forms[id(config)] = name
     _forms.set(forms)
-    _answer_by_asker(+1)
+    _count_blocks(+1)
     try:
         yield
     finally:
-        _answer_by_asker(-1)
-        # Tasks that were begun in the block have a copy of its context, and may outlive it.
+        _count_blocks(-1)
+        # Tasks that started in the block have a copy of its context, and may outlive it.
         forms.clear()
         if _forms.get() is forms:
-            _forms.set(around)
+            _forms.set(outer)
 
 
-def _answer_by_asker(change: int) -> None:
-    """Count the open blocks; while there are any, configurations look up who asks."""
+def _count_blocks(change: int) -> None:
+    """Count the open blocks; while there are any, configurations have a context-local property."""
     global _open_blocks
     with _counting:
         if not _open_blocks:
-            setattr(PreTrainedConfig, FORM, property(_form_here, _set_form))
+            setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
         _open_blocks += change
         if not _open_blocks:
             delattr(PreTrainedConfig, FORM)
 
 
-def _form_here(config: PreTrainedConfig) -> Any:
-    """Return the form that passes of this thread or task take, or else the configuration's own."""
-    form, own = _forms.get().get(id(config)), vars(config)
-    if form is None and FORM not in own:
+def _get_form(config: PreTrainedConfig) -> Any:
+    form, values = _forms.get().get(id(config)), vars(config)
+    if form is None and FORM not in values:
         raise AttributeError(f"{type(config).__name__} has no {FORM}")
-    return form or own[FORM]
+    return form or values[FORM]
 
 
 def _set_form(config: PreTrainedConfig, form: Any) -> None:
@@ -150,25 +146,24 @@ def _set_form(config: PreTrainedConfig, form: Any) -> None:
 
 
 def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:
-    """Return the weights of a call of a layer's attention."""
     if not isinstance(module, SignalNoiseAttention):
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(weights, Tensor):
             raise InputError(
-                f"the attention of layer {layer}, a {type(module).__name__}, gives no weights "
-                "even in its eager form: its heads cannot be read."
+                f"the attention of layer {layer}, a {type(module).__name__}, returns no weights "
+                "even in its eager implementation: its heads cannot be read."
             )
         return weights
-    past, own = kwargs.get("past"), cast("SignalNoiseOutput", output).projections
-    seen = own if past is None else torch.cat([past, own], 2)
+    past, new = kwargs.get("past"), cast("SignalNoiseOutput", output).projections
+    projections = new if past is None else torch.cat([past, new], 2)
     return attention_weights(
-        seen[:, : module.heads],
-        seen[:, module.heads :],
+        projections[:, : module.heads],
+        projections[:, module.heads :],
         signal_frequencies=module.signal_frequencies,
         noise_frequencies=module.noise_frequencies,
         positions=kwargs.get("positions"),
         mask=kwargs.get("mask"),
-        queries=own.shape[2],
+        queries=new.shape[2],
         scale=module.scale,
     )
 
@@ -178,35 +173,32 @@ def head_writes(
 ) -> tuple[Float[Tensor, "B T H"], ...]:
     """Return ‖W_h Σ_j a_hij v_hj‖ of each layer, float32: what head h adds at position i.
 
-    W_h are the columns of the output matrix that read the head; its bias is no head's, and a norm
-    that the family puts after the matrix is not in it. Unlike ‖v_h‖, which ProtoT's appendix
-    measures, it says what the head does where it stands, heads that share values differ, and one
-    that rests on the first token counts little.
+    W_h are the columns of the output projection that belong to the head; its bias, and a norm
+    after it, are excluded. Unlike ‖v_h‖, which ProtoT's appendix measures, it differs between heads
+    that share values, and is small for attention sinks.
     """
     heads = head_groups(model)[-1].stop
-    merging = [
-        _merging(layer, number, heads) for number, layer in enumerate(attention_layers(model))
-    ]
-    found: dict[nn.Module, Tensor] = {}
+    layers = enumerate(attention_layers(model))
+    projections = [_output_projection(layer, number, heads) for number, layer in layers]
+    norms: dict[nn.Module, Tensor] = {}
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(module, nn.Linear | Conv1D)
         x = (args[0] if args else kwargs["input"]).float().unflatten(-1, (heads, -1))
         weight = module.weight.float()
         columns = (weight if isinstance(module, Conv1D) else weight.T).unflatten(0, (heads, -1))
         gram = columns @ columns.mT
         squares = torch.einsum("bthi,hij,bthj->bth", x, gram, x)
-        found[module] = squares.clamp(min=0).sqrt()
+        norms[module] = squares.clamp(min=0).sqrt()
 
-    with evaluating(model), watch(Hook(module, before=note) for module in merging):
+    with evaluating(model), watch(Hook(module, before=before) for module in projections):
         run_decoder(model, input_ids, mask)
-    return tuple(found[module] for module in merging)
+    return tuple(norms[module] for module in projections)
 
 
-def _merging(layer: nn.Module, number: int, heads: int) -> nn.Module:
-    """Return the matrix that merges a layer's heads."""
+def _output_projection(layer: nn.Module, number: int, heads: int) -> nn.Module:
     if isinstance(layer, SignalNoiseAttention):
-        why = "the merged output of signal/noise attention has λ in it and no matrix of its own"
+        why = "the output of signal/noise attention includes λ, and has no matrix per head"
     else:
         matrix = next((getattr(layer, name) for name in NAMES if hasattr(layer, name)), None)
         if isinstance(matrix, nn.Linear | Conv1D):
@@ -214,4 +206,4 @@ def _merging(layer: nn.Module, number: int, heads: int) -> nn.Module:
             if not width % heads:
                 return matrix
         why = f"a {type(layer).__name__} has no plain matrix {', '.join(NAMES)} over its heads"
-    raise InputError(f"what each head of layer {number} writes cannot be told apart: {why}.")
+    raise InputError(f"the outputs of the heads of layer {number} cannot be separated: {why}.")

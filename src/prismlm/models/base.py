@@ -1,4 +1,4 @@
-"""The checkpoint that a head is attached to: found, and put into a directory of its own."""
+"""Finding the checkpoint that a head is attached to, and copying it into a model directory."""
 
 from __future__ import annotations
 
@@ -31,26 +31,23 @@ from prismlm.models.checkpoint import (
 )
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
-# Of an adapter's configuration: what changes the product.
+# Settings of an adapter that change the product B A.
 NOT_MERGED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 CONFIG_FILE = "config.json"
 GGUF = ".gguf"
-# Of the head that a model directory has already, and of the run that wrote it.
+# Files of a head and its training run, which are not part of the base.
 OURS = (META_FILE, HEAD_FILE, "training.json", "attach.json")
-# What a checkpoint without code of its own consists of.
+# Files of a checkpoint without custom code.
 KINDS = (".safetensors", ".json", ".model", ".txt", ".jinja")
 WAY_OUT = "Make room, or choose another --out."
 
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, directory: Path) -> None:
-    """Add an adapter that PEFT saved to the float weights of the model it was trained on.
+    """Merge an adapter saved by PEFT: W ← W + (α / r) · B A, in float64, rounded once.
 
-        W ← W + (α / r) · B A
-
-    in float64, rounded once. A and B are kept in bfloat16: their products are exact then, and
-    their sums as good as exact, so that weights are the same bits whoever merges them.
+    With A and B in bfloat16 the result is practically exact, and so the same on all machines.
 
     Raises:
         FormatError: the adapter is damaged, or of another model.
@@ -62,32 +59,28 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
         scale = config["lora_alpha"] / config["r"]
         pairs = {name: tensors[name.removesuffix(DOWN) + UP] for name in tensors if DOWN in name}
     except (OSError, SafetensorError, KeyError, TypeError, ArithmeticError) as error:
-        raise FormatError(f"the adapter {path} is damaged or no adapter ({error!r}).") from error
+        raise FormatError(f"the adapter {path} is damaged ({error!r}).") from error
     modules = dict(model.named_modules())
-    left = [name for name in tensors if not name.endswith((DOWN, UP))]
-    left += [f"{key} in {ADAPTER_CONFIG}" for key in NOT_MERGED if config.get(key)]
-    if left:
-        raise FormatError(f"the adapter {path} is more than plain LoRA, and not merged: {left[0]}.")
+    unsupported = [name for name in tensors if not name.endswith((DOWN, UP))]
+    unsupported += [f"{key} in {ADAPTER_CONFIG}" for key in NOT_MERGED if config.get(key)]
+    if unsupported:
+        raise FormatError(
+            f"the adapter {path} is not plain LoRA, and cannot be merged: {unsupported[0]}."
+        )
     for name, up in pairs.items():
         module = modules.get(name.removeprefix(PREFIX).removesuffix(DOWN))
         weight = getattr(module, "weight", None)
-        added = scale * (up.double() @ tensors[name].double())
-        # GPT-2's layers keep their weight the other way round.
-        added = added.T if type(module).__name__ == "Conv1D" else added
-        if not isinstance(weight, Tensor) or weight.shape != added.shape:
+        update = scale * (up.double() @ tensors[name].double())
+        # GPT-2's layers have transposed weights.
+        update = update.T if type(module).__name__ == "Conv1D" else update
+        if not isinstance(weight, Tensor) or weight.shape != update.shape:
             raise FormatError(f"the adapter {path} is of another model: {name} fits no weight.")
-        weight.copy_(weight.double() + added)
+        weight.copy_(weight.double() + update)
 
 
 @dataclass(frozen=True)
 class BaseCheckpoint:
-    """Where a model is.
-
-    Attributes:
-        name: as it was asked for.
-        path: a directory of checkpoint files, or a GGUF file.
-        revision: the commit of a model from the hub.
-    """
+    """The name of a model, its directory or GGUF file, and its commit on the hub."""
 
     name: str
     path: Path
@@ -95,32 +88,27 @@ class BaseCheckpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether it is a GGUF file, which has to be converted."""
+        """Whether it is a GGUF file, which must be converted."""
         return self.path.suffix == GGUF
 
 
 def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
-    """Return where the model ``name`` is; one of the hub is fetched unless its cache has it.
-
-    Args:
-        name: a directory, a GGUF file or a name on the Hugging Face hub.
-        revision: a branch, tag or commit on the hub.
+    """Find a checkpoint: a directory, a GGUF file, or a name on the hub, which is downloaded.
 
     Raises:
-        InputError: there is none, none with weights that can be read, or a file of it is a link
-            that leads out of its directory.
+        InputError: there is none, its weights cannot be read, or a file links out of its directory.
     """
     path = Path(name)
     if path.is_file():
         if path.suffix != GGUF:
             raise InputError(
-                f"{name} is a file and no GGUF file: give a directory with config.json and "
+                f"{name} is a file, but not a GGUF file: give a directory with config.json and "
                 "safetensors, a .gguf file, or a name on the Hugging Face hub."
             )
         if importlib.util.find_spec("gguf") is None:
             raise InputError(f"{name} is a GGUF file: to read it, pip install 'prismlm[gguf]'.")
         return BaseCheckpoint(name, path)
-    directory = path if path.is_dir() else _fetched(name, revision)
+    directory = path if path.is_dir() else _download(name, revision)
     refuse_adapter_alone(directory)
     if not (directory / CONFIG_FILE).is_file():
         raise InputError(
@@ -133,30 +121,29 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
     return BaseCheckpoint(name, directory, None if directory == path else directory.name)
 
 
-def _fetched(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [f"*{kind}" for kind in KINDS]
-    silent = silence()
-    # Of a hub that does not answer, what its cache has.
-    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": silent is not None}
+    offline = silence()
+    # If the hub does not answer, only its cache is used.
+    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": offline is not None}
     try:
         return Path(snapshot_download(name, revision=revision, **options))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
-            f"{name} is no directory or file here, and could not be fetched from the Hugging Face "
-            f"hub ({silent or first_line(error)}). Check the name, such as "
+            f"{name} is not a local directory or file, and could not be fetched from the Hugging "
+            f"Face hub ({offline or first_line(error)}). Check the name, such as "
             "HuggingFaceTB/SmolLM2-135M, and the network, or give a directory."
         ) from error
 
 
 def put_base(base: BaseCheckpoint, out: Path) -> None:
-    """Put a checkpoint's files into ``out``; config.json last, so that one is whole that has it.
+    """Copy a checkpoint's files into ``out``, config.json last; nothing if it is there already.
 
-    Weights of a directory are linked where the file system can, since nothing writes to them
-    again, and all else is copied; a GGUF file is converted, its weights as they are read from it,
-    in float32. What is there already stays.
+    Weights are hard-linked if possible, since nothing writes to them again. A GGUF file is
+    converted to float32.
 
     Raises:
         FormatError: the GGUF file cannot be read.
@@ -168,47 +155,42 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
     with room_to_write(f"the files of {base.name}", out, WAY_OUT):
         if base.is_gguf:
             model, tokenizer = _read_gguf(base.path)
-            _save(out, model, lambda made: tokenizer.save_pretrained(made))
+            _save(out, model, lambda directory: tokenizer.save_pretrained(directory))
         else:
-            _place(_files_of(base.path), out)
+            _copy(_files_of(base.path), out)
 
 
 def put_adapted(base: Path, adapter: Path, out: Path) -> None:
-    """Put a checkpoint with an adapter merged into its weights into ``out``; config.json last.
-
-    Raises:
-        FormatError: the adapter is damaged, or of another model.
-        PrismError: the disk is full.
-    """
+    """Write a checkpoint with an adapter merged into its weights to ``out``; see put_base."""
     if (out / CONFIG_FILE).is_file():
         return
     model, _ = read_checkpoint(base)
     merge_adapter(model, adapter)
 
-    def place_rest(made: Path) -> None:
-        rest = [one for one in _files_of(base) if not (made / one.name).exists()]
-        _place([one for one in rest if "safetensors" not in one.name], made)
+    def copy_others(directory: Path) -> None:
+        others = [path for path in _files_of(base) if not (directory / path.name).exists()]
+        _copy([path for path in others if "safetensors" not in path.name], directory)
 
     with room_to_write("the fine-tuned model", out, WAY_OUT):
-        _save(out, model, place_rest)
+        _save(out, model, copy_others)
 
 
-def _save(out: Path, model: Any, beside: Callable[[Path], Any]) -> None:
-    """Save a model, and what ``beside`` writes into its directory, into ``out``."""
-    made = out / ".made"
-    with quiet_transformers(), atomic_directory(made) as temporary:
+def _save(out: Path, model: Any, save_others: Callable[[Path], Any]) -> None:
+    """Save a model, and the files that ``save_others`` writes, to ``out``."""
+    complete = out / ".complete"
+    with quiet_transformers(), atomic_directory(complete) as temporary:
         model.save_pretrained(temporary)
-        beside(temporary)
+        save_others(temporary)
         share(temporary)
-    for file in _files_of(made):
+    for file in _files_of(complete):
         os.replace(file, out / file.name)
-    shutil.rmtree(made)
+    shutil.rmtree(complete)
 
 
 def _files_of(directory: Path) -> list[Path]:
     """Return the files of a checkpoint, config.json last.
 
-    A link may not lead out of the directory, nor out of its repository in the hub's cache, where
+    Links must not leave the directory, or the repository in the hub's cache, where
     ``snapshots/COMMIT/FILE`` links to ``blobs/HASH``.
     """
     root = directory.resolve()
@@ -222,31 +204,30 @@ def _files_of(directory: Path) -> list[Path]:
     for path in paths:
         if not (target := path.resolve()).is_relative_to(root):
             raise InputError(
-                f"{path} is a link to {target}, which is not in {root}: put the file itself there."
+                f"{path} is a link to {target}, which is not in {root}: replace it by the file."
             )
     return sorted(paths, key=lambda path: path.name == CONFIG_FILE)
 
 
-def _place(files: list[Path], out: Path) -> None:
+def _copy(files: list[Path], out: Path) -> None:
     for file in files:
-        hidden = temporary_sibling(out / file.name)
+        temporary = temporary_sibling(out / file.name)
         try:
             if file.suffix == ".safetensors":
                 with suppress(OSError):
-                    os.link(file.resolve(), hidden)
-            if not hidden.exists():
-                # With its permissions: what was private stays so.
-                shutil.copy(file, hidden)
-            os.replace(hidden, out / file.name)
+                    os.link(file.resolve(), temporary)
+            if not temporary.exists():
+                shutil.copy(file, temporary)  # with its permissions
+            os.replace(temporary, out / file.name)
         finally:
-            hidden.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def _read_gguf(path: Path) -> tuple[Any, Any]:
-    """Open a GGUF file as a model of plain float32 weights, with its tokenizer."""
+    """Open a GGUF file as a float32 model, with its tokenizer."""
     where: dict[str, Any] = {"gguf_file": path.name}
     try:
-        # Its own bars, which no setting of transformers turns off, go to stderr.
+        # Its progress bars, which cannot be disabled, go to stderr.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent, **where, dtype=torch.float32
@@ -254,10 +235,10 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
     except Exception as error:  # the readers raise a dozen unrelated types here
         raise FormatError(
-            f"the GGUF file {path} cannot be read ({first_line(error)}). Is it whole, and of a "
-            "causal language model that transformers knows?"
+            f"the GGUF file {path} cannot be read ({first_line(error)}). Is it complete, and of a "
+            "causal language model that transformers supports?"
         ) from error
-    # As a quantised model it would refuse to be saved.
+    # A quantised model cannot be saved.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

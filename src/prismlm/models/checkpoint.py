@@ -1,6 +1,6 @@
 """Open a model directory: its Hugging Face model, tokenizer and prototype head.
 
-A directory may come from anyone: no code in it is run, and weights are read from safetensors only.
+Directories are not trusted: no code in them is run, and weights are read from safetensors only.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from prismlm.errors import (
 from prismlm.files import read_json
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import HEAD_FILE, Sidecar, has_sidecar, load_sidecar
-from prismlm.models.uncertainty_feedback import load_uncertainty
-from prismlm.models.uncertainty_table import UNCERTAINTY_FILE, has_uncertainty
+from prismlm.models.uncertainty_feedback import UNCERTAINTY_FILE, has_uncertainty, load_uncertainty
 
-# PEFT's names.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -48,17 +46,17 @@ KEYS_NAMED = 5
 def read_checkpoint(
     path: Path | str, *, device: str = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Open a checkpoint in evaluation mode, and its tokenizer; a prototype head is ignored.
+    """Open a model in evaluation mode, and its tokenizer; a prototype head is ignored.
 
     An adapter in the directory is applied, and saved uncertainty feedback is attached.
 
     Raises:
         InputError: no such directory or device, a model that is not a decoder, weights in pickles
-            only, or a table of uncertainty codes for a model that cannot use one.
+            only, or uncertainty feedback for a model that cannot use it.
         FormatError: the checkpoint is incomplete or damaged.
     """
     directory, torch_device = _check_directory(path), _check_device(device)
-    # For the whole process: cuDNN's attention makes a new plan for each cache length, which takes
+    # For the whole process: cuDNN's attention makes a plan for each cache length, which takes
     # longer than the rest of a token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     refuse_pickles(directory)
@@ -91,13 +89,7 @@ def read_checkpoint(
 
 
 class Checkpoint(NamedTuple):
-    """A model with its head, without a lens.
-
-    Attributes:
-        model: the plain Hugging Face model, in evaluation mode.
-        tokenizer: its tokenizer.
-        sidecar: its head, logit map and provenance.
-    """
+    """A plain Hugging Face model in evaluation mode, with tokenizer and prototype head."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -113,7 +105,7 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     """
     directory = _check_directory(path)
     if not has_sidecar(directory):
-        load_sidecar(directory)  # raises before the weights are read, which takes far longer
+        load_sidecar(directory)  # raises before the weights are read, which takes longer
     model, tokenizer = read_checkpoint(directory, device=device)
     sidecar = load_sidecar(directory, model)
     verify_logit_map(model, sidecar.logit_map)
@@ -134,8 +126,8 @@ def wrap_read_errors(directory: Path) -> Iterator[None]:
             raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
         code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
         raise InputError(
-            f"the model in {directory} needs code that comes with it ({code or 'from elsewhere'}), "
-            "which prismlm does not run. Use a model that transformers has a class for."
+            f"the model in {directory} needs custom code ({code or 'from elsewhere'}), which "
+            "prismlm does not run. Use a model that transformers has a class for."
         ) from error
 
 
@@ -150,25 +142,24 @@ def _check_directory(path: object) -> Path:
 
 
 def _check_device(name: object) -> torch.device:
-    """Return a device that this machine can compute on."""
     try:
         device = torch.device(check_text("the device", name))
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
             f"the device {shown(name)} cannot be used ({first_line(error)}): expected cpu, or cuda "
-            "where PyTorch finds a GPU."
+            "if PyTorch finds a GPU."
         ) from error
     return device
 
 
 def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter: bool) -> None:
-    """Check that every weight of the model was loaded, and every weight of the adapter used."""
+    """Raise FormatError unless all weights of model and adapter were loaded."""
     missing, unused = (sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected"))
     if has_adapter:
-        # ``info`` covers only the adapter then; transformers flags each weight that it loads, but
-        # may not flag one that it quantises.
-        stored = {key for file in directory.glob("*.safetensors") for key in _names_in(file)}
+        # Then ``info`` covers only the adapter; transformers flags the weights that it loads, but
+        # not always those that it quantises.
+        stored = {key for file in directory.glob("*.safetensors") for key in _keys(file)}
         adapters = [f".{name}." for name in getattr(model, "peft_config", {})]
         missing += [
             name
@@ -180,7 +171,7 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
     if has_adapter and (unused or not getattr(model, "peft_config", None)):
         raise FormatError(
             f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
-            f"({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is of another model. Merge it "
+            f"({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is for another model. Merge it "
             f"with PEFT, or remove {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}."
         )
     if missing:
@@ -191,21 +182,21 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
         )
 
 
-def _names_in(file: Path) -> list[str]:
+def _keys(file: Path) -> list[str]:
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
 
 
 def refuse_adapter_alone(directory: Path) -> None:
-    """Raise InputError for a directory that holds an adapter and no model."""
+    """Raise InputError for a directory with an adapter but without a model."""
     adapter = directory / ADAPTER_CONFIG
     if (directory / "config.json").is_file() or not adapter.is_file():
         return
     settings = read_json(adapter)
     base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
     raise InputError(
-        f"{directory} is a PEFT adapter of {base or 'a model that it does not name'}, not a whole "
-        "model. Merge it into that model, and use what is saved (pip install peft):\n"
+        f"{directory} is a PEFT adapter of {base or 'an unnamed model'}, not a complete model. "
+        "Merge it into that model, and use the merged one (pip install peft):\n"
         f'  python -c "from peft import AutoPeftModelForCausalLM as A; A.from_pretrained('
         f"'{directory}').merge_and_unload().save_pretrained('merged')\"\n"
         "and copy the model's tokenizer into it: its tokenizer.json and tokenizer_config.json."
@@ -213,45 +204,44 @@ def refuse_adapter_alone(directory: Path) -> None:
 
 
 def _check_adapter(directory: Path) -> bool:
-    """Say whether the directory has an adapter; refuse one that transformers would ignore."""
+    """Return whether the directory has an adapter; refuse one that transformers would ignore."""
     files = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (directory / name).is_file()]
     if len(files) == 1:
         raise FormatError(
-            f"{directory} has {files[0]} alone: an adapter is {ADAPTER_CONFIG} and "
-            f"{ADAPTER_WEIGHTS}. Put the other file back, or remove this one."
+            f"{directory} has only {files[0]}: an adapter is {ADAPTER_CONFIG} and "
+            f"{ADAPTER_WEIGHTS}. Restore the other file, or remove this one."
         )
     if files and importlib.util.find_spec("peft") is None:
         raise InputError(
-            f"{directory} holds an adapter ({ADAPTER_CONFIG}), and the package peft, which applies "
-            "it, is not installed: pip install peft. Or merge the adapter into the weights."
+            f"{directory} has an adapter ({ADAPTER_CONFIG}), which needs the package peft: pip "
+            "install peft, or merge the adapter into the weights."
         )
     return bool(files)
 
 
 def refuse_pickles(directory: Path) -> None:
-    """Raise InputError where the model's weights are pickles only: reading one can run any code."""
+    """Raise InputError for weights in pickles only: loading a pickle can run any code."""
     pickles = [path.name for name in PICKLES for path in sorted(directory.glob(name))]
     safe = {path.name for path in directory.glob("*.safetensors")}
     if pickles and not safe - {ADAPTER_WEIGHTS, HEAD_FILE, UNCERTAINTY_FILE}:
         raise InputError(
             f"the weights in {directory} are in {pickles[0]}, a pickle, which can run any code "
-            "when it is read. If you trust where it is from, convert it: AutoModelForCausalLM"
+            "when it is loaded. If you trust its source, convert it: AutoModelForCausalLM"
             f".from_pretrained({str(directory)!r}, use_safetensors=False).save_pretrained(OUT) "
             "writes model.safetensors; copy the tokenizer's files to OUT."
         )
 
 
 def refuse_encoders(config: PretrainedConfig, directory: Path) -> None:
-    """Raise InputError where transformers has no decoder of this type that predicts tokens."""
+    """Raise InputError unless transformers has a causal language model of this type."""
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise _not_a_decoder(directory, config)
 
 
 def _not_a_decoder(directory: Path, config: PretrainedConfig) -> InputError:
     names = ", ".join(getattr(config, "architectures", None) or ["no architecture"])
-    kind = (
-        "an encoder-decoder" if config.is_encoder_decoder else "encoder-only or no language model"
-    )
+    encoder_only = "encoder-only or not a language model"
+    kind = "an encoder-decoder" if config.is_encoder_decoder else encoder_only
     return InputError(
         f"the model in {directory} is {kind}: {names}, model_type {config.model_type!r}. Expected "
         "a causal language model, such as a Llama."
@@ -260,7 +250,7 @@ def _not_a_decoder(directory: Path, config: PretrainedConfig) -> InputError:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Show transformers' errors only, not its notices and progress bars, during the block."""
+    """Suppress the warnings and progress bars of transformers in the block."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

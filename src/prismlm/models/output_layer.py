@@ -1,4 +1,4 @@
-"""The end of a checkpoint alone: final norm and W, read into a model without its other weights."""
+"""Load only the final norm and output embedding W of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from prismlm.models.checkpoint import (
 )
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import HEAD_FILE, load_sidecar
-from prismlm.models.uncertainty_table import has_uncertainty
+from prismlm.models.uncertainty_feedback import has_uncertainty
 
 
 def read_output_layer(directory: Path) -> Checkpoint:
-    """Open a model directory whose model has its final norm and output embedding, and no more.
+    """Open a model directory with only the weights of final norm and output embedding.
 
-    With an adapter or uncertainty feedback in it, what is read here is not what is used: refused.
+    Directories with an adapter or uncertainty feedback are refused.
     """
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory. Expected a model directory.")
     load_sidecar(directory)
     if (directory / ADAPTER_CONFIG).is_file() or has_uncertainty(directory):
         raise InputError(
-            f"{directory} holds an adapter or uncertainty feedback, which change what the model "
+            f"{directory} has an adapter or uncertainty feedback, which change what the model "
             "computes: merge the adapter, or open the whole model with prismlm.load()."
         )
     refuse_pickles(directory)
@@ -42,7 +42,7 @@ def read_output_layer(directory: Path) -> Checkpoint:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    for module in (output_embedding(model), _found_norm(model)):
+    for module in (output_embedding(model), _last_norm(model)):
         if module is not None:
             _fill(model, module, directory)
     sidecar = load_sidecar(directory, model)
@@ -51,34 +51,34 @@ def read_output_layer(directory: Path) -> Checkpoint:
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
     """Return the norm between the last layer and the output embedding."""
-    found = _found_norm(model)
-    if found is None:
+    norm = _last_norm(model)
+    if norm is None:
         raise InputError(
-            f"no final norm is found in {type(model).__name__}: apply it yourself, and give the "
-            "states with normalised=True."
+            f"{type(model).__name__} has no recognisable final norm: apply it yourself, and pass "
+            "the states with normalised=True."
         )
-    return found
+    return norm
 
 
-def _found_norm(model: PreTrainedModel) -> nn.Module | None:
-    """Return the last norm that is no part of a layer."""
-    inside: nn.Module = model.base_model
+def _last_norm(model: PreTrainedModel) -> nn.Module | None:
+    """Return the last norm outside of the layers."""
+    decoder: nn.Module = model.base_model
     while True:
-        children = list(inside.children())
-        norms = [one for one in children if "norm" in type(one).__name__.lower()]
+        children = list(decoder.children())
+        norms = [child for child in children if "norm" in type(child).__name__.lower()]
         if norms or len(children) != 1:
             return norms[-1] if norms else None
-        inside = children[0]
+        decoder = children[0]
 
 
 def _fill(model: PreTrainedModel, module: nn.Module, directory: Path) -> None:
     """Read the weights of one module from the checkpoint's files."""
-    paths = [path for path, one in model.named_modules() if one is module]
+    modules = [module]
     if module is output_embedding(model):
-        # Where W is the input embedding, files hold it once.
-        inputs = model.get_input_embeddings()
-        paths += [path for path, one in model.named_modules() if one is inputs]
-    # Some checkpoints leave out the prefix of the decoder.
+        # A tied W is stored as the input embedding.
+        modules.append(model.get_input_embeddings())
+    paths = [path for own in modules for path, m in model.named_modules() if m is own]
+    # Some checkpoints omit the prefix of the decoder.
     paths += [path.removeprefix(f"{model.base_model_prefix}.") for path in paths]
     state = {
         key: _tensor(directory, [f"{path}.{key}" for path in paths]) for key in module.state_dict()
@@ -89,11 +89,11 @@ def _fill(model: PreTrainedModel, module: nn.Module, directory: Path) -> None:
 def _tensor(directory: Path, names: list[str]) -> Tensor:
     files = [path for path in sorted(directory.glob("*.safetensors")) if path.name != HEAD_FILE]
     try:
-        for wanted in names:
+        for name in names:
             for path in files:
                 with safe_open(str(path), framework="pt") as file:
-                    if wanted in file.keys():  # noqa: SIM118
-                        return file.get_tensor(wanted)
+                    if name in file.keys():  # noqa: SIM118
+                        return file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise FormatError(f"a weight in {directory} cannot be read: {error}.") from error
     raise FormatError(f"the checkpoint in {directory} has no {names[0]}.")

@@ -1,4 +1,4 @@
-"""Which sequences a model can read."""
+"""The sequences that a model accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prismlm.errors import InputError
 
 
 def learned_positions(model: nn.Module) -> int | None:
-    """Return how many positions a model has learned an embedding of, or None if it rotates them."""
+    """Return the number of learned position embeddings, or None with rotary positions."""
     bounds = [
         module.num_embeddings
         for name, module in model.named_modules()
@@ -20,23 +20,23 @@ def learned_positions(model: nn.Module) -> int | None:
     if not bounds:
         return None
     config: Any = getattr(model, "config", None)
-    # OPT's table has two rows more than it has positions.
+    # OPT's table has two extra rows.
     stated = getattr(config, "max_position_embeddings", None)
     return min(*bounds, stated) if isinstance(stated, int) else min(bounds)
 
 
 def check_window(model: nn.Module, length: int) -> None:
-    """Raise InputError for a window that is longer than the positions that a model has learned."""
+    """Raise InputError for a window that exceeds the learned position embeddings."""
     bound = learned_positions(model)
     if bound is not None and length > bound:
         raise InputError(
-            f"a window of {length:,} tokens, but the model has learned an embedding of {bound:,} "
-            f"positions: take windows of at most {bound:,} tokens."
+            f"a window of {length:,} tokens, but the model has embeddings of {bound:,} positions: "
+            f"choose windows of at most {bound:,} tokens."
         )
 
 
 def check_sequence(input_ids: Tensor) -> None:
-    """Raise InputError for anything but the tokens [T] of one sequence, at least one."""
+    """Raise InputError unless ``input_ids`` is one sequence [T] of at least one token."""
     if input_ids.ndim != 1 or not input_ids.numel():
         raise InputError(
             f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "

@@ -1,6 +1,6 @@
-"""Backbones by name, from a laptop's to GPT-2 XL, as Hugging Face configurations.
+"""Named Hugging Face configurations, from laptop sizes to GPT-2 XL.
 
-The vocabulary is always the corpus tokenizer's, whatever a family was published with.
+The vocabulary is always that of the corpus.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _gpt2(width: int, heads: int, layers: int) -> dict[str, Any]:
-    """Return GPT-2 with the 1,024 positions of all sizes, and no dropout: one epoch needs none."""
+    """Return GPT-2 without dropout, for training over one epoch."""
     return {
         "model_type": "gpt2",
         "n_embd": width,
@@ -42,14 +42,14 @@ def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> d
 
 
 def _protot(width: int, layers: int, **settings: Any) -> dict[str, Any]:
-    """Return ProtoT without dropout, for runs that see a text once."""
-    own = {"hidden_size": width, "num_hidden_layers": layers, "dropout": 0.0}
-    return {"model_type": "prismlm_protot"} | own | settings
+    """Return ProtoT without dropout, for training over one epoch."""
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "dropout": 0.0}
+    return {"model_type": "prismlm_protot"} | sizes | settings
 
 
 def _signal_noise(width: int, size: int, layers: int, **settings: Any) -> dict[str, Any]:
-    own = {"hidden_size": width, "head_size": size, "num_hidden_layers": layers}
-    return {"model_type": "prismlm_signal_noise"} | own | settings
+    sizes = {"hidden_size": width, "head_size": size, "num_hidden_layers": layers}
+    return {"model_type": "prismlm_signal_noise"} | sizes | settings
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -62,8 +62,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _gpt2(1024, heads=16, layers=24),
     "gpt2-large": _gpt2(1280, heads=20, layers=36),
     "gpt2-xl": _gpt2(1600, heads=25, layers=48),
-    # Mamba 2: without its CUDA kernels, Hugging Face's first Mamba takes time and memory that grow
-    # with the square of a row's length, over a minute a step where this takes a second.
+    # Mamba 2: without CUDA kernels, Hugging Face's Mamba is quadratic in the length of a row.
     "mamba-laptop": {
         "model_type": "mamba2",
         "hidden_size": 160,
@@ -77,17 +76,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "protot-tiny": _protot(96, layers=2, num_channels=16),
     "protot-laptop": _protot(160, layers=3),
-    # 16 heads in a layer, 8 of signal and 8 of noise; R = 4 has the parameters of GPT-2's layers.
+    # 8 signal and 8 noise heads per layer; R = 4 has as many parameters as GPT-2's layers.
     "signal-noise-tiny": _signal_noise(96, 24, layers=2),
     "signal-noise-laptop": _signal_noise(160, 20, layers=3),
     "signal-noise-laptop-wide": _signal_noise(160, 20, layers=3, expansion=4),
-    # The model of Prism (Huang), in the vocabulary of GPT-2 the 50 M that it names: with an
-    # output matrix of its own, 51 M; with the tied one that its equations have, 47 M.
+    # The 50 M model of Prism (Huang), with GPT-2's vocabulary: 51 M with a separate output
+    # matrix, 47 M with the tied one of its equations.
     "signal-noise": _signal_noise(512, 64, layers=8),
     "signal-noise-untied": _signal_noise(512, 64, layers=8, tied_output=False),
     "gpt2-50m": _gpt2(512, heads=8, layers=8),
     "gpt2-22m": _gpt2(288, heads=9, layers=8),
-    # The default setting of ProtoT: its model and those it is compared with.
+    # ProtoT and its baselines, with the default settings of the source.
     "protot": _protot(256, layers=6, dropout=0.1),
     "llama": _llama(256, 688, heads=4, layers=6, positions=2048) | {"attention_dropout": 0.1},
     "deltanet": {"model_type": "prismlm_deltanet", "hidden_size": 256, "num_hidden_layers": 6},
@@ -103,10 +102,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -> PretrainedConfig:
     """Return the configuration for ``{"preset": NAME, …}`` or ``{"model_type": …, …}``.
 
-    Keys beside the preset override it; any key of the family's configuration is allowed.
-
-    Raises:
-        InputError: an unknown preset, family or key.
+    Other keys override the preset; any key of the family's configuration is allowed. Raises
+    InputError for an unknown preset, family or key.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -117,7 +114,7 @@ def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -
     if preset is not None:
         if preset not in PRESETS:
             raise InputError(
-                f"'model.preset' is {preset!r}, which is no preset."
+                f"'model.preset' is {preset!r}, which is not a preset."
                 f"{suggest(preset, list(PRESETS))} Known: {', '.join(PRESETS)}."
             )
         values = PRESETS[preset] | values
@@ -141,8 +138,8 @@ def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -
     except StrictDataclassError as error:
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from error
-        said = " ".join(str(error).split())
-        raise InputError(f"a {family} model cannot be built: {said}") from error
+        message = " ".join(str(error).split())
+        raise InputError(f"a {family} model cannot be built: {message}") from error
 
 
 def build_model(config: PretrainedConfig) -> PreTrainedModel:

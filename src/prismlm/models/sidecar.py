@@ -1,7 +1,7 @@
 """The files that make a Hugging Face checkpoint a prismlm model directory.
 
-``prismlm.json`` says what the head belongs to; ``prototype_head.safetensors`` holds ``prototypes``
-[K, d] and ``scale``, the positive τ itself. The checkpoint beside them is not touched.
+``prismlm.json`` describes the head and its base; ``prototype_head.safetensors`` has ``prototypes``
+[K, d] and ``scale``, the positive τ itself. The checkpoint is not changed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 
 FORMAT_VERSION = 1
-# Of a head whose weights are fitted: what reads version 1 alone would weigh by cosines, and what
-# reads version 2 would fit them to the nearest prototypes.
+# For heads with fitted weights, which readers of versions 1 and 2 would weigh differently.
 FITTED_VERSION = 3
 META_FILE = "prismlm.json"
 HEAD_FILE = "prototype_head.safetensors"
@@ -36,9 +35,9 @@ class Base:
 
     Attributes:
         name: its name or path when the head was made; empty for the checkpoint in the directory.
-        revision: the hub revision, if it came from one.
-        fingerprint: of its output embedding's weight.
-        bfloat16: of the same rounded to it, in which a copy of the model belongs to the head too.
+        revision: its revision on the hub, if any.
+        fingerprint: of W.
+        bfloat16: fingerprint of W rounded to bfloat16; such a copy of the model is accepted too.
     """
 
     name: str
@@ -49,14 +48,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """A head with what it belongs to.
-
-    Attributes:
-        head: the prototype head, on the CPU, in evaluation mode.
-        logit_map: what the base does after its output embedding.
-        base: the checkpoint it was made for.
-        provenance: how it was made: recipe, corpus, steps, versions.
-    """
+    """A prototype head with its base and provenance (recipe, corpus, steps, versions)."""
 
     head: PrototypeHead
     logit_map: LogitMap
@@ -65,7 +57,7 @@ class Sidecar:
 
 
 def base_of(model: nn.Module) -> Base:
-    """Describe the checkpoint that ``model`` was loaded from or will be saved as."""
+    """Describe the checkpoint of a model."""
     config = getattr(model, "config", None)
     return Base(
         name=str(getattr(config, "name_or_path", "") or ""),
@@ -76,14 +68,14 @@ def base_of(model: nn.Module) -> Base:
 
 
 def weight_of(model: nn.Module) -> Tensor:
-    """Return W [V, d], as the model stores it."""
+    """Return W [V, d] in the dtype of the model."""
     weight = output_embedding(model).weight
     assert isinstance(weight, Tensor)
     return weight.detach()
 
 
 def save_sidecar(directory: Path | str, sidecar: Sidecar) -> None:
-    """Write the two files beside a checkpoint, the tensors before the file that names them."""
+    """Write the two files beside a checkpoint, the tensors first."""
     directory = Path(directory)
     head = sidecar.head
     tensors = {
@@ -110,37 +102,33 @@ def _fingerprints(directory: Path) -> dict[str, str]:
 
 
 def verify_weights(directory: Path | str) -> int:
-    """Read the weights of a model directory and compare them with what was written.
+    """Compare the weights of a model directory with the recorded fingerprints.
 
-    Returns:
-        How many files were compared: 0 for a directory that an older prismlm wrote.
-
-    Raises:
-        FormatError: a file has changed since, or is missing.
+    Returns the number of compared files: 0 if an older prismlm wrote the directory. Raises
+    FormatError for a file that has changed or is missing.
     """
     directory = Path(directory)
     meta = read_json(directory / META_FILE)
-    written = meta.get("files", {}) if isinstance(meta, dict) else {}
-    found = _fingerprints(directory)
-    for name, expected in written.items():
-        if found.get(name) != expected:
+    recorded = meta.get("files", {}) if isinstance(meta, dict) else {}
+    fingerprints_now = _fingerprints(directory)
+    for name, expected in recorded.items():
+        if fingerprints_now.get(name) != expected:
             raise FormatError(
-                f"{directory / name} is damaged, missing or another file: it does not hold what "
-                "was written. Put it back from where the model came, or train again."
+                f"{directory / name} is damaged, missing or another file: its fingerprint differs "
+                "from the recorded one. Restore it, or train again."
             )
-    return len(written)
+    return len(recorded)
 
 
 def has_sidecar(directory: Path | str) -> bool:
-    """Say whether a directory holds a prototype head."""
+    """Return whether a directory has a prototype head."""
     return (Path(directory) / META_FILE).is_file()
 
 
 def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidecar:
     """Read the two files; with ``model``, check that the head was made for its weights.
 
-    Raises:
-        FormatError: a file is missing, damaged, of a newer version, or made for other weights.
+    Raises FormatError for a file that is missing, damaged, of another version or another model.
     """
     directory = Path(directory)
     path, head_path = directory / META_FILE, directory / HEAD_FILE
@@ -178,7 +166,7 @@ def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> Proto
     except (KeyError, RuntimeError, SafetensorError) as error:
         raise FormatError(f"the head {path} cannot be read: {error}.") from error
     if prototypes.ndim != 2 or not torch.isfinite(prototypes).all() or not prototypes.any():
-        raise FormatError(f"{path} must hold finite prototypes [K, d], not all zero. Attach again.")
+        raise FormatError(f"{path} must have finite prototypes [K, d], not all zero. Attach again.")
     count, width = prototypes.shape
     head = PrototypeHead(width, count, prototypes_per_token, scale=scale, weights=weights)
     with torch.no_grad():
@@ -188,13 +176,13 @@ def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> Proto
 
 def _check_belongs(sidecar: Sidecar, weight: Tensor, directory: Path) -> None:
     base = sidecar.base
-    # The same numbers in a wider type, or those in bfloat16 where the head was made for wider ones.
-    types = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
+    # The same values in a wider dtype, or a bfloat16 copy of a wider model.
+    dtypes = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
     narrow = weight.dtype == torch.bfloat16 and fingerprints.of_tensor(weight) == base.bfloat16
-    same = narrow or any(fingerprints.of_tensor(weight.to(t)) == base.fingerprint for t in types)
+    same = narrow or any(fingerprints.of_tensor(weight.to(t)) == base.fingerprint for t in dtypes)
     if not same or sidecar.head.width != weight.shape[1]:
         raise FormatError(
             f"the output embedding of the model in {directory}, {list(weight.shape)}, is not the "
-            f"one its prototypes of width {sidecar.head.width} were trained with. Put the original "
-            "weights back, or train the head again."
+            f"one its prototypes of width {sidecar.head.width} were trained with. Restore the "
+            "original weights, or train the head again."
         )

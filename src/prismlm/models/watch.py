@@ -1,8 +1,8 @@
-"""The one way to look into a forward pass, or to change one: hooks that hold for one block.
+"""Hooks on forward passes for the duration of a block, and evaluation mode.
 
-Many threads may use one model. What a block sees and changes are the passes of the thread or
-asyncio task that opened it, and no others; a thread started inside a block is not in it, unless it
-was given a copy of its context.
+Many threads may use one model. A block sees and changes only the passes of the thread or asyncio
+task that opened it; a thread started inside a block is outside it, unless it runs in a copy of its
+context.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
-# Torch numbers its hooks by a counter that two threads may read at once.
+# Torch numbers its hooks by a counter that is not thread-safe.
 _registering = threading.Lock()
 
 
 class Hook(NamedTuple):
-    """What is done when a module is called.
+    """Functions to call with a module.
 
     Attributes:
         module: the module.
-        before: called with (module, args, kwargs); a pair (args, kwargs) takes their place.
-        after: called with (module, args, kwargs, output); what is not None takes its place.
-        always: call ``after`` too where the module raised, without an output.
+        before: called with (module, args, kwargs); may return a replacement (args, kwargs).
+        after: called with (module, args, kwargs, output); may return a replacement output.
+        always: call ``after`` also if the module raised an error, without an output.
     """
 
     module: nn.Module
@@ -49,11 +50,11 @@ class _Block:
     is_open: bool = True
 
     def acts(self, hook: Hook) -> bool:
-        """Say whether a hook is to act now: in this block, and not in one around it already."""
+        """Return whether a hook acts now: inside this block, and not already in an outer one."""
         blocks = _blocks.get()
-        around = itertools.takewhile(lambda block: block is not self, blocks)
-        here = self.is_open and self in blocks
-        return here and not any(b.is_open and hook in b.hooks for b in around)
+        outer = itertools.takewhile(lambda block: block is not self, blocks)
+        inside = self.is_open and self in blocks
+        return inside and not any(b.is_open and hook in b.hooks for b in outer)
 
 
 _blocks: ContextVar[tuple[_Block, ...]] = ContextVar("prismlm_watching", default=())
@@ -62,25 +63,21 @@ _unwatched: ContextVar[bool] = ContextVar("prismlm_unwatched", default=False)
 
 @contextmanager
 def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[None]:
-    """Let hooks act on this thread's or task's passes during the block.
+    """Call hooks in this thread's or task's passes during the block.
 
-    They act in the order of the blocks and of ``hooks``, and are gone after the block whatever
-    happens in it. Of equal hooks in nested blocks only the outermost acts: a function that reads
-    what holds from a context variable does so once a pass. A model that was compiled before calls
-    no hooks.
-
-    Args:
-        hooks: what is done where.
-        unwatched_too: act in passes of :func:`unwatched` as well, as what changes a model must.
+    They act in the order of the blocks and of ``hooks``, and are always removed after the block. Of
+    equal hooks in nested blocks only the outermost acts. A model that was compiled before calls no
+    hooks. With ``unwatched_too`` they act in :func:`unwatched` passes as well, as hooks that change
+    a model must.
     """
     block, handles = _Block(tuple(hooks)), list[RemovableHandle]()
 
-    def acting(hook: Hook, act: Before | After) -> Callable[..., Any]:
-        # A hook that another thread removes during a call is still called, without keywords: it
-        # does not act there, so that they are not looked at.
-        def called(*given: Any) -> Any:
+    def wrapped(hook: Hook, function: Before | After) -> Callable[..., Any]:
+        # A hook that another thread removes during a call is still called, without keywords, but
+        # does not act there.
+        def called(*args: Any) -> Any:
             if block.acts(hook) and (unwatched_too or not _unwatched.get()):
-                return act(*given)
+                return function(*args)
             return None
 
         return called
@@ -91,16 +88,16 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
             for hook in block.hooks:
                 module, before, after, always = hook
                 if before is not None:
-                    act = acting(hook, before)
-                    handles.append(module.register_forward_pre_hook(act, with_kwargs=True))
+                    function = wrapped(hook, before)
+                    handles.append(module.register_forward_pre_hook(function, with_kwargs=True))
                 if after is not None:
-                    act, more = acting(hook, after), {"with_kwargs": True, "always_call": always}
-                    handles.append(module.register_forward_hook(act, **more))
+                    function, how = wrapped(hook, after), {"always_call": always}
+                    handles.append(module.register_forward_hook(function, with_kwargs=True, **how))
         yield
     finally:
         block.is_open = False
-        # Not reset(): a generator may be closed in another context than it was begun in.
-        _blocks.set(tuple(held for held in _blocks.get() if held is not block))
+        # Not reset(): a generator may be closed in another context than it was started in.
+        _blocks.set(tuple(other for other in _blocks.get() if other is not block))
         with _registering:
             for handle in handles:
                 handle.remove()
@@ -108,13 +105,29 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Keep this thread's passes during the block from every :func:`watch` around it.
-
-    For passes that only prepare the one that is meant to be seen.
-    """
+    """Hide this thread's passes in the block from outer :func:`watch` blocks."""
     before = _unwatched.get()
     _unwatched.set(True)
     try:
         yield
     finally:
         _unwatched.set(before)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run the block without dropout and gradients, then restore the mode of every module.
+
+    cuDNN's attention is disabled: planning for each length takes longer than it saves.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    model.eval()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        for module, mode in modes:
+            module.training = mode

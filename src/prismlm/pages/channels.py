@@ -20,7 +20,7 @@ from torch import Tensor
 from prismlm.corpus.pieces import TokenWords, visible
 from prismlm.errors import InputError
 from prismlm.files import finite
-from prismlm.models.decoders.mixers import gates_of, mixers_of
+from prismlm.models.decoders.protot import gates_of, mixers_of
 from prismlm.pages.frame import html_page
 from prismlm.probes.channels.activations import recording_decays
 from prismlm.probes.channels.report import ChannelReport, LayerReport

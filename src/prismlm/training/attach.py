@@ -36,7 +36,6 @@ from prismlm.lens.states import (
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import device_named, uses_bf16
-from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.models.sidecar import (
     Sidecar,
@@ -46,8 +45,8 @@ from prismlm.models.sidecar import (
     save_sidecar,
     weight_of,
 )
-from prismlm.models.uncertainty_feedback import save_uncertainty, uncertainty_of
-from prismlm.models.uncertainty_table import has_uncertainty
+from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertainty, uncertainty_of
+from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, keeping, read_note, writing
 from prismlm.training.evaluation import HeldOut, cross_entropy

@@ -16,7 +16,7 @@ from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.store import Corpus, Split
 from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.errors import InputError
-from prismlm.models.evaluating import evaluating
+from prismlm.models.watch import evaluating
 from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096

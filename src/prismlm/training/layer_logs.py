@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from prismlm.corpus.windows import Sequences, WindowBatch
 from prismlm.files import atomic_file, write_json
 from prismlm.layers import PrototypeMixer
-from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of
+from prismlm.models.decoders.protot import half_life, has_mixers, mixers_of
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.outputs import put_csv
 from prismlm.probes.channels import gate_uses

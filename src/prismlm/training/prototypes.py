@@ -17,9 +17,9 @@ from transformers import TrainerCallback, TrainerState
 from prismlm.corpus.packing import PackedDataset
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
+from prismlm.models.watch import evaluating
 from prismlm.training import parallel
 from prismlm.training.model import PrismForCausalLM, Usage
 from prismlm.training.recipe import Recipe

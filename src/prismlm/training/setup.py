@@ -22,10 +22,10 @@ from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.device import uses_bf16
-from prismlm.models.evaluating import evaluating
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import attach_uncertainty
+from prismlm.models.watch import evaluating
 from prismlm.training import parallel
 from prismlm.training.evaluation import MAX_PASSES, HeldOut, token_counts
 from prismlm.training.losses import VocabularySample

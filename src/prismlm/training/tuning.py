@@ -23,8 +23,8 @@ from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
-from prismlm.models.evaluating import evaluating
 from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
+from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.evaluation import HeldOut, summed_cross_entropy

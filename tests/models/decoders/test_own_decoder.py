@@ -174,7 +174,7 @@ def test_gradient_checkpointing_has_no_cache_and_takes_none(model):
     recompute_activations(model.train())
     assert model(ids, use_cache=True).past_key_values is None
     assert model(ids).past_key_values is None
-    with pytest.raises(InputError, match=r"holds positions, .* give whole sequences, or call"):
+    with pytest.raises(InputError, match=r"has positions, .* give whole sequences, or call"):
         model(ids, past_key_values=cache)
 
 
@@ -212,7 +212,7 @@ def test_wrong_input_says_what_is_wrong(model):
     ):
         with pytest.raises(InputError, match=words):
             model(**given)
-    with pytest.raises(InputError, match="one form only"):
+    with pytest.raises(InputError, match="only one kind of cache"):
         model.generate(ids, cache_implementation="static", **options())
     cache.reset()
     assert cache.get_seq_length() == 0

@@ -145,10 +145,10 @@ def test_plain_rows_need_no_mask_where_values_cannot_be_read():
 def test_attention_weights_are_not_among_the_outputs():
     model, ids = build(), tokens(1, 4)
     for call in (model, model.model):
-        with pytest.raises(InputError, match="never holds its weights"):
+        with pytest.raises(InputError, match="never computes attention weights"):
             call(ids, output_attentions=True)
     asked = options(return_dict_in_generate=True, output_attentions=True)
-    with pytest.raises(InputError, match="never holds its weights"):
+    with pytest.raises(InputError, match="never computes attention weights"):
         model.generate(ids, **asked)
 
 

@@ -38,10 +38,10 @@ from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import uses_bf16
-from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.presets import build_model
 from prismlm.models.seam import capture, output_embedding
+from prismlm.models.watch import evaluating
 from prismlm.progress import Task as Progress
 
 MAX_LENGTH = 512  # tokens of a row, where no fewer positions are learned

@@ -1,1 +1,1 @@
-"""This package's own decoders, and how Hugging Face's library knows them."""
+"""Decoders of this package, as Hugging Face models."""

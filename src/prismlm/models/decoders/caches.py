@@ -1,7 +1,6 @@
-"""Generation caches of this package's decoders, through the interface of transformers' ``Cache``.
+"""Generation caches of this package's decoders, as subclasses of transformers' ``Cache``.
 
-Layers of a recurrent decoder store a state of constant size; those of a signal/noise decoder one
-unrotated projection per head. Methods without a docstring override what transformers calls.
+Methods without a docstring override those of transformers.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ from prismlm.errors import InputError
 
 
 class _RecurrentLayer(CacheLayerMixin):
-    """The recurrent state of one layer.
-
-    Attributes:
-        state: tensors [B, …], nested in tuples as the mixer returns them; None while empty.
-        tokens: positions seen, padding included.
-    """
+    """The recurrent state of a layer: nested tuples of tensors [B, …] or None; ``tokens`` seen."""
 
     supports_early_init = False
 
@@ -36,7 +30,7 @@ class _RecurrentLayer(CacheLayerMixin):
         return next((len(leaf) for leaf in tree_leaves(self.state) if leaf is not None), None)
 
     def advance(self, state: Any, tokens: int) -> None:
-        """Replace the state by the one after ``tokens`` more positions."""
+        """Set the state after ``tokens`` more positions."""
         self.state = state
         self.tokens += tokens
         self.is_initialized = True
@@ -45,7 +39,7 @@ class _RecurrentLayer(CacheLayerMixin):
         pass  # there are no keys and values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        raise InputError("a recurrent layer's cache holds a state, not keys and values.")
+        raise InputError("a recurrent layer's cache has a state, not keys and values.")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.tokens + query_length, 0
@@ -64,31 +58,28 @@ class _RecurrentLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:  # transformers passes -n to remove n
             raise InputError(
-                f"{abs(tokens_to_remove)} tokens cannot be taken back from a recurrent state: "
-                "keep a copy of the cache from before them."
+                f"{abs(tokens_to_remove)} tokens cannot be removed from a recurrent state: copy "
+                "the cache before adding them."
             )
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._map_state(lambda leaf: leaf.index_select(0, indices.to(leaf.device)))
+        self._map(lambda leaf: leaf.index_select(0, indices.to(leaf.device)))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._map_state(lambda leaf: leaf.repeat_interleave(repeats, 0))
+        self._map(lambda leaf: leaf.repeat_interleave(repeats, 0))
 
-    def _map_state(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.state = tree_map_only(Tensor, change, self.state)
+    def _map(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.state = tree_map_only(Tensor, function, self.state)
 
 
 class _ProjectionLayer(DynamicLayer):
-    """The projections Z U of the S positions that one layer has seen, and those positions.
+    """The unrotated projections Z U of S positions, and those positions.
 
-    They are stored as keys and values so that ``DynamicLayer`` grows, crops and selects both.
-
-    Attributes:
-        keys: the projections, [B, 2H, S, p], signal heads first.
-        values: the positions, int64 [B, 1, S, 1], by which attention rotates the projections.
+    They are stored as keys [B, 2H, S, p], signal heads first, and values, int64 [B, 1, S, 1], so
+    that ``DynamicLayer`` grows, crops and selects both.
     """
 
     keys: Any
@@ -96,7 +87,7 @@ class _ProjectionLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        # The base class gives values the dtype of keys, which may not hold large positions exactly.
+        # The base class gives values the dtype of keys, which may round positions.
         self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
     @property
@@ -105,7 +96,7 @@ class _ProjectionLayer(DynamicLayer):
 
 
 class OwnCache(Cache):
-    """The cache of a decoder; each layer has ``rows``, its batch size, or None while empty."""
+    """The cache of a decoder; ``rows`` of a layer is its batch size, or None while empty."""
 
     layer_class: type[_RecurrentLayer | _ProjectionLayer]
     layers: list[Any]
@@ -114,7 +105,7 @@ class OwnCache(Cache):
         super().__init__(layers=[self.layer_class() for _ in range(num_layers)])
 
     def check(self, layers: int, batch: int) -> None:
-        """Raise InputError for a model of another depth, or an input of another batch size."""
+        """Raise InputError for a model with another depth, or another batch size."""
         rows = next((layer.rows for layer in self.layers), None)
         if len(self.layers) != layers or rows not in (None, batch):
             raise InputError(
@@ -126,12 +117,12 @@ class OwnCache(Cache):
 
 
 class RecurrentCache(OwnCache):
-    """The cache of a recurrent decoder: a state for each layer."""
+    """The cache of a recurrent decoder: a state per layer."""
 
     layer_class = _RecurrentLayer
 
 
 class ProjectionCache(OwnCache):
-    """The cache of a signal/noise decoder: for each layer one unrotated tensor per head."""
+    """The cache of a signal/noise decoder: one unrotated tensor per head and layer."""
 
     layer_class = _ProjectionLayer

@@ -1,6 +1,6 @@
-"""What this package's own decoders share: settings, inputs, caches, output embedding."""
+"""The base classes of this package's decoders: settings, inputs, caches, output embedding."""
 
-# No postponed annotations: huggingface_hub checks settings by the types themselves.
+# No postponed annotations: huggingface_hub checks settings by their types.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from prismlm.models.decoders.caches import OwnCache
 
 
 def number(expected: str, allowed: Callable[[Any], bool]) -> Callable[..., Any]:
-    """Return what declares a setting by its default: a number that is allowed, or None.
+    """Return a validated field for a number or None.
 
-    For this transformers has ``interval``, which in 5.17 takes a least value of 0 for none at all.
+    ``interval`` of transformers ignores a minimum of 0.
     """
 
     @as_validated_field
@@ -37,19 +37,18 @@ positive = number("a positive, finite number", lambda value: 0 < value < math.in
 finite = number("a finite number", math.isfinite)
 
 
-# Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
+# Its __init__ accepts more keywords than its signature, which jaxtyping would refuse.
 @no_type_check
 @strict
 class OwnConfig(PreTrainedConfig):
-    """Settings that every decoder of this package has.
+    """Settings of every decoder of this package.
 
     Attributes:
-        vocab_size: V.
-        hidden_size: d.
-        intermediate_size: of the feed-forward network; None for the family's own.
-        num_hidden_layers: blocks.
-        dropout: after the token embeddings and on what a block adds to the stream.
-        initializer_range: standard deviation of embeddings and projections at the start.
+        vocab_size, hidden_size: V and d.
+        intermediate_size: width of the feed-forward network; None for the family's default.
+        num_hidden_layers: number of blocks.
+        dropout: after the token embeddings and on the outputs of blocks.
+        initializer_range: initial standard deviation of embeddings and projections.
         use_cache: whether a forward pass returns a cache by default.
     """
 
@@ -68,13 +67,12 @@ class OwnConfig(PreTrainedConfig):
 
 @dataclass
 class OwnOutput(ModelOutput):
-    """What every decoder of this package gives: Hugging Face's usual fields, and evidence.
+    """Hugging Face's usual fields, and, if requested, evidence.
 
     Attributes:
-        gates: each layer's evidence, of ProtoT and DeltaNet, if asked for.
-        aux_loss: load-balancing loss of the routers of experts, if asked for; the loss then holds
-            router_aux_loss_coef times it.
-        router_logits: [B·T, E] of every block with experts, if asked for.
+        gates: each layer's evidence, of ProtoT and DeltaNet.
+        aux_loss: load-balancing loss of the routers; ``loss`` includes router_aux_loss_coef of it.
+        router_logits: [B·T, E] of every block with experts.
     """
 
     loss: Tensor | None = None
@@ -88,11 +86,7 @@ class OwnOutput(ModelOutput):
 
 
 class OwnDecoder(PreTrainedModel):
-    """A decoder, with or without its output embedding, whose layers keep a cache of their own.
-
-    Attributes:
-        cache_class: of what a forward pass with ``use_cache`` returns; made of a number of layers.
-    """
+    """A decoder, with or without output embedding, with a cache of class ``cache_class``."""
 
     if TYPE_CHECKING:
         config: Any
@@ -100,24 +94,24 @@ class OwnDecoder(PreTrainedModel):
         gradient_checkpointing: bool
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (the library's own declaration)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     cache_class: type[OwnCache] = OwnCache
 
 
 class OwnModel(OwnDecoder):
     """Embeddings, blocks and the last norm.
 
-    Blocks return hidden states and evidence. A family has ``_of_blocks``, which says of a call
-    whether evidence is asked for, and what every block is given.
+    Blocks return hidden states and evidence. A family implements ``_block_arguments``, which
+    returns for a call whether evidence is requested, and the arguments of every block.
 
     Attributes:
-        options: what a call may ask for beside the usual, such as evidence.
-        evidence: the field of the output for what blocks return beside hidden states.
+        options: names of additional arguments of a call.
+        evidence: the output field of the evidence.
     """
 
     options: tuple[str, ...] = ()
     evidence: str
-    _of_blocks: Callable[..., tuple[bool, dict[str, Any]]]
+    _block_arguments: Callable[..., tuple[bool, dict[str, Any]]]
 
     def __init__(self, config: Any, block: Callable[[int], nn.Module], norm: nn.Module) -> None:
         super().__init__(config)
@@ -139,28 +133,29 @@ class OwnModel(OwnDecoder):
         **kwargs: Any,
     ) -> OwnOutput:
         """Run the decoder; see the language model's forward."""
-        embedded = self._embedded(input_ids, inputs_embeds)
-        cache = self._cache_of_call(past_key_values, use_cache, embedded.shape[0])
-        asked, given = self._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
+        embedded = self._embed(input_ids, inputs_embeds)
+        cache = self._cache_for(past_key_values, use_cache, embedded.shape[0])
+        requested, arguments = self._block_arguments(
+            embedded, attention_mask, position_ids, cache, kwargs
+        )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)
         states, evidence = [hidden_states], []
         for block in self.layers:
-            hidden_states, found = block(hidden_states, past_key_values=cache, **given)
+            hidden_states, layer_evidence = block(hidden_states, past_key_values=cache, **arguments)
             states.append(hidden_states)
-            evidence.append(found)
+            evidence.append(layer_evidence)
         hidden_states = self.norm(hidden_states)
-        shown: dict[str, Any] = {self.evidence: tuple(evidence)} if asked else {}
+        more: dict[str, Any] = {self.evidence: tuple(evidence)} if requested else {}
         return OwnOutput(
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            **shown,
+            **more,
         )
 
-    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return the embeddings of a call, [B, T, d]."""
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give input_ids or inputs_embeds, and not both.")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -171,33 +166,33 @@ class OwnModel(OwnDecoder):
             )
         return embedded
 
-    def _cache_of_call(
-        self, given: Cache | None, use_cache: bool | None, batch: int
+    def _cache_for(
+        self, cache: Cache | None, use_cache: bool | None, batch: int
     ) -> OwnCache | None:
-        """Return the cache that a call resumes from and returns, a new one, or None.
+        """Return the given cache, checked, a new one, or None.
 
-        While blocks are computed a second time there is none, as in Hugging Face's decoders. Here
-        one that holds something is refused: what follows would be predicted without its context.
+        As in Hugging Face's decoders there is none with gradient checkpointing; a cache with
+        positions is refused then, since its context would be ignored.
         """
         config = self.config
-        if given is not None and not isinstance(given, self.cache_class):
+        if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
-                f"past_key_values is a {type(given).__name__}: models of type "
+                f"past_key_values is a {type(cache).__name__}: models of type "
                 f"{config.model_type!r} take the {self.cache_class.__name__} that they return."
             )
         if self.gradient_checkpointing and self.training:
-            if given is not None and given.get_seq_length():
+            if cache is not None and cache.get_seq_length():
                 raise InputError(
-                    "past_key_values holds positions, and training with gradient checkpointing "
-                    "computes every block twice, which a cache does not survive: give whole "
-                    "sequences, or call gradient_checkpointing_disable() or eval()."
+                    "past_key_values has positions, which training with gradient checkpointing "
+                    "cannot use: give whole sequences, or call gradient_checkpointing_disable() or "
+                    "eval()."
                 )
             return None
-        if given is None and (config.use_cache if use_cache is None else use_cache):
-            given = self.cache_class(config.num_hidden_layers)
-        if given is not None:
-            given.check(config.num_hidden_layers, batch)
-        return given
+        if cache is None and (config.use_cache if use_cache is None else use_cache):
+            cache = self.cache_class(config.num_hidden_layers)
+        if cache is not None:
+            cache.check(config.num_hidden_layers, batch)
+        return cache
 
 
 class OwnForCausalLM(OwnDecoder, GenerationMixin):
@@ -218,8 +213,8 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
     ) -> Any:
         if generation_config.cache_implementation is not None:
             raise InputError(
-                f"cache_implementation={generation_config.cache_implementation!r}: the cache of "
-                f"models of type {self.config.model_type!r} has one form only. Leave it out."
+                f"cache_implementation={generation_config.cache_implementation!r}: models of type "
+                f"{self.config.model_type!r} have only one kind of cache. Leave it out."
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.cache_class(self.config.num_hidden_layers)
@@ -247,14 +242,13 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
 
         Args:
             attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
-            position_ids: int64 [B, T]; without a mask and with nothing in the cache, a sequence
-                starts wherever they do not go up by one, and sees nothing of what is before it.
-                ProtoT and DeltaNet use them for nothing else, and not beside a cache.
+            position_ids: int64 [B, T]; without a mask and with an empty cache, a new sequence
+                starts wherever they do not increase by one. ProtoT and DeltaNet use them only for
+                that.
             logits_to_keep: how many of the last positions, or which positions; 0 for all.
-            **kwargs: of the loss, ``num_items_in_batch``; ``output_gates``, whether to return each
-                layer's evidence, of ProtoT and DeltaNet; ``output_router_logits`` of a mixture of
-                experts, whether to return them and their loss, which the loss then counts, None
-                for what the configuration says.
+            **kwargs: ``num_items_in_batch`` of the loss; ``output_gates`` returns each layer's
+                evidence, of ProtoT and DeltaNet; ``output_router_logits`` returns those of experts,
+                and adds their loss.
         """
         options = {name: kwargs.pop(name) for name in self.model.options if name in kwargs}
         outputs = self.model(
@@ -268,24 +262,23 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
             return_dict=True,
             **options,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        found = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
-        return self._completed(
-            OwnOutput(**found), attention_mask, labels, kwargs.get("num_items_in_batch")
+        fields = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
+        return self._with_aux_loss(
+            OwnOutput(**fields), attention_mask, labels, kwargs.get("num_items_in_batch")
         )
 
-    def _completed(
+    def _with_aux_loss(
         self,
         output: OwnOutput,
         attention_mask: Tensor | None,
         labels: Tensor | None,
         num_items: Tensor | int | None,
     ) -> OwnOutput:
-        """Return a call's output with what a family adds to it."""
         return output

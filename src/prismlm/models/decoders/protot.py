@@ -1,48 +1,52 @@
-"""ProtoT: a decoder in which prototype channels carry all communication along the sequence."""
+"""ProtoT: a decoder with prototype mixers; finding those mixers in a model."""
 
-# No postponed annotations: huggingface_hub checks settings by the types themselves.
+# No postponed annotations: huggingface_hub checks settings by their types.
+import math
+from collections.abc import Iterable
 from typing import Any, Literal, no_type_check
 
+import torch
 from huggingface_hub.dataclasses import strict
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from prismlm.errors import InputError
-from prismlm.layers import PrototypeMixer
+from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.own_decoder import count, finite
 from prismlm.models.decoders.recurrent_decoder import (
     RecurrentConfig,
     RecurrentForCausalLM,
     RecurrentModel,
 )
+from prismlm.models.seam import run_decoder
 
 
 @no_type_check
 @strict
 class ProtoTConfig(RecurrentConfig):
-    """Configuration of :class:`ProtoTForCausalLM`; the defaults are the source's.
+    """Configuration of :class:`ProtoTForCausalLM`; defaults as in ProtoT, §3, §4 and A.7.
 
-    Source: ProtoT, §3, §4 and A.7. Beside the fields of :class:`RecurrentConfig`:
+    In addition to :class:`RecurrentConfig`:
 
     Attributes:
         num_channels: R, prototypes and channels of each layer.
         value_width: D; None for half of the hidden size.
-        gate_temperature: τ of both gates at the start.
+        gate_temperature: initial τ of both gates.
         temperature_mode: ``divide`` or ``multiply`` scores by τ.
-        shared_gate_layers: layers that read by their write gate.
-        shared_gate_temperature: τ of these layers at the start.
-        initial_temperatures: τ at the start, layer by layer, in place of both; None for those.
+        shared_gate_layers: layers whose read gate is their write gate.
+        shared_gate_temperature: initial τ of these layers.
+        initial_temperatures: initial τ by layer, instead of both.
         convolution_layers: layers with a convolution on the values.
-        convolution_width: positions that it mixes.
+        convolution_width: its width in positions.
         mass_normalisation: whether sums are divided by their mass.
-        decay: β of every channel at the start.
-        decay_half_lives: the half-lives in positions, in place of ``decay``, over which the
-            channels of a group spread evenly in their logarithm at the start; None for ``decay``.
-        num_groups: G; each group of R / G channels has gates of its own over D / G of the values.
-        decay_mode: ``channel``, as in the source, or ``token``, where β_jk = σ(γ_k + δ_k·x_j) also
-            depends on the position.
-        alpha: α of every layer at the start.
-        paper_parameter_layout: also hold, frozen, what the source's Table 13 counts although
-            nothing uses it: W and τ_r in layers with shared gates, and convolutions in every
-            layer.
+        decay: initial β of every channel.
+        decay_half_lives: lowest and highest initial half-life in positions, instead of ``decay``;
+            the channels of a group are spaced logarithmically between them.
+        num_groups: G; each group of R / G channels has separate gates over D / G of the values.
+        decay_mode: ``channel``, as in the source, or ``token`` for β_jk = σ(γ_k + δ_k·x_j).
+        alpha: initial α of every layer.
+        paper_parameter_layout: also include the unused, frozen parameters that Table 13 counts: W
+            and τ_r in layers with shared gates, and convolutions in every layer.
     """
 
     model_type = "prismlm_protot"
@@ -70,27 +74,27 @@ class ProtoTConfig(RecurrentConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Raise InputError for what would build another model than was meant."""
+        """Raise InputError for settings that would silently build another model."""
         for name in ("shared_gate_layers", "convolution_layers"):
             layers, default = getattr(self, name), getattr(type(self), name)
             known = all(0 <= layer < self.num_hidden_layers for layer in layers)
-            # A model of one layer has the defaults of deeper ones too, as its checkpoints say.
+            # Models of one layer have the same defaults.
             if not known and tuple(layers) != default:
                 raise InputError(
                     f"{name} is {layers!r}: expected a list of layers from 0 to "
                     f"{self.num_hidden_layers - 1}; [] for none."
                 )
-        given = self.initial_temperatures
-        if given is not None and len(given) != self.num_hidden_layers:
+        temperatures = self.initial_temperatures
+        if temperatures is not None and len(temperatures) != self.num_hidden_layers:
             raise InputError(
-                f"initial_temperatures has {len(given)} figures: expected one for each of the "
-                f"{self.num_hidden_layers} layers."
+                f"initial_temperatures has {len(temperatures)} figures: expected one for each of "
+                f"the {self.num_hidden_layers} layers."
             )
         if former := [name for name in vars(self) if "routing" in name]:
             raise InputError(f"{former[0]} has 'gate' for 'routing' in its name now: rename it.")
 
     def initial_temperature(self, layer: int) -> float:
-        """Return τ of a layer at the start."""
+        """Return the initial τ of a layer."""
         if self.initial_temperatures is not None:
             return self.initial_temperatures[layer]
         shared = layer in self.shared_gate_layers
@@ -124,15 +128,77 @@ class ProtoTModel(RecurrentModel):
 
 
 class ProtoTForCausalLM(RecurrentForCausalLM):
-    """A language model of prototype mixers, RMSNorm and SwiGLU.
+    """A language model of prototype mixers, RMSNorm and SwiGLU (ProtoT, §3, §4 and A.7).
 
-        h ← h + dropout(mixer(RMSNorm(h))),   h ← h + dropout(SwiGLU(RMSNorm(h)))
-
-    Time and memory of a generated token do not depend on how much came before it. With
+    Time and memory of a generated token do not depend on the length before it. With
     ``output_gates`` a forward pass returns each layer's gates, :class:`MixerEvidence`.
-
-    Source: ProtoT, §3, §4 and A.7.
     """
 
     config_class = ProtoTConfig
     decoder_class = ProtoTModel
+
+
+def has_mixers(model: nn.Module) -> bool:
+    """Return whether a model has a prototype mixer."""
+    return any(isinstance(module, PrototypeMixer) for module in model.modules())
+
+
+def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
+    """Return the mixer of each layer, first to last; raise InputError if there is none."""
+    mixers = tuple(module for module in model.modules() if isinstance(module, PrototypeMixer))
+    if not mixers:
+        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+        raise InputError(
+            f"a model of type {kind!r} has no prototype mixer, so there are no channels to read: "
+            "expected a model of type 'prismlm_protot'."
+        )
+    return mixers
+
+
+def chosen_layers(count: int, layers: Iterable[int] | None) -> tuple[int, ...]:
+    """Return ``layers``, checked, or all of ``count``."""
+    chosen = tuple(range(count)) if layers is None else tuple(layers)
+    for layer in chosen:
+        check_layer(count, layer)
+    return chosen
+
+
+def check_layer(count: int, layer: int) -> None:
+    """Raise InputError unless 0 ≤ layer < count."""
+    if not 0 <= layer < count:
+        raise InputError(f"there is no layer {layer}: the model's layers are 0 to {count - 1}.")
+
+
+def check_channel(channels: int, layer: int, channel: int) -> None:
+    """Raise InputError unless 0 ≤ channel < channels."""
+    if not 0 <= channel < channels:
+        raise InputError(
+            f"there is no channel {channel} in layer {layer}: expected 0 to {channels - 1}."
+        )
+
+
+def half_life(decay: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return −ln 2 / ln β, in positions (ProtoT, §5.1); float64."""
+    if not bool(((decay > 0) & (decay < 1)).all()):
+        raise InputError("half-lives need decays β between 0 and 1, both excluded.")
+    return -math.log(2) / decay.double().log()
+
+
+def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
+    """Return the half-life of every channel, in positions, layer by layer; float64 on the CPU."""
+    mixers = mixers_of(model)
+    if any(mixer.decay_map is not None for mixer in mixers):
+        raise InputError(
+            "the decays of this model depend on the token (decay_mode='token'), so its channels "
+            "have no fixed half-life: read_channels(model, ids) has those over a text."
+        )
+    return tuple(half_life(mixer.decay.detach().cpu()) for mixer in mixers)
+
+
+@torch.no_grad()
+def gates_of(
+    model: nn.Module, input_ids: Int64[Tensor, "B T"], mask: Tensor | None = None
+) -> tuple[MixerEvidence, ...]:
+    """Return the gates of each layer from one forward pass without logits."""
+    mixers_of(model)
+    return run_decoder(model, input_ids, mask, output_gates=True).gates

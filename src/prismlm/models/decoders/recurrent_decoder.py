@@ -1,13 +1,13 @@
-"""Decoders whose mixers carry a state: everything but the mixer, for Hugging Face's library.
+"""Decoders whose mixers carry a recurrent state, and DeltaNet, the baseline for ProtoT.
 
     h ← h + dropout(mixer(RMSNorm(h))),   h ← h + dropout(SwiGLU(RMSNorm(h)))
 
-Padding takes no part wherever it stands in a row. Without a mask and a cache, a sequence starts
-wherever position ids do not go up by one, as in Hugging Face's own decoders, and sees nothing of
-what is before it: documents packed into one training row stay apart.
+Padding is ignored wherever it stands in a row. Without mask and cache, a new sequence starts
+wherever position ids do not increase by one, as in Hugging Face's decoders: documents packed into
+one training row do not see each other.
 """
 
-# No postponed annotations: huggingface_hub checks settings by the types themselves.
+# No postponed annotations: huggingface_hub checks settings by their types.
 from collections.abc import Callable
 from typing import Any, ClassVar, no_type_check
 
@@ -21,29 +21,27 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.delta_mixer import DeltaMixer
 from prismlm.models.decoders.caches import RecurrentCache
 from prismlm.models.decoders.own_decoder import (
     OwnConfig,
     OwnDecoder,
     OwnForCausalLM,
     OwnModel,
+    count,
     positive,
 )
 
 INNER_MULTIPLE = 16
 
 
-# Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
 @no_type_check
 @strict
 class RecurrentConfig(OwnConfig):
-    """What recurrent decoders have in common, beside :class:`OwnConfig`.
+    """Settings of recurrent decoders, in addition to :class:`OwnConfig`.
 
-    ``dropout`` acts inside SwiGLU too, whose ``intermediate_size`` is 8/3 of d, rounded up to a
-    multiple of 16, unless it is given.
-
-    Attributes:
-        rms_norm_eps: added to the mean square.
+    ``dropout`` also acts inside SwiGLU. ``intermediate_size`` defaults to 8/3 d, rounded up to a
+    multiple of 16. ``rms_norm_eps`` is added to the mean square.
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gates"]
@@ -68,13 +66,13 @@ class SwiGLU(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the transformed positions."""
+        """Apply the network."""
         inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
         return self.down_proj(F.dropout(inner, self.dropout, self.training))
 
 
 class RecurrentBlock(GradientCheckpointingLayer):
-    """A mixer and a SwiGLU, each behind an RMSNorm and beside a skip connection."""
+    """A mixer and a SwiGLU, each with RMSNorm and skip connection."""
 
     def __init__(self, config: Any, mixer: nn.Module, layer: int) -> None:
         super().__init__()
@@ -86,12 +84,12 @@ class RecurrentBlock(GradientCheckpointingLayer):
         self.dropout = config.dropout
 
     def forward(
-        self, hidden_states: Tensor, past_key_values: RecurrentCache | None = None, **given: Any
+        self, hidden_states: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any
     ) -> tuple[Tensor, Any]:
-        """Return the next hidden states, and the mixer's evidence if it was asked for."""
+        """Return the next hidden states, and the mixer's evidence if requested."""
         cached = None if past_key_values is None else past_key_values.layers[self.layer]
         state = None if cached is None else cached.state
-        mixed = self.mixer(self.mixer_norm(hidden_states), state=state, **given)
+        mixed = self.mixer(self.mixer_norm(hidden_states), state=state, **kwargs)
         if cached is not None:
             cached.advance(mixed.state, hidden_states.shape[1])
         hidden_states = hidden_states + F.dropout(mixed.output, self.dropout, self.training)
@@ -100,12 +98,12 @@ class RecurrentBlock(GradientCheckpointingLayer):
 
 
 class RecurrentPreTrainedModel(OwnDecoder):
-    """Initialisation, checkpoints and what Hugging Face's library has to know."""
+    """Initialisation, and declarations for transformers."""
 
     config_class = RecurrentConfig
-    _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012 (the library's own declaration)
+    _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012
     cache_class = RecurrentCache
-    # A state cannot be rolled back, which assisted generation would need.
+    # A state cannot be rolled back, as assisted generation requires.
     _is_stateful = True
 
     @torch.no_grad()
@@ -122,9 +120,8 @@ class RecurrentPreTrainedModel(OwnDecoder):
 class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
     """Embeddings, blocks and the last norm.
 
-    Attributes:
-        mixer_of: ``mixer_of(config, layer)``, the family's; what it returns is called with
-            ``(x, state, mask, starts, return_evidence)``.
+    ``mixer_of(config, layer)`` returns the mixer of a layer, which is called with ``(x, state,
+    mask, starts, return_evidence)``.
     """
 
     options = ("output_gates",)
@@ -138,7 +135,7 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
         super().__init__(config, block, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
         self.post_init()
 
-    def _of_blocks(
+    def _block_arguments(
         self,
         embedded: Tensor,
         attention_mask: Tensor | None,
@@ -146,35 +143,72 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
         cache: RecurrentCache | None,
         options: dict[str, Any],
     ) -> tuple[bool, dict[str, Any]]:
-        held = 0 if cache is None else cache.get_seq_length()
-        mask = _mask(attention_mask, embedded, held)
-        starts = None
-        if attention_mask is None and not held:
+        cached = 0 if cache is None else cache.get_seq_length()
+        mask, starts = _mask(attention_mask, embedded, cached), None
+        if attention_mask is None and not cached:
             starts = _starts(position_ids, embedded)
-        asked = bool(options.get("output_gates"))
-        return asked, {"mask": mask, "starts": starts, "return_evidence": asked}
+        evidence = bool(options.get("output_gates"))
+        return evidence, {"mask": mask, "starts": starts, "return_evidence": evidence}
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
     """A recurrent decoder with an output embedding."""
 
 
-def _mask(attention_mask: Tensor | None, embedded: Tensor, held: int) -> Tensor | None:
-    """Return which of the positions at hand are tokens, or None if all are.
+@no_type_check
+@strict
+class DeltaNetConfig(RecurrentConfig):
+    """Configuration of :class:`DeltaNetForCausalLM`, in addition to RecurrentConfig.
 
-    ``attention_mask`` is over them, or over the ``held`` positions in the cache and them.
+    Attributes:
+        num_heads: H, a divisor of the hidden size.
+        convolution_width: width of the convolutions on queries, keys and values.
+    """
+
+    model_type = "prismlm_deltanet"
+
+    num_heads: int = count(default=4)
+    convolution_width: int = 4
+
+
+class DeltaNetModel(RecurrentModel):
+    """DeltaNet without its output embedding."""
+
+    config_class = DeltaNetConfig
+
+    @staticmethod
+    def mixer_of(config: Any, layer: int) -> DeltaMixer:  # noqa: D102
+        width = config.convolution_width
+        return DeltaMixer(config.hidden_size, config.num_heads, convolution_width=width)
+
+
+class DeltaNetForCausalLM(RecurrentForCausalLM):
+    """A language model of delta rules, RMSNorm and SwiGLU.
+
+    Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (2024), with the
+    settings of ProtoT, §4.
+    """
+
+    config_class = DeltaNetConfig
+    decoder_class = DeltaNetModel
+
+
+def _mask(attention_mask: Tensor | None, embedded: Tensor, cached: int) -> Tensor | None:
+    """Return which of the new positions are tokens, or None if all are.
+
+    ``attention_mask`` covers the new positions, or the ``cached`` ones too.
     """
     if attention_mask is None:
         return None
     batch, length = embedded.shape[:2]
-    if attention_mask.shape not in ((batch, length), (batch, held + length)):
+    if attention_mask.shape not in ((batch, length), (batch, cached + length)):
         raise InputError(
             f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}], or "
-            f"[{batch}, {held + length}] with what is in the cache. A recurrent model takes no "
-            "mask over pairs."
+            f"[{batch}, {cached + length}] including the cache. A recurrent model takes no mask "
+            "over pairs."
         )
     mask = attention_mask[:, -length:].bool()
-    return None if _known(mask.all()) else mask
+    return None if _is_true(mask.all()) else mask
 
 
 def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
@@ -188,9 +222,9 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
             f"[1, {length}] for all rows alike."
         )
     starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
-    return None if _known(~starts.any()) else starts.expand(batch, -1)
+    return None if _is_true(~starts.any()) else starts.expand(batch, -1)
 
 
-def _known(flag: Tensor) -> bool:
-    """Say whether something holds; no where programs are exported, which may not look at values."""
+def _is_true(flag: Tensor) -> bool:
+    """Return the value of a flag; False during export, which must not depend on values."""
     return not torch.compiler.is_exporting() and bool(flag)
