@@ -86,19 +86,6 @@ def contents(directory):
     }
 
 
-def test_the_corpus_is_the_one_that_build_corpus_writes(folder, tokenizer, tmp_path):
-    built = build_corpus(
-        HubDataset(str(folder)), tmp_path / "built", tokenizer=tokenizer.name_or_path,
-        columns=COLUMNS, shard_tokens=SHARD,
-    )  # fmt: skip
-    streamed = stream(folder, tmp_path / "streamed", tokenizer)
-    first, second = contents(built.path), contents(streamed.path)
-    notes = [json.loads(files.pop("corpus.json")) for files in (first, second)]
-    assert (first, notes[0]) == (second, notes[1])
-    assert streamed.meta["counts"]["skipped"] == sum(i % 7 == 0 for i in range(3000))
-    assert len(streamed.meta["shards"]) > 10
-
-
 def test_documents_of_closed_shards_are_not_tokenised_again(
     folder, tokenizer, tmp_path, monkeypatch
 ):
@@ -225,19 +212,6 @@ def test_a_failure_with_nothing_to_go_on_from_leaves_nothing(folder, tokenizer, 
 def test_ctrl_c_says_what_is_kept(folder, tokenizer, tmp_path):
     with pytest.raises(Interrupted, match=r"\.out\.partial\."):
         stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(2, KeyboardInterrupt))
-
-
-def test_the_same_id_twice_is_found_across_an_interruption(tokenizer, tmp_path):
-    rows = [{"id": f"d{i}", "text": f"text {i} " * 9} for i in range(3000)]
-    rows[2900]["id"] = "d3"
-    directory = tmp_path / "twice"
-    directory.mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), directory / "train.parquet")
-    options = {"columns": Columns(id="id")}
-    with pytest.raises(Stop):
-        stream(directory, tmp_path / "out", tokenizer, progress=StopAfter(1), **options)
-    with pytest.raises(InputError, match=r"row 2901: another document has the id 'd3'"):
-        stream(directory, tmp_path / "out", tokenizer, **options)
 
 
 def test_files_of_a_named_format(tokenizer, tmp_path):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Columns, Corpus, Document, build_corpus, estimate_build, load_tokenizer
-from prismlm.corpus.chat import asked, chat_text, is_messages
+from prismlm.corpus import Columns, Document, build_corpus, estimate_build, load_tokenizer
+from prismlm.corpus.chat import asked, chat_text
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, SHARED, TEMPLATE
@@ -44,12 +43,6 @@ def test_an_answer_is_closed_or_left_open_to_be_written_on(
 ) -> None:
     assert chat_text(tokenizer, CHAT) == ANSWERED
     assert chat_text(tokenizer, CHAT, continue_final=True) == ASKED + ANSWER
-
-
-def test_what_is_meant_as_messages() -> None:
-    assert is_messages(CHAT)
-    assert is_messages(tuple(CHAT))
-    assert not any(map(is_messages, ["a text", ["a text"], [], None, {"role": "user"}]))
 
 
 @pytest.mark.parametrize(
@@ -137,32 +130,6 @@ def test_rows_of_messages_without_a_tokenizer_are_refused(tmp_path: Path) -> Non
         with pytest.raises(InputError, match=r"has no text but messages.*--tokenizer MODEL"):
             build(tmp_path, tmp_path / "out", vocab_size=300)
     assert not (tmp_path / "out").exists()
-
-
-def test_marks_are_marks_in_chats_and_words_in_texts(directory: Path, tmp_path: Path) -> None:
-    spelt = "He wrote <|endoftext|> on the wall."
-    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "chat", "messages": CHAT}) + "\n")
-    (tmp_path / "b.jsonl").write_text(json.dumps({"id": "text", "text": spelt}) + "\n")
-    estimated = estimate_build(tmp_path, tmp_path / "c", tokenizer=directory)
-    corpus = build_corpus(tmp_path, tmp_path / "c", tokenizer=directory, heldout_fraction=0)
-    assert corpus.doc_ids == ["chat", "text"]
-    assert estimated.figures["tokens"] == corpus.num_tokens
-    stored = [corpus.read_tokens(int(corpus.starts[n]), int(corpus.lengths[n])) for n in range(2)]
-    end = corpus.eos_token_id
-    assert [int((tokens == end).sum()) for tokens in stored] == [3, 1]
-    own = load_tokenizer(directory)(ANSWERED, add_special_tokens=False)["input_ids"]
-    assert stored[0][:-1].tolist() == own
-    # Both ways to find where tokens lie: by their bytes, and by encoding the text again.
-    for byte_level in (True, False):
-        opened = Corpus.open(tmp_path / "c")
-        if not byte_level:
-            vars(opened._encoder)["_bytes"] = None
-        for number, text in enumerate((ANSWERED, spelt)):
-            spans = opened.spans(number)
-            pieces = [text[first:last] for first, last in spans[:-1].tolist()]
-            assert "".join(pieces) == text
-            assert pieces.count("<|endoftext|>") == (2 if number == 0 else 0)
-            assert np.array_equal(spans[-1], [len(text), len(text)])
 
 
 def test_a_document_is_known_by_what_was_asked_last() -> None:

@@ -17,17 +17,9 @@ from prismlm.files import json_text
 from tests.helpers.records import write_jsonl
 
 
-def english(rng: random.Random) -> str:
-    words = ("the", "court", "model", "patient", "reads", "a", "line", "of", "text", "appeal")
+def text(rng: random.Random) -> str:
+    words = ("the", "court", "patient", "reads", "a", "line", "你好世界", "训练", "appeal")
     return " ".join(rng.choices(words, k=rng.randint(50, 800)))
-
-
-def chinese(rng: random.Random) -> str:
-    return "".join(
-        rng.choices(
-            "你好世界这是一个训练文本用来测试分词器的估计否正确第篇", k=rng.randint(50, 800)
-        )
-    )
 
 
 def written(kind: str, texts: list[str], directory: Path) -> Path:
@@ -41,13 +33,12 @@ def written(kind: str, texts: list[str], directory: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("language", [english, chinese])
 def test_tokens_of_packed_and_plain_files_are_those_of_the_corpus(
-    language: Any, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactly where all of it is tokenised, and nearly where a sample is."""
     rng = random.Random(0)
-    texts = [language(rng) for _ in range(60)]
+    texts = [text(rng) for _ in range(60)]
     paths = {kind: written(kind, texts, tmp_path) for kind in ("jsonl", "jsonl.gz", "parquet")}
     given: dict[str, Any] = {"tokenizer": tiny_corpus / "tokenizer"}
     built = build_corpus(paths["jsonl"], tmp_path / "built", **given)

@@ -97,16 +97,6 @@ def test_padded_rows_hold_one_piece_each_and_the_same_tokens(corpus: Corpus) -> 
     assert sorted(starts) == sorted(every.tolist())
 
 
-def test_the_seed_decides_the_order(corpus: Corpus) -> None:
-    def rows(seed: int) -> list[list[int]]:
-        dataset = pack(corpus, corpus.split("all"), 50, seed)
-        return [dataset.pieces(n)[0].tolist() for n in range(len(dataset))]
-
-    assert rows(1) == rows(1)
-    assert rows(1) != rows(2)
-    assert rows(1) != sorted(rows(1))
-
-
 @given(st.lists(st.integers(1, 12), max_size=60))
 def test_best_fit_never_overfills_nor_opens_a_bin_without_need(sizes: list[int]) -> None:
     filled: dict[int, int] = {}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import pyarrow.parquet as pq
@@ -40,15 +39,6 @@ def test_the_sample_is_small_varied_and_openly_licensed(documents: list[Document
     assert pq.read_schema(sample_path()).names == [
         *("id", "text", "domain", "source", "license", "title", "url", "split")
     ]
-
-
-def test_papers_have_the_numbers_that_arxiv_knows_them_by(documents: list[Document]) -> None:
-    papers = [one for one in documents if str(one.source).startswith("arxiv/")]
-    assert len(papers) == 4118
-    for paper in papers:
-        number = paper.doc_id.removeprefix("science_arxiv_abstracts/")
-        assert re.fullmatch(r"\d{4}\.\d{4,5}|[a-z-]+(\.[A-Z]{2})?/\d{7}", number), number
-        assert paper.url == f"https://arxiv.org/abs/{number}"
 
 
 def test_every_source_of_the_sample_is_credited_with_what_was_taken(

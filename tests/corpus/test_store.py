@@ -70,13 +70,6 @@ def test_several_threads_read_the_same_corpus(
     assert read == [RECORDS[number]["text"] for number in drawn]
 
 
-def test_texts_in_any_order(corpus: Corpus) -> None:
-    for index in [*range(len(corpus)), 3, 16, 0, 9]:
-        assert corpus.text(index) == RECORDS[index]["text"]
-    with pytest.raises(InputError, match="no document 17"):
-        corpus.text(17)
-
-
 def test_spans_recover_the_text_of_every_token(corpus: Corpus) -> None:
     for index, spans in enumerate(map(corpus.spans, corpus.split("all"))):
         text = corpus.text(index)
@@ -125,20 +118,6 @@ def test_any_token_span_of_any_text(
 def _byte_width(corpus: Corpus, token: int) -> int:
     # In byte-level BPE one character of the token's name stands for one byte.
     return len(corpus.tokenizer.convert_ids_to_tokens([token])[0])
-
-
-def test_a_text_of_bytes_is_not_encoded_again(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def found() -> list[list[list[int]]]:
-        return [corpus.spans(number).tolist() for number in range(len(corpus))]
-
-    by_bytes = found()
-    with monkeypatch.context() as patched:
-        patched.setattr(corpus._encoder, "text", None)
-        assert found() == by_bytes
-    monkeypatch.setitem(vars(corpus._encoder), "_bytes", None)
-    assert found() == by_bytes
 
 
 def test_an_excerpt_stays_within_a_document(corpus: Corpus) -> None:
@@ -212,29 +191,6 @@ def test_spans_refuse_tokens_that_are_not_the_texts(copy: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(FormatError, match="other tokens for document 'plain'"):
         Corpus.open(copy).spans(0)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (("dtype",), "float32"),
-        (("counts",), "many"),
-        (("counts", "documents"), 2**70),
-        (("heldout", "documents"), 99),
-        (("shards", 0, "files"), ["x"]),
-    ],
-)
-def test_a_value_that_was_changed_is_noticed(
-    copy: Path, key: tuple[str | int, ...], value: object
-) -> None:
-    meta = read_json(copy / "corpus.json")
-    holder = meta
-    for name in key[:-1]:
-        holder = holder[name]
-    holder[key[-1]] = value
-    write_json(copy / "corpus.json", meta)
-    with pytest.raises(FormatError, match=r"corpus\.json was changed since"):
-        Corpus.open(copy)
 
 
 def test_a_damaged_tokenizer(copy: Path) -> None:

@@ -48,21 +48,6 @@ def test_arguments_without_names():
 
 
 @torch.no_grad()
-def test_a_family_whose_generate_takes_other_arguments(model):
-    class Other(type(model)):
-        def generate(self, pixel_values=None, input_ids=None, **others):
-            return super().generate(input_ids, **others)
-
-    other = Other(model.config).eval()
-    attach_drawn(model, 64)
-    attach_drawn(other, 64)
-    other.load_state_dict(model.state_dict())
-    expected = model.generate(IDS, **MADE)
-    assert torch.equal(other.generate(pixel_values=None, input_ids=IDS, **MADE), expected)
-    assert torch.equal(other.generate(None, IDS, **MADE), expected)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("passes", [1, 2])
 def test_nothing_is_left_of_a_call_that_an_error_ended(model, passes):
     plain = model.model(IDS).last_hidden_state

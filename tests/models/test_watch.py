@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from prismlm.models.watch import Hook, unwatched, watch
+from prismlm.models.watch import Hook, evaluating, unwatched, watch
 
 
 @pytest.fixture
@@ -116,3 +116,20 @@ def test_what_is_always_called_is_when_the_module_raises(model):
     with watch([always, Hook(model[2], after=noting(seen, "else"))]), pytest.raises(RuntimeError):
         model[2](torch.ones(1, 7))
     assert seen == [("always", 1)]
+
+
+def test_modes_gradients_and_attention_are_as_before():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.Dropout())
+    model[1].eval()
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        with evaluating(model):
+            assert not any(module.training for module in model.modules())
+            assert not model(torch.ones(1, 2)).requires_grad
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert [module.training for module in model.modules()] == [True, True, False, True]
+        assert model(torch.ones(1, 2)).requires_grad
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

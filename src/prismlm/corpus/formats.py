@@ -188,14 +188,7 @@ def _table_rows(
 ) -> Iterator[Row]:
     size, number = path.stat().st_size, 0
     for batch in batches:
-        lists = [_values(batch.column(name)) for name in names.values()]
+        lists = [batch.column(name).to_pylist() for name in names.values()]
         for values in zip(*lists, strict=True):
             number += 1
             yield Row(number, dict(zip(names, values, strict=True)), size * number // rows)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    if pa.types.is_float32(column.type):
-        # Converted to a double, 0.1 would be 0.10000000149.
-        column = column.cast(pa.string()).cast(pa.float64())
-    return column.to_pylist()

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from prismlm.errors import InputError
-from prismlm.layers.mlp import Experts, SparseCoding
+from prismlm.layers.mlp import SparseCoding
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.models.presets import build_config
 from prismlm.ops.sparse_coding import largest_step, naive
@@ -148,13 +148,6 @@ def test_parts_of_a_step_add_up():
     total = sum(model(ids, labels=ids, num_items_in_batch=count).loss for ids in parts)
     means = [model(ids, labels=ids).loss for ids in parts]
     torch.testing.assert_close(total, (16 * means[0] + 12 * means[1]) / 28)
-
-
-def test_one_expert_is_an_mlp():
-    torch.manual_seed(0)
-    layer = Experts(8, 16, 1, 1)
-    x = torch.randn(2, 5, 8)
-    torch.testing.assert_close(layer(x).output, layer.experts[0](x))
 
 
 @pytest.mark.parametrize(
