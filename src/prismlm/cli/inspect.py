@@ -621,7 +621,7 @@ def uncertainty_feedback(
     from prismlm.corpus.tokenizer import check_tokenizer_of
     from prismlm.lens.options import trained_length
     from prismlm.models.checkpoint import read_checkpoint
-    from prismlm.models.positions import learned_positions
+    from prismlm.models.device import learned_positions
     from prismlm.probes import uncertainty_feedback as probe
 
     if sum(map(bool, (files, text, corpus))) > 1:

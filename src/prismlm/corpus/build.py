@@ -24,7 +24,7 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import (
-    check_vocab_size,
+    MIN_VOCABULARY,
     fingerprint,
     load_tokenizer,
     train_tokenizer,
@@ -176,7 +176,7 @@ def check_build(
 ) -> None:
     """Raise InputError for arguments that a build would refuse, before anything is read."""
     if tokenizer is None:
-        check_vocab_size(vocab_size)
+        check_whole("the vocabulary size", vocab_size, MIN_VOCABULARY)
     else:
         check_kind("the tokenizer", tokenizer, (str, os.PathLike), "a directory or a name")
     expected = "at least 0 and below 1"

@@ -46,14 +46,21 @@ class Corpus:
     A pickled corpus contains only the path.
 
     Attributes:
-        path: the directory.
+        path, name: of the directory.
         meta: the contents of ``corpus.json``.
         documents: the table of documents, read by row group.
+        num_tokens: the number of tokens, including end-of-text tokens.
+        eos_token_id: the token that ends every document.
+        prefix: the tokens that the tokenizer puts before a text, and that start every window.
+        suffix: the tokens that the tokenizer puts after a text, without the end-of-text token.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
-        self.path = path
-        self.meta = meta
+        self.path, self.name, self.meta = path, path.resolve().name, meta
+        self.num_tokens: int = meta["counts"]["tokens"]
+        self.eos_token_id: int = meta["tokenizer"]["eos_token_id"]
+        self.prefix: list[int] = meta["tokenizer"].get("prefix", [])
+        self.suffix: list[int] = meta["tokenizer"].get("suffix", [])
         self._dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         shards = meta["shards"]
         self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
@@ -91,11 +98,6 @@ class Corpus:
     def __len__(self) -> int:
         return self.meta["counts"]["documents"]
 
-    @property
-    def name(self) -> str:
-        """The name of the directory."""
-        return self.path.resolve().name
-
     @cached_property
     def fingerprint(self) -> str:
         """A hash of tokens, documents, tokenizer and split rule, independent of the sharding."""
@@ -115,26 +117,6 @@ class Corpus:
                 "around a text, and its documents do not have them. Build the corpus again."
             )
         return loaded
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens, including end-of-text tokens."""
-        return self.meta["counts"]["tokens"]
-
-    @property
-    def eos_token_id(self) -> int:
-        """The token that ends every document."""
-        return self.meta["tokenizer"]["eos_token_id"]
-
-    @property
-    def prefix(self) -> list[int]:
-        """The tokens that the tokenizer puts before a text, and that start every window."""
-        return self.meta["tokenizer"].get("prefix", [])
-
-    @property
-    def suffix(self) -> list[int]:
-        """The tokens that the tokenizer puts after a text, without the end-of-text token."""
-        return self.meta["tokenizer"].get("suffix", [])
 
     @cached_property
     def starts(self) -> np.ndarray:

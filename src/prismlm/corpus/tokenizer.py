@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, check_fast
-from prismlm.errors import InputError, first_line, no_panics
+from prismlm.errors import InputError, check_whole, first_line, no_panics
 from prismlm.hub import silence
 from prismlm.run_state import answering
 
@@ -33,7 +33,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    check_vocab_size(vocab_size)
+    check_whole("the vocabulary size", vocab_size, MIN_VOCABULARY)
     backend = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     # Training time is quadratic in the longest word, such as base64 or a line of dashes.
@@ -55,15 +55,6 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
     )
-
-
-def check_vocab_size(vocab_size: int) -> None:
-    """Raise InputError for a vocabulary that is too small for all bytes and the end of text."""
-    if vocab_size < MIN_VOCABULARY:
-        raise InputError(
-            f"A vocabulary of {vocab_size} is too small: expected at least {MIN_VOCABULARY}, "
-            "for the 256 bytes and the end of text."
-        )
 
 
 def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:

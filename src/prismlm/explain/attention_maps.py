@@ -17,7 +17,7 @@ from prismlm.models.attention import (
     reading_attention,
 )
 from prismlm.models.decoders.protot import chosen_layers
-from prismlm.models.positions import learned_positions
+from prismlm.models.device import learned_positions
 from prismlm.models.uncertainty_feedback import replay
 from prismlm.models.watch import evaluating
 

@@ -31,7 +31,7 @@ from prismlm.interventions.scope import edits_hold
 from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.protot import half_life
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
-from prismlm.models.positions import check_sequence
+from prismlm.models.device import check_sequence
 from prismlm.models.seam import capture
 from prismlm.models.uncertainty_feedback import replay
 from prismlm.models.watch import Hook, watch

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.attention import attention_form, attention_layers, reading_attention
-from prismlm.models.positions import check_sequence
+from prismlm.models.device import check_sequence
 from prismlm.models.watch import evaluating
 
 CLAMPED = "prismlm_clamped"

@@ -37,7 +37,7 @@ from prismlm.models.decoders.protot import (
     mixers_of,
 )
 from prismlm.models.decoders.recurrent_decoder import RecurrentModel
-from prismlm.models.positions import check_sequence
+from prismlm.models.device import check_sequence
 from prismlm.models.watch import Hook, watch
 
 if TYPE_CHECKING:

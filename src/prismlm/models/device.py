@@ -1,8 +1,11 @@
-"""Device and precision of a model."""
+"""Device and precision of a model, and the sequences that it accepts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor, nn
 
 from prismlm.errors import InputError
 
@@ -29,3 +32,38 @@ def uses_bf16(precision: str, device: str) -> bool:
     # Private functions of torch; without them float32 is safe.
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
+
+
+def learned_positions(model: nn.Module) -> int | None:
+    """Return the number of learned position embeddings, or None with rotary positions."""
+    bounds = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        and (name.endswith("wpe") or "position" in name.rpartition(".")[2])
+    ]
+    if not bounds:
+        return None
+    config: Any = getattr(model, "config", None)
+    # OPT's table has two extra rows.
+    stated = getattr(config, "max_position_embeddings", None)
+    return min(*bounds, stated) if isinstance(stated, int) else min(bounds)
+
+
+def check_window(model: nn.Module, length: int) -> None:
+    """Raise InputError for a window that exceeds the learned position embeddings."""
+    bound = learned_positions(model)
+    if bound is not None and length > bound:
+        raise InputError(
+            f"a window of {length:,} tokens, but the model has embeddings of {bound:,} positions: "
+            f"choose windows of at most {bound:,} tokens."
+        )
+
+
+def check_sequence(input_ids: Tensor) -> None:
+    """Raise InputError unless ``input_ids`` is one sequence [T] of at least one token."""
+    if input_ids.ndim != 1 or not input_ids.numel():
+        raise InputError(
+            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
+            "token."
+        )

@@ -37,8 +37,7 @@ from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.device import uses_bf16
-from prismlm.models.positions import learned_positions
+from prismlm.models.device import learned_positions, uses_bf16
 from prismlm.models.presets import build_model
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.watch import evaluating

@@ -101,30 +101,30 @@ class ProtoTConfig(RecurrentConfig):
         return self.shared_gate_temperature if shared else self.gate_temperature
 
 
-def _mixer_of(config: ProtoTConfig, layer: int) -> PrototypeMixer:
-    return PrototypeMixer(
-        config.hidden_size,
-        config.num_channels,
-        value_width=config.value_width,
-        shared_gates=layer in config.shared_gate_layers,
-        temperature=config.initial_temperature(layer),
-        temperature_mode=config.temperature_mode,
-        convolution_width=config.convolution_width if layer in config.convolution_layers else 0,
-        normalise=config.mass_normalisation,
-        decay=config.decay,
-        decay_half_lives=config.decay_half_lives,
-        alpha=config.alpha,
-        groups=config.num_groups,
-        decay_mode=config.decay_mode,
-        keep_unused=config.paper_parameter_layout,
-    )
-
-
 class ProtoTModel(RecurrentModel):
     """ProtoT without its output embedding."""
 
     config_class = ProtoTConfig
-    mixer_of = staticmethod(_mixer_of)
+
+    @staticmethod
+    def mixer_of(config: Any, layer: int) -> PrototypeMixer:  # noqa: D102
+        convolution = layer in config.convolution_layers
+        return PrototypeMixer(
+            config.hidden_size,
+            config.num_channels,
+            value_width=config.value_width,
+            shared_gates=layer in config.shared_gate_layers,
+            temperature=config.initial_temperature(layer),
+            temperature_mode=config.temperature_mode,
+            convolution_width=config.convolution_width if convolution else 0,
+            normalise=config.mass_normalisation,
+            decay=config.decay,
+            decay_half_lives=config.decay_half_lives,
+            alpha=config.alpha,
+            groups=config.num_groups,
+            decay_mode=config.decay_mode,
+            keep_unused=config.paper_parameter_layout,
+        )
 
 
 class ProtoTForCausalLM(RecurrentForCausalLM):
