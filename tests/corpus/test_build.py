@@ -88,16 +88,9 @@ def test_a_fraction_that_is_too_small_holds_one_document_out(
         assert few.meta[name] == corpus.meta[name]
 
 
-STATED = {
-    0: " Train",
-    1: "training",
-    2: "test",
-    3: "validation",
-    4: "",
-    5: "held-out",
-    6: "eval",
-    7: "dev",
-}
+STATED = dict(
+    enumerate((" Train", "training", "test", "validation", "", "held-out", "eval", "dev"))
+)
 
 
 def stated_corpus(directory: Path, **columns: str) -> Corpus:

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import processors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
 from prismlm.corpus.chat import asked, chat_text, encode_chat
-from prismlm.corpus.encode import around_text, encode_spans, encode_text
+from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_text, text_encoder
 from prismlm.corpus.packing import IGNORED
-from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
+from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint, train_tokenizer
 from prismlm.corpus.windows import Sequences, window_batches
 from prismlm.errors import FormatError, InputError
 from prismlm.files import write_json
@@ -237,3 +239,52 @@ def test_a_corpus_without_the_beginning_of_its_texts_is_refused(
     write_json(old.path / "corpus.json", meta | {"digest": fingerprints.of_json(meta)})
     with pytest.raises(FormatError, match=r"puts \['<s>'\] around.*Build the corpus again"):
         _ = Corpus.open(old.path).tokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    texts = ["of the sea and the other thing " * 20, "naïve 東京 café " * 20]
+    return text_encoder(train_tokenizer(iter(texts), 300).backend_tokenizer, "<|endoftext|>")
+
+
+def byte_level(*vocabulary):
+    found = Tokenizer(models.BPE({token: n for n, token in enumerate(vocabulary)}, []))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    return found
+
+
+def test_spans_counted_by_hand():
+    # "é" is the bytes C3 A9, which are written Ã and ©; a space is written Ġ.
+    read = TokenBytes.from_tokenizer(byte_level("a", "Ã", "©", "Ġa", "aÃ"))
+    assert read.spans(np.array([4, 2, 3]), "aé a").tolist() == [[0, 2], [1, 2], [2, 4]]
+    assert read.spans(np.array([0, 1, 2, 3]), "aé a").tolist() == [[0, 1], [1, 2], [1, 2], [2, 4]]
+    assert read.spans(np.array([], dtype=np.int64), "").shape == (0, 2)
+
+
+def test_tokens_that_do_not_spell_the_text_have_no_spans():
+    read = TokenBytes.from_tokenizer(byte_level("a", "b"))
+    assert read.spans(np.array([0, 0]), "ab") is None
+    assert read.spans(np.array([0]), "ab") is None
+    assert read.spans(np.array([0, 7]), "ab") is None
+
+
+def test_an_added_token_is_its_own_text():
+    tokenizer = byte_level("a", "b")
+    tokenizer.add_tokens([AddedToken("é b")])
+    read = TokenBytes.from_tokenizer(tokenizer)
+    assert read.spans(np.array([0, 2]), "aé b").tolist() == [[0, 1], [1, 4]]
+
+
+def test_another_kind_of_tokenizer_is_not_read():
+    assert TokenBytes.from_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a"))) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_they_are_those_of_encoding(byte_tokenizer, text):
+    encoding = byte_tokenizer.encode(text, add_special_tokens=False)
+    spans = TokenBytes.from_tokenizer(byte_tokenizer).spans(
+        np.array(encoding.ids, dtype=np.int64), text
+    )
+    assert spans.tolist() == [list(one) for one in encoding.offsets]
