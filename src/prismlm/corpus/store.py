@@ -195,11 +195,7 @@ class Corpus:
 
     def text(self, index: int) -> str:
         """Return the text of a document; reads one row group of at most a megabyte."""
-        index = check_whole("the document", index, None)
-        if not 0 <= index < len(self):
-            raise InputError(
-                f"There is no document {index}: the corpus {self.name!r} has {len(self)}."
-            )
+        index = check_whole("the number of the document", index, 0, len(self) - 1)
         return self._texts.value(index, "text")
 
     def spans(self, index: int) -> np.ndarray:

@@ -15,17 +15,9 @@ if TYPE_CHECKING:
 
 def _gpt2(width: int, heads: int, layers: int) -> dict[str, Any]:
     """Return GPT-2 without dropout, for training over one epoch."""
-    return {
-        "model_type": "gpt2",
-        "n_embd": width,
-        "n_head": heads,
-        "n_layer": layers,
-        "n_positions": 1024,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "tie_word_embeddings": True,
-    }
+    sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 1024}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return {"model_type": "gpt2", "tie_word_embeddings": True} | sizes | dropout
 
 
 def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> dict[str, Any]:
@@ -39,6 +31,11 @@ def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> d
         "max_position_embeddings": positions,
         "tie_word_embeddings": True,
     }
+
+
+def _mamba(model_type: str, width: int, layers: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers}
+    return {"model_type": model_type, "tie_word_embeddings": True} | sizes
 
 
 def _protot(width: int, layers: int, **settings: Any) -> dict[str, Any]:
@@ -63,17 +60,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-large": _gpt2(1280, heads=20, layers=36),
     "gpt2-xl": _gpt2(1600, heads=25, layers=48),
     # Mamba 2: without CUDA kernels, Hugging Face's Mamba is quadratic in the length of a row.
-    "mamba-laptop": {
-        "model_type": "mamba2",
-        "hidden_size": 160,
-        "num_hidden_layers": 5,
-        "state_size": 64,
-        "head_dim": 32,
-        "num_heads": 10,
-        "n_groups": 1,
-        "chunk_size": 64,
-        "tie_word_embeddings": True,
-    },
+    "mamba-laptop": _mamba("mamba2", 160, layers=5)
+    | {"state_size": 64, "head_dim": 32, "num_heads": 10, "n_groups": 1, "chunk_size": 64},
     "protot-tiny": _protot(96, layers=2, num_channels=16),
     "protot-laptop": _protot(160, layers=3),
     # 8 signal and 8 noise heads per layer; R = 4 has as many parameters as GPT-2's layers.
@@ -90,12 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "protot": _protot(256, layers=6, dropout=0.1),
     "llama": _llama(256, 688, heads=4, layers=6, positions=2048) | {"attention_dropout": 0.1},
     "deltanet": {"model_type": "prismlm_deltanet", "hidden_size": 256, "num_hidden_layers": 6},
-    "mamba": {
-        "model_type": "mamba",
-        "hidden_size": 256,
-        "num_hidden_layers": 6,
-        "tie_word_embeddings": True,
-    },
+    "mamba": _mamba("mamba", 256, layers=6),
 }
 
 
