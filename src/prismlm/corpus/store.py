@@ -268,9 +268,7 @@ class ShardedTable:
         self, directory: Path, file_name: str, schema: pa.Schema, documents: list[int]
     ) -> None:
         self._paths = [directory / file_name.format(shard) for shard in range(len(documents))]
-        self._schema = schema
-        self._ends = np.cumsum(documents, dtype=np.int64)
-        self._starts = lru_cache(maxsize=None)(self._read_starts)
+        self._schema, self._sizes = schema, documents
         self._group = lru_cache(CACHED_ROW_GROUPS)(self._read_group)
 
     def value(self, number: int, column: str) -> Any:
@@ -298,22 +296,24 @@ class ShardedTable:
 
     def _group_of(self, number: int) -> tuple[pa.Table, int]:
         """Return the row group of a document, and the number of the first document in it."""
-        shard = int(np.searchsorted(self._ends, number, side="right"))
-        starts = self._starts(shard)
-        group = int(np.searchsorted(starts, number, side="right")) - 1
-        return self._group(shard, group), int(starts[group])
+        starts, groups = self._groups
+        index = int(np.searchsorted(starts, number, side="right")) - 1
+        return self._group(*groups[index]), int(starts[index])
 
-    def _read_starts(self, shard: int) -> np.ndarray:
-        """Return the first document of each row group of a shard."""
-        with self._file(shard) as file:
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            rows = [0, *(group.num_rows for group in groups)]
-        first = int(self._ends[shard - 1]) if shard else 0
-        starts = first + np.cumsum(rows)
-        if starts[-1] != self._ends[shard]:
-            expected = f"expected {self._ends[shard] - first}"
-            raise _damaged(self._paths[shard], f"{sum(rows)} documents, {expected}")
-        return starts[:-1]
+    @cached_property
+    def _groups(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """The first document of each row group, and its shard and number in the shard."""
+        sizes, groups = list[int](), list[tuple[int, int]]()
+        for shard, expected in enumerate(self._sizes):
+            with self._file(shard) as file:
+                numbers = range(file.metadata.num_row_groups)
+                rows = [file.metadata.row_group(number).num_rows for number in numbers]
+            if sum(rows) != expected:
+                why = f"{sum(rows)} documents, expected {expected}"
+                raise _damaged(self._paths[shard], why)
+            sizes += rows
+            groups += [(shard, number) for number in numbers]
+        return np.cumsum([0, *sizes])[:-1], groups
 
     def _read_group(self, shard: int, group: int) -> pa.Table:
         names = self._schema.names
