@@ -109,12 +109,8 @@ def build_corpus(
         if tokenizer is None:
             loaded = _train(reader, vocab_size, progress)
         reader.tokenizer = loaded = loaded or load_tokenizer(str(tokenizer))
-        writer = CorpusWriter(
-            partial_path(target),
-            loaded,
-            heldout_fraction=heldout_fraction,
-            shard_tokens=shard_tokens,
-        )
+        settings = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
+        writer = CorpusWriter(partial_path(target), loaded, **settings)
         origin = _origin(inputs, reader, columns) | {"tokenizer": writer.meta["fingerprint"]}
         origin["heldout_fraction"] = heldout_fraction
         with room_to_write(f"the corpus {target}", target.parent, WAY_OUT):
