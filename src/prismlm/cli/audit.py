@@ -113,7 +113,7 @@ def _run_audit(
 
 def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
     from prismlm.cli.trace import print_documents, print_shares
-    from prismlm.corpus.read import counted
+    from prismlm.corpus.read import count_list
     from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
 
@@ -121,7 +121,7 @@ def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int)
     figures = [f"{summary['texts']:,} texts", f"{summary['predictions']:,} predictions"]
     figures += [] if ce is None else [f"cross-entropy {ce:.3f}"]
     figures += [] if explained is None else [f"explained share {explained:.2f}"]
-    figures += [f"left out: {counted(summary['left_out'])}"] if summary["left_out"] else []
+    figures += [f"left out: {count_list(summary['left_out'])}"] if summary["left_out"] else []
     output.say(" · ".join(figures))
     output.say(*summary["notes"], style="bold")
     if summary["support"] is not None:

@@ -125,17 +125,22 @@ class _Stream:
 
     def estimate(self, estimate_index: Callable[..., Cost]) -> Cost:
         """Return the cost of the index, and of its corpus if that is not built."""
-        from prismlm.corpus.build import existing_corpus, open_reader
-        from prismlm.corpus.estimate import built, cost_of, draw
+        from prismlm.corpus.build import (
+            draw_sample,
+            estimate_from,
+            existing_corpus,
+            open_reader,
+            sample_corpus,
+        )
         from prismlm.corpus.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(self.model)
         existing = existing_corpus(self.dataset, self.out, tokenizer, self.columns)
         if existing is not None:
             return estimate_index(existing)
-        sample = draw(open_reader(self.dataset, self.columns, self.skip_bad_rows, tokenizer))
-        corpus_cost = replace(cost_of(sample, tokenizer), name="corpus")
-        with built(sample, tokenizer) as corpus:
+        sample = draw_sample(open_reader(self.dataset, self.columns, self.skip_bad_rows, tokenizer))
+        corpus_cost = replace(estimate_from(sample, tokenizer), name="corpus")
+        with sample_corpus(sample, tokenizer) as corpus:
             cost = estimate_index(corpus, scale=sample.scale)
         return replace(cost, parts=(corpus_cost,), unknown=corpus_cost.unknown)
 
