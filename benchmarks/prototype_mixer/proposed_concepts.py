@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.lens.labels.categories import Vocabulary
-from prismlm.models.decoders.mixers import check_channel, check_layer
+from prismlm.models.decoders.protot import check_channel, check_layer
 from prismlm.probes.channels.activations import Activations
 from prismlm.probes.channels.concepts import whole_words
 

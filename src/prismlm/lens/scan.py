@@ -61,7 +61,7 @@ class ScanInput:
     @cached_property
     def order(self) -> BlockOrder:
         """The order in which the blocks of the corpus are read."""
-        return BlockOrder.of(self.corpus.num_tokens)
+        return BlockOrder.for_tokens(self.corpus.num_tokens)
 
     @cached_property
     def groups(self) -> Groups:

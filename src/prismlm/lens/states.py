@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, block_passes, read_block, split_counts
+from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts, window_batches
 from prismlm.errors import InputError
 from prismlm.files import atomic_file, room_to_write, write_json
 from prismlm.lens.layout import array_file, open_array
@@ -52,8 +52,8 @@ def passes(
     These, bool [B, T], are owned by their window and predict a token of their document.
     """
     windows = options.split, options.window, options.stride
-    block = read_block(corpus, order, order.block(slot), *windows)
-    for batch, _ in block_passes(block, corpus, corpus.eos_token_id, pass_tokens(model.device)):
+    grid = order.windows(slot, corpus, *windows)
+    for batch in window_batches(grid, corpus, pass_tokens(model.device), corpus.eos_token_id):
         yield batch, predicting(batch, corpus)
 
 
@@ -217,7 +217,7 @@ def read_states(
     width = weight_of(model).shape[1]
     most = int(limit_bytes / bytes_per_position(width))
     documents, tokens = split_counts(corpus, options.split)
-    ends, order = [0], BlockOrder.of(corpus.num_tokens)
+    ends, order = [0], BlockOrder.for_tokens(corpus.num_tokens)
     with (
         room_to_write("hidden states", directory, "Make room or lower --states-gb."),
         atomic_file(directory / STATES_FILE) as states_file,
