@@ -13,7 +13,7 @@ from benchmarks.prototype_mixer.proposed_concepts import Concept, TokenGates, pr
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import half_lives
+from prismlm.models.decoders.protot import half_lives
 from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.channels.concepts import EMERGES, rank_channels
 from prismlm.probes.channels.effects import (

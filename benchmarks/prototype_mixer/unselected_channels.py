@@ -14,7 +14,7 @@ from benchmarks.prototype_mixer.proposed_concepts import TokenGates, concept_tok
 from prismlm.corpus import Corpus
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import half_lives
+from prismlm.models.decoders.protot import half_lives
 from prismlm.probes.channels.concepts import EMERGES
 from prismlm.probes.channels.report import channel_report, quartiles
 from prismlm.statistics import spearman

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.probes.channels.report import channel_report
 from tests.helpers.mixer_models import (
     CHANNELS,

@@ -19,7 +19,7 @@ from prismlm.probes.results import Report, Row, Table, markdown_of
 
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus
-    from prismlm.corpus.sequences import Sequences
+    from prismlm.corpus.windows import Sequences
     from prismlm.probes.channels.report import ChannelReport
 
 # Tokens per window of a model without recorded training rows.
@@ -64,8 +64,8 @@ def _open(
     path: Path, corpus: Path | None, split: Any, tokens: int, length: int | None
 ) -> tuple[Any, Sequences]:
     """Open a model, and the windows of a corpus to read with it."""
-    from prismlm.corpus.sequences import Sequences
     from prismlm.corpus.tokenizer import check_tokenizer_of
+    from prismlm.corpus.windows import Sequences
     from prismlm.lens.options import trained_length
     from prismlm.models.checkpoint import read_checkpoint
 
@@ -242,9 +242,9 @@ def channels(
     opt.check_output_files(model, corpus, beside, overwrite=overwrite, directory=out, html=html)
     if out is not None:
         opt.require_packages("matplotlib")
-    from prismlm.corpus.sequences import Sequences
+    from prismlm.corpus.windows import Sequences
     from prismlm.models.checkpoint import read_checkpoint
-    from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
+    from prismlm.models.decoders.protot import check_channel, check_layer, mixers_of
     from prismlm.probes.channels import channel_report
 
     opened, tokenizer = read_checkpoint(model)

@@ -22,10 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
-from prismlm.models.evaluating import evaluating
-from prismlm.models.positions import learned_positions
+from prismlm.models.device import learned_positions
 from prismlm.models.seam import output_embedding
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.probes.texts import equal_length_batches
 from prismlm.statistics import spearman
 

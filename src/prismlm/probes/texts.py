@@ -94,7 +94,7 @@ def document_sample(
     name: str = "texts",
 ) -> Sample:
     """Return the first ``tokens`` tokens of a reservoir sample of ``documents``."""
-    from prismlm.corpus.words import encode
+    from prismlm.corpus.pieces import encode
 
     _check_size(texts, tokens)
     rng, reservoir = np.random.default_rng(seed), list[str]()

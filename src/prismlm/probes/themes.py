@@ -23,7 +23,7 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.lens.labels.categories import FUNCTION

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import half_life, half_lives
+from prismlm.models.decoders.protot import half_life, half_lives
 from prismlm.ops.prototype_mixer import naive
 from prismlm.probes.channels.activations import (
     Activations,

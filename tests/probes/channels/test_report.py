@@ -10,7 +10,7 @@ import torch
 from prismlm.corpus import build_corpus
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import half_lives
+from prismlm.models.decoders.protot import half_lives
 from prismlm.probes.channels.activations import read_activations, value_norms
 from prismlm.probes.channels.report import (
     channel_report,

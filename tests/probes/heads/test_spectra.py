@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention import attention_weights, group_frequencies
 from prismlm.probes.heads.attention import head_report, head_uses

@@ -13,21 +13,20 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.corpus.words import WordedText, encode, worded
+from prismlm.corpus.pieces import TokenWords, encode, token_words
 from prismlm.errors import InputError, check_choice, check_finite, check_whole
 from prismlm.layers import PrototypeMixer
 from prismlm.models.attention import head_writes
-from prismlm.models.decoders.mixers import (
+from prismlm.models.decoders.protot import (
     check_channel,
     chosen_layers,
     gates_of,
     half_life,
     mixers_of,
 )
-from prismlm.models.evaluating import evaluating
-from prismlm.models.positions import check_sequence
+from prismlm.models.device import check_sequence
 from prismlm.models.seam import run_decoder
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
 from prismlm.probes.results import Row
 from prismlm.progress import SILENT, Reporter
@@ -177,7 +176,7 @@ class Passage(NamedTuple):
     start: int
     offset: int
     document: Row
-    text: WordedText
+    text: TokenWords
 
 
 def read_passages(
@@ -191,7 +190,7 @@ def read_passages(
         for span in group:
             _, start, length = span
             offset = start - document["start"]
-            words = worded(text, characters[offset : offset + length])
+            words = token_words(text, characters[offset : offset + length])
             passages[span] = Passage(start, offset, document, words)
     return passages
 
@@ -236,7 +235,7 @@ class LayerCurves:
 class TextCurves:
     """A text as words and tokens, with the curves of the chosen layers."""
 
-    text: WordedText
+    text: TokenWords
     token_ids: tuple[int, ...]
     curves: tuple[LayerCurves, ...]
 
@@ -295,4 +294,4 @@ def read_text(
     """Return :func:`read_channels` of a text, with its words and tokens."""
     ids, spans = encode(tokenizer, text)
     curves = read_channels(model, torch.tensor(ids, device=model.device), layers)
-    return TextCurves(worded(text, spans), tuple(ids), curves)
+    return TextCurves(token_words(text, spans), tuple(ids), curves)

@@ -35,9 +35,9 @@ from prismlm.interventions.channels import (
     Reinitialise,
     intervene,
 )
-from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
-from prismlm.models.evaluating import evaluating
+from prismlm.models.decoders.protot import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
+from prismlm.models.watch import evaluating
 from prismlm.outputs import write_table
 from prismlm.probes.results import Row, Table, as_json
 from prismlm.probes.texts import equal_length_batches, losses_at

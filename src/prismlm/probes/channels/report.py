@@ -18,10 +18,10 @@ from jaxtyping import Float, Int64
 from scipy import stats
 from torch import Tensor, nn
 
-from prismlm.corpus.sequences import CorpusPart, Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
+from prismlm.corpus.windows import CorpusPart, Sequences
 from prismlm.errors import InputError, check_finite, check_whole
-from prismlm.models.decoders.mixers import chosen_layers, half_life, has_mixers, mixers_of
+from prismlm.models.decoders.protot import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.probes.channels.activations import (
     Activations,
     Kind,

@@ -17,14 +17,14 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.models.attention import attention_layers, head_groups, reading_attention
-from prismlm.models.decoders.mixers import chosen_layers
-from prismlm.models.evaluating import evaluating
-from prismlm.models.positions import check_window
+from prismlm.models.decoders.protot import chosen_layers
+from prismlm.models.device import check_window
 from prismlm.models.seam import capture, run_decoder
 from prismlm.models.uncertainty_feedback import uncertainty_of
+from prismlm.models.watch import evaluating
 from prismlm.outputs import write_csv
 from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter

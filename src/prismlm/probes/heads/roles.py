@@ -130,10 +130,10 @@ def parse_case(marked: str, line: str = "the case") -> RoleCase:
 
 def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
     """Return a case as tokens and words; InputError if it cannot be measured."""
-    from prismlm.corpus.words import encode, worded
+    from prismlm.corpus.pieces import encode, token_words
 
     ids, spans = encode(tokenizer, case.text)
-    text = worded(case.text, spans)
+    text = token_words(case.text, spans)
     tokens_of: list[list[int]] = [[] for _ in text.words]
     for token, word in enumerate(text.word_of):
         tokens_of[word].append(token)

@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, NotFiniteError, check_finite, check_number, check_whole
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.models.evaluating import evaluating
-from prismlm.models.positions import check_window
+from prismlm.models.device import check_window
 from prismlm.models.seam import LogitMap, capture, output_embedding
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.ops.signal_noise_attention import SCALINGS, Scaling, group_frequencies
 from prismlm.probes.heads.attention import collect
 from prismlm.probes.results import Report, Row, Table

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.models.evaluating import evaluating
-from prismlm.models.positions import check_window
+from prismlm.models.device import check_window
 from prismlm.models.uncertainty_feedback import CODES
+from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, quantise
 from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (

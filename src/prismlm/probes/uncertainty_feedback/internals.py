@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_finite
 from prismlm.models.attention import attention_layers, reading_attention
-from prismlm.models.evaluating import evaluating
+from prismlm.models.watch import evaluating
 from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (
     CheckInputs,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError, NotFiniteError, check_choice
-from prismlm.models.positions import check_window
+from prismlm.models.device import check_window
 from prismlm.probes.results import Report, Table
 from prismlm.probes.texts import Sample
 from prismlm.probes.uncertainty_feedback import behaviour, internals

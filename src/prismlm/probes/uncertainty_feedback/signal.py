@@ -12,8 +12,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError, check_choice, check_number, check_whole
-from prismlm.models.evaluating import evaluating
 from prismlm.models.uncertainty_feedback import CACHES, CODES, UncertaintyFeedback, uncertainty_of
+from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
 from prismlm.probes.texts import equal_length_batches, target_losses
 from prismlm.progress import SILENT, Reporter
