@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,14 +39,15 @@ def prism() -> Run:
 
 @pytest.fixture(scope="session")
 def refused(prism: Run) -> Callable[..., str]:
-    """Run a command that must exit with 2 and one message on stderr; return the message."""
+    """Run a command that must exit with 2 and a message at the end of stderr; return that."""
 
     def run(*arguments: object, stdin: bytes = b"") -> str:
         result = prism(*arguments, stdin=stdin)
         assert result.returncode == 2, result.stderr
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
-        assert result.stderr.startswith("error: "), result.stderr
-        return result.stderr
+        message = re.search(r"^error: .*", result.stderr, re.DOTALL | re.MULTILINE)
+        assert message is not None, result.stderr
+        return message[0]
 
     return run

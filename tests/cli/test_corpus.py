@@ -16,22 +16,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def refused(prism: Run) -> Callable[..., str]:
-    """Run a command that must fail with a message at the end of stderr, and return the message."""
-
-    def run(*arguments: str | Path) -> str:
-        result = prism(*arguments)
-        assert result.returncode == 2, result.stderr
-        assert result.stdout == ""
-        lines = result.stderr.splitlines()
-        assert "Traceback" not in result.stderr
-        first = next(n for n, line in enumerate(lines) if line.startswith("error: "))
-        return "\n".join(lines[first:])
-
-    return run
-
-
-@pytest.fixture
 def texts(tmp_path: Path) -> Path:
     path = tmp_path / "texts.jsonl"
     rows = [{"id": f"d{n}", "text": f"text number {n} " * 50, "domain": "d"} for n in range(40)]

@@ -5,11 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 import yaml
-from lm_eval.api.registry import get_model
-from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
 
-from prismlm.eval.predictors import open_predictors
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked
@@ -123,19 +119,6 @@ def fed_back(tiny_model, tmp_path):
     torch.manual_seed(0)
     save_uncertainty(directory, attach_drawn(read_checkpoint(directory)[0], 256, deviation=0.5))
     return directory
-
-
-def test_what_lm_eval_does_of_its_own_command_line(tiny_model, task):
-    """``--model hf --model_args pretrained=DIR``, without the index of its thousands of tasks."""
-    lm = get_model("hf").create_from_arg_string(f"pretrained={tiny_model}", {"device": "cpu"})
-    manager = TaskManager(include_path=str(task), include_defaults=False)
-    tasks = manager.load(["two_questions"])["tasks"]
-    samples = evaluate(lm, tasks, bootstrap_iters=0)["samples"]["two_questions"]
-    ours = open_predictors(tiny_model)
-    for sample, row in zip(samples, QUESTIONS, strict=True):
-        pairs = [ours.encoded(row["text"], choice) for choice in row["choices"]]
-        expected = [score["plain"].log_likelihood for score in ours.score(pairs)]
-        assert [said[0][0] for said in sample["resps"]] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.probes.uncertainty_feedback import (
     InspectOptions,
     corpus_sample,
-    document_sample,
     inspect_uncertainty_feedback,
 )
 from tests.helpers.feedback_families import attach_drawn
@@ -100,14 +99,6 @@ def test_texts_from_files_and_from_the_command_line(prism, gpt2, corpus, tmp_pat
     other = json.loads(prism(*COMMAND, gpt2, *given, *asked).stdout)
     assert other["sample"] == "--text"
     assert other["ablation"] == found["ablation"]
-    _, tokenizer = read_checkpoint(gpt2)
-    from prismlm.corpus.documents import Document
-
-    documents = [Document(str(n), text) for n, text in enumerate(texts)]
-    sample = document_sample(documents, tokenizer, texts=6, tokens=48)
-    assert found["tokens"] == sample.tokens
-    few = document_sample(documents, tokenizer, texts=2, tokens=5, seed=1)
-    assert [len(text) for text in few.texts] == [5, 5]
 
 
 def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):

@@ -1,8 +1,8 @@
 """The nine tasks of GLUE and their rows, from a directory of Parquet files or from the hub.
 
-``TASK_SPLIT.parquet`` holds a split; ``TASK_SPLIT_subset.parquet`` in its place holds a part of it.
+``TASK_SPLIT.parquet`` holds a split, or ``TASK_SPLIT_subset.parquet`` a part of it.
 
-Sources: Wang et al. (2018); of which metric a table shows, ProtoT, A.4 and Table 10.
+Sources: Wang et al. (2018); for the metric of a table, ProtoT, A.4 and Table 10.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from prismlm.eval.benchmarks import read_columns
 from prismlm.hub import fetching
 
 HUB = "nyu-mll/glue"
-HIDDEN = -1  # the hub's label where GLUE keeps it to itself
+HIDDEN = -1  # the hub's label of a test row
 MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
 
 
 class Split(NamedTuple):
-    """A part of a task: its files in a directory, its name on the hub, and a title.
-
-    The title is of what is measured on it, or of the file that GLUE's server reads.
-    """
+    """A split of a task: its files, its name on the hub, and its title in tables."""
 
     files: tuple[str, ...]
     hub: str
@@ -39,35 +36,35 @@ class Task:
     """One of the tasks.
 
     Attributes:
-        title: the source's; in small letters, the name that it is asked by, and the hub's.
+        title: the source's; in lower case, the name on the command line and on the hub.
         columns: its sentences, one or two.
-        labels: their names by number, as the server reads them; none for a score from 0 to 5.
+        labels: their names by number, as on the server; empty for a score from 0 to 5.
         metrics: the official ones; a table shows the first.
-        unusual: the splits that are not TASK_train, TASK_dev and TASK_test.
+        other_splits: splits with other names than TASK_train, TASK_dev and TASK_test.
     """
 
     title: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    unusual: dict[str, Split] = field(default_factory=dict[str, Split])
+    other_splits: dict[str, Split] = field(default_factory=dict[str, Split])
 
     @property
     def name(self) -> str:
-        """The name that it is asked by."""
+        """The name on the command line."""
         return self.title.lower().replace("-", "")
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits by name: those that begin with dev are measured, with test predicted."""
+        """The splits by name: dev splits are measured, test splits predicted."""
         hub = {"train": "train", "dev": "validation", "test": "test"}
-        usual = {k: Split((f"{self.name}_{k}",), name, self.title) for k, name in hub.items()}
-        return usual | self.unusual
+        default = {k: Split((f"{self.name}_{k}",), name, self.title) for k, name in hub.items()}
+        return default | self.other_splits
 
 
 ONE, TWO = ("sentence",), ("sentence1", "sentence2")
 BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-# CoLA's authors keep sentences from other sources apart; GLUE's dev set has both.
+# CoLA's out-of-domain sentences have their own file; GLUE's dev set includes them.
 COLA = {"dev": Split(("cola_dev", "cola_dev_ood"), "validation", "CoLA")}
 MNLI = {
     "dev": Split(("mnli_dev_matched",), "validation_matched", "MNLI"),
@@ -103,8 +100,8 @@ class Rows(NamedTuple):
 
     Attributes:
         texts: one or two sentences each.
-        labels: numbers of classes, or scores; None where they are hidden.
-        where: the files' names, or the hub's.
+        labels: class numbers, or scores; None if hidden.
+        where: the names of the files, or of the set on the hub.
     """
 
     texts: list[tuple[str, ...]]
@@ -113,16 +110,16 @@ class Rows(NamedTuple):
 
 
 def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
-    """Return a split of a task, or None for a test or mismatched one that is not there.
+    """Return a split of a task, or None for a missing test or mismatched one.
 
     Args:
         task: the task.
-        split: its name there.
+        split: its name.
         data: a directory of Parquet files; None for the hub.
 
     Raises:
-        InputError: a file or the hub cannot be had.
-        FormatError: a file is damaged, a text is none, or a label is none of the task's.
+        InputError: a file is missing, or the hub cannot be reached.
+        FormatError: a damaged file, a missing text, or an unknown label.
     """
     table, where = _from_hub(task, split) if data is None else _from_directory(task, split, data)
     if table is None:
@@ -175,7 +172,7 @@ def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
 
 
 def _label(task: Task, value: Any, where: str) -> float:
-    """Return a class's number, from that or from its name, or a score."""
+    """Return a class number, also from its name, or a score."""
     if not task.labels:
         if type(value) in (int, float) and MIN_SCORE <= value <= MAX_SCORE:
             return value

@@ -1,15 +1,14 @@
 """A decoder as a classifier, and fine-tuning of all its weights on one task.
 
-A linear layer stands on the state of a row's last token. Rows are ``sentence EOS`` or ``first EOS
-second EOS``, after a BOS where the tokenizer sets one: the last token has seen everything, and is
+A linear layer reads the state of a row's last token. Rows are ``sentence EOS`` or ``first EOS
+second EOS``, after a BOS if the tokenizer adds one: the last token sees the complete row, and is
 the same in all rows.
 
-AdamW, the rate rising over the warm-up's share of all steps and falling linearly to 0. Matrices
-decay; embeddings, norms and biases do not. Rows of a batch are of similar length, which halves the
-padding. It stops early by the dev set.
+AdamW; the rate rises over the warm-up's share of all steps and falls linearly to 0. Matrices decay;
+embeddings, norms and biases do not. Rows of a batch are of similar length, which halves the
+padding. Training stops early by the dev set.
 
-Source: ProtoT, A.4; decay, clipping, patience and batches by length are not said there and chosen
-here.
+Source: ProtoT, A.4, which leaves decay, clipping, patience and batches by length open.
 """
 
 from __future__ import annotations
@@ -43,28 +42,27 @@ from prismlm.models.seam import capture, output_embedding
 from prismlm.models.watch import evaluating
 from prismlm.progress import Task as Progress
 
-MAX_LENGTH = 512  # tokens of a row, where no fewer positions are learned
-DEVIATION = 0.02  # of the new layer's weights, that of Hugging Face's classifiers
+MAX_LENGTH = 512  # tokens of a row
+DEVIATION = 0.02  # of the new layer's weights, as in Hugging Face's classifiers
 WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
-EVALUATIONS = 2  # of dev in an epoch
-PATIENCE = 2  # evaluations without a rise after which a run ends, at the end of an epoch
-REMEDY = "give a smaller rate by --learning-rate, or have one chosen by --search."
+EVALUATIONS = 2  # per epoch, on dev
+PATIENCE = 2  # evaluations without improvement before a run stops, at the end of an epoch
+REMEDY = "give a smaller rate by --learning-rate, or let --search choose one."
 
 
 @dataclass(frozen=True)
 class GlueOptions:
-    """What is asked of every run.
+    """Settings of every run.
 
     Attributes:
         data: a directory of Parquet files; None for the hub.
-        limit: rows trained on, drawn by a run's seed, the same for every model; None for all.
+        limit: training rows, drawn by a run's seed, the same for every model; None for all.
         dev_limit: rows of each dev set, drawn by seed 0; None for all.
-        learning_rate: at its highest; None for that of a search kept in the directory, else the
-            source's. A run has one.
+        learning_rate: the maximum; None for that of a stored search, by default the source's.
         warmup: share of all steps over which it rises, likewise.
-        epochs: at most.
+        epochs: maximum.
         batch_size: rows of a step.
-        test: whether to predict the test sets that are there.
+        test: whether to predict the test sets.
     """
 
     data: Path | None = None
@@ -77,7 +75,7 @@ class GlueOptions:
     test: bool = True
 
     def __post_init__(self) -> None:
-        # Correlations of ranks take three rows.
+        # Rank correlations need three rows.
         for name, least in (("limit", 1), ("dev_limit", 3), ("epochs", 1), ("batch_size", 1)):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least)
@@ -87,17 +85,17 @@ class GlueOptions:
             check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
 
     def steps(self, rows: int) -> int:
-        """Return how many steps a run takes at most."""
+        """Return the maximum number of steps."""
         return self.epochs * math.ceil(rows / self.batch_size)
 
     def note(self, lm: GlueModel) -> dict[str, Any]:
-        """Return what must stay as it is when a study is resumed."""
+        """Return the settings that must not change when a study is resumed."""
         data = "hub" if self.data is None else str(self.data.resolve())
         return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
 
 
 class GlueModel:
-    """A model directory, and its weights as they were, which every run begins with."""
+    """A model, and a copy of its weights, which every run starts from."""
 
     def __init__(self, path: Path | str, *, device: str = "cpu") -> None:
         self.name = Path(path).name
@@ -105,10 +103,10 @@ class GlueModel:
         self.model.float()
         self.identity = fingerprints.of_model(self.model)
         self.length = min(MAX_LENGTH, learned_positions(self.model) or MAX_LENGTH)
-        self._weights = _copied(self.model)
+        self._weights = _copy_weights(self.model)
 
     def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
-        """Return the model under a new layer, with its own weights or new ones."""
+        """Return the model under a new layer, with its weights or freshly initialised."""
         torch.manual_seed(seed)
         if from_scratch:
             fresh = build_model(self.model.config).to(self.model.device)  # pyright: ignore
@@ -120,34 +118,34 @@ class GlueModel:
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
 ) -> list[list[int]]:
-    """Return the tokens of rows; where these are too many, the longer sentence is cut."""
-    read = encoder_of(tokenizer).text
+    """Return the tokens of rows; of rows that are too long, the longer sentence is cut."""
+    encoder = encoder_of(tokenizer).text
     columns = [
-        [one.ids for one in read.encode_batch(list(column), add_special_tokens=False)]
+        [text.ids for text in encoder.encode_batch(list(column), add_special_tokens=False)]
         for column in zip(*texts, strict=True)
     ]
     begin = around_text(tokenizer)[0]
     end = tokenizer.eos_token_id
-    end = read.encode("\n", add_special_tokens=False).ids if end is None else [end]
+    end = encoder.encode("\n", add_special_tokens=False).ids if end is None else [end]
     room = length - len(begin) - len(columns) * len(end)
     rows: list[list[int]] = []
     for first, *others in zip(*columns, strict=True):
         rest = sum(map(len, others))
-        kept = min(len(first), max(room - rest, -(-room // len(columns))))
-        row = begin + first[:kept] + end
+        length = min(len(first), max(room - rest, -(-room // len(columns))))
+        row = begin + first[:length] + end
         for other in others:
-            row += other[: room - kept] + end
+            row += other[: room - length] + end
         rows.append(row)
     return rows
 
 
 class Classifier(nn.Module):
-    """y = W z_T + b, z_T [d] the state that the decoder would predict the token after T from.
+    """y = W z_T + b, with z_T [d] the last hidden state of the last token.
 
-    Padding stands at the right, where no token of a causal model sees it.
+    Rows are padded on the right, which a causal model does not see.
 
     Args:
-        model: a causal language model; its output embedding is left out of every pass.
+        model: a causal language model; its output embedding is not computed.
         outputs: C.
     """
 
@@ -161,7 +159,7 @@ class Classifier(nn.Module):
         self.bf16 = uses_bf16("auto", weight.device.type)
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return y [B, C] in float32 of rows of tokens, of any lengths."""
+        """Return y [B, C], float32, of rows of tokens of any length."""
         device = self.out.weight.device
         sizes = torch.tensor([len(row) for row in rows])
         ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
@@ -175,7 +173,7 @@ class Classifier(nn.Module):
         return self.out(last.float())
 
     def predict(self, rows: Sequence[Sequence[int]], batch_size: int = 32) -> np.ndarray:
-        """Return y [N, C] without dropout and gradients."""
+        """Return y [N, C] in evaluation mode."""
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
         outputs = np.zeros((len(rows), self.out.out_features), np.float32)
         with evaluating(self):
@@ -204,16 +202,16 @@ def fine_tune(
     seed: int,
     progress: Progress,
 ) -> list[float]:
-    """Train, leave the weights that were best on dev in the classifier, and return dev's history.
+    """Train, restore the weights with the best dev metric, and return the history of that metric.
 
     Args:
-        classifier: of one output for scores.
-        rows: tokens of what it is trained on.
-        labels: numbers of classes, or scores.
-        judge: measures the classifier as it is on dev; larger is better.
+        classifier: with one output for scores.
+        rows: tokens of the training rows.
+        labels: class numbers, or scores.
+        judge: measures the classifier on dev; larger is better.
         options: of the run.
         seed: of the order of rows, and of dropout.
-        progress: shows every step and dev's history.
+        progress: shows every step and the dev metric.
     """
     rate, warmup, steps = options.learning_rate, options.warmup, options.steps(len(rows))
     assert rate is not None
@@ -243,24 +241,26 @@ def fine_tune(
                 history.append(judge())
                 progress.note(f"dev {history[-1]:.3f}")
                 if history[-1] > max(history[:-1], default=-math.inf):
-                    best = _copied(classifier)
+                    best = _copy_weights(classifier)
         if len(history) - 1 - history.index(max(history)) >= PATIENCE:
             break
     classifier.load_state_dict(best)
     return history
 
 
-def _copied(module: nn.Module) -> dict[str, Tensor]:
+def _copy_weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.to("cpu", copy=True) for name, value in module.state_dict().items()}
 
 
 def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
-    """Return the weights that decay and those that do not, tied ones once."""
-    outside = set(get_parameter_names(classifier, [nn.Embedding]))
+    """Return parameters with and without weight decay, tied ones once."""
+    no_embedding = set(get_parameter_names(classifier, [nn.Embedding]))
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, p in classifier.named_parameters():
         if p.requires_grad:
-            decays = p.ndim > 1 and name in outside and not getattr(p, "_no_weight_decay", False)
+            decays = (
+                p.ndim > 1 and name in no_embedding and not getattr(p, "_no_weight_decay", False)
+            )
             groups[decays].append(p)
     return [
         {"params": groups[True], "weight_decay": WEIGHT_DECAY},

@@ -1,8 +1,8 @@
-"""A model on GLUE: every task and seed fine-tuned from the same weights; and the search before.
+"""A model on GLUE: every task and seed fine-tuned from the same weights, and the search before.
 
-A directory holds ``run.json`` (what was asked), ``runs/TASK-SEED.json`` of each that has ended,
-``predictions/SEED/*.tsv`` for GLUE's server, and ``glue.json``, the figures; ``search`` within it
-holds the runs by which rate and warm-up were chosen, and ``search/search.json`` the choice.
+A directory holds ``run.json`` (the settings), ``runs/TASK-SEED.json`` of each finished run,
+``predictions/SEED/*.tsv`` for GLUE's server, and ``glue.json``, the figures; its ``search`` holds
+the runs that chose rate and warm-up, and ``search/search.json`` the choice.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from prismlm.errors import DivergenceError
 from prismlm.eval.benchmarks import drawn
-from prismlm.eval.glue.data import Task, read_split, tasks_of
+from prismlm.eval.glue.data import MAX_SCORE, MIN_SCORE, Task, read_split, tasks_of
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions, encode, fine_tune
-from prismlm.eval.glue.metrics import answers, constant, interval, measure
 from prismlm.eval.runs import make_parts, read_part
 from prismlm.files import check_json, keep_json
 from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import read_note, writing
+from prismlm.statistics import Interval, interval_of, spearman
 
 RUNS, RESULT_FILE, SEARCH, SEARCH_FILE = "runs", "glue.json", "search", "search.json"
 RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 WARMUPS = (0.06, 0.1)
-SEARCHED = ("sst2", "mnli")
+SEARCH_TASKS = ("sst2", "mnli")
 # Rate and warm-up that the source chose for its own models, by model_type; llama's for all others.
-CHOSEN = {
+SOURCE_SETTINGS = {
     "prismlm_protot": (3.5e-5, 0.06),
     "mamba": (1e-4, 0.1),
     "mamba2": (1e-4, 0.1),
@@ -42,7 +42,7 @@ CHOSEN = {
 
 
 class Encoded(NamedTuple):
-    """Rows of a split as tokens, with numbers of classes or scores unless these are hidden."""
+    """Rows of a split as tokens, with class numbers or scores unless these are hidden."""
 
     tokens: list[list[int]]
     labels: np.ndarray | None
@@ -59,12 +59,12 @@ def run_glue(
     from_scratch: bool = False,
     progress: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Make the runs that ``out`` lacks, and return the figures of all that it has.
+    """Make the runs that ``out`` lacks, and return the figures of all its runs.
 
     Args:
         lm: the model.
-        out: a directory; it is made if it is not there.
-        options: what is asked. They and the model must be those that ``out`` was begun with.
+        out: a directory, created if necessary.
+        options: of every run; with the model, the same as those that ``out`` was started with.
         tasks: None for all nine.
         seeds: of new layers, drawn rows, their order and dropout; one run for each.
         from_scratch: also fine-tune a freshly initialised model of the same configuration.
@@ -88,14 +88,14 @@ def run_glue(
 
 
 def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptions, str]:
-    """Return options with rate and warm-up, and where these come from."""
+    """Return options with rate and warm-up, and the origin of these."""
     path = out / SEARCH / SEARCH_FILE
-    rate, warmup = CHOSEN.get(lm.model.config.model_type, CHOSEN["llama"])
+    rate, warmup = SOURCE_SETTINGS.get(lm.model.config.model_type, SOURCE_SETTINGS["llama"])
     rate_from = "the source's"
     if path.is_file():
-        chosen = read_note(path, path.parent, model=lm.identity)
-        check_json(chosen, {"learning_rate": float, "warmup": float}, str(path))
-        rate, warmup, rate_from = chosen["learning_rate"], chosen["warmup"], "searched"
+        choice = read_note(path, path.parent, model=lm.identity)
+        check_json(choice, {"learning_rate": float, "warmup": float}, str(path))
+        rate, warmup, rate_from = choice["learning_rate"], choice["warmup"], "searched"
     if options.learning_rate is not None or options.warmup is not None:
         rate_from = "given"
     rate = rate if options.learning_rate is None else options.learning_rate
@@ -111,45 +111,46 @@ def search(
     progress: Reporter = SILENT,
     rates: Sequence[float] = RATES,
 ) -> dict[str, Any]:
-    """Choose rate and warm-up by the mean dev accuracy on SST-2 and MNLI, and keep the choice.
+    """Choose rate and warm-up by the mean dev accuracy on SST-2 and MNLI, and store the choice.
 
-    Of ``rates`` and both warm-ups of the source. A run that diverges counts as 0.
+    A run that diverges counts as 0.
     """
     directory = out / SEARCH
     options = replace(options, learning_rate=None, warmup=None, test=False)
     data = _reader(lm, options)
     settings = list(product(rates, WARMUPS))
 
-    def history(task: Task, rate: float, warmup: float) -> dict[str, Any]:
-        chosen = replace(options, learning_rate=rate, warmup=warmup)
+    def trial(task: Task, rate: float, warmup: float) -> dict[str, Any]:
+        trial_options = replace(options, learning_rate=rate, warmup=warmup)
         try:
-            return _run(lm, directory, task, data, chosen, seed, progress)
+            return _run(lm, directory, task, data, trial_options, seed, progress)
         except DivergenceError as error:
             return {"dev_history": [], "diverged": str(error)}
 
     parts = {
-        f"{task.name}-{seed}-{rate:g}-{warmup:g}": partial(history, task, rate, warmup)
-        for task in tasks_of(SEARCHED)
+        f"{task.name}-{seed}-{rate:g}-{warmup:g}": partial(trial, task, rate, warmup)
+        for task in tasks_of(SEARCH_TASKS)
         for rate, warmup in settings
     }
     with writing(directory / SEARCH_FILE):
         _check_data(directory, options, parts)
         make_parts(directory, RUNS, options.note(lm), parts)
         tried = [{"learning_rate": rate, "warmup": warmup} for rate, warmup in settings]
-        for row, task in product(tried, SEARCHED):
+        for row, task in product(tried, SEARCH_TASKS):
             name = f"{task}-{seed}-{row['learning_rate']:g}-{row['warmup']:g}.json"
-            highest = read_part(
-                directory / RUNS / name, lambda run: max([0.0, *run["dev_history"]])
-            )
-            row[task] = highest
-        best = max(tried, key=lambda row: sum(row[task] for task in SEARCHED))
+            row[task] = read_part(directory / RUNS / name, _best_on_dev)
+        best = max(tried, key=lambda row: sum(row[task] for task in SEARCH_TASKS))
         result = options.note(lm) | {"seed": seed} | best | {"tried": tried}
         keep_json(directory / SEARCH_FILE, result)
     return result
 
 
+def _best_on_dev(run: dict[str, Any]) -> float:
+    return max([0.0, *run["dev_history"]])
+
+
 def _check_data(out: Path, options: GlueOptions, parts: Iterable[str]) -> None:
-    """Check before the first run that the last one will have its data."""
+    """Check before the first run that the data of all runs are there."""
     left = {name.split("-")[0] for name in parts if not (out / RUNS / f"{name}.json").is_file()}
     for task in tasks_of(sorted(left)) if left else ():
         for split in ("train", "dev"):
@@ -157,24 +158,22 @@ def _check_data(out: Path, options: GlueOptions, parts: Iterable[str]) -> None:
 
 
 def _reader(lm: GlueModel, options: GlueOptions) -> Callable[[Task], dict[str, Encoded]]:
-    """Return what reads the splits of a task that are there; the last task's are kept."""
-
-    def encoded(task: Task, name: str) -> Encoded | None:
-        rows = read_split(task, name, options.data)
-        if rows is None:
-            return None
-        limit = options.dev_limit if name.startswith("dev") else None
-        chosen = drawn(len(rows.texts), limit, 0)
-        tokens = encode(lm.tokenizer, [rows.texts[row] for row in chosen], lm.length)
-        labels = None if rows.labels is None else np.array(rows.labels)[chosen]
-        return Encoded(tokens, labels, rows.where)
+    """Return a function that reads the available splits of a task; it caches the last task's."""
 
     @lru_cache(maxsize=1)
     def read(name: str) -> dict[str, Encoded]:
         (task,) = tasks_of([name])
-        wanted = [split for split in task.splits if options.test or not split.startswith("test")]
-        splits = {split: encoded(task, split) for split in wanted}
-        return {split: rows for split, rows in splits.items() if rows is not None}
+        encoded: dict[str, Encoded] = {}
+        for split in task.splits:
+            skip = split.startswith("test") and not options.test
+            rows = None if skip else read_split(task, split, options.data)
+            if rows is not None:
+                limit = options.dev_limit if split.startswith("dev") else None
+                chosen = drawn(len(rows.texts), limit, 0)
+                tokens = encode(lm.tokenizer, [rows.texts[row] for row in chosen], lm.length)
+                labels = None if rows.labels is None else np.array(rows.labels)[chosen]
+                encoded[split] = Encoded(tokens, labels, rows.where)
+        return encoded
 
     return lambda task: read(task.name)
 
@@ -190,34 +189,34 @@ def _run(
     *,
     from_scratch: bool = False,
 ) -> dict[str, Any]:
-    """Return what is kept of a run, and write the files for the server."""
+    """Return the record of a run, after writing the files for the server."""
     splits: dict[str, Any] = dict(data(task))
     train, dev = splits.pop("train"), splits["dev"]
     chosen = drawn(len(train.tokens), options.limit, seed)
     rows, labels = [train.tokens[row] for row in chosen], train.labels[chosen].tolist()
     classifier = lm.classifier(task, seed, from_scratch=from_scratch)
 
-    def given(split: Encoded) -> np.ndarray:
+    def predict(split: Encoded) -> np.ndarray:
         return answers(task, classifier.predict(split.tokens))
 
     def judge() -> float:
-        return measure(task, dev.labels, given(dev))[task.metrics[0]]
+        return measure(task, dev.labels, predict(dev))[task.metrics[0]]
 
     title = f"{task.title}, seed {seed}{', from scratch' if from_scratch else ''}"
-    with progress.task(title, options.steps(len(rows)), "steps") as shown:
-        history = fine_tune(classifier, rows, labels, judge, options, seed, shown)
+    with progress.task(title, options.steps(len(rows)), "steps") as progress_task:
+        history = fine_tune(classifier, rows, labels, judge, options, seed, progress_task)
     measured: dict[str, Any] = {}
     for name, split in splits.items():
-        predicted = name.startswith("test") and not from_scratch
-        if not predicted and split.labels is None:
+        submitted = name.startswith("test") and not from_scratch
+        if not submitted and split.labels is None:
             continue
-        answered = given(split)
-        if predicted:
+        predictions = predict(split)
+        if submitted:
             file = out / "predictions" / str(seed) / f"{task.splits[name].title}.tsv"
-            write_text(file, server_file(task, answered))
+            write_text(file, server_file(task, predictions))
         if split.labels is not None:
-            both = {"gold": split.labels.tolist(), "given": answered.tolist()}
-            measured[name] = {"rows": len(answered), "where": split.where} | both
+            both = {"gold": split.labels.tolist(), "given": predictions.tolist()}
+            measured[name] = {"rows": len(predictions), "where": split.where} | both
     settings = ("learning_rate", "warmup", "epochs", "batch_size")
     return {name: getattr(options, name) for name in settings} | {
         "task": task.name,
@@ -229,41 +228,43 @@ def _run(
     }
 
 
-def server_file(task: Task, given: Sequence[Any] | np.ndarray) -> str:
-    """Return a test set's answers as GLUE's server reads them."""
-    names = [task.labels[answer] if task.labels else f"{answer:.3f}" for answer in given]
+def server_file(task: Task, predictions: Sequence[Any] | np.ndarray) -> str:
+    """Return the predictions of a test set in the format of GLUE's server."""
+    names = [task.labels[answer] if task.labels else f"{answer:.3f}" for answer in predictions]
     rows = [f"{row}\t{name}\n" for row, name in enumerate(names)]
     return "".join(["index\tprediction\n", *rows])
 
 
 def figures(out: Path) -> list[dict[str, Any]]:
-    """Return what the runs of a directory come to, by task and set that was measured."""
-    runs = [read_part(path, _kept_run) for path in sorted((out / RUNS).glob("*.json"))]
+    """Return the figures of all runs of a directory, by task and measured split."""
+    runs = [read_part(path, _parse_run) for path in sorted((out / RUNS).glob("*.json"))]
     runs.sort(key=lambda run: run["seed"])
     rows: list[dict[str, Any]] = []
     for task in tasks_of():
-        of_task = [run for run in runs if run["task"] == task.name]
-        for split, about in task.splits.items():
-            measured = [run | run["measured"][split] for run in of_task if split in run["measured"]]
+        task_runs = [run for run in runs if run["task"] == task.name]
+        for split, description in task.splits.items():
+            measured = [
+                run | run["measured"][split] for run in task_runs if split in run["measured"]
+            ]
             if measured:
-                row = {"task": task.name, "title": about.title, "split": split}
+                row = {"task": task.name, "title": description.title, "split": split}
                 rows.append(row | _figure(task, measured))
     return rows
 
 
-def _kept_run(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a kept run with its answers as arrays."""
-    kept = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
+def _parse_run(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a run with its answers as arrays."""
     measured = {
         split: {"rows": part["rows"], "where": part["where"]}
         | {key: np.array(part[key], float) for key in ("gold", "given")}
         for split, part in run["measured"].items()
     }
-    return kept | {"measured": measured}
+    fields = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
+    return fields | {"measured": measured}
 
 
 def _figure(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of one set, of the runs of both arms that measured it."""
+    """Return the figures of one split, from runs of both arms."""
     first = runs[0]
     row: dict[str, Any] = {
         "metrics": list(task.metrics),
@@ -274,16 +275,70 @@ def _figure(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "from_scratch": None,
     }
     for arm, from_scratch in (("fine_tuned", False), ("from_scratch", True)):
-        own = [run for run in runs if run["from_scratch"] == from_scratch]
-        if own:
-            measured = [measure(task, run["gold"], run["given"]) for run in own]
-            values = {metric: [one[metric] for one in measured] for metric in task.metrics}
-            spread = interval(task.metrics[0], first["gold"], [run["given"] for run in own])
+        arm_runs = [run for run in runs if run["from_scratch"] == from_scratch]
+        if arm_runs:
+            measured = [measure(task, run["gold"], run["given"]) for run in arm_runs]
+            values = {metric: [m[metric] for m in measured] for metric in task.metrics}
+            spread = interval(task.metrics[0], first["gold"], [run["given"] for run in arm_runs])
             row[arm] = {
-                "seeds": [run["seed"] for run in own],
+                "seeds": [run["seed"] for run in arm_runs],
                 "values": values,
                 "mean": {metric: float(np.mean(values[metric])) for metric in task.metrics},
                 "low": spread.low,
                 "high": spread.high,
             }
     return row
+
+
+def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
+    """Return the answers of a classifier's outputs [N, C]: classes, or scores from 0 to 5."""
+    return outputs.argmax(-1) if task.labels else outputs[:, 0].clip(MIN_SCORE, MAX_SCORE)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    zeros = np.zeros(np.shape(denominator))
+    return np.divide(numerator, denominator, out=zeros, where=denominator > 0)
+
+
+def _pearson(gold: np.ndarray, given: np.ndarray) -> np.ndarray:
+    g, p = (values - values.mean(-1, keepdims=True) for values in (gold, given))
+    return _ratio((g * p).sum(-1), np.sqrt((g * g).sum(-1) * (p * p).sum(-1)))
+
+
+# Official metrics of resamples [..., N], 0 where they are undefined.
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "accuracy": lambda gold, given: (gold == given).mean(-1),
+    "f1": lambda gold, given: _ratio(2 * (gold * given).sum(-1), (gold + given).sum(-1)),
+    # Of two classes, 0 and 1, Matthews' is Pearson's correlation.
+    "matthews": _pearson,
+    "pearson": _pearson,
+    "spearman": lambda gold, given: spearman(gold, given).rho,
+}
+
+
+def measure(task: Task, gold: np.ndarray, given: np.ndarray) -> dict[str, float]:
+    """Return the official metrics of a task's answers."""
+    both = gold.astype(float), given.astype(float)
+    return {name: float(METRICS[name](*both)) for name in task.metrics}
+
+
+def constant(metric: str, gold: np.ndarray) -> float:
+    """Return the best metric of a constant answer: for accuracy the majority's share.
+
+    F1 is best for the constant answer 1; correlations are 0.
+    """
+    if metric not in ("accuracy", "f1"):
+        return 0.0
+    return max(float(METRICS[metric](gold, np.full_like(gold, c))) for c in np.unique(gold))
+
+
+def interval(metric: str, gold: np.ndarray, given: Sequence[np.ndarray]) -> Interval:
+    """Return the mean of a metric over seeds with its 95 % interval over resampled dev rows.
+
+    All seeds answer the same rows [N], which are resampled together.
+    """
+    metric_of, truth = METRICS[metric], gold.astype(float)
+    seeds = [predictions.astype(float) for predictions in given]
+    return interval_of(
+        lambda rows: np.mean([metric_of(truth[rows], s[rows]) for s in seeds], axis=0), len(gold)
+    )

@@ -1,8 +1,8 @@
-"""What models write after the same prompts, and its BLEU against the text's own continuation.
+"""Continuations of the same prompts by several models, and their BLEU.
 
-A prompt is a text cut at the end of a word, which each model's own tokenizer splits. Models write
-one prompt after the other, so that what stands in a batch changes nothing. BLEU is by ``sacrebleu``
-(ProtoT, B.3); its control is the BLEU against what another prompt's text goes on with.
+A prompt is a text cut at the end of a word; each model's own tokenizer encodes it. Prompts are
+continued one at a time, so that the result does not depend on a batch. BLEU is by ``sacrebleu``
+(ProtoT, B.3); its control is the BLEU against the reference of another prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
 WORD = re.compile(r"\S+")
-# Words of a reference for each token of a continuation: about as long, in English.
+# Words of a reference per token of a continuation: about the same length in English.
 WORDS_PER_TOKEN = 0.75
 MIN_PROMPTS = 2
 
@@ -36,10 +36,10 @@ class Writing:
     """How texts are cut and continued.
 
     Attributes:
-        words: of a prompt.
-        tokens: that each model writes after it, at most.
-        temperature: 0 takes the top token; else tokens are drawn.
-        seed: of the texts and tokens that are drawn.
+        words: per prompt.
+        tokens: maximum per continuation.
+        temperature: 0 takes the top token; otherwise tokens are sampled.
+        seed: of sampled texts and tokens.
     """
 
     words: int = 64
@@ -49,13 +49,13 @@ class Writing:
 
     @property
     def following(self) -> int:
-        """How many words of what follows the prompt are the reference."""
+        """The number of words of the reference."""
         return max(1, round(WORDS_PER_TOKEN * self.tokens))
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text that is continued: its first words, and those that follow, empty if too few.
+    """The first words of a text, and its reference: the words that follow, empty if too few.
 
     Its ``id`` is the document's, or the number of the line.
     """
@@ -65,44 +65,45 @@ class Prompt:
     reference: str
 
 
-def cut(id: str, text: str, how: Writing) -> Prompt:
-    """Return a text cut after the last word of the prompt and of the reference."""
-    count = how.words + how.following
+def cut(id: str, text: str, settings: Writing) -> Prompt:
+    """Cut a text after the last word of the prompt and of the reference."""
+    count = settings.words + settings.following
     ends = [word.end() for _, word in zip(range(count), WORD.finditer(text), strict=False)]
     if not ends:
         return Prompt(id, "", "")
-    middle = ends[min(how.words, len(ends)) - 1]
+    middle = ends[min(settings.words, len(ends)) - 1]
     reference = text[middle : ends[-1]].strip() if len(ends) == count else ""
     return Prompt(id, text[:middle].strip(), reference)
 
 
-def corpus_prompts(corpus: Corpus, count: int, how: Writing) -> list[Prompt]:
-    """Return the beginnings of held-out documents, drawn by the seed; too short ones are none."""
-    drawn = np.random.default_rng(how.seed).permutation(corpus.split("heldout"))
+def corpus_prompts(corpus: Corpus, count: int, settings: Writing) -> list[Prompt]:
+    """Return the beginnings of held-out documents, drawn by the seed, without too short ones."""
+    numbers = np.random.default_rng(settings.seed).permutation(corpus.split("heldout")).tolist()
     ids = corpus.doc_ids
-    cuts = (cut(ids[number], corpus.text(number), how) for number in drawn.tolist())
-    return _first((one for one in cuts if one.reference), count, f"{corpus.path}, held out,", how)
+    prompts = (cut(ids[number], corpus.text(number), settings) for number in numbers)
+    usable = (prompt for prompt in prompts if prompt.reference)
+    return _first(usable, count, f"{corpus.path}, held out,", settings)
 
 
-def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
-    """Return the beginnings of a file's first lines; one that is short has no reference."""
+def file_prompts(path: Path, count: int, settings: Writing) -> list[Prompt]:
+    """Return the beginnings of a file's first lines; a short line has no reference."""
     if not path.is_file():
         raise InputError(f"there is no file {path}: expected a text with a prompt on each line.")
     lines = enumerate(read_text(path).splitlines(), 1)
-    cuts = (cut(str(number), line, how) for number, line in lines)
-    return _first((one for one in cuts if one.text), count, str(path), how)
+    prompts = (cut(str(number), line, settings) for number, line in lines)
+    return _first((prompt for prompt in prompts if prompt.text), count, str(path), settings)
 
 
-def _first(cuts: Iterable[Prompt], count: int, where: str, how: Writing) -> list[Prompt]:
+def _first(prompts: Iterable[Prompt], count: int, source: str, settings: Writing) -> list[Prompt]:
     check_whole("the number of prompts", count, MIN_PROMPTS)
-    prompts = [one for _, one in zip(range(count), cuts, strict=False)]
-    if len(prompts) < MIN_PROMPTS:
+    chosen = [prompt for _, prompt in zip(range(count), prompts, strict=False)]
+    if len(chosen) < MIN_PROMPTS:
         raise InputError(
-            f"{where} has {len(prompts)} texts to continue: expected {MIN_PROMPTS} or more, of "
-            f"{how.words} words and {how.following} that follow. Give other text or shorter "
-            "prompts with --prompt-words."
+            f"{source} has {len(chosen)} texts to continue: expected {MIN_PROMPTS} or more, of "
+            f"{settings.words} words and {settings.following} that follow. Give other text or "
+            "shorter prompts with --prompt-words."
         )
-    return prompts
+    return chosen
 
 
 def continue_prompts(
@@ -110,11 +111,11 @@ def continue_prompts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    how: Writing,
+    settings: Writing,
     progress: Reporter = SILENT,
 ) -> list[str]:
-    """Return what a model writes after each prompt, whose number goes into the seed."""
-    longest = getattr(model.config, "max_position_embeddings", None)
+    """Return a model's continuation of each prompt; seeds differ by prompt."""
+    limit = getattr(model.config, "max_position_embeddings", None)
     if model.generation_config.eos_token_id is None:  # pyright: ignore
         model.generation_config.eos_token_id = tokenizer.eos_token_id  # pyright: ignore
     texts: list[str] = []
@@ -122,15 +123,15 @@ def continue_prompts(
         for number, prompt in enumerate(prompts):
             ids = torch.tensor([encode_text(tokenizer, prompt.text)], device=model.device)
             length = ids.shape[1]
-            if not length or (longest and length + how.tokens > longest):
+            if not length or (limit and length + settings.tokens > limit):
                 raise InputError(
-                    f"prompt {prompt.id!r} has {length} tokens and {how.tokens} are to follow: "
-                    f"{name} reads 1 to {longest}. Give fewer --prompt-words."
+                    f"prompt {prompt.id!r} has {length} tokens and {settings.tokens} are to "
+                    f"follow: {name} reads 1 to {limit}. Give fewer --prompt-words."
                 )
-            seed = (how.seed + number) % MAX_SEED
-            written = write_after(model, tokenizer, ids, how.tokens, how.temperature, seed)
-            added = written[0, length:].tolist()
-            texts.append(str(tokenizer.decode(added, skip_special_tokens=True)).strip())
+            seed = (settings.seed + number) % MAX_SEED
+            output = write_after(model, tokenizer, ids, settings.tokens, settings.temperature, seed)
+            new = output[0, length:].tolist()
+            texts.append(str(tokenizer.decode(new, skip_special_tokens=True)).strip())
             task.advance()
     return texts
 
@@ -145,35 +146,35 @@ def sentence_bleu(text: str, reference: str) -> float:
 def bleu_figures(
     prompts: Sequence[Prompt], texts: Mapping[str, Sequence[str]], seed: int = 0
 ) -> dict[str, Any] | None:
-    """Return mean BLEU of each model's texts with the control's, and every model's best prompt.
+    """Return mean BLEU of each model and of the control, and every model's best prompt.
 
-    None where fewer than two prompts have a reference; those without count for nothing.
+    Prompts without a reference are left out; None if fewer than two remain.
     """
     import sacrebleu
 
-    rows = [number for number, one in enumerate(prompts) if one.reference]
+    rows = [number for number, prompt in enumerate(prompts) if prompt.reference]
     if len(rows) < 2 or not texts:
         return None
     references = [prompts[row].reference for row in rows]
     models: dict[str, Any] = {}
     samples: list[dict[str, Any]] = []
-    for name, written in texts.items():
-        own = [written[row] for row in rows]
-        bleu = list(map(sentence_bleu, own, references))
-        other = list(map(sentence_bleu, own, [*references[1:], references[0]]))
-        both = np.array([bleu, other]).T
+    for name, continuations in texts.items():
+        answers = [continuations[row] for row in rows]
+        bleu = list(map(sentence_bleu, answers, references))
+        control = list(map(sentence_bleu, answers, [*references[1:], references[0]]))
+        both = np.array([bleu, control]).T
         models[name] = {
             "mean": asdict(bootstrap(both[:, 0], seed=seed)),
             "other_prompt": asdict(bootstrap(both[:, 1], seed=seed)),
             "difference": asdict(bootstrap(both, coefficients=(1, -1), seed=seed)),
-            "corpus": sacrebleu.corpus_bleu(own, [references]).score,
+            "corpus": sacrebleu.corpus_bleu(answers, [references]).score,
         }
-        # The model's best prompt, with what all models write after it.
+        # The model's best prompt, with the continuations of all models.
         row = rows[int(np.argmax(bleu))]
-        given = [
+        ranked = [
             {"model": model, "text": t[row], "bleu": sentence_bleu(t[row], prompts[row].reference)}
             for model, t in texts.items()
         ]
-        given.sort(key=lambda one: -float(one["bleu"]))
-        samples.append({"best": name, **asdict(prompts[row]), "texts": given})
+        ranked.sort(key=lambda sample: -float(sample["bleu"]))
+        samples.append({"best": name, **asdict(prompts[row]), "texts": ranked})
     return {"prompts": len(rows), "models": models, "samples": samples}

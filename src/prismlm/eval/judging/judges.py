@@ -1,13 +1,12 @@
 """Judges of two continuations, and their examination.
 
-A judge is a language model at an endpoint, or one in this process. Both are asked the same,
-``better`` of ``labels/prompts.md``: which is better by coherence, relevance, fluency and
-correctness, A, B or Tie (ProtoT, B.1). Each pair is asked about in both orders, and an endpoint's
-verdicts are kept.
+A judge is a language model at an endpoint, or one in this process. Both get the prompt ``better``
+of ``labels/prompts.md``: which is better by coherence, relevance, fluency and correctness, A, B or
+Tie (ProtoT, B.1). Each pair is judged in both orders, and an endpoint's verdicts are stored.
 
-The judge is examined first: does it tell text from words shuffled or repeated, whatever the order?
-A judge that does not look at the texts prefers the real one half of the time. Its share is the mean
-score of both orders, so that one who follows positions alone gets exactly a half.
+The judge is examined first: does it prefer text to its words shuffled, or to repetition, whatever
+the order? A judge that ignores the texts prefers the real one half of the time. Its score is the
+mean of both orders, so that one that follows positions alone gets exactly a half.
 """
 
 from __future__ import annotations
@@ -28,29 +27,22 @@ from prismlm.corpus.chat import asked, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt
-from prismlm.lens.labels.endpoint import (
-    Answers,
-    Endpoint,
-    Question,
-    Session,
-    fenced,
-    one_line,
-    prompt,
-)
+from prismlm.lens.labels.endpoint import Answers, Endpoint, Question, Session, fenced, one_line
+from prismlm.lens.labels.endpoint import prompt as fill_template
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.statistics import Interval
 
-# What each verdict is worth to A.
-WORTH = {"A": 1.0, "B": 0.0, "Tie": 0.5}
+# Score of A for each verdict.
+SCORES = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
 NAME_LENGTH, CHARACTERS_PER_TOKEN = 48, 4
-# What the interval of text against shuffled text must lie above, and the most pairs by position.
+# Lower bound of the interval of text against shuffled text; maximum share decided by position.
 BAR, MAX_BY_POSITION = 0.75, 0.5
 NORMAL_QUANTILE = 1.959963984540054
 CONTROLS = ("shuffled", "elsewhere", "repeated")
-# Words at the end of a prompt that are said again and again.
+# The last words of a prompt that a control repeats.
 WORDS_REPEATED = 6
 
 
@@ -63,105 +55,107 @@ class Pair(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Verdicts of a pair in the order (a, b) and in the order (b, a); None: no answer."""
+    """Verdicts on a pair in the order (a, b) and in the order (b, a); None: no valid answer."""
 
     first: str | None
     second: str | None
 
     @property
     def score(self) -> float | None:
-        """What a gets: 1 for a win, 0.5 for a tie, the mean of both orders."""
+        """The score of a: 1 for a win, 0.5 for a tie, the mean of both orders."""
         if self.first is None or self.second is None:
             return None
-        return (WORTH[self.first] + 1 - WORTH[self.second]) / 2
+        return (SCORES[self.first] + 1 - SCORES[self.second]) / 2
 
     @property
     def changed(self) -> bool:
-        """Whether another response is better in the other order."""
-        return self.score is not None and WORTH[self.first or ""] != 1 - WORTH[self.second or ""]
+        """Whether the verdict depends on the order."""
+        return self.score is not None and SCORES[self.first or ""] != 1 - SCORES[self.second or ""]
 
     @property
     def by_position(self) -> bool:
-        """Whether what stands first is better in both orders, or what stands second."""
+        """Whether the first response wins in both orders, or the second."""
         return self.first == self.second and self.first in ("A", "B")
 
 
 class Judge(ABC):
-    """Says which of two responses is better; ``source`` is what it is, for the reader."""
+    """Decides which of two responses is better; ``source`` is its name for the reader."""
 
     source: str
 
     @abstractmethod
     def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return A, B or Tie for each pair in the order given; None: no answer that counts."""
+        """Return A, B or Tie for each pair in the order given; None: no valid answer."""
 
     def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
-        """Return how many questions about pairs would be asked of an endpoint, and tokens."""
+        """Return how many questions about pairs would go to an endpoint, and tokens."""
         return 0, 0
 
     def asked(self) -> dict[str, Any]:
-        """Return requests to an endpoint, tokens, and what failed how often."""
+        """Return requests to an endpoint, tokens, and counts of failures."""
         return {}
 
     def judge(
-        self, pairs: Sequence[Pair], what: str = "pairs", progress: Reporter = SILENT
+        self, pairs: Sequence[Pair], subject: str = "pairs", progress: Reporter = SILENT
     ) -> list[Judged]:
-        """Return the verdicts of each pair in both orders; responses that are alike are tied."""
+        """Return the verdicts on each pair in both orders; equal responses are tied."""
         orders = both_orders(pairs)
-        with progress.task(f"Judging {what}", len(orders), "questions") as task:
-            said = iter(self.verdicts(orders, task))
-        tie = Judged("Tie", "Tie")
-        return [tie if one.a == one.b else Judged(next(said), next(said)) for one in pairs]
+        with progress.task(f"Judging {subject}", len(orders), "questions") as task:
+            verdicts = iter(self.verdicts(orders, task))
+        return [
+            Judged("Tie", "Tie") if pair.a == pair.b else Judged(next(verdicts), next(verdicts))
+            for pair in pairs
+        ]
 
 
 def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return each pair in both orders; of responses that are alike nothing is asked."""
+    """Return each pair of different responses in both orders."""
     different = [pair for pair in pairs if pair.a != pair.b]
-    return [order for one in different for order in (one, Pair(one.text, one.b, one.a))]
+    return [order for pair in different for order in (pair, Pair(pair.text, pair.b, pair.a))]
 
 
-def asked_text(pair: Pair, how: str) -> str:
-    """Return what a judge is asked about a pair; ``how`` is the form of its answer."""
+def asked_text(pair: Pair, answer: str) -> str:
+    """Return the question about a pair; ``answer`` describes the form of the answer."""
     data = {name: fenced(text) for name, text in pair._asdict().items()}
-    return prompt("better", **data, answer=how)
+    return fill_template("better", **data, answer=answer)
 
 
 class EndpointJudge(Judge):
-    """A language model at an endpoint, which answers by a schema; its verdicts are kept."""
+    """A language model at an endpoint, which answers by a schema; its verdicts are stored."""
 
-    def __init__(self, endpoint: Endpoint, kept: Path) -> None:
-        self.answers = Answers(kept, endpoint.model)
+    def __init__(self, endpoint: Endpoint, file: Path) -> None:
+        self.answers = Answers(file, endpoint.model)
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self._session = Session(endpoint, self.answers)
 
     def _questions(self, orders: Sequence[Pair]) -> list[Question]:
-        messages = [{"role": "user", "content": asked_text(one, AS_JSON)} for one in orders]
-        choices = {"verdict": tuple(WORTH)}
+        messages = [{"role": "user", "content": asked_text(pair, AS_JSON)} for pair in orders]
+        choices = {"verdict": tuple(SCORES)}
         return [Question((message,), {"verdict": str}, choices) for message in messages]
 
     def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
-        """Return how many questions about pairs in both orders are not answered, and tokens."""
+        """Return how many questions about pairs in both orders have no answer yet, and tokens."""
         questions = self._questions(both_orders(pairs))
         new = [question for question in questions if self.answers.get(question) is None]
         characters = sum(len(question.messages[0]["content"]) for question in new)
         return len(new), characters // CHARACTERS_PER_TOKEN
 
     def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return what is said to each question, some of which are asked at once."""
+        """Return the answer to each question; questions are sent concurrently."""
         ask, questions, jobs = self._session.ask, self._questions(orders), range(len(orders))
-        said = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
-        return [said[number] for number in jobs]
+        answers = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
+        return [answers[number] for number in jobs]
 
     def asked(self) -> dict[str, Any]:
-        """Return requests, tokens in and out, and what failed how often."""
+        """Return requests, tokens in and out, and counts of failures."""
         return self._session.usage()
 
 
 class LocalJudge(Judge):
-    """A causal language model, which says the most probable of the three answers.
+    """A causal language model; its verdict is the most probable of the three answers.
 
-    log P(answer | question) is the sum over the answer's tokens. Its chat template is used, where
-    it has one.
+    log P(answer | question) is the sum over the answer's tokens, after its chat template if it has
+    one.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -175,7 +169,7 @@ class LocalJudge(Judge):
 
     @torch.no_grad()
     def _log_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
-        """Return ln p [len(more) + 1, V] of what comes after ``start`` and after each of more."""
+        """Return ln p [len(more) + 1, V] after ``start`` and after each token of ``more``."""
         longest = getattr(self._model.config, "max_position_embeddings", None)
         ids = [*start, *more]
         if longest is not None and len(ids) > longest:
@@ -187,44 +181,44 @@ class LocalJudge(Judge):
         return logits[len(start) - 1 :].float().log_softmax(-1)
 
     def scores(self, pair: Pair) -> dict[str, float]:
-        """Return log P of each answer about a pair."""
+        """Return log P of each answer."""
         text = asked_text(pair, AS_TOKEN)
         if self._chat:
             start = encode_chat(self._tokenizer, asked(text))
         else:
             start = self._ids(f"{text}\n\nAnswer:", start=True)
-        answers = {name: self._ids(name if self._chat else f" {name}") for name in WORTH}
+        answers = {name: self._ids(name if self._chat else f" {name}") for name in SCORES}
         # One pass for all answers of a single token.
-        begun = {tuple(ids[:-1]) for ids in answers.values()}
-        log = {more: self._log_after(start, more) for more in begun}
+        prefixes = {tuple(ids[:-1]) for ids in answers.values()}
+        log = {prefix: self._log_after(start, prefix) for prefix in prefixes}
         return {
             name: sum(float(log[tuple(ids[:-1])][n, token]) for n, token in enumerate(ids))
             for name, ids in answers.items()
         }
 
     def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return the answer of the highest score for each pair."""
-        said: list[str | None] = []
+        """Return the answer with the highest score for each pair."""
+        verdicts: list[str | None] = []
         for pair in orders:
             scores = self.scores(pair)
-            said.append(max(scores, key=lambda name: scores[name]))
+            verdicts.append(max(scores, key=lambda name: scores[name]))
             task.advance()
-        return said
+        return verdicts
 
 
 class LikelihoodJudge(LocalJudge):
-    """A model that is asked nothing: it prefers by what it finds probable, per token.
+    """A model that gets no question: it compares responses by their probability per token.
 
         l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
 
-    of a response r of |r| tokens to a text x. By ``likelihood``, the larger l is preferred; text
-    that says again what it has said is very probable too, which its examination shows. By
-    ``typical``, the response that is as probable as the text itself has been, the smaller
+    of a response r of |r| tokens to a text x. By ``likelihood``, the larger l is preferred, which
+    repetition wins, as its examination shows. By ``typical``, the response that is about as
+    probable as the text itself, with the smaller
 
         |l(r | x) − l(x₂ | x₁)|
 
-    where x₁ and x₂ are the halves of the text's words: people's text is neither the most nor the
-    least probable (Holtzman et al. 2020). Neither has a position to follow.
+    where x₁ and x₂ are the halves of the text's words: human text is neither the most nor the
+    least probable (Holtzman et al. 2020). Neither depends on the position.
     """
 
     def __init__(self, directory: Path, by: str = "likelihood") -> None:
@@ -234,36 +228,36 @@ class LikelihoodJudge(LocalJudge):
         self.source += ", by typicality" if self._typical else ", by likelihood"
 
     def scores(self, pair: Pair) -> dict[str, float]:
-        """Return what each response is preferred by; a tie is what lies between."""
+        """Return the figure that decides; that of a tie lies between."""
         a, b = self._mean(pair.text, pair.a), self._mean(pair.text, pair.b)
         if self._typical:
             words = pair.text.split()
             half = len(words) // 2
             if not half:
                 raise InputError(
-                    f"the text {pair.text!r} has no two words, and --by typical compares what is "
-                    "written after it with its own second half: give longer prompts."
+                    f"the text {pair.text!r} has no two words, and --by typical compares responses "
+                    "with its second half: give longer prompts."
                 )
-            usual = self._mean(" ".join(words[:half]), " ".join(words[half:]))
-            a, b = -abs(a - usual), -abs(b - usual)
+            typical = self._mean(" ".join(words[:half]), " ".join(words[half:]))
+            a, b = -abs(a - typical), -abs(b - typical)
         return {"Tie": (a + b) / 2, "A": a, "B": b}
 
     def _mean(self, text: str, response: str) -> float:
-        # Both orders of a pair ask for the same.
+        # Both orders of a pair need the same means.
         if (text, response) not in self._means:
-            start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
-            log = self._log_after(start, own[:-1])
-            chosen = log.gather(1, torch.tensor(own, device=log.device)[:, None])
-            self._means[text, response] = float(chosen.mean())
+            start, ids = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
+            log = self._log_after(start, ids[:-1])
+            log_p = log.gather(1, torch.tensor(ids, device=log.device)[:, None])
+            self._means[text, response] = float(log_p.mean())
         return self._means[text, response]
 
 
 def judge_opener(
     directory: Path | None, url: str | None, name: str | None, *, by: str = "asked"
 ) -> Callable[[Path], Judge] | None:
-    """Return what opens a judge, given the file of an endpoint's verdicts; None: none is named."""
+    """Return a function that opens a judge, given the file of its verdicts; None without one."""
     if by != "asked" and directory is None:
-        raise InputError(f"--by {by} is of a model directory: name it by --judge DIR.")
+        raise InputError(f"--by {by} needs a model directory: name it by --judge DIR.")
     if (url is None) != (name is None):
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
     if directory is not None and url is not None:
@@ -273,8 +267,8 @@ def judge_opener(
     if directory is None:
         return None
     if by == "asked":
-        return lambda kept: LocalJudge(directory)
-    return lambda kept: LikelihoodJudge(directory, by)
+        return lambda file: LocalJudge(directory)
+    return lambda file: LikelihoodJudge(directory, by)
 
 
 def wilson(successes: float, count: int) -> Interval:
@@ -289,48 +283,50 @@ def wilson(successes: float, count: int) -> Interval:
 
 
 def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, list[Pair]]:
-    """Return what a judge is examined with, the real continuation first, by control.
+    """Return the pairs of an examination by control, the real continuation first.
 
     ``shuffled`` has the same words in another order, ``elsewhere`` the continuation of another
     prompt, ``repeated`` as many words: the prompt's last six again and again. Prompts without a
-    reference give none, nor do words that cannot be told from the real ones.
+    reference are left out, and controls that equal the real words.
     """
-    whole = [one for one in prompts if one.reference]
-    real = [" ".join(one.reference.split()) for one in whole]
+    usable = [prompt for prompt in prompts if prompt.reference]
+    real = [" ".join(prompt.reference.split()) for prompt in usable]
     pairs: dict[str, list[Pair]] = {name: [] for name in CONTROLS}
-    for number, one in enumerate(whole):
+    for number, prompt in enumerate(usable):
         words = np.array(real[number].split(), dtype=object)
-        mixed = " ".join(np.random.default_rng([seed, number]).permutation(words))
-        last = one.text.split()[-WORDS_REPEATED:]
-        again = " ".join(islice(cycle(last), len(words)))
-        for name, other in zip(CONTROLS, (mixed, real[number - 1], again), strict=True):
-            pairs[name] += [Pair(one.text, real[number], other)] if other != real[number] else []
+        shuffled = " ".join(np.random.default_rng([seed, number]).permutation(words))
+        last = prompt.text.split()[-WORDS_REPEATED:]
+        repeated = " ".join(islice(cycle(last), len(words)))
+        controls = (shuffled, real[number - 1], repeated)
+        for name, control in zip(CONTROLS, controls, strict=True):
+            if control != real[number]:
+                pairs[name].append(Pair(prompt.text, real[number], control))
     return pairs
 
 
 def examine(
     judge: Judge, prompts: Sequence[Prompt], seed: int = 0, progress: Reporter = SILENT
 ) -> dict[str, Any]:
-    """Return how often a judge prefers real text, how often it follows the order, and a verdict."""
+    """Return how often a judge prefers real text or follows the order, and if it is usable."""
     pairs = examination_pairs(prompts, seed)
     judged = {name: judge.judge(pairs[name], f"{name} text", progress) for name in CONTROLS}
     shares: dict[str, dict[str, Any]] = {}
     for name, verdicts in judged.items():
-        scores = [one.score for one in verdicts if one.score is not None]
+        scores = [pair.score for pair in verdicts if pair.score is not None]
         shares[name] = {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}
-    order = order_figures([one for verdicts in judged.values() for one in verdicts])
-    reasons = [
-        f"it must prefer real text to {what}: "
-        + (f"its 95 % interval begins at {shares[name]['low']:.0%}"
-           if shares[name]["count"] else "nothing was judged")
-        for name, bar, what in (
-            ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
-            ("repeated", 0.5, "the prompt's last words again and again more often than not"),
-        )
-        if not shares[name]["low"] > bar
-    ]  # fmt: skip
-    if (followed := order["by_position"]["value"]) > MAX_BY_POSITION:
-        reasons.append(f"it follows the position, not the text, in {followed:.0%} of the pairs")
+    order = order_figures([pair for verdicts in judged.values() for pair in verdicts])
+    reasons: list[str] = []
+    for name, bar, alternative in (
+        ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
+        ("repeated", 0.5, "the prompt's last words again and again more often than not"),
+    ):
+        share = shares[name]
+        if not share["low"] > bar:
+            figure = f"its 95 % interval begins at {share['low']:.0%}"
+            figure = figure if share["count"] else "nothing was judged"
+            reasons.append(f"it must prefer real text to {alternative}: {figure}")
+    if (by_position := order["by_position"]["value"]) > MAX_BY_POSITION:
+        reasons.append(f"it follows the position, not the text, in {by_position:.0%} of the pairs")
     return {
         "preferred": shares,
         "order": order,
@@ -342,15 +338,15 @@ def examine(
 
 
 def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Return how often verdicts change with the order, follow it, name A, and are ties."""
-    both = [one for one in judged if one.score is not None]
-    verdicts = [verdict for one in both for verdict in one]
+    """Return how often verdicts change with the order, follow it, choose A, and are ties."""
+    valid = [pair for pair in judged if pair.score is not None]
+    verdicts = [verdict for pair in valid for verdict in pair]
     ties = verdicts.count("Tie")
     return {
-        "pairs": len(both),
-        "failed": len(judged) - len(both),
-        "changed": asdict(wilson(sum(one.changed for one in both), len(both))),
-        "by_position": asdict(wilson(sum(one.by_position for one in both), len(both))),
+        "pairs": len(valid),
+        "failed": len(judged) - len(valid),
+        "changed": asdict(wilson(sum(pair.changed for pair in valid), len(valid))),
+        "by_position": asdict(wilson(sum(pair.by_position for pair in valid), len(valid))),
         "first": asdict(wilson(verdicts.count("A"), len(verdicts) - ties)),
         "ties": ties / len(verdicts) if verdicts else np.nan,
     }

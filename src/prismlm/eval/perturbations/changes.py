@@ -1,8 +1,8 @@
-"""Changes of a sentence: its word lists, changes that keep its meaning, and flips of it.
+"""Changes of a sentence: perturbations that keep its meaning, and interventions that do not.
 
-``words/ATTRIBUTION.md`` credits the sources of the lists, ``benchmarks/prototype_mixer/
-word_lists.py`` makes the file. A change takes a sentence and a random generator; None where it
-does not apply.
+``words/ATTRIBUTION.md`` credits the sources of the word lists, and ``benchmarks/prototype_mixer/
+word_lists.py`` writes their file. A change takes a sentence and a random generator, and returns
+None where it does not apply.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Words:
     """The lists.
 
     Attributes:
-        spelling: American and British forms of words, either way.
-        synonyms: words, in each of their forms, and what can stand for them.
-        plurals: nouns that are counted, and their plurals.
+        spelling: American to British forms, and the reverse.
+        synonyms: synonyms of each inflected word.
+        plurals: countable nouns and their plurals.
         verbs: plain form, third person and past.
-        contractions: short and long forms, such as don't and do not.
-        abbreviations: long form, short form, and what stands beside it.
-        gender: words of one gender and of the other.
-        common: words that are not rare in text.
+        contractions: short to long forms, such as don't to do not.
+        abbreviations: long form, short form, and the context of the form.
+        gender: words of one gender to those of the other, and the reverse.
+        common: frequent words.
     """
 
     spelling: dict[str, str]
@@ -47,18 +47,18 @@ class Words:
 
 @cache
 def words() -> Words:
-    """Return the lists, which are read once."""
-    found = json.loads(lzma.decompress(WORDS_FILE.read_bytes()))
+    """Return the cached lists."""
+    lists = json.loads(lzma.decompress(WORDS_FILE.read_bytes()))
     for name in ("spelling", "gender"):
-        found[name] = dict(found[name]) | {other: one for one, other in found[name]}
-    return Words(**found | {"common": frozenset(found["common"])})
+        lists[name] = dict(lists[name]) | {second: first for first, second in lists[name]}
+    return Words(**lists | {"common": frozenset(lists["common"])})
 
 
 class Change(NamedTuple):
-    """A sentence that was changed.
+    """A changed sentence.
 
-    ``by`` is the word or rule that changed it, so that no word fills a slice, and empty for any;
-    ``spare`` ones are used only where others run out.
+    ``by`` is the word or rule that changed it, so that no word dominates a slice, or empty;
+    ``spare`` changes are used only when others run out.
     """
 
     text: str
@@ -66,52 +66,52 @@ class Change(NamedTuple):
     spare: bool = False
 
 
-def cased(word: str, like: str) -> str:
-    """Return a word that begins with a capital, or is all capitals, as another does."""
+def match_case(word: str, like: str) -> str:
+    """Return a word with the capitals of another."""
     if len(like) > 1 and like.isupper():
         return word.upper()
     return word[:1].upper() + word[1:] if like[:1].isupper() else word
 
 
-def put(sentence: str, found: re.Match[str], other: str, by: str) -> Change:
-    """Return a sentence with a word in the place of a match."""
-    return Change(sentence[: found.start()] + other + sentence[found.end() :], by)
+def replace_match(sentence: str, match: re.Match[str], other: str, by: str) -> Change:
+    """Return a sentence with a match replaced."""
+    return Change(sentence[: match.start()] + other + sentence[match.end() :], by)
 
 
-def any_of(expressions: Sequence[str]) -> str:
-    """Return a pattern of whichever of some words fits, the longest first."""
+def alternatives(expressions: Sequence[str]) -> str:
+    """Return a pattern that matches any of some words, the longest first."""
     return "|".join(map(re.escape, sorted(expressions, key=lambda word: (-len(word), word))))
 
 
-def replaced(sentence: str, found: re.Match[str], instead: str) -> str | None:
+def replace_word(sentence: str, match: re.Match[str], other: str) -> str | None:
     """Return a sentence with a match replaced, or None where "a" and "an" would be wrong."""
-    before = sentence[: found.start()].rsplit(" ", 2)[-2:]
+    before = sentence[: match.start()].rsplit(" ", 2)[-2:]
     article = before[0].lower() if len(before) == 2 and not before[1] else ""
     vowels = tuple("aeiouAEIOU")
-    if article in ("a", "an") and found[0].startswith(vowels) != instead.startswith(vowels):
+    if article in ("a", "an") and match[0].startswith(vowels) != other.startswith(vowels):
         return None
-    return sentence[: found.start()] + instead + sentence[found.end() :]
+    return sentence[: match.start()] + other + sentence[match.end() :]
 
 
-MOST_SYNONYMS = 3
-# Of sentences with one word to change, those that need not wait for the others.
-SINGLES = 0.05
+MAX_SYNONYMS = 3
+# Share of sentences with one listed word that are not spare.
+SINGLE_WORD_SHARE = 0.05
 WORD = re.compile(r"(?<![\w'-])[A-Za-z]+(?![\w'-])")
 PREPOSITIONS = (
     "in|on|at|of|to|from|for|with|by|about|into|over|under|through|between|against|during|without"
     "|after|before|behind|near|across|around|toward|towards|inside|within"
 )
-# What follows a noun that stands alone: no other noun, which it would belong to.
-ENDS = rf"(?=[.,;!?]| (?:{PREPOSITIONS}|and|or|but|when|where|while|because|as)\b)"
-THE = "the|my|your|his|her|our|their|its"
-# After these the form of the verb is theirs.
-HELPS = re.compile(
+# What may follow a noun that is not part of a compound.
+NOUN_END = rf"(?=[.,;!?]| (?:{PREPOSITIONS}|and|or|but|when|where|while|because|as)\b)"
+DETERMINERS = "the|my|your|his|her|our|their|its"
+# After these the form of the verb is fixed.
+AUXILIARIES = re.compile(
     "(?:do|does|did|will|would|can|could|shall|should|may|might|must|lets?|makes?|made|see|saw|has"
     "|have|had|got|am|is|are|was|were|help(?:ed)?|than|as|if|wish|though|and|not|or|to|.*n't)? ?",
     re.IGNORECASE,
 )
-# Another tense would contradict them, or what another clause says.
-DATED = re.compile(
+# A change of tense would contradict these.
+TIME_REFERENCE = re.compile(
     r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|today|currently"
     r"|will|can|is|are|am|be|if|until|when|while|since)\b|'(ll|m|re|s|ve)\b|\b([12]\d{3})\b",
     re.IGNORECASE,
@@ -119,19 +119,19 @@ DATED = re.compile(
 
 
 def synonym(sentence: str, draw: random.Random) -> Change | None:
-    """Put synonyms of the first sense in the place of one to three words."""
+    """Replace one to three words by synonyms of their first sense."""
     lists = words().synonyms
-    found = _known(sentence, lists)
-    if not found:
+    matches = _listed_words(sentence, lists)
+    if not matches:
         return None
-    # Few sentences hold two or three: those that do are mostly used for it, and come first.
-    many = min(len(found), MOST_SYNONYMS if draw.random() < 0.75 else 1)
-    spare = len(found) == 1 and draw.random() > SINGLES
-    chosen = sorted(draw.sample(found, many), key=lambda word: -word.start())
+    # Few sentences have two or three listed words; most of those change all of them.
+    many = min(len(matches), MAX_SYNONYMS if draw.random() < 0.75 else 1)
+    spare = len(matches) == 1 and draw.random() > SINGLE_WORD_SHARE
+    chosen = sorted(draw.sample(matches, many), key=lambda word: -word.start())
     text = sentence
     for word in chosen:
-        other = cased(draw.choice(lists[word[0].lower()]), word[0])
-        changed = replaced(text, word, other)
+        other = match_case(draw.choice(lists[word[0].lower()]), word[0])
+        changed = replace_word(text, word, other)
         if changed is None:
             return None
         text = changed
@@ -139,40 +139,40 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
 
 
 def spelling(sentence: str, draw: random.Random) -> Change | None:
-    """Spell one word as American English does, or as British English does."""
+    """Change one word between American and British spelling."""
     lists = words().spelling
-    found = _known(sentence, lists)
-    if not found:
+    matches = _listed_words(sentence, lists)
+    if not matches:
         return None
-    word = draw.choice(found)
-    text = replaced(sentence, word, cased(lists[word[0].lower()], word[0]))
+    word = draw.choice(matches)
+    text = replace_word(sentence, word, match_case(lists[word[0].lower()], word[0]))
     return None if text is None else Change(text, min(word[0].lower(), lists[word[0].lower()]))
 
 
-def _known(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
-    """Return the words that are listed; of names such as Labor Day nothing else is said."""
+def _listed_words(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
+    """Return the listed words, without names such as Labor Day."""
     words = (word for word in WORD.finditer(sentence) if word[0].lower() in lists)
     return [word for word in words if word[0].islower() or not word.start()]
 
 
 def morphology(sentence: str, draw: random.Random) -> Change | None:
-    """Change the number of one noun, or the tense of one verb, where no other word depends on it.
+    """Change the number of one noun or the tense of one verb, where no other word depends on it.
 
     Nouns are those after a preposition and an article or possessive; verbs are those right after a
     pronoun, and "say" after a noun.
     """
     numbers, plain, third, said = _patterns()
-    found = [(word, _nouns()[word["form"]]) for word in numbers.finditer(sentence)]
-    if not DATED.search(sentence):
+    matches = [(word, _nouns()[word["form"]]) for word in numbers.finditer(sentence)]
+    if not TIME_REFERENCE.search(sentence):
         for pattern, place in ((plain, 0), (third, 1), (said, 0)):
-            found += [
+            matches += [
                 (word, _tenses(place)[word["form"]])
                 for word in pattern.finditer(sentence)
-                if not word["before"] or not HELPS.fullmatch(word["before"])
+                if not word["before"] or not AUXILIARIES.fullmatch(word["before"])
             ]
-    if not found:
+    if not matches:
         return None
-    word, other = draw.choice(found)
+    word, other = draw.choice(matches)
     start, end = word.span("form")
     return Change(sentence[:start] + other + sentence[end:], min(word["form"], other))
 
@@ -185,18 +185,19 @@ def _nouns() -> dict[str, str]:
 
 @cache
 def _tenses(place: int) -> dict[str, str]:
-    """Return past forms by present ones and the reverse: plain ones (0) or third persons (1)."""
+    """Return past forms by present forms and the reverse: plain (0) or third person (1)."""
     present = {row[place]: row[2] for row in words().verbs}
     return present | {past: form for form, past in present.items() if past not in present}
 
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    number = rf"\b(?:{PREPOSITIONS}) (?:{THE}) (?P<form>{any_of(list(_nouns()))}){ENDS}"
+    nouns = alternatives(list(_nouns()))
+    number = rf"\b(?:{PREPOSITIONS}) (?:{DETERMINERS}) (?P<form>{nouns}){NOUN_END}"
     before = r"(?P<before>\b[\w']+ )?"
     end = r"\b(?!['-]|,)"
-    plain, third = (any_of(list(_tenses(place))) for place in (0, 1))
-    many = any_of(list(words().plurals.values()))
+    plain, third = (alternatives(list(_tenses(place))) for place in (0, 1))
+    many = alternatives(list(words().plurals.values()))
     return (
         re.compile(number),
         re.compile(rf"{before}\b(?i:I|you|we|they) (?P<form>{plain}){end}"),
@@ -207,12 +208,12 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHIFTS = (0.0, 0.25, 0.75)
-SHORTEST_TYPO = 4
+MIN_TYPO_LENGTH = 4
 PARTICIPLE = r"(?: \w+ly| never| already| just| always)? (?:been|got|had|done|seen|gone|\w+ed)\b"
-ASKING = "[Ww]hat|than|[Hh]ow|[Ww]ho|whom|[Ww]hen|[Ww]here|which|whatever|as"
+QUESTION_WORDS = "[Ww]hat|than|[Hh]ow|[Ww]ho|whom|[Ww]hen|[Ww]here|which|whatever|as"
 NEXT_WORD = r"(?= [a-z])"
 PRONOUNS = "i|you|he|she|it|we|they|that|this|there|the|anyone|anybody|everyone"
-# A general is not meant.
+# "General" is not a title in these.
 NO_NAME = (
     "Motors|Electric|Mills|Assembly|Secretary|Manager|League|Counsel|Council|Hospital|Dynamics"
 )
@@ -239,74 +240,77 @@ def neighbours() -> dict[str, str]:
 
 
 def typo(sentence: str, draw: random.Random) -> Change | None:
-    """Put a neighbour on the keyboard in the place of a letter inside one word.
+    """Replace an inner letter of one word by its neighbour on the keyboard.
 
-    Neither the first nor the last letter; and what comes out is no word.
+    The result must not be a word.
     """
-    found = [
+    matches = [
         word
         for word in re.finditer(r"(?<![\w'-])[a-z]+(?![\w'-])", sentence)
-        if len(word[0]) >= SHORTEST_TYPO
+        if len(word[0]) >= MIN_TYPO_LENGTH
     ]
-    if not found:
+    if not matches:
         return None
-    word = draw.choice(found)
+    word = draw.choice(matches)
     place = draw.randrange(1, len(word[0]) - 1)
     letter = draw.choice(neighbours()[word[0][place]])
     slipped = word[0][:place] + letter + word[0][place + 1 :]
     if slipped in words().common:
         return None
-    return put(sentence, word, slipped, "")
+    return replace_match(sentence, word, slipped, "")
 
 
 def contraction(sentence: str, draw: random.Random) -> Change | None:
-    """Contract one pair of words, such as "do not", or write one contraction out."""
-    found = [
+    """Contract one pair of words, such as "do not", or expand one contraction."""
+    matches = [
         (word, forms)
         for pattern, forms in _contractions()
         for word in pattern.finditer(sentence)
-        # "Don't you know?" cannot be written out where it stands.
+        # "Don't you know?" cannot be expanded.
         if not (sentence.endswith("?") and "'" in word[0])
     ]
-    if not found:
+    if not matches:
         return None
-    word, forms = draw.choice(found)
+    word, forms = draw.choice(matches)
     form = word[0] if word[0] in forms else word[0][:1].lower() + word[0][1:]
     if form not in forms:
         return None
-    return put(sentence, word, cased(forms[form], word[0]), min(form, forms[form]))
+    return replace_match(sentence, word, match_case(forms[form], word[0]), min(form, forms[form]))
 
 
 @cache
 def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
-    """Return patterns of contractions that mean one thing, and of what can be contracted."""
+    """Return patterns of unambiguous contractions and of their long forms."""
     forms = words().contractions
     longer = {long: short for short, long in forms.items()}
-    # 'd is "had" or "would", and what stands before a participle is no "it is" but "it has".
+    # 'd is "had" or "would"; before a participle, "it's" is "it has".
     written = [short for short in forms if not short.endswith(("n't", "'d"))]
     negated = [short for short in forms if short.endswith("n't")]
     have = [long for long in longer if long.endswith(" have")]
     first = ("let us", "there is", "that is", "what is")
     plain = [long for long in longer if not long.endswith((" have", " not")) and long not in first]
-    alone = _not_after(ASKING)
+    alone = _not_after(QUESTION_WORDS)
     patterns = (
-        (rf"\b(?i:{any_of(negated)})\b(?! (?:{PRONOUNS})\b)", forms),
-        (rf"\b(?i:{any_of(written)})\b(?!{PARTICIPLE}){NEXT_WORD}", forms),
-        (rf"\b(?i:{any_of([forms[short] for short in negated])})\b(?! (?:{PRONOUNS})\b)", longer),
-        (rf"{alone}\b(?i:{any_of(have)})\b(?={PARTICIPLE})", longer),
-        (rf"{alone}\b(?i:{any_of(plain)})\b{NEXT_WORD}", longer),
-        (rf"(?:^|(?<=, ))\b(?i:{any_of(first)})\b{NEXT_WORD}", longer),
+        (rf"\b(?i:{alternatives(negated)})\b(?! (?:{PRONOUNS})\b)", forms),
+        (rf"\b(?i:{alternatives(written)})\b(?!{PARTICIPLE}){NEXT_WORD}", forms),
+        (
+            rf"\b(?i:{alternatives([forms[short] for short in negated])})\b(?! (?:{PRONOUNS})\b)",
+            longer,
+        ),
+        (rf"{alone}\b(?i:{alternatives(have)})\b(?={PARTICIPLE})", longer),
+        (rf"{alone}\b(?i:{alternatives(plain)})\b{NEXT_WORD}", longer),
+        (rf"(?:^|(?<=, ))\b(?i:{alternatives(first)})\b{NEXT_WORD}", longer),
     )
     return [(re.compile(pattern), kind) for pattern, kind in patterns]
 
 
 def _not_after(alternatives: str) -> str:
-    """Return a pattern of a place that none of some words stands before, whatever their length."""
+    """Return a lookbehind that excludes some words, whatever their length."""
     return "".join(rf"(?<!\b{word} )" for word in alternatives.split("|"))
 
 
 def punctuation(sentence: str, draw: random.Random) -> Change | None:
-    """Add or leave out one sign, or the capital of one word; the words stay as they are."""
+    """Add or remove one punctuation mark or one capital; the words do not change."""
     texts: list[str] = []
     if sentence.endswith("."):
         texts.append(sentence[:-1])
@@ -327,18 +331,18 @@ def punctuation(sentence: str, draw: random.Random) -> Change | None:
 
 
 def abbreviation(sentence: str, draw: random.Random) -> Change | None:
-    """Shorten one word or name, or write a short form out."""
-    found = [
+    """Abbreviate one word or name, or expand an abbreviation."""
+    matches = [
         (word, instead, short)
         for pattern, instead, short in _abbreviations()
         for word in pattern.finditer(sentence)
     ]
-    if not found:
+    if not matches:
         return None
-    word, instead, short = draw.choice(found)
+    word, instead, short = draw.choice(matches)
     if not word.start():
         instead = instead[0].upper() + instead[1:]
-    text = replaced(sentence, word, instead)
+    text = replace_word(sentence, word, instead)
     if text is None:
         return None
     # One full stop ends both the short form and the sentence.
@@ -348,21 +352,25 @@ def abbreviation(sentence: str, draw: random.Random) -> Change | None:
 
 @cache
 def _abbreviations() -> list[tuple[re.Pattern[str], str, str]]:
-    """Return patterns, what takes the place of what they find, and the short form of the two."""
+    """Return patterns, their replacements, and the short form of the two."""
     rows: list[tuple[re.Pattern[str], str, str]] = []
     written_out: set[tuple[str, str]] = set()
-    for long, short, beside in words().abbreviations:
+    for long, short, context in words().abbreviations:
         rows.append(
-            (_beside(re.escape(long) + r"\b", "" if beside == "the" else beside), short, short)
+            (
+                _in_context(re.escape(long) + r"\b", "" if context == "the" else context),
+                short,
+                short,
+            )
         )
-        if beside not in ("one way", "day") and (short, beside) not in written_out:
-            written_out.add((short, beside))
+        if context not in ("one way", "day") and (short, context) not in written_out:
+            written_out.add((short, context))
             end = "" if short[-1] in ".%" else r"\b"
-            rows.append((_beside(re.escape(short) + end, beside), long, short))
+            rows.append((_in_context(re.escape(short) + end, context), long, short))
     return rows
 
 
-def _beside(form: str, beside: str) -> re.Pattern[str]:
+def _in_context(form: str, context: str) -> re.Pattern[str]:
     start = "" if form.startswith("%") or form.startswith("\\ ") else r"(?<![\w-])"
     return re.compile(
         {
@@ -373,15 +381,22 @@ def _beside(form: str, beside: str) -> re.Pattern[str]:
             "count": rf"(?<=\d){form}(?!\w| [A-Z])",
             "date": rf"{start}{form}(?= \d)",
             "day": rf"(?<![A-Z]\w\w )(?<![a-z]-){start}{form}(?! [A-Z]|'|-)",
-        }.get(beside, rf"{start}{form}(?![\w'-]| [A-Z\d])")
+        }.get(context, rf"{start}{form}(?![\w'-]| [A-Z\d])")
     )
 
 
-# What has several counterparts; "his" and "her" are looked at where they stand.
-ONE_WAY = {"Mrs.": "Mr.", "Miss": "Mr.", "his": "her", "him": "her", "hers": "his", "her": "his"}
+# Words with several counterparts; those of "his" and "her" depend on the context.
+PRONOUN_GENDER = {
+    "Mrs.": "Mr.",
+    "Miss": "Mr.",
+    "his": "her",
+    "him": "her",
+    "hers": "his",
+    "her": "his",
+}
 # A word with a capital, other than the first, "I" and what follows a form of address.
 NAME = re.compile(r"(?<=[^.?!] )(?<!Mr\. )(?<!Ms\. )(?<!Mrs\. )(?!I\b|Mr\.|Ms\.|Mrs\.)[A-Z]")
-# After "her" these begin something else, so that it was an object.
+# After these, "her" was an object.
 AFTER_OBJECT = re.compile(
     rf"[.,;!?]|$| (?:{PREPOSITIONS}|and|or|but|that|a|an|the|as|if|when|how|what|because|up|out|off"
     r"|down|again|so|more|not|is|was|will|all|there|here|some|any|every|very|too|back|away|alone|now"
@@ -389,8 +404,8 @@ AFTER_OBJECT = re.compile(
     r"|she|it|we|they|my|your|his|their)\b",
     re.IGNORECASE,
 )
-# After these it may be either: told her stories, told her to go.
-GIVING = re.compile(
+# After these, "her" is ambiguous: told her stories, told her to go.
+DITRANSITIVE = re.compile(
     r"\b(tell|told|give|gave|given|ask|asked|let|make|made|help|helped|see|saw|show|showed|offer"
     r"|offered|send|sent|buy|bought|call|called|hear|heard|watch|got)\W*$"
 )
@@ -404,7 +419,7 @@ REMOVED = re.compile(
     r"(?:n't| not))|(?P<odd>[Cc]an't|[Cc]annot|[Ww]on't))(?= [a-z])"
     r"(?! (?:only|just|i|you|he|she|it|we|they)\b)"
 )
-# With these a sentence is negative already, or says something odd once it is.
+# A sentence with these is negative already, or odd once negated.
 NEGATIVE = re.compile(
     r"\b(no|not|never|nothing|nobody|none|neither|nor|hardly|cannot|without|any\w*|yet|either|ever"
     r"|at all|until|before|unless|much|only|also|too|still|already|some\w*|few|little"
@@ -412,11 +427,13 @@ NEGATIVE = re.compile(
     re.IGNORECASE,
 )
 COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
-COUNTED = re.compile(rf"(?<=[a-z] )(?:{any_of(COUNTS)}|[2-9]\d?)(?= [a-z]+s\b)(?! (?:and|th)\b)")
+COUNT_BEFORE_NOUN = re.compile(
+    rf"(?<=[a-z] )(?:{alternatives(COUNTS)}|[2-9]\d?)(?= [a-z]+s\b)(?! (?:and|th)\b)"
+)
 VERBS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 SINGULAR = {"this": "these", "a": "two", "an": "two"}
 PLURAL = {"these": "this", "several": "one", "many": "one"}
-# What a noun is said to be, or is compared with, has the number of something else.
+# After these, the number of a noun depends on another word.
 PREDICATE = re.compile(
     r"\b(is|are|was|were|be|been|being|am|become|becomes|became|such|all|both|what|quite|half|once|times|as|"
     r"like|not|of|per|remain\w*|how|too|so|[a-z]+'[a-z]+)$",
@@ -425,70 +442,70 @@ PREDICATE = re.compile(
 
 
 def gender(sentence: str, draw: random.Random) -> Change | None:
-    """Swap the gender of every pronoun, noun and form of address, where no name gainsays it."""
+    """Swap the gender of every pronoun, noun and form of address in a sentence without names."""
     if NAME.search(sentence) or sentence.split()[0].lower().strip(",'") not in words().common:
         return None
-    swapped = words().gender | ONE_WAY
-    found = [
+    swapped = words().gender | PRONOUN_GENDER
+    matches = [
         word
         for word in re.finditer(r"(?<![\w'-])(?:Mr\.|Ms\.|Mrs\.|[A-Za-z]+(?![\w-]))", sentence)
-        # "King" inside of a sentence is part of a name.
+        # A capital inside a sentence, as in "King", is part of a name.
         if word[0] in swapped or (word[0].lower() in swapped and not word.start())
     ]
     text = sentence
-    for word in reversed(found):
+    for word in reversed(matches):
         key = word[0] if word[0] in swapped else word[0].lower()
         rest, other = sentence[word.end() :], swapped[key]
         if key == "her" and word.start() and AFTER_OBJECT.match(rest):
             other = "him"
-        elif key == "her" and GIVING.search(sentence[: word.start()]):
+        elif key == "her" and DITRANSITIVE.search(sentence[: word.start()]):
             return None
         elif key == "his" and re.match(r"[.,;!?]| (?:and|or|but)\b", rest):
             other = "hers"
-        text = text[: word.start()] + cased(other, word[0]) + text[word.end() :]
-    # "Sons and daughters" are the same the other way round.
-    same = sorted(text.lower()) == sorted(sentence.lower())
-    return None if same else Change(text, found[0][0].lower())
+        text = text[: word.start()] + match_case(other, word[0]) + text[word.end() :]
+    # "Sons and daughters" only changes places.
+    unchanged = sorted(text.lower()) == sorted(sentence.lower())
+    return None if unchanged else Change(text, matches[0][0].lower())
 
 
 def negation(sentence: str, draw: random.Random) -> Change | None:
-    """Say that it is not so, after the first auxiliary, or leave its "not" out."""
+    """Negate the first auxiliary, or remove its "not"."""
     removed = REMOVED.search(sentence)
-    found = removed or INSERTED.search(sentence)
+    match = removed or INSERTED.search(sentence)
     rest = sentence.replace(removed[0], "", 1) if removed else sentence
-    if not found or sentence.endswith("?") or NEGATIVE.search(rest):
+    if not match or sentence.endswith("?") or NEGATIVE.search(rest):
         return None
     if removed:
         positive = removed["plain"] or ("will" if removed[0].lower() == "won't" else "can")
-        other = cased(positive, removed[0])
+        other = match_case(positive, removed[0])
     else:
-        other = "cannot" if found[0] == "can" else f"{found[0]} not"
-    return put(sentence, found, other, found[0].lower())
+        other = "cannot" if match[0] == "can" else f"{match[0]} not"
+    return replace_match(sentence, match, other, match[0].lower())
 
 
 def number(sentence: str, draw: random.Random) -> Change | None:
-    """Make one of several or several of one, with the verb that follows; or change a count."""
-    changes = [_recounted(sentence, word, draw) for word in COUNTED.finditer(sentence)]
+    """Change singular to plural or the reverse, with the verb that follows; or change a count."""
+    changes = [_recounted(sentence, word, draw) for word in COUNT_BEFORE_NOUN.finditer(sentence)]
     changes += [_renumbered(sentence, word) for word in _numbered().finditer(sentence)]
-    found = [change for change in changes if change is not None]
-    return draw.choice(found) if found else None
+    matches = [change for change in changes if change is not None]
+    return draw.choice(matches) if matches else None
 
 
 def _recounted(sentence: str, word: re.Match[str], draw: random.Random) -> Change:
     digits = [str(count) for count in (range(2, 10) if len(word[0]) == 1 else range(10, 100))]
     others = digits if word[0].isdecimal() else COUNTS
     other = draw.choice([count for count in others if count != word[0]])
-    return put(sentence, word, other, "a count")
+    return replace_match(sentence, word, other, "a count")
 
 
 @cache
 def _numbered() -> re.Pattern[str]:
-    one, many = (any_of(list(part)) for part in (words().plurals, words().plurals.values()))
-    verbs = any_of([*VERBS, *VERBS.values()])
+    one, many = (alternatives(list(part)) for part in (words().plurals, words().plurals.values()))
+    verbs = alternatives([*VERBS, *VERBS.values()])
     return re.compile(
         rf"(?P<before>[\w']+,? )?\b(?P<noun>([Tt]his|[Aa]n?) ({one})"
         rf"|([Tt]hese|[Ss]everal|[Mm]any) ({many}))"
-        rf"(?:(?= (?P<verb>{verbs}) )|{ENDS}(?! (?:and|or)\b))"
+        rf"(?:(?= (?P<verb>{verbs}) )|{NOUN_END}(?! (?:and|or)\b))"
     )
 
 
@@ -498,12 +515,12 @@ def _renumbered(sentence: str, word: re.Match[str]) -> Change | None:
     if count.lower() in PLURAL:
         plurals, verbs = ({b: a for a, b in forms.items()} for forms in (plurals, VERBS))
         counts = PLURAL
-    # What begins a clause is its subject, whose verb may stand anywhere.
+    # At the beginning of a clause it is the subject, whose verb may be anywhere.
     subject = not verb and (not before or before.endswith(","))
     within = verb and re.fullmatch(PREPOSITIONS, before)
     if subject or within or PREDICATE.search(before) or (verb and verb not in verbs):
         return None
     start, end = word.span("noun")
-    other = f"{cased(counts[count.lower()], count)} {plurals[noun]}"
+    other = f"{match_case(counts[count.lower()], count)} {plurals[noun]}"
     rest = sentence[end:] if not verb else f" {verbs[verb]}{sentence[word.end('verb') :]}"
     return Change(sentence[:start] + other + rest, count.lower())

