@@ -109,20 +109,6 @@ def test_a_bias_of_the_output_embedding_stands_in_all_three(tiny_model):
     assert {name: score.log_likelihood for name, score in found.items()} == pytest.approx(expected)
 
 
-def test_edits_that_leave_a_part_say_the_same(lm, tiny_model):
-    from prismlm import load
-
-    edited = load(tiny_model)
-    before, after = lm.encoded(*PAIRS[1])
-    (found,) = scored(lm, PAIRS[1:2])
-    for only, predictor in (("prototypes", "prototype_only"), ("residual", "residual_only")):
-        with edited.edit(only=only), torch.no_grad():
-            logits = edited.model(input_ids=torch.tensor([before + after])).logits[0]
-        log_p = logits[len(before) - 1 : -1].log_softmax(-1)
-        expected = log_p.gather(1, torch.tensor(after)[:, None]).sum().item()
-        assert found[predictor].log_likelihood == pytest.approx(expected, abs=1e-3)
-
-
 def test_a_checkpoint_without_a_head_has_the_plain_one_alone(tiny_model, tmp_path, lm):
     files = shutil.ignore_patterns("prismlm.json", "prototype_head.safetensors", "lens")
     bare = open_predictors(shutil.copytree(tiny_model, tmp_path / "bare", ignore=files))

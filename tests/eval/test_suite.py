@@ -111,11 +111,6 @@ def test_options_out_of_range_are_refused(given, said):
         SuiteOptions(**given)
 
 
-def test_a_batch_of_nothing_is_refused_before_a_model_is_read(tmp_path):
-    with pytest.raises(InputError, match="batch size is 0"):
-        open_predictors(tmp_path, batch_size=0)
-
-
 def answers(plain, prototype_only, gold=(0, 1, 1, 1), choices=(2, 4, 4, 4)):
     return {
         "task": "some",

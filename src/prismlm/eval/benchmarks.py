@@ -1,7 +1,7 @@
-"""The eight tasks of PRISM's figure as lm-eval defines them, over documents of the hub or of files.
+"""The eight tasks of PRISM's figure as lm-eval defines them, with documents of the hub or of files.
 
-Prompts, choices and metrics are those of the task files that lm-eval ships, in both cases. Rows of
-files only become documents of the form that those task files expect.
+Prompts, choices and metrics are those of lm-eval's task files in both cases; rows of files are
+converted to the documents that those task files expect.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from prismlm.hub import fetching
 
 Row = dict[str, Any]
 LETTERS = "ABCDEFGHIJ"
-# HellaSwag's ctx_b, the sentence that was begun, comes after the last whole sentence.
-BEGUN_SENTENCE = re.compile(r"(.*[.!?]['\")]* |[^:]*: )([^.!?]*)", re.DOTALL)
+# HellaSwag's ctx_b is the incomplete sentence after the last complete one.
+INCOMPLETE_SENTENCE = re.compile(r"(.*[.!?]['\")]* |[^:]*: )([^.!?]*)", re.DOTALL)
 
 
 def _lettered(row: Row, question: str = "question") -> Row:
@@ -32,15 +32,15 @@ def _lettered(row: Row, question: str = "question") -> Row:
 
 
 def _boolq(row: Row) -> Row:
-    # In SuperGLUE, which lm-eval reads, a passage begins with its title.
+    # As in SuperGLUE, the source of lm-eval.
     passage = f"{row['title']} -- {row['passage']}"
     return {"passage": passage, "question": row["question"], "label": row["label"]}
 
 
 def _hellaswag(row: Row) -> Row:
     activity, _, context = row["ctx"].partition(": ")
-    begun = BEGUN_SENTENCE.fullmatch(row["ctx"])
-    ctx_b = "" if begun is None else begun[2]
+    match = INCOMPLETE_SENTENCE.fullmatch(row["ctx"])
+    ctx_b = "" if match is None else match[2]
     ctx_a = context[: len(context) - len(ctx_b)].rstrip(" ")
     document = {"activity_label": activity, "ctx_a": ctx_a, "ctx_b": ctx_b}
     return document | {"endings": row["endings"], "label": str(row["label"])}
@@ -64,14 +64,14 @@ class Benchmark(NamedTuple):
     """One of the tasks.
 
     Attributes:
-        name: lm-eval's name; for each value of a column ``subject`` it has a task of its own.
-        title: the name in PRISM's figure.
-        folder: where lm-eval's definition is, among its tasks.
-        split: the split that is asked.
-        file: the suffix of its local file, after the name.
-        columns: those of the local file.
-        document: makes of a local row the document that lm-eval's definition expects.
-        examples: the split, and the suffix of the file, that few-shot examples come from.
+        name: in lm-eval, which has a separate task for each value of a column ``subject``.
+        title: in PRISM's figure.
+        folder: of lm-eval's definition.
+        split: of the questions.
+        file: the suffix of the local file, after the name.
+        columns: of the local file.
+        document: converts a local row to the document that lm-eval expects.
+        examples: the split, and the suffix of the file, of few-shot examples.
     """
 
     name: str
@@ -142,9 +142,9 @@ def load_tasks(
         | (_local_dataset(benchmark, splits, subject) if splits else {})
         for name, subject in subjects.items()
     ]
-    fetched = fetching(f"the documents of {benchmark.name}", "a directory of Parquet files")
-    with fetched if data is None else nullcontext():
-        # Only the members of a group have settings that replace those of their files.
+    fetch = fetching(f"the documents of {benchmark.name}", "a directory of Parquet files")
+    with fetch if data is None else nullcontext():
+        # Only members of a group can override the settings of their files.
         tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
     for name in subjects:
         tasks[name].set_fewshot_seed(seed)
@@ -154,16 +154,16 @@ def load_tasks(
 def _local_dataset(
     benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | None
 ) -> dict[str, Any]:
-    """Return the settings that replace lm-eval's dataset by local documents."""
+    """Return settings that replace lm-eval's dataset by local documents."""
     from datasets import Dataset, DatasetDict
 
     documents: dict[Any, Any] = {}
     for split, rows in splits.items():
-        chosen = [row for row in rows if subject is None or row["subject"] == subject]
-        if not chosen:
+        selected = [row for row in rows if subject is None or row["subject"] == subject]
+        if not selected:
             raise FormatError(f"the split {split} of {benchmark.name} has no rows of {subject!r}.")
-        documents[split] = Dataset.from_list([benchmark.document(row) for row in chosen])
-    # None for a split that was not read: lm-eval must not ask for it.
+        documents[split] = Dataset.from_list([benchmark.document(row) for row in selected])
+    # None for a split without local rows, so that lm-eval does not read it.
     names: Row = dict.fromkeys(("training_split", "validation_split", "test_split"))
     names |= {"fewshot_split": None, f"{benchmark.split}_split": benchmark.split}
     if benchmark.examples in splits:
@@ -185,7 +185,7 @@ def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list
     if shots and not examples.is_file():
         raise InputError(
             f"{data} has no {examples.name}, which the {shots} examples before each question of "
-            f"{benchmark.name} would come from. Put it there, or ask without examples: --shots 0."
+            f"{benchmark.name} come from. Put it there, or ask without examples: --shots 0."
         )
     splits = {benchmark.split: _rows(questions, benchmark)}
     if shots:
@@ -206,7 +206,7 @@ def _rows(path: Path, benchmark: Benchmark) -> list[Row]:
 
 
 def drawn(count: int, limit: int | None, seed: int) -> list[int]:
-    """Return ``limit`` of ``count`` row numbers, drawn by a seed, in order; None for all."""
+    """Return ``limit`` of ``count`` row numbers, drawn by a seed and sorted; None for all."""
     if limit is not None:
         check_whole("the limit", limit, 1)
     check_whole("the seed", seed)
@@ -214,7 +214,7 @@ def drawn(count: int, limit: int | None, seed: int) -> list[int]:
 
 
 def read_columns(path: Path, columns: Sequence[str], expected: str) -> pa.Table:
-    """Return a Parquet file that has rows, and these columns among others."""
+    """Read a Parquet file with at least these columns and at least one row."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

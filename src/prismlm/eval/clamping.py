@@ -1,10 +1,10 @@
-"""Whether a model's routing is what keeps its predictions when a text is changed.
+"""How far a model's routing explains the change of its predictions when a text is changed.
 
     PMR = (JS_base − JS_clamped) / JS_base
 
-JS_base is that of a text x and its variant x′, JS_clamped that of x and x′ read with x's routing:
-the gates of prototype channels, or a Hugging Face model's attention weights. Beside it stands a
-control: x′ read with the routing of a random other text, at the same positions.
+JS_base is the divergence after a text x and its variant x′, JS_clamped that after x and x′ with the
+routing of x: the gates of prototype channels, or the attention weights of a Hugging Face model. The
+control clamps the routing of a random other text at the same positions.
 
 Source: ProtoT, §5.2, Table 4.
 """
@@ -33,20 +33,20 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap, mean_intervals
 
 FLOOR = 1e-4
-"""JS_base in bits below which a pair has no PMR: there is nothing to mediate."""
+"""Minimum JS_base in bits of a pair with a PMR."""
 ROUNDING = 1e-5
-"""|PMR| up to which clamping moved nothing: routing before the first change is the same."""
+"""|PMR| below this is rounding: routing before the first change is the same."""
 MIN_ALIGNED = 0.5
-"""Of the longer text's positions, those that must have a counterpart."""
-# In a block of clamp(ids, alignment) a text is read with the routing of the tokens given.
+"""Minimum share of the longer text's positions with a counterpart."""
+# Within clamp(ids, alignment), the model reads a text with the routing of these tokens.
 Clamp = Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
 class Clamped(NamedTuple):
-    """One pair: JS in bits to what the model says after the original.
+    """Divergences of one pair, in bits, from the prediction after the original.
 
-    ``control`` is with a random text's routing, and NaN where no other text is long enough;
-    ``equal_length`` says whether both texts have as many tokens.
+    ``control`` is with a random text's routing, NaN if no other text is long enough;
+    ``equal_length`` says whether both texts have the same number of tokens.
     """
 
     slice: str
@@ -57,7 +57,7 @@ class Clamped(NamedTuple):
 
 
 def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
-    """Return what can be clamped, and how: channels where there are any, otherwise attention."""
+    """Return the kind of routing, channels if there are any, otherwise attention, and its clamp."""
     if has_mixers(model):
 
         def clamp_gates(ids: Sequence[int], alignment: list[int]) -> AbstractContextManager[None]:
@@ -80,7 +80,7 @@ def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
 def measure_clamping(
     opened: OpenedModel, pairs: Sequence[Pair], *, seed: int = 0, progress: Reporter = SILENT
 ) -> Row:
-    """Read each changed text with the original's routing, and with a random other original's.
+    """Read each changed text with the routing of its original, and of a random other original.
 
     Args:
         opened: the model.
@@ -113,19 +113,20 @@ def measure_clamping(
             others = [rows[texts[text]] for text in originals if text != pair.original]
             other = random_text(others, len(x), generator)
             after = [logits[second]]
-            for source in (x, other) if other else (x,):
-                with clamp(source, alignment):
+            for routed in (x, other) if other else (x,):
+                with clamp(routed, alignment):
                     after.append(next_token.logits_after(model, torch.tensor([changed]))[0].numpy())
             before = next_token.log_probabilities(logits[first][None])
             js = next_token.jensen_shannon(before, next_token.log_probabilities(np.stack(after)))
-            base, own, control = [*js.tolist(), float("nan")][:3]
-            clamped.append(Clamped(pair.slice, base, own, control, len(x) == len(changed)))
+            base, js_clamped, control = [*js.tolist(), float("nan")][:3]
+            same_length = len(x) == len(changed)
+            clamped.append(Clamped(pair.slice, base, js_clamped, control, same_length))
     return {
         "name": name,
         "routing": kind,
         "seed": seed,
         "slices": tuple(
-            slice_mediation(part, [one for one in clamped if one.slice == part], unaligned, seed)
+            slice_mediation(part, [c for c in clamped if c.slice == part], unaligned, seed)
             for part in dict.fromkeys(pair.slice for pair in pairs)
         ),
         "unit": "bits",
@@ -137,12 +138,11 @@ def measure_clamping(
 def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
     """Return for each token of ``changed`` its position in ``original``, or −1 for none.
 
-    Texts of equal length go position by position. Otherwise tokens that difflib finds unchanged
-    are their own counterparts, and what was replaced between them goes token by token from its
-    end: a word that falls into more pieces is whole at its last.
+    Texts of equal length are aligned by position. Otherwise difflib aligns unchanged tokens, and
+    replaced tokens between them are aligned from their end: the last token of a word completes it.
 
     Returns:
-        None where nothing is the same in both, or less than ``MIN_ALIGNED`` has a counterpart.
+        None if no token is unchanged, or less than ``MIN_ALIGNED`` has a counterpart.
     """
     if not original or not changed:
         return None
@@ -163,42 +163,43 @@ def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
 def random_text(
     others: Sequence[Sequence[int]], length: int, generator: np.random.Generator
 ) -> Sequence[int] | None:
-    """Return a text of ``length`` tokens, or of the next larger number that there is; or None.
+    """Return a random text of ``length`` tokens, or of the next larger available number; or None.
 
-    Its end is then where the original's is: a last token is not routed as one in the middle.
+    It ends where the original ends, since last tokens are routed differently.
     """
     shortest = min((len(text) for text in others if len(text) >= length), default=None)
-    fitting = [text for text in others if len(text) == shortest]
-    return fitting[int(generator.integers(len(fitting)))] if fitting else None
+    candidates = [text for text in others if len(text) == shortest]
+    return candidates[int(generator.integers(len(candidates)))] if candidates else None
 
 
 def slice_mediation(
     name: str, clamped: Sequence[Clamped], unaligned: Sequence[str], seed: int = 0
 ) -> Row:
-    """Return the figures of one slice, of its pairs and the slice of each pair left out.
+    """Return the figures of one slice, from its pairs and the slices of unaligned pairs.
 
     Returns:
-        ``pairs`` with a PMR, ``of_equal_length`` among them, and those left out: ``unaligned``, or
-        too long for the model, and ``below_floor``. With the original's routing, ``clamped``, and a
-        random text's, ``control``: ``mean``, ``deviation`` and ``share_positive`` of PMR;
+        The numbers of ``pairs`` with a PMR, those ``of_equal_length`` among them, and pairs left
+        out: ``unaligned``, or too long for the model, and ``below_floor``. With the original's
+        routing, ``clamped``, and a random text's, ``control``: ``mean``, ``deviation`` and
+        ``share_positive`` of PMR;
         ``unmoved`` pairs, whose PMR is rounding; ``pooled`` 1 − Σ JS_clamped / Σ JS_base, which no
         pair with a small JS_base dominates; mean JS_base, ``base``, and JS_clamped, ``js``.
         ``gain``: mean of JS_control − JS_clamped over the same pairs. None without pairs.
     """
-    kept = [one for one in clamped if one.base >= FLOOR]
+    usable = [pair for pair in clamped if pair.base >= FLOOR]
     row: Row = {
         "name": name,
-        "pairs": len(kept),
-        "of_equal_length": sum(one.equal_length for one in kept),
+        "pairs": len(usable),
+        "of_equal_length": sum(pair.equal_length for pair in usable),
         "unaligned": unaligned.count(name),
-        "below_floor": len(clamped) - len(kept),
+        "below_floor": len(clamped) - len(usable),
     } | dict.fromkeys(("clamped", "control", "gain"))
-    if kept:
-        base, own, control = np.array([one[1:4] for one in kept]).T
-        row["clamped"] = _mediation(base, own, seed)
+    if usable:
+        base, js, control = np.array([pair[1:4] for pair in usable]).T
+        row["clamped"] = _mediation(base, js, seed)
         if (with_control := ~np.isnan(control)).any():
             row["control"] = _mediation(base[with_control], control[with_control], seed)
-            row["gain"] = bootstrap((control - own)[with_control], seed=seed)
+            row["gain"] = bootstrap((control - js)[with_control], seed=seed)
     return row
 
 

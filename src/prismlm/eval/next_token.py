@@ -1,7 +1,7 @@
-"""What a model says after a text: its next-token distribution, and how far apart two are.
+"""Next-token distributions after a text, and divergences of two.
 
-Source: ProtoT, §5.2, which says neither the base of its logarithm nor over which tokens ranks are
-correlated. Here divergences are in bits, and ranks over the most probable tokens of either.
+Source: ProtoT, §5.2, which leaves the base of the logarithm and the tokens of the rank correlation
+open. Here divergences are in bits, and ranks over the most probable tokens of either.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from prismlm.probes.texts import equal_length_batches
 from prismlm.statistics import spearman
 
 TOP, RANKED = 10, 50
-"""Tokens of the overlap, and those of either distribution whose ranks are correlated."""
-TOKENS_AT_ONCE, ROWS_AT_ONCE = 1024, 64
-# A temperature between e⁻⁷ and e⁷ is looked for.
+"""Tokens of the overlap, and of either distribution for the rank correlation."""
+TOKENS_PER_BATCH, ROWS_PER_CHUNK = 1024, 64
+# Temperatures are searched between e⁻⁷ and e⁷.
 MAX_LOG_TEMPERATURE = 7.0
 
 
 def encode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> list[list[int]]:
-    """Return each text's tokens after what the tokenizer itself puts before a text.
+    """Return each text's tokens with the tokenizer's prefix, such as BOS, but without its suffix.
 
-    What it would put after one is left out: the next token of an end is not that of the text. A
-    text of no tokens, or of more than the model has positions for, has none.
+    A text without tokens, or with more than the model has positions, gives an empty list.
     """
     bare, bound = len(around_text(tokenizer)[0]), learned_positions(model) or math.inf
     rows = [encode_text(tokenizer, text, end=False) for text in texts]
@@ -55,7 +54,7 @@ def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
     def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return (args[0][..., -1:, :], *args[1:]), kwargs
 
-    # The vocabulary is the larger part of a small model: only the last position meets it.
+    # Only the last position goes through the output embedding, the largest part of a small model.
     with evaluating(model), watch([Hook(output_embedding(model), last)]):
         logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, -1].float().cpu()
     check_finite(f"logits of {type(model).__name__}", logits)
@@ -65,20 +64,19 @@ def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
 def kept_logits(
     model: PreTrainedModel, rows: Sequence[Sequence[int]], advance: Callable[[int], None]
 ) -> Float[np.ndarray, "N V"]:
-    """Return the logits after each text, in a temporary file that is gone with the array.
+    """Return the logits after each text, in a temporary file that is deleted with the array.
 
-    Texts of one length are read together, so that no decoder sees padding. A row without tokens
-    stays zero.
+    Batches hold texts of one length, without padding. A row without tokens stays zero.
     """
-    # With a soft-cap or padding of the vocabulary, the logits alone say how many there are.
+    # The vocabulary may be padded, so its size is that of the logits.
     width = logits_after(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
     size = 4 * width * len(rows)
     check_room("logits of the texts", Path(tempfile.gettempdir()), size)
     with tempfile.TemporaryFile() as file:
         logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
     numbers = [number for number, row in enumerate(rows) if row]
-    for some in equal_length_batches([rows[number] for number in numbers], TOKENS_AT_ONCE):
-        batch = [numbers[place] for place in some]
+    for places in equal_length_batches([rows[n] for n in numbers], TOKENS_PER_BATCH):
+        batch = [numbers[place] for place in places]
         logits[batch] = logits_after(model, torch.tensor([rows[n] for n in batch])).numpy()
         advance(len(batch))
     return logits
@@ -94,12 +92,12 @@ def log_probabilities(
 def jensen_shannon(log_p: Float[Tensor, "N V"], log_q: Float[Tensor, "N V"]) -> Tensor:
     """Return JS = H(½p + ½q) − ½H(p) − ½H(q) of each row in bits: 0, the same, to 1, disjoint."""
     p, q = log_p.exp(), log_q.exp()
-    mixed, one, other = (torch.special.entr(x).sum(-1) for x in ((p + q) / 2, p, q))
-    return (mixed - (one + other) / 2).clamp(min=0) / math.log(2)
+    of_mean, of_p, of_q = (torch.special.entr(x).sum(-1) for x in ((p + q) / 2, p, q))
+    return (of_mean - (of_p + of_q) / 2).clamp(min=0) / math.log(2)
 
 
 def top_overlap(log_p: Tensor, log_q: Tensor, top: int = TOP) -> Tensor:
-    """Return the share of the ``top`` most probable tokens of p that are such of q, row by row."""
+    """Return the share of the ``top`` tokens of p that are among those of q, row by row."""
     count = min(top, log_p.shape[-1])
     first, second = (x.topk(count).indices for x in (log_p, log_q))
     return (first[:, :, None] == second[:, None]).any(-1).double().mean(-1)
@@ -127,9 +125,9 @@ def in_chunks(
     """Return a figure of log-distributions, one or two, for rows of kept logits."""
     parts = [
         figure(
-            *(log_probabilities(logits[r[i : i + ROWS_AT_ONCE]], temperature) for r in rows),
+            *(log_probabilities(logits[r[i : i + ROWS_PER_CHUNK]], temperature) for r in rows),
         )
-        for i in range(0, len(rows[0]), ROWS_AT_ONCE)
+        for i in range(0, len(rows[0]), ROWS_PER_CHUNK)
     ]
     return torch.cat(parts).numpy()
 

@@ -1,4 +1,4 @@
-"""Pairs of a sentence and a changed one, in Parquet: what perturbation studies ask of models."""
+"""Pairs of a sentence and a changed one, in Parquet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prismlm.corpus.layout import strings
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.benchmarks import drawn
 
-# Changes that leave the meaning as it is, and changes of it.
+# Changes that keep the meaning, and changes of it.
 SLICES = (
     "synonym", "typo", "spelling", "morphology", "contraction", "punctuation", "abbreviation",
 )  # fmt: skip
@@ -28,7 +28,7 @@ WAY_OUT = "Write the pairs again with `prismlm eval pairs`."
 
 
 class Pair(NamedTuple):
-    """A text and what became of it."""
+    """A text and its changed form."""
 
     id: str
     slice: str
@@ -64,6 +64,6 @@ def read_pairs(path: Path, limit: int | None = None, seed: int = 0) -> list[Pair
                 f"{path} has the slice {row.slice!r}: expected {', '.join(by_slice)}."
             )
         by_slice[row.slice].append(row)
-    for of_slice in by_slice.values():
-        pairs += [of_slice[number] for number in drawn(len(of_slice), limit, seed)]
+    for members in by_slice.values():
+        pairs += [members[number] for number in drawn(len(members), limit, seed)]
     return pairs

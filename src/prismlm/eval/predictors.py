@@ -4,8 +4,8 @@
     prototype_only   softmax of the logits of ẑ alone
     residual_only    softmax of the logits of r = z − ẑ alone
 
-Each state goes through the whole logit map, so a bias of the output embedding stands in all three:
-it belongs to neither part, and each predictor is what the model would say if its state were that.
+Each state goes through the complete logit map, so a bias of the output embedding is part of all
+three: each predictor is the model's prediction from that state.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ Encoded = tuple[list[int], list[int]]
 
 
 class PredictorLM(HuggingFaceLM):
-    """A model directory as lm-eval's harness asks it, with or without its head.
+    """A model for lm-eval's harness, with or without its head.
 
-    One forward pass serves all predictors: z of the positions before each token of a continuation
-    is kept, and the logits of z, ẑ and r are formed there alone. Requests that read the same
-    tokens share a row. Tokens are those of lm-eval's own ``hf`` model, and sums are in float32 or
-    better; there, a model in bfloat16 has its log-probabilities rounded to bfloat16.
+    One forward pass serves all predictors: the logits of z, ẑ and r are computed only at the
+    positions before each token of a continuation. Requests with the same tokens share a row. Tokens
+    are those of lm-eval's ``hf`` model, and sums are in float32 or better; ``hf`` rounds the
+    log-probabilities of a bfloat16 model to bfloat16.
 
     Args:
         model: a causal language model.
         tokenizer: its tokenizer.
-        logit_map: what the model does after its output embedding.
-        head: its prototype head; None leaves the plain predictor alone.
-        predictor: the one that lm-eval's own functions, such as ``simple_evaluate``, see.
-        batch_size: rows read at once.
+        logit_map: maps the output of the output embedding to logits.
+        head: its prototype head; None for the plain predictor only.
+        predictor: used by lm-eval's own functions, such as ``simple_evaluate``.
+        batch_size: rows per forward pass.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PredictorLM(HuggingFaceLM):
             )
 
     def encoded(self, context: str, continuation: str) -> Encoded:
-        """Return both as tokens; an empty context becomes the token that begins a text."""
+        """Return the tokens of both; an empty context becomes the BOS token."""
         if context:
             before, after = self._encode_pair(context, continuation)
         else:
@@ -105,7 +105,7 @@ class PredictorLM(HuggingFaceLM):
         return before, after
 
     def truncated(self, before: list[int], after: list[int]) -> bool:
-        """Say whether the beginning of a context is cut because the model reads no more."""
+        """Return whether the beginning of a context is cut to the model's maximum length."""
         return len(before) + len(after) > self.max_length + 1
 
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
@@ -120,7 +120,7 @@ class PredictorLM(HuggingFaceLM):
 
         Args:
             encoded: tokens of each context and its continuation (:meth:`encoded`).
-            advance: called with the number of pairs that each batch has settled.
+            advance: called with the number of scored pairs after each batch.
         """
         requests: dict[tuple[int, ...], list[int]] = {}
         for number, (before, after) in enumerate(encoded):
@@ -131,25 +131,25 @@ class PredictorLM(HuggingFaceLM):
         with evaluating(self.model):
             for first in range(0, len(rows), int(self.batch_size)):
                 batch = rows[first : first + int(self.batch_size)]
-                asked = [requests[ids] for ids in batch]
-                ends = [max(len(encoded[number][1]) for number in some) for some in asked]
+                groups = [requests[ids] for ids in batch]
+                ends = [max(len(encoded[number][1]) for number in group) for group in groups]
                 for predictor, log_p in self._log_probabilities(self._states(batch, ends)):
-                    for some, part in zip(asked, log_p.split(ends), strict=True):
-                        for number in some:
+                    for group, part in zip(groups, log_p.split(ends), strict=True):
+                        for number in group:
                             scores[number][predictor] = _score_end(part, encoded[number][1])
-                advance(sum(map(len, asked)))
+                advance(sum(map(len, groups)))
         return scores
 
     def _states(self, batch: list[tuple[int, ...]], ends: list[int]) -> Tensor:
-        """Return z [N, d] of the ends of rows; padding on the right is seen by no token."""
+        """Return z [N, d] at the ends of rows, which are padded on the right."""
         ids = pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
-        with capture(self.model, logits=False) as seen:
+        with capture(self.model, logits=False) as captured:
             self.model(input_ids=ids.to(self.device), use_cache=False)
-        rows = zip(seen.z, batch, ends, strict=True)
+        rows = zip(captured.z, batch, ends, strict=True)
         return torch.cat([z[len(row) - end : len(row)] for z, row, end in rows])
 
     def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Predictor, Tensor]]:
-        """Yield log softmax of every predictor's logits, [N, V]; one at a time, to bound memory."""
+        """Yield the log softmax [N, V] of every predictor, one at a time to save memory."""
         embedding: Any = output_embedding(self.model)
         states = [z]
         if self.head is not None:
@@ -162,15 +162,15 @@ class PredictorLM(HuggingFaceLM):
 
 
 def _score_end(log_p: Tensor, continuation: list[int]) -> Score:
-    """Score the last positions, [≥ n, V], with the n tokens that come after them."""
+    """Score a continuation of n tokens by the last n rows of log-probabilities [≥ n, V]."""
     log_p = log_p[-len(continuation) :]
     targets = torch.tensor(continuation, device=log_p.device)
-    chosen = log_p.gather(1, targets[:, None]).double().sum()
-    return Score(chosen.item(), bool((log_p.argmax(-1) == targets).all()))
+    total = log_p.gather(1, targets[:, None]).double().sum()
+    return Score(total.item(), bool((log_p.argmax(-1) == targets).all()))
 
 
 def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 8) -> PredictorLM:
-    """Open a model directory, with a head or without, as the predictors it has."""
+    """Open a model directory, with or without a head."""
     check_whole("the batch size", batch_size, 1)
     if has_sidecar(path):
         model, tokenizer, sidecar = load_checkpoint(path, device=device)
@@ -183,7 +183,7 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
 
 @contextmanager
 def with_feedback() -> Iterator[None]:
-    """Put saved uncertainty feedback beside every model that lm-eval loads during the block."""
+    """Attach saved uncertainty feedback to every model that lm-eval loads during the block."""
     create = HuggingFaceLM._create_model
 
     def create_with_feedback(lm: Any, pretrained: str, **settings: Any) -> None:
@@ -202,10 +202,10 @@ def run_harness(arguments: Sequence[str]) -> None:
     """Run lm-eval's command line over prismlm's decoders and uncertainty feedback."""
     from lm_eval.__main__ import cli_evaluate
 
-    before = sys.argv
+    arguments_before = sys.argv
     sys.argv = ["lm-eval", *arguments]
     try:
         with with_feedback():
             cli_evaluate()
     finally:
-        sys.argv = before
+        sys.argv = arguments_before

@@ -1,10 +1,10 @@
-"""How much predictions change with a text: perturbations that keep its meaning, flips that do not.
+"""How much predictions change with a text, under perturbations and under changes of meaning.
 
     JS(p(·|x), p(·|x′)),   overlap of the top 10,   Spearman's ρ,   the same top token
 
-A model of flatter predictions has a smaller JS whatever it reads, so JS is also taken with each
-model at the temperature at which its mean entropy over the originals is one target. Ranks do not
-depend on a temperature.
+A model with flatter predictions has a smaller JS on any text, so JS is also measured with each
+model at the temperature that gives all models the same mean entropy over the originals. Ranks do
+not depend on the temperature.
 
 Source: ProtoT, §5.2, Tables 3 and 5.
 """
@@ -35,7 +35,7 @@ MEASURES = ("js", "js_matched", *FIGURES)
 
 
 class OpenedModel(NamedTuple):
-    """A model under the name that its figures stand under."""
+    """A model and its name in the results."""
 
     name: str
     model: PreTrainedModel
@@ -59,7 +59,7 @@ def measure_robustness(
     """Compare what models predict after each text with what they predict after its variant.
 
     Args:
-        models: of different names; each is asked for when the one before has been read with.
+        models: with different names; opened one after the other.
         pairs: of :func:`prismlm.eval.pairs.read_pairs`.
         entropy: the target in nats; None for the lowest of the models' own.
         seed: of the bootstrap.
@@ -80,19 +80,23 @@ def measure_robustness(
     if not logits or not usable.any():
         raise InputError("nothing to compare: expected a model, and a pair that all models read.")
     before, after = rows[usable].T
-    entropies = {name: next_token.mean_entropy(own, before) for name, own in logits.items()}
+    entropies = {name: next_token.mean_entropy(x, before) for name, x in logits.items()}
     target = min(entropies.values()) if entropy is None else float(entropy)
     described: list[Row] = []
     values: dict[str, np.ndarray] = {}
-    for name, own in logits.items():
-        temperature = next_token.matching_temperature(own, before, target)
+    for name, model_logits in logits.items():
+        temperature = next_token.matching_temperature(model_logits, before, target)
         row = {"name": name, "entropy": entropies[name], "temperature": temperature}
         described.append(row | {"vocabulary": vocabularies[name]})
         columns = [
-            next_token.in_chunks(next_token.jensen_shannon, own, before, after, temperature=t)
+            next_token.in_chunks(
+                next_token.jensen_shannon, model_logits, before, after, temperature=t
+            )
             for t in (1.0, temperature)
         ]
-        columns += [next_token.in_chunks(of, own, before, after) for of in FIGURES.values()]
+        columns += [
+            next_token.in_chunks(figure, model_logits, before, after) for figure in FIGURES.values()
+        ]
         values[name] = np.stack(columns, 1)
     slices = np.array([pair.slice for pair in pairs])[usable]
     return {
@@ -101,7 +105,7 @@ def measure_robustness(
         "seed": seed,
         "models": described,
         "slices": [
-            _slice(name, {model: own[slices == name] for model, own in values.items()}, seed)
+            _slice(name, {model: x[slices == name] for model, x in values.items()}, seed)
             for name in dict.fromkeys(slices.tolist())
         ],
         "comparable": len(set(vocabularies.values())) == 1,
@@ -112,13 +116,13 @@ def measure_robustness(
 def _read(
     models: Iterable[OpenedModel], texts: list[str], rows: np.ndarray, progress: Reporter
 ) -> tuple[dict[str, np.ndarray], dict[str, str], np.ndarray]:
-    """Return the logits of each model, its vocabulary, and which pairs all of them read."""
+    """Return the logits and vocabulary of each model, and a mask of pairs that all can read."""
     logits: dict[str, np.ndarray] = {}
     vocabularies: dict[str, str] = {}
     usable = np.ones(len(rows), dtype=bool)
     for name, model, tokenizer in models:
         if name in logits:
-            raise InputError(f"two models are called {name}: give each one a name of its own.")
+            raise InputError(f"two models are called {name}: give each a different name.")
         tokens = next_token.encode(model, tokenizer, texts)
         usable &= np.array([bool(row) for row in tokens])[rows].all(1)
         with progress.task(name, sum(map(bool, tokens)), "texts") as task:
@@ -128,9 +132,9 @@ def _read(
 
 
 def _slice(name: str, values: dict[str, np.ndarray], seed: int) -> Row:
-    """Return figures [pairs, measures] of each model, and of each two, with their intervals."""
+    """Return the mean figures of each model, and differences of each two, with intervals."""
     both = list(itertools.combinations(values, 2))
-    differences = [values[one] - values[other] for one, other in both]
+    differences = [values[first] - values[second] for first, second in both]
     columns = np.concatenate([*values.values(), *differences], 1)
     intervals = iter(mean_intervals(columns, seed=seed))
     parts = [{key: next(intervals) for key in MEASURES} for _ in [*values, *both]]

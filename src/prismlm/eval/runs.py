@@ -1,4 +1,4 @@
-"""A study in a directory: its finished parts are kept one by one, then a result of them all."""
+"""A study in a directory: its finished parts are stored one by one, to resume it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 def make_parts(
     out: Path, folder: str, note: Mapping[str, Any], parts: Mapping[str, Callable[[], Any]]
 ) -> None:
-    """Make the parts that ``out/folder`` lacks, a JSON file ``NAME.json`` each.
+    """Compute the parts that ``out/folder`` lacks, a JSON file ``NAME.json`` each.
 
-    ``run.json`` in ``out`` notes what they are made with, once there is a part. A directory that
-    was begun with something else than ``note`` is refused.
+    ``run.json`` in ``out`` records ``note``, the settings. A directory with other settings is
+    refused.
     """
     directory = out / folder
-    made = any(directory.glob("*.json"))
-    if made:
+    started = any(directory.glob("*.json"))
+    if started:
         begin(out, note, made=True)
     with keeping(lambda: f"{len([*directory.glob('*.json')])} finished parts are kept in {out}."):
         for name, make in parts.items():
@@ -31,15 +31,15 @@ def make_parts(
             if path.is_file():
                 continue
             value = make()
-            if not made:
+            if not started:
                 directory.mkdir(parents=True, exist_ok=True)
                 begin(out, note, made=False)
-                made = True
+                started = True
             keep_json(path, value)
 
 
 def read_part(path: Path, use: Callable[[Any], T]) -> T:
-    """Return what ``use`` makes of a kept part, whose file is named if it is damaged."""
+    """Return ``use`` of a stored part; the error for a damaged one names its file."""
     try:
         return use(read_json(path))
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:

@@ -1,9 +1,9 @@
-"""A suite of benchmarks asked of one model, task by task, and the accuracies beside chance.
+"""A suite of benchmarks on one model, task by task, with accuracies and chance levels.
 
     change = 100 · (a − a_plain) / a_plain,   in %
 
-Standard errors are those of a mean over questions, s / √n. That of a change is of the mean of
-differences question by question, over a_plain: the same questions are asked of all predictors.
+Standard errors are those of a mean over questions, s / √n. That of a change is of the paired
+differences over a_plain: all predictors answer the same questions.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from prismlm.run_state import writing
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
 PACKAGES = ("prismlm", "lm_eval", "torch", "transformers", "tokenizers", "datasets")
-BAND = 5.0  # per cent round the plain predictor: what PRISM's document calls as good
+BAND = 5.0  # per cent around the plain predictor, within which PRISM calls it equally good
 HEADLINE = "acc"
 
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """What is asked.
+    """Settings of a suite.
 
     Attributes:
         suite: its name.
         data: a directory of Parquet files; None for the hub.
-        limit: questions of a task, drawn by ``seed``; None for all.
-        seed: of what is drawn, questions and examples.
+        limit: questions per task, drawn by ``seed``; None for all.
+        seed: of drawn questions and examples.
         shots: examples before each question.
     """
 
@@ -67,11 +67,11 @@ class Question(NamedTuple):
     """One document, as lm-eval asks it.
 
     Attributes:
-        number: which of the benchmark's documents it is.
-        task: lm-eval's task, which judges the answers.
-        document: as that task reads it.
+        number: of the document.
+        task: lm-eval's task, which scores the answers.
+        document: in the form of that task.
         pairs: (context, continuation) of each answer.
-        gold: the right answer's number.
+        gold: the number of the right answer.
     """
 
     number: int
@@ -82,9 +82,9 @@ class Question(NamedTuple):
 
 
 def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Question], int]:
-    """Return the questions of a task that are asked, and how many it has.
+    """Return the selected questions of a task, and the number of all.
 
-    Those of a task with subjects are drawn from all of its subjects together.
+    Questions of a task with subjects are drawn from all subjects together.
     """
     tasks = load_tasks(benchmark, options.data, shots=options.shots, seed=options.seed)
     rows = [(task, row) for task in tasks for row in range(len(task.task_docs))]
@@ -95,7 +95,7 @@ def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Ques
 def _question(number: int, task: Any, row: int, shots: int) -> Question:
     document = task.task_docs[row]
     choices = task.doc_to_choice(document)
-    # Where answers stand in the context, as in WinoGrande, lm-eval has the two the other way round.
+    # Where the context contains the answers, as in WinoGrande, lm-eval exchanges text and target.
     try:
         gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
         gold = choices.index(gold) if isinstance(gold, str) else gold
@@ -104,7 +104,7 @@ def _question(number: int, task: Any, row: int, shots: int) -> Question:
     if not 0 <= gold < len(choices):
         raise FormatError(
             f"question {row} of {task.task_name} has {len(choices)} answers, and its label is "
-            "none of them: expected the right one. Take the task's own documents."
+            "none of them: expected the number of the right answer."
         )
     context = task.fewshot_context(document, shots, gen_prefix=task.doc_to_prefix(document))
     requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, row, 1))
@@ -114,25 +114,25 @@ def _question(number: int, task: Any, row: int, shots: int) -> Question:
 def ask(
     lm: PredictorLM, benchmark: Benchmark, options: SuiteOptions, progress: Reporter
 ) -> dict[str, Any]:
-    """Ask all predictors the questions of a task, and have lm-eval's task judge each.
+    """Ask all predictors the questions of a task; lm-eval's task scores the answers.
 
     Returns:
-        The ``task``; ``of`` how many questions which were ``chosen``; ``gold``, the right answer's
-        number, ``choices``, how many there were, one of each for a question; ``truncated``
-        questions, whose beginning the model could not read; and ``correct``, by predictor and
-        metric, 0 or 1 for each question.
+        The ``task``; ``of``, the number of all questions, and the ``chosen`` ones; for each of
+        these ``gold``, the number of the right answer, and ``choices``, the number of answers; how
+        many were ``truncated`` on the left; and ``correct``, 0 or 1 for each question, by predictor
+        and metric.
     """
     questions, count = questions_of(benchmark, options)
     encoded = [[lm.encoded(*pair) for pair in question.pairs] for question in questions]
     flat = [pair for pairs in encoded for pair in pairs]
-    with progress.task(benchmark.title, len(flat), "answers") as shown:
-        scores = iter(lm.score(flat, shown.advance))
+    with progress.task(benchmark.title, len(flat), "answers") as progress_task:
+        scores = iter(lm.score(flat, progress_task.advance))
     correct: dict[str, dict[str, list[int]]] = {name: {} for name in lm.predictors}
     for question in questions:
         answers = [next(scores) for _ in question.pairs]
         for predictor, metrics in correct.items():
-            given = [tuple(answer[cast("Any", predictor)]) for answer in answers]
-            for metric, value in question.task.process_results(question.document, given).items():
+            results = [tuple(answer[cast("Any", predictor)]) for answer in answers]
+            for metric, value in question.task.process_results(question.document, results).items():
                 metrics.setdefault(metric, []).append(int(value))
     return {
         "task": benchmark.name,
@@ -146,12 +146,12 @@ def ask(
 
 
 def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of one task, of what :func:`ask` returned; NaN where there is none.
+    """Return the figures of one task from the result of :func:`ask`; NaN where undefined.
 
-    ``chance`` is the mean of 1 / choices, and ``most_common`` the accuracy of whoever always gives
-    the answer that is right most often.
+    ``chance`` is the mean of 1 / choices, and ``most_common`` the accuracy of always giving the
+    most frequent right answer.
     """
-    correct, asked = answers["correct"], len(answers["gold"])
+    correct, questions = answers["correct"], len(answers["gold"])
     predictors: dict[str, dict[str, Any]] = {name: {} for name in correct}
     for predictor, metrics in correct.items():
         for metric, right in metrics.items():
@@ -163,17 +163,17 @@ def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
             predictors[predictor][metric] = figure
     return {
         "task": answers["task"],
-        "questions": asked,
+        "questions": questions,
         "of": answers["of"],
         "truncated": answers["truncated"],
         "chance": float(np.mean([1 / count for count in answers["choices"]])),
-        "most_common": max(Counter(answers["gold"]).values()) / asked,
+        "most_common": max(Counter(answers["gold"]).values()) / questions,
         "predictors": predictors,
     }
 
 
 def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the mean accuracy over tasks, each counting alike, by predictor."""
+    """Return the mean accuracy over tasks, with equal weights, by predictor."""
     means: dict[str, dict[str, Any]] = {}
     plain = np.array([task["predictors"]["plain"][HEADLINE]["value"] for task in tasks])
     for predictor in tasks[0]["predictors"]:
@@ -182,9 +182,9 @@ def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         error = np.linalg.norm([figure["stderr"] for figure in figures]) / len(tasks)
         means[predictor] = {"value": value, "stderr": float(error)}
         if predictor != "plain":
-            # Of differences: a change is relative to each task's own plain accuracy.
-            apart = plain * [figure["change_stderr"] for figure in figures] / 100
-            error = float(np.linalg.norm(apart) / len(tasks))
+            # The change of a task is relative to its own plain accuracy.
+            errors = plain * [figure["change_stderr"] for figure in figures] / 100
+            error = float(np.linalg.norm(errors) / len(tasks))
             means[predictor] |= _change(value, float(plain.mean()), error)
     return means
 
@@ -206,16 +206,16 @@ def run_suite(
     tasks: Sequence[str] | None = None,
     progress: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Ask the tasks that ``out`` has no answers of yet, and return the figures of all it has.
+    """Ask the tasks that ``out`` lacks, and return the figures of all its tasks.
 
-    ``out`` then holds ``run.json``, the answers of each task below ``tasks``, and ``eval.json``,
-    which is what this returns.
+    ``out`` then holds ``run.json``, the answers of each task below ``tasks``, and the result in
+    ``eval.json``.
 
     Args:
         lm: of :func:`prismlm.eval.predictors.open_predictors`.
-        name: the model's, for the reader.
-        out: a directory; it is made if it is not there.
-        options: what is asked. They and the model must be those that ``out`` was begun with.
+        name: of the model, for the reader.
+        out: a directory, created if necessary.
+        options: with the model, the same as those that ``out`` was started with.
         tasks: those to ask now; None for the whole suite.
         progress: shows the tasks.
     """

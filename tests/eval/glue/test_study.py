@@ -5,7 +5,7 @@ import pytest
 
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.glue.data import TASKS, tasks_of
-from prismlm.eval.glue.fine_tune import Classifier, GlueModel, GlueOptions
+from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import run_glue, search, server_file, with_rate
 from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy
 
@@ -67,35 +67,6 @@ def test_scores_are_fitted_and_hidden_sets_are_left_out(models, tmp_path):
     assert row["fine_tuned"]["mean"]["pearson"] > 0.8
     assert row["from_scratch"] is None
     assert not (tmp_path / "out" / "predictions").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"limit": 0}, "limit is 0"),
-        ({"dev_limit": 2}, "dev_limit is 2"),
-        ({"epochs": 0}, "epochs is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0: expected above 0"),
-        ({"warmup": 1.5}, "warmup is 1.5: expected a share"),
-    ],
-)
-def test_options_out_of_range_are_refused(given, said):
-    with pytest.raises(InputError, match=said):
-        GlueOptions(**given)
-
-
-def test_hidden_sets_are_not_read_from_scratch(models, quick, tmp_path, monkeypatch):
-    sizes, predict = [], Classifier.predict
-
-    def counted(self, rows):
-        sizes.append(len(rows))
-        return predict(self, rows)
-
-    monkeypatch.setattr(Classifier, "predict", counted)
-    run_glue(models["llama"], tmp_path, quick, ["sst2"], [0], from_scratch=True)
-    # The five rows of the test set, by the model itself.
-    assert sizes.count(5) == 1
 
 
 def test_other_settings_and_another_model_are_refused(models, quick, tmp_path):
