@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -101,11 +100,6 @@ def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
     assert found[2]["least_share"] == 0.01
     assert "least_share" not in found[1]
     assert min(listed.values()) >= 0.01
-    kept = {key for key, share in measured.items() if share >= 0.0101}
-    assert kept <= set(listed)
-    said = prism("sources", tiny_model, "--doc", doc, "--audit", rows).stdout
-    assert "least share" in said
-    assert re.match(r"“.*” is behind these \d texts (more|less|about as) ", " ".join(said.split()))
     assert listed.items() <= {key: pytest.approx(x) for key, x in measured.items()}.items()
     pairs = out / "pairs.parquet"
     arguments = ["compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs, "--json"]

@@ -87,24 +87,7 @@ def test_dry_runs_write_nothing_and_say_what_they_cannot_know(prism, bare, folde
     assert found["tokens"] == pytest.approx(0.95 * read, rel=0.05)
     assert found["seconds"] == pytest.approx(found["tokens"] / found["tokens_per_second"])
     assert "tokens per second" in prism(*index).stdout
-    columns = ["--text-column", "body", "--id-column", "key"]
-    build = ["corpus", "build", "--dataset", folder, *columns, "--out", tmp_path / "corpus"]
-    built = json.loads(prism(*build, "--tokenizer", bare, "--dry-run", "--json").stdout)
-    assert built["tokens"] == found["corpus"]["tokens"]
     assert listing(tmp_path) == before
-    done = prism(*build, "--tokenizer", bare, "--json")
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert made["counts"]["tokens"] == built["tokens"]
-    actual = sum(path.stat().st_size for path in (tmp_path / "corpus").glob("*-*"))
-    assert actual / 2 < built["disk_bytes"] < 2 * actual
-
-    # What corpus build made of the same dataset with the model's tokenizer is reused.
-    ready = prism(*index, "--corpus", tmp_path / "corpus", "--json")
-    assert (
-        json.loads(ready.stdout)["documents"]
-        == made["counts"]["documents"] - (made["heldout"]["documents"])
-    )
 
 
 def test_what_cannot_be_used(prism, refused, bare, folder, tmp_path):

@@ -78,46 +78,13 @@ def test_a_part_alone(prism, tiny_model, tiny_corpus, lm, only):
     result = prism("steer", tiny_model, *arguments, "--json")
     assert result.returncode == 0, result.stderr
     value = json.loads(result.stdout)
-    expected = json.loads(json.dumps(steer(lm, TEXT, [], only=only, generate=4).to_dict()))
     cost = perplexity_cost(lm, Corpus.open(tiny_corpus), [], only=only, tokens=500)
-    assert value == expected | {
-        "model": str(tiny_model),
-        "lens": "sample",
-        "edit": None,
-        "only": only,
-        "cost": asdict(cost),
-        "cost_note": "",
-    }
-    # What it wrote is what the model writes inside the block, and not what it writes outside.
+    assert (value["edit"], value["only"], value["cost"]) == (None, only, asdict(cost))
     with lm.edit(only=only):
         assert value["text"] == lm.generate(TEXT, tokens=4)
     assert value["unedited"] == lm.generate(TEXT, tokens=4) != value["text"]
     assert all(token["control"] is None for token in value["tokens"])
     assert (value["tokens"][0]["leading_after"] is None) == (only == "residual")
-
-
-def test_a_part_alone_with_an_edit_and_over_prompts(prism, refused, tiny_model, lm, tmp_path):
-    arguments = ("--only", "prototypes", "--prototype", 7, "--edit", "ablate", "--heldout", 0)
-    result = prism("steer", tiny_model, TEXT, *arguments, "--generate", 3)
-    assert result.stdout.startswith("ablate prototype 7, prototypes only\n")
-    # Without an edit nothing is edited, but the part that is left out changes the text.
-    told = prism("steer", tiny_model, TEXT, "--only", "residual", "--heldout", 0).stdout
-    assert "Nothing changed" not in told
-    assert "leads before" in told
-    path = tmp_path / "prompts.txt"
-    path.write_text(f"{TEXT}\nOnce upon a time\n", encoding="utf-8")
-    alone = ("--file", path, "--only", "residual", "--heldout", 0)
-    value = json.loads(prism("steer", tiny_model, *alone, "--json").stdout)
-    expected = measure_effects(lm, [TEXT, "Once upon a time"], [], only="residual").to_dict()
-    assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
-    assert list(value["measures"]) == ["text", "divergence"]
-    assert value["signature_tokens"] == []
-    for words, wrong in (
-        ("'prototype' is not one of 'prototypes'", ("--only", "prototype")),
-        ("--strength belongs to an edit", ("--only", "residual", "--strength", 1)),
-        ("leaves no prototypes", ("--only", "residual", *CLAMP)),
-    ):
-        assert words in refused("steer", tiny_model, TEXT, *wrong)
 
 
 def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
@@ -149,6 +116,9 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         (("word " * 5000, *CLAMP), "shorten it"),
         (("", *CLAMP), "the text is empty"),
         (CLAMP, "got neither"),
+        ((TEXT, "--only", "prototype"), "'prototype' is not one of 'prototypes'"),
+        ((TEXT, "--only", "residual", "--strength", 1), "--strength belongs to an edit"),
+        ((TEXT, "--only", "residual", *CLAMP), "leaves no prototypes"),
         ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
         ((*CLAMP, "--file", "missing.txt"), "cannot be read"),
         ((TEXT, *CLAMP, "--heldout", -1), "'--heldout'"),

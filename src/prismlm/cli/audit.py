@@ -6,11 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import option
+from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.run_state import orderly_end
@@ -20,10 +18,8 @@ if TYPE_CHECKING:
     from prismlm.explain.audit import Audit
 
 NAME_WIDTH = 28
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {opt.TEXT_KINDS}.")]
-LeastShare = Annotated[
-    float, option("S", "A row names every document with at least this share.", min=0, max=1)
-]
+Files = Annotated[list[Path], argument("FILE...", f"Texts: {opt.TEXT_KINDS}.")]
+LeastShare = Annotated[float, option("S", "Least share of a document in a row.", min=0, max=1)]
 Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "Group shares by this.")]
 
@@ -174,8 +170,8 @@ def sources(
 
 
 def compare(
-    model_a: Annotated[Path, typer.Argument(metavar="MODEL_A", help="A model or a checkpoint.")],
-    model_b: Annotated[Path, typer.Argument(metavar="MODEL_B", help="Another, same tokenizer.")],
+    model_a: Annotated[Path, argument("MODEL_A", "A model or a checkpoint.")],
+    model_b: Annotated[Path, argument("MODEL_B", "Another, same tokenizer.")],
     file: opt.TextFiles = None,
     lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
     lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,

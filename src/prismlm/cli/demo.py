@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 FETCHED_DIRECTORY = Path("prismlm-demo")
 TRAINED_DIRECTORY = Path("prismlm-demo-trained")
 QUICK_DIRECTORY = Path("prismlm-demo-quick")
-Out = Annotated[
-    Path | None,
-    option("DIR", "Where to build; prismlm-demo, prismlm-demo-trained or prismlm-demo-quick."),
-]
+Out = Annotated[Path | None, option("DIR", "Default: prismlm-demo, with -trained or -quick.")]
 
 
 def demo(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,14 +31,11 @@ Rate = Annotated[float | None, option("R", "Default: of --search, or the source.
 Warmup = Annotated[float | None, option("W", "Share of the steps.", min=0, max=1)]
 Models = Annotated[list[Path], argument("MODEL...", "To compare.")]
 JUDGED_HELP = "Model directories; none: examine a judge alone."
-JudgeBy = Annotated[
-    Literal["asked", "likelihood", "typical"],
-    option(
-        None,
-        "How --judge judges: asked; or by what it finds probable: the more the better "
-        "(likelihood), or the nearer to the text that is continued (typical).",
-    ),
-]
+BY_HELP = (
+    "How --judge compares texts: asked; by the higher probability (likelihood), or by the one "
+    "closest to the prompt's (typical)."
+)
+JudgeBy = Annotated[Literal["asked", "likelihood", "typical"], option(None, BY_HELP)]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
 PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn.", min=1)]
 Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", min=0)]
@@ -189,18 +186,18 @@ def judge(
 
 
 def _print_judgement(result: Row) -> None:
-    if found := result["judge"]:
-        verdict = "usable" if found["usable"] else f"unusable: {'; '.join(found['reasons'])}"
-        output.say(f"The judge {found['source']} is {verdict}.", style="bold")
-        output.say("A judge that does not look at the texts has 50 %.\n")
-        output.print_facts(found["preferred"] | {"order": found["order"]})
+    if examined := result["judge"]:
+        verdict = "usable" if examined["usable"] else f"unusable: {'; '.join(examined['reasons'])}"
+        output.say(f"The judge {examined['source']} is {verdict}.", style="bold")
+        output.say("A judge that ignores the texts has 50 %.\n")
+        output.print_facts(examined["preferred"] | {"order": examined["order"]})
     if ratings := result["ratings"]:
         if not ratings["readable"]:
             output.say("\nRatings, not to be read since the judge is unusable")
         output.print_value(ratings)
     if bleu := result["bleu"]:
         rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
-        title = "BLEU, and against another prompt's text"
+        title = "BLEU, and against the reference of another prompt"
         output.print_value({title: rows, "samples": bleu["samples"]})
     output.say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
@@ -232,33 +229,32 @@ def glue(
     from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 
     options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
-    names, drawn = opt.split_names(tasks), _seeds(seeds)
+    names, numbers = opt.split_names(tasks), _parse_seeds(seeds)
     tasks_of(names)
-    place = model / "eval" / "glue" if out is None else out
-    check_outputs(directory=place, inputs=(model, data), overwrite=True)
+    directory = model / "eval" / "glue" if out is None else out
+    check_outputs(directory=directory, inputs=(model, data), overwrite=True)
     lm, progress = GlueModel(model, device=device), ConsoleReporter()
     with orderly_end():
         if search:
-            result = study.search(lm, place, options, drawn[0], progress)
+            result = study.search(lm, directory, options, numbers[0], progress)
         else:
-            how: dict[str, Any] = {"from_scratch": from_scratch, "progress": progress}
-            result = study.run_glue(lm, place, options, names, drawn, **how)
+            settings: dict[str, Any] = {"from_scratch": from_scratch, "progress": progress}
+            result = study.run_glue(lm, directory, options, names, numbers, **settings)
     if as_json:
         output.print_json(result)
     elif search:
         columns = {"learning_rate": "g", "warmup": "g", "sst2": ".3f", "mnli": ".3f"}
-        chosen = {name: result[name] for name in ("learning_rate", "warmup")}
-        title = "Dev accuracies; the choice stands below"
-        output.print_rows(title, columns, result["tried"], **chosen)
+        choice = {name: result[name] for name in ("learning_rate", "warmup")}
+        output.print_rows("Dev accuracies; below, the choice", columns, result["tried"], **choice)
     else:
         _print_glue(result)
 
 
-def _seeds(text: str) -> list[int]:
-    given = opt.split_names(text) or []
-    if not all(part.isdecimal() and len(part) < 20 for part in given):
+def _parse_seeds(text: str) -> list[int]:
+    parts = opt.split_names(text) or []
+    if not all(part.isdecimal() and len(part) < 20 for part in parts):
         raise InputError(f"--seeds is {text!r}: expected whole numbers, such as 0,1,2.")
-    return [int(part) for part in dict.fromkeys(given)]
+    return [int(part) for part in dict.fromkeys(parts)]
 
 
 def _print_glue(result: Row) -> None:
@@ -303,12 +299,10 @@ def robustness(
 
     with orderly_end():
         drawn = read_pairs(pairs, limit, seed)
-        how: dict[str, Any] = {"entropy": entropy, "seed": seed, "progress": ConsoleReporter()}
-        found = measure_robustness(_opened(models), drawn, **how)
-    value = {"pairs": str(pairs), "limit": limit} | json_values(found)
-    if out is not None:
-        output.write_json(out, value)
-    output.print_json(value) if as_json else _print_robustness(found)
+        settings: dict[str, Any] = {"entropy": entropy, "seed": seed}
+        settings["progress"] = ConsoleReporter()
+        result = measure_robustness(_open_models(models), drawn, **settings)
+    _finish_study(result, {"pairs": str(pairs), "limit": limit}, out, as_json, _print_robustness)
 
 
 @app.command()
@@ -328,16 +322,13 @@ def clamping(
 
     with orderly_end():
         drawn = read_pairs(pairs, limit, seed)
-        (opened,) = _opened([model])
-        found = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
-    value = {"pairs": str(pairs), "limit": limit} | json_values(found)
-    if out is not None:
-        output.write_json(out, value)
-    output.print_json(value) if as_json else _print_clamping(found)
+        (opened,) = _open_models([model])
+        result = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
+    _finish_study(result, {"pairs": str(pairs), "limit": limit}, out, as_json, _print_clamping)
 
 
-def _opened(paths: Sequence[Path]) -> Iterator[OpenedModel]:
-    """Yield models in float32 under the shortest names that tell them apart."""
+def _open_models(paths: Sequence[Path]) -> Iterator[OpenedModel]:
+    """Yield models in float32, with the shortest unique names."""
     from prismlm.eval.robustness import OpenedModel
     from prismlm.models.checkpoint import read_checkpoint
 
@@ -348,44 +339,51 @@ def _opened(paths: Sequence[Path]) -> Iterator[OpenedModel]:
         yield OpenedModel(unique, model.float(), tokenizer)
 
 
-def _print_robustness(found: Row) -> None:
-    """Print each slice and model with intervals, then differences to the first model."""
+def _finish_study(
+    result: Row, head: Row, out: Path | None, as_json: bool, show: Callable[[Row], None]
+) -> None:
+    value = head | json_values(result)
+    if out is not None:
+        output.write_json(out, value)
+    output.print_json(value) if as_json else show(result)
+
+
+def _print_robustness(result: Row) -> None:
+    """Print each slice and model with intervals, then differences from the first model."""
     facts: Row = {
-        "mean entropy matched to": found["target"],
-        "pairs empty or too long for a model": found["left_out"],
-        "JS comparable, over one vocabulary": found["comparable"],
+        "mean entropy matched to": result["target"],
+        "pairs empty or too long for a model": result["left_out"],
+        "JS comparable, over one vocabulary": result["comparable"],
     }
-    named = {"name": "", "entropy": ".3f", "temperature": ".3f"}
-    output.print_rows("Models", named, found["models"], **facts)
-    first = found["models"][0]["name"]
-    rows = [
-        {"slice": part["name"], "pairs": part["pairs"], "model": name} | figures
-        for part in found["slices"]
-        for name, figures in [
-            *part["models"].items(),
-            *((f"first − {d['of'][1]}", d) for d in part["differences"] if d["of"][0] == first),
-        ]
-    ]
-    figures = ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value")
-    columns = {"slice": "", "pairs": "", "model": ""} | dict.fromkeys(figures, ".3f")
+    columns = {"name": "", "entropy": ".3f", "temperature": ".3f"}
+    output.print_rows("Models", columns, result["models"], **facts)
+    first = result["models"][0]["name"]
+    rows: list[Row] = []
+    for part in result["slices"]:
+        differences = [d for d in part["differences"] if d["of"][0] == first]
+        figures = part["models"] | {f"first − {d['of'][1]}": d for d in differences}
+        head = {"slice": part["name"], "pairs": part["pairs"]}
+        rows += [head | {"model": name} | values for name, values in figures.items()]
+    names = ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value")
+    columns = {"slice": "", "pairs": "", "model": ""} | dict.fromkeys(names, ".3f")
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
     output.print_rows(title, columns, rows)
 
 
-def _print_clamping(found: Row) -> None:
+def _print_clamping(result: Row) -> None:
     """Print PMR of each slice with the original's routing and with a random text's."""
     rows = [
         {"slice": part["name"], "routing_of": of} | (part[key] or {"pairs": 0})
-        for part in found["slices"]
+        for part in result["slices"]
         for of, key in (("original", "clamped"), ("random text", "control"))
     ]
     columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f"}
     columns |= {"share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f"}
     columns |= {"js.value": ".4f", "pairs": "", "unmoved": ""}
-    output.print_rows(f"PMR: {found['name']}, {found['routing']} clamped", columns, rows)
+    output.print_rows(f"PMR: {result['name']}, {result['routing']} clamped", columns, rows)
     columns = dict.fromkeys(("name", "of_equal_length", "unaligned", "below_floor"), "")
     title = "Pairs left out; gain: JS with random routing minus the original's"
-    output.print_rows(title, columns | {"gain": "+.3f"}, found["slices"])
+    output.print_rows(title, columns | {"gain": "+.3f"}, result["slices"])
 
 
 @app.command()

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import spinner
 from prismlm.errors import InputError
 from prismlm.files import read_text
@@ -23,23 +21,17 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 CHAT_TOKENS = 50
-TextFile = Annotated[
-    str | None,
-    option("FILE", "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."),
-]
-Generate = Annotated[
-    int | None,
-    option("N", "Tokens to add and explain (default: 0, or 50 to answer a chat).", min=0),
-]
+FILE_HELP = "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."
+TextFile = Annotated[str | None, option("FILE", FILE_HELP)]
+GENERATE_HELP = "Tokens to add and explain (default: 0, or 50 to answer a chat)."
+Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
 Attention = Annotated[list[str] | None, option("L:H", "For --json: heads H of layers L.")]
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
 def explain(
     model: opt.Model,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text to explain, or use --file.")
-    ] = None,
+    text: Annotated[str | None, argument("TEXT", "The text to explain, or use --file.")] = None,
     chat: opt.Chat = False,
     system: opt.System = None,
     generate: Generate = None,

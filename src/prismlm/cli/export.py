@@ -8,28 +8,21 @@ from typing import Annotated, Any, Literal
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 
 Private = Annotated[bool, flag("--private", "Only its owners see it; a public one is refused.")]
-Licenses = Annotated[
-    list[str] | None, option("NAME", "Licence of text that you may pass on; may be repeated.")
-]
-DryRun = Annotated[
-    bool, flag("--dry-run", "Print the card and the names of the files; upload nothing.")
-]
-Format = Annotated[
-    Literal["sae-lens", "neuronpedia"],
-    option(
-        "FORMAT",
-        "sae-lens: a dictionary that SAE.load_from_disk reads. neuronpedia: "
-        "features, explanations and activations, for the importer of a local instance.",
-    ),
-]
+Licenses = Annotated[list[str] | None, option("NAME", "Licence that allows sharing; repeatable.")]
+DryRun = Annotated[bool, flag("--dry-run", "Print the card and file names; upload nothing.")]
+FORMAT_HELP = (
+    "sae-lens: a dictionary that SAE.load_from_disk reads. neuronpedia: features, explanations and "
+    "activations, for the importer of a local instance."
+)
+Format = Annotated[Literal["sae-lens", "neuronpedia"], option("FORMAT", FORMAT_HELP)]
 
 
 def push(
     model: opt.Model,
-    name: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Its name on the hub.")],
+    name: Annotated[str, argument("ORG/NAME", "Its name on the hub.")],
     lens: opt.Lens = None,
     private: Private = False,
     no_lens: Annotated[bool, flag("--no-lens", "Leave out the lens, and so all text.")] = False,
@@ -47,7 +40,7 @@ def push(
 
 def export(
     model: opt.Model,
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+    out: Annotated[Path, argument("DIR", "A new directory.")],
     to: Format,
     lens: opt.Lens = None,
 ) -> None:

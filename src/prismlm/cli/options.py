@@ -52,33 +52,21 @@ def _check_finite(parameter: typer.CallbackParam, value: Any) -> Any:
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
-SkipBadRows = Annotated[
-    bool, flag("--skip-bad-rows", "Leave out rows that cannot be used, and count them by reason.")
-]
+SkipBadRows = Annotated[bool, flag("--skip-bad-rows", "Skip bad rows; count them by reason.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory, or org/name.")]
-Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
-]
+Model = Annotated[Path, argument("MODEL", "A model directory, or org/name.")]
+Models = Annotated[list[Path], argument("MODEL...", "Model directories, such as seeds.")]
 Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
 Precision = Annotated[Literal["auto", "float32", "bf16"], option(None, "Of the forward passes.")]
 Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.")]
-CorpusLocation = Annotated[
-    Path | None, option("DIR", "Where the lens's corpus is now, if it was moved.", "--corpus")
-]
-CorpusToRead = Annotated[
-    Path | None, option("DIR", "The corpus to read (default: what the model was trained on).")
-]
-TextFiles = Annotated[
-    list[Path] | None, option("FILE", f"Texts to read; may be repeated: {TEXT_KINDS}.", "--file")
-]
-By = Annotated[
-    Literal["document", "source", "domain", "license"] | None,
-    option(None, "What shares are by (default: domain, or source if all share one domain)."),
-]
-Method = Annotated[
-    Literal["evidence", "source"], option(None, "evidence, or source: PRISM's A = Σ α μ.")
-]
+CorpusLocation = Annotated[Path | None, option("DIR", "The lens's corpus, if moved.", "--corpus")]
+CorpusToRead = Annotated[Path | None, option("DIR", "Default: the training corpus.")]
+FILES_HELP = f"Texts to read; may be repeated: {TEXT_KINDS}."
+TextFiles = Annotated[list[Path] | None, option("FILE", FILES_HELP, "--file")]
+BY_HELP = "Group shares by this (default: domain, or source if there is one domain)."
+By = Annotated[Literal["document", "source", "domain", "license"] | None, option(None, BY_HELP)]
+METHOD_HELP = "evidence, or source: PRISM's A = Σ α μ."
+Method = Annotated[Literal["evidence", "source"], option(None, METHOD_HELP)]
 Split = Annotated[Literal["train", "heldout", "all"], option(None, "Documents to read.")]
 Layer = Annotated[int | None, option("N", "Only this layer.")]
 Temperature = Annotated[float, option("T", "0 takes the top token.", min=0)]
@@ -88,19 +76,15 @@ System = Annotated[str | None, option("WORDS", "System prompt (with --chat).")]
 Html = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
 OutDir = Annotated[Path | None, option("DIR", "Write results into this directory.")]
 OutJson = Annotated[Path | None, option("FILE", "Write the figures as JSON.")]
-Where = Annotated[
-    list[str] | None,
-    option("COLUMN=VALUE", "Only text that matches, such as license=CC0; may be repeated."),
-]
+WHERE_HELP = "Only text that matches, such as license=CC0; may be repeated."
+Where = Annotated[list[str] | None, option("COLUMN=VALUE", WHERE_HELP)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
 Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).", min=1)]
 Contexts = Annotated[int, option("L", "Places kept per prototype.", min=1)]
 PositionShare = Annotated[float, option("SHARE", "Positions kept for passages: 1 keeps all.")]
 Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]
-Endpoint = Annotated[
-    str | None,
-    option("URL", "Ask a language model at an OpenAI-compatible endpoint; key: OPENAI_API_KEY."),
-]
+ENDPOINT_HELP = "Ask a language model at an OpenAI-compatible endpoint; key: OPENAI_API_KEY."
+Endpoint = Annotated[str | None, option("URL", ENDPOINT_HELP)]
 EndpointModel = Annotated[str | None, option("NAME", "The model's name at the endpoint.")]
 Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
 Port = Annotated[int, option("N", "Port to serve at; 0 takes a free one.", min=0, max=65535)]

@@ -28,9 +28,7 @@ LOOPBACK = (HOST, "::1", "[::1]", "localhost")
 SHUTDOWN_SECONDS = 3
 KEY_HELP = "Requests must bring this key."
 ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP, envvar="PRISMLM_API_KEY")]
-ShowExplorer = Annotated[
-    bool, flag("--explorer", "Show the model in a browser, too, as `prismlm explore`.")
-]
+ShowExplorer = Annotated[bool, flag("--explorer", "Serve the explorer too.")]
 
 
 def explore(

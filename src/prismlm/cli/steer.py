@@ -11,7 +11,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import option
+from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_text
@@ -23,20 +23,13 @@ MEASURES = {
     "text": "text's own next token, Δ log p",
     "divergence": "KL (before ‖ after)",
 }
-Prompt = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="Text to continue; with --chat, to answer.")
-]
-OptionalPrompt = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="Text to continue, or use --file.")
-]
-Strength = Annotated[
-    float | None,
-    option(
-        "S",
-        "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default of a "
-        "clamp or group: the largest at which the text does not begin to repeat.)",
-    ),
-]
+Prompt = Annotated[str, argument("PROMPT", "Text to continue; with --chat, to answer.")]
+OptionalPrompt = Annotated[str | None, argument("PROMPT", "Text to continue, or use --file.")]
+STRENGTH_HELP = (
+    "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default of a "
+    "clamp or group: the largest at which the text does not begin to repeat.)"
+)
+Strength = Annotated[float | None, option("S", STRENGTH_HELP)]
 Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "Edit of the prototype.")]
 Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Only this part of z.")]
 HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (default: the lens's).")]

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from prismlm.training import Recipe, TrainingResult, TrialResult
 
 MAX_TRIALS = 15
+Settings = Annotated[list[str] | None, option("KEY=VALUE", "Replace a recipe value.", "--set")]
 
 
 def train(
     recipe: Annotated[Path, argument("RECIPE", "A recipe, in YAML.")],
-    settings: Annotated[
-        list[str] | None, option("KEY=VALUE", "Replace one value of the recipe.", "--set")
-    ] = None,
+    settings: Settings = None,
     search: Annotated[bool, flag("--search", "Search hyper-parameters of the recipe.")] = False,
     resume: Annotated[bool, flag("--resume", "Resume from the newest checkpoint.")] = False,
     dry_run: opt.DryRun = False,
