@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
@@ -170,17 +168,9 @@ def judge(
         texts = file_prompts(prompts, prompts_count, writing)
     else:
         texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
-
-    def announce(subject: str, questions: int, tokens: int) -> None:
-        size = f"{questions:,} questions about {subject}, some {output.format_count(tokens)} tokens"
-        if questions:
-            typer.echo(f"{size} in; verdicts are kept.", err=True)
-
     progress = ConsoleReporter()
     with orderly_end():
-        result = run_judging(
-            *(named(paths), texts, writing, directory, opener), progress=progress, announce=announce
-        )
+        result = run_judging(named(paths), texts, writing, directory, opener, progress=progress)
     output.report_written(directory / RESULT_FILE)
     output.print_json(result) if as_json else _print_judgement(result)
 

@@ -37,7 +37,7 @@ from prismlm.statistics import Interval
 SCORES = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
-NAME_LENGTH, CHARACTERS_PER_TOKEN = 48, 4
+NAME_LENGTH = 48
 # Lower bound of the interval of text against shuffled text; maximum share decided by position.
 BAR, MAX_BY_POSITION = 0.75, 0.5
 NORMAL_QUANTILE = 1.959963984540054
@@ -87,10 +87,6 @@ class Judge(ABC):
     def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
         """Return A, B or Tie for each pair in the order given; None: no valid answer."""
 
-    def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
-        """Return how many questions about pairs would go to an endpoint, and tokens."""
-        return 0, 0
-
     def asked(self) -> dict[str, Any]:
         """Return requests to an endpoint, tokens, and counts of failures."""
         return {}
@@ -99,19 +95,14 @@ class Judge(ABC):
         self, pairs: Sequence[Pair], subject: str = "pairs", progress: Reporter = SILENT
     ) -> list[Judged]:
         """Return the verdicts on each pair in both orders; equal responses are tied."""
-        orders = both_orders(pairs)
+        different = [pair for pair in pairs if pair.a != pair.b]
+        orders = [order for p in different for order in (p, Pair(p.text, p.b, p.a))]
         with progress.task(f"Judging {subject}", len(orders), "questions") as task:
             verdicts = iter(self.verdicts(orders, task))
         return [
             Judged("Tie", "Tie") if pair.a == pair.b else Judged(next(verdicts), next(verdicts))
             for pair in pairs
         ]
-
-
-def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return each pair of different responses in both orders."""
-    different = [pair for pair in pairs if pair.a != pair.b]
-    return [order for pair in different for order in (pair, Pair(pair.text, pair.b, pair.a))]
 
 
 def asked_text(pair: Pair, answer: str) -> str:
@@ -124,27 +115,19 @@ class EndpointJudge(Judge):
     """A language model at an endpoint, which answers by a schema; its verdicts are stored."""
 
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
-        self.answers = Answers(file, endpoint.model)
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
-        self._session = Session(endpoint, self.answers)
-
-    def _questions(self, orders: Sequence[Pair]) -> list[Question]:
-        messages = [{"role": "user", "content": asked_text(pair, AS_JSON)} for pair in orders]
-        choices = {"verdict": tuple(SCORES)}
-        return [Question((message,), {"verdict": str}, choices) for message in messages]
-
-    def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
-        """Return how many questions about pairs in both orders have no answer yet, and tokens."""
-        questions = self._questions(both_orders(pairs))
-        new = [question for question in questions if self.answers.get(question) is None]
-        characters = sum(len(question.messages[0]["content"]) for question in new)
-        return len(new), characters // CHARACTERS_PER_TOKEN
+        self._session = Session(endpoint, Answers(file, endpoint.model))
 
     def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the answer to each question; questions are sent concurrently."""
-        ask, questions, jobs = self._session.ask, self._questions(orders), range(len(orders))
-        answers = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
-        return [answers[number] for number in jobs]
+
+        def verdict(number: int) -> str:
+            message = {"role": "user", "content": asked_text(orders[number], AS_JSON)}
+            question = Question((message,), {"verdict": str}, {"verdict": tuple(SCORES)})
+            return self._session.ask(question)["verdict"]
+
+        answers = dict(self._session.each(range(len(orders)), verdict, task))
+        return [answers[number] for number in range(len(orders))]
 
     def asked(self) -> dict[str, Any]:
         """Return requests, tokens in and out, and counts of failures."""

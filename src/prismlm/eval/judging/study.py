@@ -34,7 +34,6 @@ from prismlm.eval.judging.judges import (
     Judge,
     Judged,
     Pair,
-    examination_pairs,
     examine,
     order_figures,
 )
@@ -56,7 +55,6 @@ ROUNDS = 1000
 # The likelihood of a player that never loses has no maximum: ratings end so far from their mean.
 MAX_DISTANCE = 2000.0
 NEWTON_STEPS, MAX_NEWTON_STEP = 200, 1.0
-Announce = Callable[[str, int, int], object]
 
 
 def named(models: Sequence[Path]) -> dict[str, Path]:
@@ -81,7 +79,6 @@ def run_judging(
     judge: Callable[[Path], Judge] | None = None,
     *,
     progress: Reporter = SILENT,
-    announce: Announce = lambda subject, questions, tokens: None,
 ) -> dict[str, Any]:
     """Compute what ``out`` lacks, write the tables and ``judge.json``, and return its content.
 
@@ -92,8 +89,6 @@ def run_judging(
         out: the directory of all results.
         judge: opens the judge, given the file of an endpoint's verdicts; None for BLEU alone.
         progress: shows the steps.
-        announce: called before an endpoint is asked, with the subject, and how many questions and
-            tokens.
     """
     digest = fingerprints.of_json([asdict(prompt) for prompt in prompts])
     note = {"format_version": FORMAT_VERSION, "prompts": digest, **asdict(settings)}
@@ -104,11 +99,8 @@ def run_judging(
         with keeping(lambda: f"Continuations and verdicts so far are kept in {out}."):
             examined = ratings = None
             if opened is not None:
-                controls = examination_pairs(prompts, settings.seed).values()
-                questions = [pair for pairs in controls for pair in pairs]
-                announce("the judge's examination", *opened.left(questions))
-                examined = examine(opened, prompts, settings.seed, progress)
-                examined = {"source": opened.source, **examined}
+                figures = examine(opened, prompts, settings.seed, progress)
+                examined = {"source": opened.source, **figures}
             texts: dict[str, list[str]] = {}
             for name, directory in models.items():
                 model, tokenizer = read_checkpoint(directory)
@@ -119,7 +111,12 @@ def run_judging(
             _write_continuations(out, prompts, texts)
             if opened is not None and examined is not None:
                 if len(texts) > 1:
-                    judged = _judge_models(opened, prompts, texts, progress, announce)
+                    pairs = [
+                        Pair(prompt.text, *both)
+                        for prompt, *answers in zip(prompts, *texts.values(), strict=True)
+                        for both in combinations(answers, 2)
+                    ]
+                    judged = opened.judge(pairs, "models", progress)
                     _write_verdicts(out, prompts, list(texts), judged)
                     figures = _ratings(judged, list(texts), len(prompts), settings.seed)
                     ratings = {"readable": examined["usable"], **figures}
@@ -152,23 +149,6 @@ def _write_continuations(
     ]
     if rows:
         write_table(out / CONTINUATIONS_TABLE, pa.Table.from_pylist(rows))
-
-
-def _judge_models(
-    judge: Judge,
-    prompts: Sequence[Prompt],
-    texts: Mapping[str, list[str]],
-    progress: Reporter,
-    announce: Announce,
-) -> list[Judged]:
-    """Return the verdicts on each two models, prompt by prompt."""
-    pairs = [
-        Pair(prompt.text, *both)
-        for prompt, *continuations in zip(prompts, *texts.values(), strict=True)
-        for both in combinations(continuations, 2)
-    ]
-    announce("models", *judge.left(pairs))
-    return judge.judge(pairs, "models", progress)
 
 
 def _write_verdicts(
