@@ -14,7 +14,7 @@ from prismlm.cli.progress import ConsoleReporter
 Base = Annotated[str, argument("MODEL", "A directory, a GGUF file or a name on the hub.")]
 Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
-HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of a token's prototypes.")]
+HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of the prototypes per token.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", min=1)]
 Rate = Annotated[float, option("R", "Learning rate, in units of the prototypes' elements.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
@@ -33,13 +33,13 @@ def attach(
     skip_bad_rows: opt.SkipBadRows = False,
     revision: Annotated[str | None, option("NAME", "A branch, tag or commit on the hub.")] = None,
     prototypes: HeadPrototypes = None,
-    prototypes_per_token: Annotated[int, option("k", "How many a token may rely on.")] = 64,
+    prototypes_per_token: Annotated[int, option("k", "Per token, at most.")] = 64,
     weights: HeadWeights = "fitted",
-    epochs: Annotated[float, option("N", "How often the head sees every state.")] = 4.0,
-    batch: Annotated[int, option("N", "States of a step.")] = 256,
+    epochs: Annotated[float, option("N", "Passes of the head over the states.")] = 4.0,
+    batch: Annotated[int, option("N", "States per step.")] = 256,
     rate: Rate = 0.03,
-    states_gb: Annotated[float, option("GB", "The most disk for hidden states.")] = 4.0,
-    keep_states: Annotated[bool, flag("--keep-states", "Leave them there at the end.")] = False,
+    states_gb: Annotated[float, option("GB", "Maximum disk space for hidden states.")] = 4.0,
+    keep_states: Annotated[bool, flag("--keep-states", "Do not delete them at the end.")] = False,
     window: Window = None,
     contexts: opt.Contexts = 64,
     positions: opt.PositionShare = 1.0,
@@ -47,9 +47,9 @@ def attach(
     device: opt.Device = "auto",
     precision: opt.Precision = "auto",
     lora: Lora = False,
-    lora_epochs: Annotated[float, option("N", "How often it reads the text then.")] = 1.0,
+    lora_epochs: Annotated[float, option("N", "Epochs of fine-tuning.")] = 1.0,
     uncertainty: Uncertainty = False,
-    uncertainty_epochs: Annotated[float, option("N", "How often it reads the text.")] = 1.0,
+    uncertainty_epochs: Annotated[float, option("N", "Epochs of the table.")] = 1.0,
     seed: opt.Seed = 0,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,

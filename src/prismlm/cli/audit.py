@@ -38,16 +38,18 @@ def audit(
     where: opt.Where = None,
     by: opt.By = None,
     method: opt.Method = "evidence",
-    documents: Annotated[int, option("N", "Documents shown.", min=0)] = 10,
+    documents: Annotated[int, option("N", "Maximum number of documents.", min=0)] = 10,
     least_share: LeastShare = 0.01,
     window: opt.Window = None,
     stride: opt.Stride = None,
-    text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
-    id_column: Annotated[str | None, option("NAME", "Of their ids (default: file, row).")] = None,
+    text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",
+    id_column: Annotated[
+        str | None, option("NAME", "Column of the ids (default: file, row).")
+    ] = None,
     skip_bad_rows: opt.SkipBadRows = False,
     parquet: Output = None,
     jsonl: Output = None,
-    csv: Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")] = None,
+    csv: Annotated[Path | None, option("FILE", "Write the largest shares as a table.")] = None,
     html: opt.Html = None,
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
@@ -137,7 +139,7 @@ def sources(
     audit: Annotated[Path | None, option("PARQUET", "Or the rows of an audit.")] = None,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
-    top: Annotated[int, option("N", "Prototypes and texts shown.", min=1)] = 10,
+    top: Annotated[int, option("N", "Maximum number of prototypes and texts.", min=1)] = 10,
     as_json: opt.Json = False,
 ) -> None:
     """Show where a training document shows up: its prototypes, and texts that relied on it."""
@@ -180,7 +182,7 @@ def compare(
     stride: opt.Stride = None,
     parquet: Annotated[Path | None, option("FILE", "Write every pair of prototypes.")] = None,
     overwrite: opt.Overwrite = False,
-    top: Annotated[int, option("N", "Pairs and shares shown.", min=0)] = 10,
+    top: Annotated[int, option("N", "Maximum number of pairs and shares.", min=0)] = 10,
     as_json: opt.Json = False,
 ) -> None:
     """Compare two models: losses and sources on the same texts, and which prototypes correspond."""

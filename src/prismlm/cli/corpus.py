@@ -21,14 +21,14 @@ DATASET_HELP = (
     "formats of --data-files."
 )
 Dataset = Annotated[str | None, option("NAME[:CONFIG]", DATASET_HELP)]
-DataFiles = Annotated[list[str] | None, option("FILE", "Of the dataset; may be repeated.")]
+DataFiles = Annotated[list[str] | None, option("FILE", "A file of the dataset; may be repeated.")]
 INPUTS_HELP = (
     "Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, .parquet, "
     "or what Hugging Face's save_to_disk wrote. The word [bold]sample[/bold] is the bundled sample."
 )
-Column = Annotated[str | None, option("NAME", "Name of the column (default: its role's).")]
-Heldout = Annotated[float, option("SHARE", "Share to hold out of documents without a split.")]
-SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
+Column = Annotated[str | None, option("NAME", "Column name (default: its role's).")]
+Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
+SplitColumn = Annotated[str | None, option("NAME", "With train, heldout, test; '' for none.")]
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
 
@@ -40,7 +40,7 @@ def build(
     dataset_config: Annotated[str | None, option("CONFIG", "Or NAME:CONFIG.")] = None,
     data_files: DataFiles = None,
     split: Annotated[str, option("NAME", "The split of the dataset to read.")] = "train",
-    text_column: Annotated[str, option("NAME", "Of the text in tables and JSON.")] = "text",
+    text_column: Annotated[str, option("NAME", "In tables and JSON.")] = "text",
     id_column: Annotated[str | None, option("NAME", "Default: file-name:row.")] = None,
     source_column: Annotated[str | None, option("NAME", "Default: the file's name.")] = None,
     domain_column: Column = None,
@@ -49,9 +49,9 @@ def build(
     url_column: Column = None,
     split_column: SplitColumn = None,
     tokenizer: Annotated[str | None, option("DIR|NAME", "Instead of training one.")] = None,
-    vocab_size: Annotated[int, option("N", "Tokens of a tokenizer that is trained.")] = 8192,
+    vocab_size: Annotated[int, option("N", "Vocabulary of the trained tokenizer.")] = 8192,
     heldout: Heldout = 0.05,
-    shard_tokens: Annotated[int, option("N", "Most tokens in one file.")] = 2**27,
+    shard_tokens: Annotated[int, option("N", "Maximum tokens per file.")] = 2**27,
     skip_bad_rows: opt.SkipBadRows = False,
     overwrite: Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")] = False,
     dry_run: opt.DryRun = False,

@@ -37,7 +37,7 @@ JudgeBy = Annotated[Literal["asked", "likelihood", "typical"], option(None, BY_H
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
 PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn.", min=1)]
 Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", min=0)]
-Corpora = Annotated[Path | None, option("DIR", "Of the corpora (default: from the hub).")]
+Corpora = Annotated[Path | None, option("DIR", "The corpora (default: from the hub).")]
 Similarity = Annotated[float, option("C", "The least cosine of a pair.", min=-1, max=1)]
 
 app = opt.group_with_default(
@@ -54,7 +54,7 @@ def suite(
     limit: Annotated[int | None, option("N", "Questions of each task, drawn.", min=1)] = None,
     shots: Annotated[int, option("N", "Examples before each question.", min=0)] = 0,
     seed: opt.Seed = 0,
-    batch_size: Annotated[int, option("N", "Texts read at once.", min=1)] = 8,
+    batch_size: Annotated[int, option("N", "Texts per batch.", min=1)] = 8,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
     as_json: opt.Json = False,
@@ -132,9 +132,9 @@ def judge(
     models: Annotated[list[Path] | None, argument("MODEL...", JUDGED_HELP)] = None,
     corpus: Annotated[Path | None, option("DIR", "Continue its held-out documents.")] = None,
     prompts: Annotated[Path | None, option("FILE", "Or continue the lines of a text.")] = None,
-    prompts_count: Annotated[int, option("N", "Texts, drawn by the seed.", min=2)] = 100,
-    prompt_words: Annotated[int, option("N", "Words of a text that are given.", min=1)] = 64,
-    new_tokens: Annotated[int, option("N", "Tokens each model writes, at most.", min=1)] = 50,
+    prompts_count: Annotated[int, option("N", "Number of texts.", min=2)] = 100,
+    prompt_words: Annotated[int, option("N", "Words per prompt.", min=1)] = 64,
+    new_tokens: Annotated[int, option("N", "Maximum tokens per continuation.", min=1)] = 50,
     temperature: opt.Temperature = 0.0,
     judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
     by: JudgeBy = "asked",
@@ -148,7 +148,7 @@ def judge(
 
     The judge says of each pair of continuations, in both orders, which is better; that makes Elo
     and Bradley-Terry ratings. First it is asked about real text and words shuffled or repeated: the
-    ratings by one that fails are not to be read. What is made is kept: run the same command
+    ratings by one that fails are not to be read. Results are kept: run the same command
     again to resume, or with more models.
     """
     from prismlm.corpus.store import Corpus
@@ -197,15 +197,15 @@ def glue(
     model: opt.Model,
     tasks: Tasks = None,
     data: Data = None,
-    limit: Annotated[int | None, option("N", "Rows trained on, drawn.", min=1)] = None,
-    dev_limit: Annotated[int | None, option("N", "Rows of each dev set.", min=3)] = None,
-    seeds: Annotated[str, option("A,B", "A run for each.")] = "0,1,2",
+    limit: Annotated[int | None, option("N", "Training rows, drawn by the seed.", min=1)] = None,
+    dev_limit: Annotated[int | None, option("N", "Rows of each dev set, drawn.", min=3)] = None,
+    seeds: Annotated[str, option("A,B", "One run per seed.")] = "0,1,2",
     learning_rate: Rate = None,
     warmup: Warmup = None,
-    search: Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI for later")] = False,
-    from_scratch: Annotated[bool, flag("--from-scratch", "Also without its training.")] = False,
+    search: Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI.")] = False,
+    from_scratch: Annotated[bool, flag("--from-scratch", "Also from random weights.")] = False,
     epochs: Annotated[int, option("N", "At most.", min=1)] = 3,
-    test: Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")] = True,
+    test: Annotated[bool, flag("--test/--no-test", "Predict available test sets.")] = True,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
     as_json: opt.Json = False,

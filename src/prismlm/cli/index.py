@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 # Per file of a streamed corpus: the most that an interruption loses.
 SHARD_TOKENS = 2**24
 
-CorpusDir = Annotated[Path | None, option("DIR", "To read, or to write from --dataset.")]
+CorpusDir = Annotated[Path | None, option("DIR", "The corpus; written with --dataset.")]
 NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
 ColumnNames = Annotated[list[str] | None, option("ROLE=NAME", "Such as text=body; repeatable.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
-WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
+WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
-Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, also an unfinished one.")]
 
 
 def index(

@@ -35,7 +35,7 @@ Length = Annotated[int | None, option("T", "Tokens of a window (default: as trai
 SORT_HELP = "text: positions that it is the nearest to; score: of the name."
 SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None, SORT_HELP)]
 Unit = Annotated[Literal["relative", "points"], option(None, "Changes: in %, or in points.")]
-LeastVisible = Annotated[int, option("N", "Only queries that see so many tokens of their window.")]
+LeastVisible = Annotated[int, option("N", "Only queries with so many tokens of context.")]
 UNITS_HELP = "Prototypes of a lens, channels of mixers, or attention heads."
 Units = Annotated[Literal["prototypes", "channels", "heads"], option(None, UNITS_HELP)]
 FILES_HELP = f"Texts in place of a corpus: {opt.TEXT_KINDS}."
@@ -44,7 +44,7 @@ CHECKS_HELP = (
 )
 SIGNAL_HELP = "The model's own codes: by passes, or by recursion, the true ones."
 Signal = Annotated[Literal["passes", "recursion"], option(None, SIGNAL_HELP)]
-FirstToken = Annotated[bool, flag("--first-token", "Of a target of several tokens, the first.")]
+FirstToken = Annotated[bool, flag("--first-token", "Use the first token of a longer target.")]
 FindTokens = Annotated[int, option("N", "Tokens that --find reads; 0: all.", min=0)]
 
 app = opt.group_with_default(
@@ -91,7 +91,7 @@ def attention(
     overwrite: opt.Overwrite = False,
     roles: Annotated[bool, flag("--roles", "Find heads for subjects, objects, verbs.")] = False,
     cases: Annotated[Path | None, option("FILE", "Sentences for --roles, as JSON lines.")] = None,
-    draws: Annotated[int | None, option("N", "Of random words, for --roles.", min=1)] = None,
+    draws: Annotated[int | None, option("N", "Draws of random words, for --roles.", min=1)] = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
@@ -226,7 +226,9 @@ def channels(
     layer: opt.Layer = None,
     channel: Annotated[int | None, option("K", "Only this channel of --layer, in full.")] = None,
     text: Annotated[str | None, option("TEXT", "Show what this text writes and reads.")] = None,
-    beside: Annotated[Path | None, option("MODEL", "Metrics of a second model beside it.")] = None,
+    beside: Annotated[
+        Path | None, option("MODEL", "A second model to compare metrics with.")
+    ] = None,
     out: Annotated[Path | None, option("DIR", "Write plots; needs the extra plot.")] = None,
     html: opt.Html = None,
     overwrite: opt.Overwrite = False,
@@ -381,10 +383,10 @@ def interventions(
     models: opt.Models,
     cases: Annotated[str, option("NAME|FILE", "Such as covid or women; or JSON lines.")],
     channel: Annotated[list[str] | None, option("L:K", "Channel K of layer L; repeatable.")] = None,
-    find: Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")] = False,
+    find: Annotated[bool, flag("--find", "Find the channel that writes at the targets.")] = False,
     corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
     max_tokens: FindTokens = 500_000,
-    controls: Annotated[int, option("N", "Control channels drawn beside each channel.")] = 5,
+    controls: Annotated[int, option("N", "Random control channels per channel.")] = 5,
     by: Unit = "relative",
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
     first_token: FirstToken = False,
@@ -393,7 +395,7 @@ def interventions(
     overwrite: opt.Overwrite = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
+    """Intervene on a channel; show changed word probabilities, with random channels as controls."""
     pairs = opt.parse_layer_pairs("--channel", "CHANNEL", channel)
     opt.check_one_of("either channels (--channel L:K) or --find", pairs, find)
     if find and corpus is None:
@@ -462,7 +464,7 @@ def heads(
     length: Length = None,
     layer: opt.Layer = None,
     least_visible: LeastVisible = 16,
-    out: Annotated[Path | None, option("FILE.csv", "Write a row a head.")] = None,
+    out: Annotated[Path | None, option("FILE.csv", "Write one row per head.")] = None,
     overwrite: opt.Overwrite = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -504,11 +506,11 @@ def spectra(
     split: opt.Split = "heldout",
     tokens: Tokens = 50_000,
     length: Length = None,
-    positions: Annotated[int, option("N", "Positions of coding rates and of content.")] = 2048,
-    distortion: Annotated[float, option("EPSILON", "Of coding rates.")] = 0.5,
+    positions: Annotated[int, option("N", "Positions for coding rates and content.")] = 2048,
+    distortion: Annotated[float, option("EPSILON", "ε of the coding rates.")] = 0.5,
     order: Annotated[int, option("N", "Of small denominators: n and m from 1 to this.")] = 22,
-    context: Annotated[int | None, option("T", "Of the loss (default: twice a row's).")] = None,
-    documents: Annotated[int, option("N", "Documents that the loss is read of.")] = 32,
+    context: Annotated[int | None, option("T", "Tokens of the loss (default: two rows).")] = None,
+    documents: Annotated[int, option("N", "Documents for the loss.")] = 32,
     seed: opt.Seed = 0,
     loss_only: Annotated[bool, flag("--loss-only", "Only the loss by length.")] = False,
     as_json: opt.Json = False,
@@ -599,14 +601,14 @@ def uncertainty_feedback(
     corpus: opt.CorpusToRead = None,
     split: opt.Split = "heldout",
     text: Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")] = None,
-    text_column: Annotated[str, option("NAME", "Of texts in files.")] = "text",
+    text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",
     check: Annotated[list[str] | None, option("CHECK", CHECKS_HELP)] = None,
     texts: Annotated[int, option("N", "Texts to read.")] = 64,
     tokens: Annotated[int | None, option("T", "Tokens of each (default: a row, or 256).")] = None,
     signal: Signal = "passes",
-    passes: Annotated[int | None, option("N", "Of --signal passes (default: the model's).")] = None,
+    passes: Annotated[int | None, option("N", "For --signal passes (default: as trained).")] = None,
     write: Annotated[int, option("N", "Tokens to write after each text, for hedging.")] = 48,
-    temperature: Annotated[float, option("T", "Of what is written; 0 takes the top token.")] = 1.0,
+    temperature: Annotated[float, option("T", "For hedging; 0 takes the top token.")] = 1.0,
     steps: Annotated[int, option("K", "Tokens looked at after a step or a mistake.")] = 8,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,

@@ -28,9 +28,9 @@ def label(
     endpoint: opt.Endpoint = None,
     endpoint_model: opt.EndpointModel = None,
     prototypes: MostUsed = None,
-    concurrency: Annotated[int, option("N", "Questions at once.", min=1)] = 8,
-    timeout: Annotated[float, option("SECONDS", "Of a question.", min=0.001)] = 120.0,
-    overwrite: Annotated[bool, flag("--overwrite", "Replace labels that are there.")] = False,
+    concurrency: Annotated[int, option("N", "Concurrent questions.", min=1)] = 8,
+    timeout: Annotated[float, option("SECONDS", "Timeout of a question.", min=0.001)] = 120.0,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace existing labels.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Name the prototypes of a lens from the text where they fire, and score the names.
@@ -81,7 +81,7 @@ def _print_examples(lens: Any) -> None:
 def map_prototypes(
     model: opt.Model,
     lens: opt.Lens = None,
-    html: Annotated[Path | None, option("FILE", "Write a page to look around in.")] = None,
+    html: Annotated[Path | None, option("FILE", "Write an interactive page.")] = None,
     overwrite: Annotated[bool, flag("--overwrite", "Replace the map and the page.")] = False,
     as_json: opt.Json = False,
 ) -> None:

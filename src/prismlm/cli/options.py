@@ -57,7 +57,9 @@ Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist
 Model = Annotated[Path, argument("MODEL", "A model directory, or org/name.")]
 Models = Annotated[list[Path], argument("MODEL...", "Model directories, such as seeds.")]
 Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
-Precision = Annotated[Literal["auto", "float32", "bf16"], option(None, "Of the forward passes.")]
+Precision = Annotated[
+    Literal["auto", "float32", "bf16"], option(None, "Precision of the forward passes.")
+]
 Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.")]
 CorpusLocation = Annotated[Path | None, option("DIR", "The lens's corpus, if moved.", "--corpus")]
 CorpusToRead = Annotated[Path | None, option("DIR", "Default: the training corpus.")]
@@ -80,8 +82,8 @@ WHERE_HELP = "Only text that matches, such as license=CC0; may be repeated."
 Where = Annotated[list[str] | None, option("COLUMN=VALUE", WHERE_HELP)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
 Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).", min=1)]
-Contexts = Annotated[int, option("L", "Places kept per prototype.", min=1)]
-PositionShare = Annotated[float, option("SHARE", "Positions kept for passages: 1 keeps all.")]
+Contexts = Annotated[int, option("L", "Contexts stored per prototype.", min=1)]
+PositionShare = Annotated[float, option("SHARE", "Share of positions stored for passages.")]
 Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]
 ENDPOINT_HELP = "Ask a language model at an OpenAI-compatible endpoint; key: OPENAI_API_KEY."
 Endpoint = Annotated[str | None, option("URL", ENDPOINT_HELP)]

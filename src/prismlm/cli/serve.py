@@ -96,10 +96,10 @@ def serve(
     corpus: opt.CorpusLocation = None,
     port: opt.Port = API_PORT,
     host: opt.Host = HOST,
-    name: Annotated[str | None, option("NAME", "Of the model (default: its directory's).")] = None,
+    name: Annotated[str | None, option("NAME", "Default: the name of the directory.")] = None,
     api_key: ApiKey = None,
-    batch: Annotated[int, option("N", "Answers written at the same time.", min=1)] = 8,
-    queue: Annotated[int, option("N", "Requests that may wait; others get 429.", min=0)] = 64,
+    batch: Annotated[int, option("N", "Answers generated at the same time.", min=1)] = 8,
+    queue: Annotated[int, option("N", "Maximum queue length; then 429.", min=0)] = 64,
     explorer: ShowExplorer = False,
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
