@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError
 from prismlm.eval import next_token
 from prismlm.models.checkpoint import read_checkpoint
 
@@ -82,11 +82,3 @@ def test_a_tokenizers_own_beginning_stands_before_and_its_end_does_not_follow(st
     )
     assert tokenizer("The river")["input_ids"] == [number, *plain, number]
     assert next_token.encode(model, tokenizer, ["The river", ""]) == [[number, *plain], []]
-
-
-def test_logits_that_do_not_fit_on_the_disk_are_refused(studied, monkeypatch):
-    model, tokenizer = read_checkpoint(studied / "llama")
-    tokens = next_token.encode(model, tokenizer, ["The river"])
-    monkeypatch.setattr("prismlm.files._free", lambda directory: 1)
-    with pytest.raises(PrismError, match="logits of the texts"):
-        next_token.kept_logits(model, tokens, lambda count: None)
