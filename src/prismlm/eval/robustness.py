@@ -84,19 +84,15 @@ def measure_robustness(
     target = min(entropies.values()) if entropy is None else float(entropy)
     described: list[Row] = []
     values: dict[str, np.ndarray] = {}
-    for name, model_logits in logits.items():
-        temperature = next_token.matching_temperature(model_logits, before, target)
+    for name, x in logits.items():
+        temperature = next_token.matching_temperature(x, before, target)
         row = {"name": name, "entropy": entropies[name], "temperature": temperature}
         described.append(row | {"vocabulary": vocabularies[name]})
         columns = [
-            next_token.in_chunks(
-                next_token.jensen_shannon, model_logits, before, after, temperature=t
-            )
+            next_token.in_chunks(next_token.jensen_shannon, x, before, after, temperature=t)
             for t in (1.0, temperature)
         ]
-        columns += [
-            next_token.in_chunks(figure, model_logits, before, after) for figure in FIGURES.values()
-        ]
+        columns += [next_token.in_chunks(of, x, before, after) for of in FIGURES.values()]
         values[name] = np.stack(columns, 1)
     slices = np.array([pair.slice for pair in pairs])[usable]
     return {

@@ -101,13 +101,7 @@ def run_judging(
             if opened is not None:
                 figures = examine(opened, prompts, settings.seed, progress)
                 examined = {"source": opened.source, **figures}
-            texts: dict[str, list[str]] = {}
-            for name, directory in models.items():
-                model, tokenizer = read_checkpoint(directory)
-                key = fingerprints.of_model(model)
-                job = partial(continue_prompts, name, model, tokenizer, prompts, settings, progress)
-                make_parts(out, CONTINUATIONS, note, {key: job})
-                texts[name] = read_part(out / CONTINUATIONS / f"{key}.json", _as_texts)
+            texts = _continue_all(models, prompts, settings, out, note, progress)
             _write_continuations(out, prompts, texts)
             if opened is not None and examined is not None:
                 if len(texts) > 1:
@@ -135,8 +129,24 @@ def run_judging(
     return result
 
 
-def _as_texts(part: Any) -> list[str]:
-    return [str(text) for text in part]
+def _continue_all(
+    models: Mapping[str, Path],
+    prompts: Sequence[Prompt],
+    settings: Writing,
+    out: Path,
+    note: Mapping[str, Any],
+    progress: Reporter,
+) -> dict[str, list[str]]:
+    """Return the continuations by each model, which are stored under its fingerprint."""
+    texts: dict[str, list[str]] = {}
+    for name, directory in models.items():
+        model, tokenizer = read_checkpoint(directory)
+        key = fingerprints.of_model(model)
+        job = partial(continue_prompts, name, model, tokenizer, prompts, settings, progress)
+        make_parts(out, CONTINUATIONS, note, {key: job})
+        path = out / CONTINUATIONS / f"{key}.json"
+        texts[name] = read_part(path, lambda part: [str(text) for text in part])
+    return texts
 
 
 def _write_continuations(
