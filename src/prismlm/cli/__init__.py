@@ -1,1 +1,1 @@
-"""The command line: one command a file, imports kept lazy."""
+"""The command line: a file for each command or group of related ones; imports are lazy."""
