@@ -31,10 +31,12 @@ def train(
     as_json: opt.Json = False,
 ) -> None:
     """Train a model with its prototypes from a recipe."""
-    from prismlm.training import estimate, estimate_search, load_recipe
+    from prismlm.training import load_recipe
 
     loaded = load_recipe(recipe, settings or [])
     if dry_run:
+        from prismlm.training import estimate, estimate_search
+
         cost = (estimate_search if search else estimate)(loaded, resume=resume)
         output.print_cost(cost, as_json=as_json)
         return
