@@ -6,9 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from prismlm.corpus.windows import Sequences
-from prismlm.probes.channels.activations import read_activations
-from prismlm.probes.channels.effects import SHORT
 from tests.helpers.mixer_models import make_corpus, make_model
 
 
