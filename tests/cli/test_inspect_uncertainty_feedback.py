@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
     assert "the first token of a text is not predicted" in short
     assert "from 2 on" in refused(*COMMAND, gpt2, "--tokens", 1)
     assert "texts is 0" in refused(*COMMAND, gpt2, "--texts", 0)
-    assert "learned an embedding of 64" in refused(
+    assert "embeddings of 64 positions" in refused(
         *COMMAND, gpt2, "--text", "The river carries stones. " * 40, "--tokens", 200
     )
     assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
