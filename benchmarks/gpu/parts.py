@@ -24,7 +24,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_mixer import prefix_mean
-from prismlm.training.losses import divergence
+from prismlm.training.model import divergence
 
 Figures = dict[str, Any]
 ROUNDS = 7
@@ -259,7 +259,7 @@ def head_in_model(setting: Setting, preset: str, rows: int, rounds: int) -> Figu
 
     def step(placed: bool) -> Callable[[], None]:
         def run() -> None:
-            model.placed = placed
+            model.initialised = placed
             model.step += 1
             with autocast(setting.device, "bfloat16"):
                 loss = model(ids, labels=ids).loss

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
-from prismlm.training.model import Usage
-from prismlm.training.prototypes import HeadSchedule, revive
-from prismlm.training.recipe_file import build_recipe
+from prismlm.training.prototypes import HeadSchedule
+from prismlm.training.recipe import build_recipe
 from prismlm.training.setup import Prepared, head_of, prepare, vocabulary_sample
 
 
@@ -42,17 +41,15 @@ class BankedHead:
         prism = PrismForCausalLM(
             backbone,
             head,
-            weights=losses.weights(),
+            weights=losses,
             detach=True,
             residual_reduction=losses.residual_reduction,
             position_share=settings.position_share,
-            placed=False,
+            initialised=False,
         )
         tokens = len(weight_of(backbone))
         prism.vocabulary = vocabulary_sample(recipe, prepared.corpus, tokens)
         schedule = HeadSchedule(prepared.rows, recipe)
-        if settings.revive_every:
-            prism.usage = Usage(settings.prototypes)
         optimizer = torch.optim.AdamW(
             prism.prototype_head.parameters(),
             lr=recipe.optimizer.head_learning_rate,
@@ -70,7 +67,7 @@ class BankedHead:
             rate: the learning rate as a share of its peak.
         """
         prism, head = self.prism, self.prism.prototype_head
-        if not prism.placed:
+        if not prism.initialised:
             return
         _, parts = prism.run_head(seen, inputs["token_mask"], inputs["labels"])
         loss = prism.total(head.prototypes.new_zeros(()), parts)
@@ -80,17 +77,6 @@ class BankedHead:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.optimizer.head_learning_rate * rate
         self.optimizer.step()
-
-    def revive(self, step: int, steps: int) -> None:
-        """Revive unused prototypes when it is time, as :class:`ReviveUnused` does."""
-        settings, usage = self.recipe.head, self.prism.usage
-        since = step - self.recipe.placing_step
-        if usage is None or since <= 0 or since % settings.revive_every:
-            return
-        if step <= round(settings.revive_until * steps):
-            generator = torch.Generator().manual_seed(self.recipe.seed + step)
-            revive(self.prism.prototype_head, usage, self.optimizer, generator)
-            usage.reset()
 
 
 class BankTrainer(PrismTrainer):
@@ -106,7 +92,6 @@ class BankTrainer(PrismTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Return the decoder's loss; every head takes its own step on the way."""
-        step, steps = self.state.global_step, self.state.max_steps
         for banked in self.bank:
             banked.schedule.on_step_begin(self.args, self.state, self.control, model=banked.prism)
         with capture(self.model.model) as seen:
@@ -116,7 +101,6 @@ class BankTrainer(PrismTrainer):
         for banked in self.bank:
             banked.prism.train()
             banked.step(seen, inputs, rate)
-            banked.revive(step + 1, steps)
         return result
 
 

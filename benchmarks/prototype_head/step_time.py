@@ -30,7 +30,7 @@ from prismlm.files import write_json
 from prismlm.models.device import device_named
 from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
-from prismlm.training.prototypes import place_prototypes
+from prismlm.training.prototypes import initialise_prototypes
 from prismlm.training.setup import prepare, vocabulary_sample
 from prismlm.training.trainer import PrismTrainer
 
@@ -50,7 +50,7 @@ class Turns(TrainerCallback):
     ) -> None:
         """Switch, and start the clock."""
         model = kwargs["model"]
-        model.placed = state.global_step % 2 == 1
+        model.initialised = state.global_step % 2 == 1
         model.step = state.global_step // 2
         self._began = _now()
 
@@ -142,7 +142,7 @@ def time_recipe(
         turns = CompiledTurns() if compiled else Turns()
         trainer = PrismTrainer(prepared, Path(directory), [turns])
         generator = torch.Generator().manual_seed(0)
-        place_prototypes(prepared.model, prepared.rows, generator)
+        initialise_prototypes(prepared.model, prepared.rows, generator)
         trainer.train()
     seconds = np.array(turns.seconds).reshape(-1, 2)[WARM_UP:]
     ratios = seconds[:, 1] / seconds[:, 0]

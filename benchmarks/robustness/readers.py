@@ -24,7 +24,7 @@ from benchmarks.robustness.damage import ODD_JSON, Damage, copy_damaged, damages
 from benchmarks.robustness.world import Finding, World, judged
 from prismlm.corpus import Corpus, read_documents
 from prismlm.explain.audit import read_audit
-from prismlm.training.recipe_file import load_recipe
+from prismlm.training.recipe import load_recipe
 
 TEXTS = (
     "notes.txt", "notes.md", "rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.json",

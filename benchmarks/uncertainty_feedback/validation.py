@@ -21,7 +21,7 @@ from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import codes_fed_back, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 from prismlm.statistics import bootstrap
-from prismlm.training.training_signal import PreviousBatch
+from prismlm.training.callbacks import PreviousBatch
 
 WINDOWS, SAMPLE = 384, 64
 SEED = 0

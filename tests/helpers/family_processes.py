@@ -20,7 +20,9 @@ from prismlm.models.sidecar import load_sidecar
 from prismlm.training import LossWeights, PrismForCausalLM
 
 # R1 is over the batch of a process: in one process its minimum is over more rows.
-WEIGHTS = LossWeights(0.0, 0.1, 0.1, 0.01, 0.0, 0.5)
+WEIGHTS = LossWeights(
+    prototype_pull=0.0, point_pull=0.1, residual=0.1, diversity=0.01, prototype_only_kl=0.5
+)
 
 
 def both(directory):

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,7 +59,7 @@ def weights(directory):
 
 def curve(history):
     """Return a history without means since the last log, which start anew when a run is resumed."""
-    free = {"loss", "ce", *(field.name for field in fields(LossWeights))}
+    free = {"loss", "ce", *LossWeights.model_fields}
     return [{k: v for k, v in row.items() if k not in free} for row in history]
 
 

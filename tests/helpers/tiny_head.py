@@ -8,16 +8,18 @@ from prismlm.training import LossWeights, PrismForCausalLM
 
 VOCABULARY = 50
 # The source's losses alone.
-PULLS = LossWeights(0.1, 0.1, 0.1, 0.0, 0.0, 0.0)
+PULLS = LossWeights(
+    prototype_pull=0.1, point_pull=0.1, residual=0.1, diversity=0.0, prototype_only_kl=0.0
+)
 
 
-def make(*, placed=True, detach=False, weights=PULLS, **overrides):
+def make(*, initialised=True, detach=False, weights=PULLS, **overrides):
     torch.manual_seed(0)
     settings = {"preset": "llama-tiny", "num_hidden_layers": 1, "hidden_size": 24} | overrides
     backbone = build_model(build_config(settings, VOCABULARY, 0))
     head = PrototypeHead(24, 12, 3)
     head.reset_parameters(torch.Generator().manual_seed(1))
-    return PrismForCausalLM(backbone, head, weights=weights, detach=detach, placed=placed)
+    return PrismForCausalLM(backbone, head, weights=weights, detach=detach, initialised=initialised)
 
 
 def batch(rows=2, length=10, seed=0):

@@ -17,8 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
-from prismlm.training.training_signal import ShuffledSignal
+from prismlm.errors import Interrupted
+from prismlm.training import build_recipe, parallel, train
+from prismlm.training.callbacks import ShuffledSignal
+from prismlm.training.trainer import latest_checkpoint
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
 
@@ -75,8 +77,9 @@ def main(directory):
         if stop_at:
             try:
                 train(recipe, progress=InterruptAfter(stop_at))
-            except TrainingInterrupted as stop:
-                results[f"{name} stopped"] = stop.checkpoint.name
+            except Interrupted:
+                newest = latest_checkpoint(recipe.out / "checkpoints")
+                results[f"{name} stopped"] = newest.name
         result = train(recipe, resume=bool(stop_at))
         results[name] = (result.history, result.quality, result.tokens)
     (directory / f"rank-{parallel.rank()}.pickle").write_bytes(pickle.dumps(results))

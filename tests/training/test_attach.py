@@ -1,11 +1,10 @@
-"""A head attached to a checkpoint: its weights stay, its directory opens, and it goes on."""
+"""A head attached to a checkpoint: its weights stay, its directory opens, and runs resume."""
 
 import json
 import os
 import shutil
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,16 +41,18 @@ def attached(base, short_corpus, tmp_path_factory):
     return attach(str(base), [short_corpus], out, OPTIONS)
 
 
-def test_the_model_is_the_one_that_was_given(attached, base):
+def test_the_model_is_unchanged(attached, base):
     ids = torch.arange(20)[None]
-    plain, own = (AutoModelForCausalLM.from_pretrained(d) for d in (base, attached.directory))
-    assert torch.equal(plain(input_ids=ids).logits, own(input_ids=ids).logits)
+    plain, attached_model = (
+        AutoModelForCausalLM.from_pretrained(d) for d in (base, attached.directory)
+    )
+    assert torch.equal(plain(input_ids=ids).logits, attached_model(input_ids=ids).logits)
     weights = base / "model.safetensors"
     # Linked, not copied: both names are of one file.
     assert os.path.samefile(weights, attached.directory / "model.safetensors")
 
 
-def test_it_explains_and_says_what_it_was_attached_to(attached, base, short_corpus):
+def test_it_explains_and_records_its_base(attached, base, short_corpus):
     lm = prismlm.load(attached.directory)
     trace = lm.explain("The cell is the smallest unit", generate=3)
     assert trace.passages(3)
@@ -68,11 +69,11 @@ def test_it_explains_and_says_what_it_was_attached_to(attached, base, short_corp
 
 def test_the_head_carries_more_than_before_it_was_fitted(base, short_corpus, attached, tmp_path):
     unfitted = replace(OPTIONS, fit=replace(FIT, epochs=1e-9))
-    placed = attach(str(base), [short_corpus], tmp_path / "m", unfitted)
-    assert attached.quality.ce == placed.quality.ce
-    gaps = [one.quality.prototype_only_ce - one.quality.ce for one in (attached, placed)]
+    unfitted_result = attach(str(base), [short_corpus], tmp_path / "m", unfitted)
+    assert attached.quality.ce == unfitted_result.quality.ce
+    gaps = [r.quality.prototype_only_ce - r.quality.ce for r in (attached, unfitted_result)]
     assert 0 < gaps[0] < 0.5 * gaps[1]
-    assert attached.quality.fvu < 0.7 * placed.quality.fvu
+    assert attached.quality.fvu < 0.7 * unfitted_result.quality.fvu
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_files_become_a_corpus_of_the_models_tokenizer(base, texts, tmp_path):
     assert prismlm.load(result.directory).explain("The story of house").passages(1)
 
 
-def test_the_same_command_says_what_there_is_and_other_settings_are_refused(
+def test_the_same_command_returns_the_result_and_other_settings_are_refused(
     base, short_corpus, attached
 ):
     again = attach(str(base), [short_corpus], attached.directory, OPTIONS)
@@ -101,7 +102,7 @@ def test_the_same_command_says_what_there_is_and_other_settings_are_refused(
 
 def test_a_corpus_smaller_than_the_prototypes(base, texts, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
-    with pytest.raises(InputError, match="are fewer than the 10,000,000 prototypes"):
+    with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
         attach(str(base), [texts], tmp_path / "model", many)
     # What the message advises is then possible in the same place; without a number, one that fits.
     fitting = replace(OPTIONS, fit=replace(FIT, prototypes=None))
@@ -137,38 +138,41 @@ def no_tokenizer(model):
         path.unlink()
 
 
-def a_shard_less(model):
-    whole = AutoModelForCausalLM.from_pretrained(model)
+def missing_shard(model):
+    complete = AutoModelForCausalLM.from_pretrained(model)
     (model / "model.safetensors").unlink()
-    whole.save_pretrained(model, max_shard_size="20KB")
+    complete.save_pretrained(model, max_shard_size="20KB")
     sorted(model.glob("model-*.safetensors"))[1].unlink()
 
 
-def code_of_its_own(model):
+def custom_code(model):
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     config = read_json(model / "config.json") | {"model_type": "own", "auto_map": classes}
     (model / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (no_tokenizer, "the model in MODEL has no tokenizer"),
-        (a_shard_less, "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/"),
-        (code_of_its_own, "the model in MODEL needs custom code"),
+        (
+            missing_shard,
+            "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/",
+        ),
+        (custom_code, "the model in MODEL needs custom code"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_said_of_it_and_can_be_put_right(base, tmp_path, harm, said):
+def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path, harm, message):
     model, out = tmp_path / "harmed", tmp_path / "out"
     shutil.copytree(base, model)
     harm(model)
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for text in texts:
         text.write_text("Some text, and a little more of it. " * 500)
-    with pytest.raises(PrismError) as told:
+    with pytest.raises(PrismError) as error:
         attach(str(model), texts, out, OPTIONS)
-    assert said.replace("MODEL", str(model)).lower() in str(told.value).lower()
-    assert str(out) not in str(told.value)
+    assert message.replace("MODEL", str(model)).lower() in str(error.value).lower()
+    assert str(out) not in str(error.value)
     with pytest.raises(PrismError) as estimated:
         estimate_attach(str(model), texts, OPTIONS)
     assert str(model) in str(estimated.value)
@@ -176,7 +180,7 @@ def test_what_is_wrong_with_a_model_is_said_of_it_and_can_be_put_right(base, tmp
     assert not (out / "config.json").exists()
     shutil.rmtree(model)
     shutil.copytree(base, model)
-    if harm is a_shard_less:
+    if harm is missing_shard:
         assert attach(str(model), texts, out, OPTIONS).lens.is_dir()
 
 
@@ -198,10 +202,10 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
     assert not list(adapter.glob("*.md"))
     plain = AutoModelForCausalLM.from_pretrained(base)
     adapted = PeftModel.from_pretrained(plain, result.directory / "adapter")
-    own = AutoModelForCausalLM.from_pretrained(result.directory)
+    merged = AutoModelForCausalLM.from_pretrained(result.directory)
     ids = torch.arange(20)[None]
-    expected, found = (model(input_ids=ids).logits for model in (adapted, own))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    expected, actual = (model(input_ids=ids).logits for model in (adapted, merged))
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
@@ -216,7 +220,7 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
     def run(**changes):
         return attach(str(base), [short_corpus], out, replace(options, **changes))
 
-    for part, change, said in (
+    for part, change, message in (
         ("put_adapted", {"lora": replace(lora, rank=4)}, "lora.rank: 2 → 4"),
         ("save_uncertainty", {"uncertainty": None}, "uncertainty.batch: 4 → not set"),
     ):
@@ -224,7 +228,7 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
             patched.setattr(module, part, cut)
             with pytest.raises(Interrupted, match="finished parts are kept"):
                 run()
-        with pytest.raises(InputError, match=f"begun with other settings .*{said}"):
+        with pytest.raises(InputError, match=f"begun with other settings .*{message}"):
             run(**change)
     adapter = out / "adapter" / "adapter_model.safetensors"
     written = adapter.stat().st_mtime_ns
@@ -234,12 +238,6 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
     assert noted["attached"]["lora.rank"] == 2
     assert noted["uncertainty_feedback"] == result.uncertainty
     assert result.quality.ce == pytest.approx(result.uncertainty["ce"], rel=1e-4)
-
-
-def test_the_window_is_what_the_text_part_of_a_model_reads():
-    text = SimpleNamespace(max_position_embeddings=64)
-    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
-    assert AttachOptions().index(model).window == 64
 
 
 def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, short_corpus, tmp_path):
@@ -255,10 +253,10 @@ def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, short_corpus, tmp_p
     assert adapters[0] == adapters[1]
 
 
-def test_what_fine_tuning_cannot_be_is_refused(base, tmp_path, monkeypatch):
+def test_wrong_fine_tuning_options_are_refused(base, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="lora rank is 0"):
         LoraOptions(rank=0)
-    with pytest.raises(InputError, match=r"lora rank is 0\.5: expected a whole number"):
+    with pytest.raises(InputError, match=r"lora rank is 0\.5: expected a complete number"):
         LoraOptions(rank=0.5)
     with pytest.raises(InputError, match=r"lora seed is 1\.5"):
         LoraOptions(seed=1.5)

@@ -25,21 +25,21 @@ def run(*words):
     return done.exit_code, done.output, done.stdout
 
 
-def test_a_table_is_trained_and_what_it_changes_is_said(tiny_model, short_corpus, tmp_path):
+def test_a_table_is_trained_and_its_effect_is_reported(tiny_model, short_corpus, tmp_path):
     base, out = tmp_path / "plain", tmp_path / "fed"
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("lens", META_FILE, HEAD_FILE))
-    given = (base, "--corpus", short_corpus, "--out", out)
-    code, told, printed = run(*given, "--json")
-    assert code == 0, told
-    effect = json.loads(printed)["uncertainty"]
+    arguments = (base, "--corpus", short_corpus, "--out", out)
+    code, output, stdout = run(*arguments, "--json")
+    assert code == 0, output
+    effect = json.loads(stdout)["uncertainty"]
     assert effect["tokens"] > 100
-    # With nothing fed it is the model that was given; with its table, what the head is judged by.
+    # With nothing fed it is the base model; with its table, what the head is judged by.
     lm = prismlm.load(out)
     feedback = uncertainty_of(lm.model)
     assert feedback.embedding.weight.shape[0] == 64
     assert feedback.embedding.weight.any()
     assert effect["ce"] != effect["ce_without"]
-    assert json.loads(printed)["quality"]["ce"] == pytest.approx(effect["ce"], rel=1e-4)
+    assert json.loads(stdout)["quality"]["ce"] == pytest.approx(effect["ce"], rel=1e-4)
     assert os.path.samefile(base / "model.safetensors", out / "model.safetensors")
     plain = AutoModelForCausalLM.from_pretrained(out)
     ids = torch.arange(20)[None]
@@ -48,9 +48,9 @@ def test_a_table_is_trained_and_what_it_changes_is_said(tiny_model, short_corpus
         bare = lm.model(ids, uncertainty_codes=none, use_cache=False).logits
         torch.testing.assert_close(bare, plain(ids).logits)
     assert len(lm.explain("The river", generate=3)) > 3
-    code, told, _ = run(*given)
-    assert code == 0, told
-    assert "uncertainty fed back" in told
-    code, told, _ = run(out, "--corpus", short_corpus, "--out", tmp_path / "again")
+    code, output, _ = run(*arguments)
+    assert code == 0, output
+    assert "uncertainty fed back" in output
+    code, output, _ = run(out, "--corpus", short_corpus, "--out", tmp_path / "again")
     assert code != 0
-    assert "has a table of uncertainty codes already" in " ".join(told.split())
+    assert "has a table of uncertainty codes already" in " ".join(output.split())

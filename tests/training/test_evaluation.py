@@ -1,4 +1,4 @@
-"""What a cross-entropy is worth."""
+"""Cross-entropies on held-out text, and verdicts on them."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def test_every_window_and_row_begins_with_the_token_that_a_tokenizer_puts_first(
 
 
 @pytest.mark.parametrize(
-    ("ce", "evaluations", "said"),
+    ("ce", "evaluations", "expected"),
     [
         (7.0, (), "no better than token frequencies"),
         (6.0, (6.5, 6.1), "is 2.7 times as high"),
@@ -57,6 +57,6 @@ def test_every_window_and_row_begins_with_the_token_that_a_tokenizer_puts_first(
         (6.0, (5.5, 5.9), "was better on held-out text at step 10."),
     ],
 )
-def test_verdicts(ce, evaluations, said):
-    history = [{"step": 10 * n, "eval_ce": one} for n, one in enumerate(evaluations, 1)]
-    assert said in verdict(ce, 7.0, [{"step": 1, "loss": 9.0}, *history])
+def test_verdicts(ce, evaluations, expected):
+    history = [{"step": 10 * n, "eval_ce": ce_} for n, ce_ in enumerate(evaluations, 1)]
+    assert expected in verdict(ce, 7.0, [{"step": 1, "loss": 9.0}, *history])

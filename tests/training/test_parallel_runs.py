@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
+from prismlm.training.callbacks import ShuffledSignal
 from prismlm.training.parallel import blocks, recompute_activations
-from prismlm.training.training_signal import ShuffledSignal
 from tests.helpers import forked
 from tests.helpers.micro_batches import WEIGHTS, uneven_rows
 from tests.helpers.spread_runs import (
@@ -97,8 +97,8 @@ def arguments_of(family):
 
 def spread_jobs():
     """Return each family spread in each way; with two micro-batches, and recomputed, for two."""
-    once = [between(packed_rows(), mine) for mine in ONE_PASS]
-    twice = [between(packed_rows(), mine) for mine in TWO_PASSES]
+    once = [between(packed_rows(), bounds) for bounds in ONE_PASS]
+    twice = [between(packed_rows(), bounds) for bounds in TWO_PASSES]
     jobs = {}
     for spread in ("ddp", "fsdp2"):
         for family in FAMILIES:
@@ -137,7 +137,7 @@ def launched(tiny_corpus, tmp_path_factory):
 def test_a_spread_model_has_the_loss_and_the_gradients_of_a_whole_one(launched, name):
     arguments, *_, batches = spread_jobs()[name]
     model = make(**arguments).train()
-    expected, total = gradients_of(model, [row for own in batches for row in own])
+    expected, total = gradients_of(model, [row for part in batches for row in part])
     for rank in (0, 1):
         gradients, loss = launched[1][rank][name]
         torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
@@ -150,10 +150,10 @@ def test_a_spread_model_has_the_loss_and_the_gradients_of_a_whole_one(launched, 
 
 def test_two_processes_shuffle_codes_as_one(launched):
     expected = ShuffledSignal(5)(CODES)
-    found = torch.cat([launched[1][rank]["codes"] for rank in (0, 1)])
-    assert torch.equal(found, expected)
+    actual = torch.cat([launched[1][rank]["codes"] for rank in (0, 1)])
+    assert torch.equal(actual, expected)
     # Codes went from one process to the other.
-    assert (found[:2] > CODES[:2].max()).any()
+    assert (actual[:2] > CODES[:2].max()).any()
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -223,7 +223,7 @@ def test_another_number_of_processes_does_not_resume(launched):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout):
     """With dropout too: the second pass draws what the first drew."""
-    found, calls = [], []
+    actual, calls = [], []
     for recompute in (False, True):
         model = make(**arguments_of(family) | {"dropout": dropout}).train()
         if recompute:
@@ -233,10 +233,10 @@ def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout
         inner = block.attention if family == "signal-noise" else block.mixer
         inner.register_forward_hook(lambda *_, runs=runs: runs.append(1))
         torch.manual_seed(5)
-        found.append(gradients_of(model, [packed_rows()]))
+        actual.append(gradients_of(model, [packed_rows()]))
         calls.append(len(runs))
     assert calls == [1, 2]
-    (plain, losses), (again, repeated) = found
+    (plain, losses), (again, repeated) = actual
     torch.testing.assert_close(losses, repeated)
     for name, value in plain.items():
         torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7, msg=name)

@@ -1,21 +1,20 @@
-"""Prototypes placed on hidden states, brought in, and revived."""
+"""Prototypes: initialisation from hidden states, the scale of their losses, k-means."""
+
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
-from prismlm.training import TrainingInterrupted, build_recipe, train
-from prismlm.training.model import Usage
 from prismlm.training.prototypes import (
     HeadSchedule,
-    place_prototypes,
-    revive,
+    initialise_prototypes,
     sample_states,
+    spherical_kmeans,
 )
 from prismlm.training.recipe import Recipe
-from tests.helpers.runs import InterruptAfter, assert_same_run, curve
 from tests.helpers.tiny_head import VOCABULARY, make
 
 
@@ -39,9 +38,9 @@ def all_states(model, items):
     return seen.z[torch.stack([item["token_mask"] for item in items])]
 
 
-def test_every_prototype_points_along_a_state_of_its_own():
-    model, items = make(placed=False), rows(5, valid=7)
-    place_prototypes(model, items, torch.Generator().manual_seed(0))
+def test_every_prototype_has_the_direction_of_a_different_state():
+    model, items = make(initialised=False), rows(5, valid=7)
+    initialise_prototypes(model, items, torch.Generator().manual_seed(0))
     states = all_states(model, items)
     cosines = torch.nn.functional.cosine_similarity(
         model.prototype_head.prototypes.detach()[:, None], states[None], dim=-1
@@ -51,16 +50,16 @@ def test_every_prototype_points_along_a_state_of_its_own():
     assert len(nearest.unique()) == 12
     lengths = model.prototype_head.prototypes.detach().norm(dim=1) * 3
     torch.testing.assert_close(lengths, states[nearest].norm(dim=1))
-    assert model.placed
+    assert model.initialised
 
 
-def test_all_positions_can_be_asked_for_and_no_more():
+def test_all_positions_can_be_sampled_and_no_more():
     model, items = make(), rows(4, length=40, valid=30)
     generator = torch.Generator().manual_seed(0)
     drawn = sample_states(model.model, items, 120, generator)
     distances = torch.cdist(all_states(model, items), drawn)
     assert sorted(distances.argmin(1).tolist()) == list(range(120))
-    with pytest.raises(InputError, match="hold 120 positions, and 121 prototypes"):
+    with pytest.raises(InputError, match="have 120 positions, fewer than the 121 prototypes"):
         sample_states(model.model, items, 121, generator)
 
 
@@ -68,8 +67,8 @@ def test_clusters_cover_the_states_better_than_states_do():
     generator = torch.Generator().manual_seed(0)
     cover = {}
     for method in ("states", "kmeans"):
-        model, items = make(placed=False), rows(60)
-        place_prototypes(model, items, generator.manual_seed(0), method)
+        model, items = make(initialised=False), rows(60)
+        initialise_prototypes(model, items, generator.manual_seed(0), method)
         states = all_states(model, items)
         prototypes = model.prototype_head.prototypes.detach()
         cosines = torch.nn.functional.cosine_similarity(states[:, None], prototypes[None], dim=-1)
@@ -81,100 +80,43 @@ def test_clusters_cover_the_states_better_than_states_do():
     assert cover["kmeans"] > cover["states"] + 0.01
 
 
-def head_with(prototypes, per_token=1):
-    head = PrototypeHead(prototypes.shape[1], len(prototypes), per_token)
-    with torch.no_grad():
-        head.prototypes.copy_(prototypes)
-    return head
+@pytest.mark.parametrize(("warmup", "scales"), [(0.5, [0.0, 0.0, 0.5, 1.0]), (0.0, [1.0] * 4)])
+def test_the_losses_rise_from_the_initialisation(warmup, scales):
+    model = make(initialised=True)
+    settings = {"corpus": "c", "out": "o", "model": {}, "steps": 100}
+    head = {"initialise_at_step": 10}
+    schedule = HeadSchedule([], Recipe(**settings, head=head, losses={"warmup": warmup}))
+    actual = []
+    for step in (0, 10, 30, 50):
+        state = SimpleNamespace(global_step=step, max_steps=100)
+        schedule.on_step_begin(None, state, None, model=model)
+        actual.append(model.loss_scale)
+    assert actual == scales
 
 
-def test_uses_are_counted_without_padding_and_without_zero_activations():
-    head = head_with(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), per_token=2)
-    z = torch.tensor([[2.0, 0.1], [0.1, 3.0], [5.0, 0.0], [0.0, -4.0]])
-    usage = Usage(3)
-    mask = torch.tensor([True, True, False, True])
-    usage.add(head(z), z, mask)
-    # The last state has no positive cosine but 0; the third is padding.
-    assert usage.counts.tolist() == [2, 2, 0]
-    usage.add(head(z), z, mask)
-    assert usage.counts.tolist() == [4, 4, 0]
-    # A quarter of three states is one: the worst, which no prototype rebuilds.
-    torch.testing.assert_close(usage.worst, z[3:])
-    usage.reset()
-    assert usage.counts.tolist() == [0, 0, 0]
-    assert usage.worst is None
+def test_two_pairs_of_directions_by_hand():
+    # Angles 0°, 20°, 90°, 130°, of any length; centres start on the first two vectors.
+    angles = torch.tensor([0.0, 20.0, 90.0, 130.0]) * math.pi / 180
+    vectors = torch.stack([angles.cos(), angles.sin()], 1) * torch.tensor([[1], [5], [2], [0.1]])
+    one = spherical_kmeans(vectors, vectors[:2], 1)
+    # At first 20°, 90° and 130° belong to the second centre; its mean direction is near 81°.
+    sums = angles[1:].cos().sum(), angles[1:].sin().sum()
+    turned = math.atan2(sums[1], sums[0])
+    torch.testing.assert_close(one[0], torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(one[1], torch.tensor([math.cos(turned), math.sin(turned)]))
+    # Then 20° goes over to the first.
+    expected = torch.tensor([10.0, 110.0]) * math.pi / 180
+    actual = spherical_kmeans(vectors, vectors[:2], 3)
+    torch.testing.assert_close(actual, torch.stack([expected.cos(), expected.sin()], 1))
 
 
-def revived(worst, counts=(5, 0, 2, 0)):
-    torch.manual_seed(0)
-    head = head_with(torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0])))
-    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1)
-    head.prototypes.grad = torch.arange(16.0).reshape(4, 4)
-    head.log_scale.grad = torch.tensor(0.0)
-    optimizer.step()
-    before = head.prototypes.detach().clone()
-    usage = Usage(4)
-    usage.counts, usage.worst = torch.tensor(counts), worst
-    count = revive(head, usage, optimizer, torch.Generator().manual_seed(0))
-    return head, optimizer.state[head.prototypes], before, count
+def test_an_empty_centre_moves_to_the_worst_placed_vector():
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 1.0]])
+    centres = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -5.0]])
+    actual = spherical_kmeans(vectors, centres, 1)
+    torch.testing.assert_close(actual[2], torch.tensor([-1.0, 1.0]) / math.sqrt(2))
 
 
-def test_unused_prototypes_move_onto_badly_explained_states():
-    worst = torch.tensor([[0.0, 0.0, 6.0, 8.0], [5.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
-    head, moments, before, count = revived(worst)
-    assert count == 2
-    prototypes = head.prototypes.detach()
-    for used in (0, 2):
-        assert torch.equal(prototypes[used], before[used])
-    norms = before[[0, 2]].norm(dim=1)
-    chosen = set()
-    for unused in (1, 3):
-        assert prototypes[unused].norm().item() == pytest.approx(norms.median().item())
-        cosines = torch.nn.functional.cosine_similarity(prototypes[unused][None], worst)
-        assert cosines.max().item() == pytest.approx(1)
-        chosen.add(int(cosines.argmax()))
-        assert torch.equal(moments["exp_avg"][unused], torch.zeros(4))
-        torch.testing.assert_close(
-            moments["exp_avg_sq"][unused], moments["exp_avg_sq"][[0, 2]].mean(0)
-        )
-    assert len(chosen) == 2
-    assert moments["exp_avg"][0].abs().sum() > 0
-
-
-def test_with_too_few_states_the_rest_waits_and_with_none_in_use_nothing_moves():
-    one = torch.tensor([[1.0, 1.0, 0.0, 0.0]])
-    head, _, before, count = revived(one)
-    assert count == 1
-    assert int((head.prototypes.detach() != before).any(1).sum()) == 1
-    assert revived(one, counts=(0, 0, 0, 0))[3] == 0
-    assert revived(None)[3] == 0
-    assert revived(one, counts=(1, 1, 1, 1))[3] == 0
-
-
-def test_revival_brings_back_what_training_lost_and_survives_a_stop(settings, tmp_path):
-    settings["head"] |= {"initialise": "random", "initialise_at_step": 2}
-    # More prototypes than so few states can use.
-    settings["head"] |= {"prototypes": 300, "prototypes_per_token": 1}
-    settings["evaluation"]["every"] = 0
-    lost = train(build_recipe(settings | {"out": str(tmp_path / "lost")}))
-    settings["head"]["revive_every"] = 5
-    straight = train(build_recipe(settings | {"out": str(tmp_path / "straight")}))
-    assert straight.quality.in_use > lost.quality.in_use
-    recipe = build_recipe(settings)
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(14))
-    resumed = train(recipe, resume=True)
-    assert curve(resumed.history) == curve(straight.history)
-    assert_same_run(recipe.out, straight.directory)
-
-
-def test_k_falls_to_its_end_in_equal_steps():
-    plain = {"corpus": "c", "out": "o", "model": {}, "steps": 100}
-    head = {"initialise_at_step": 10, "prototypes_per_token": 16}
-    falling = Recipe(**plain, head=head | {"anneal_from": 64, "anneal_until": 0.5})
-    schedule = HeadSchedule([], falling)
-    found = [schedule.prototypes_per_token(step, 100) for step in (0, 10, 20, 30, 50, 99)]
-    assert found == [64, 64, 52, 40, 16, 16]
-    fixed = HeadSchedule([], Recipe(**plain, head=head))
-    assert fixed.prototypes_per_token(0, 100) == 16
-    assert [fixed.loss_scale(step, 100) for step in (9, 10, 99)] == [1.0, 1.0, 1.0]
+def test_too_few_vectors_are_refused():
+    with pytest.raises(InputError, match="3 vectors for 4 centres"):
+        spherical_kmeans(torch.ones(3, 2), torch.ones(4, 2), 1)

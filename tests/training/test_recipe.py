@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
-from prismlm.models.presets import build_config, build_model
 from prismlm.training import Recipe, build_recipe, load_recipe
 from prismlm.training.recipe import NoiseWeightRecipe, Section
 
@@ -24,7 +23,7 @@ def write(directory: Path, text: str) -> Path:
 def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
     recipe = load_recipe(write(tmp_path, MINIMAL))
     assert recipe.head.prototypes == 2048
-    assert recipe.losses.weights().prototype_only_kl == 1.0
+    assert recipe.losses.prototype_only_kl == 1.0
     assert recipe.head.detach
     assert recipe.positions_per_step == 8 * 256
 
@@ -36,11 +35,11 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("loses: {}", ["'loses'", "mean 'losses'"]),
         (
             "noise_weight: {initail: 0.1}",
-            ["'noise_weight.initail'", "mean 'initial'", "Known there: initial, final."],
+            ["'noise_weight.initail'", "mean 'initial'", "Known settings: initial, final."],
         ),
-        ("noise_weight: {final: 2}", ["noise_weight.final is 2", "(in the last step)"]),
+        ("noise_weight: {final: 2}", ["noise_weight.final is 2", "(λ in the last step)"]),
         ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer", "K,"]),
-        ("head: {prototypes: 0}", ["head.prototypes is 0", "greater than or equal to 1"]),
+        ("head: {prototypes: 0}", ["head.prototypes is 0", "greater than 0"]),
         ("head: 5", ["head is 5"]),
         ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "more than the 8 prototypes"]),
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
@@ -56,7 +55,7 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("data: {length: 100000}", ["data.length is 100000", "512"]),
         ("seed: 1\nseed: 2", ["line 6", "'seed' is given twice"]),
         ("head: {scale: [}", ["recipe.yaml, line"]),
-        ("3: 4", ["key 3 is not a name"]),
+        ("3: 4", ["recipe.yaml: 3"]),
         (f"head: {'[' * 5000}{']' * 5000}", ["recipe.yaml", "recursion"]),
         (f"seed: {'9' * 5000}", ["recipe.yaml", "5000 digits"]),
     ],
@@ -92,9 +91,9 @@ def test_a_missing_key_says_what_it_is_for(tmp_path):
 
 
 def test_steps_or_epochs_are_given(tmp_path):
-    with pytest.raises(InputError, match="steps is not given and epochs is not given; give one"):
+    with pytest.raises(InputError, match="steps is not set and epochs is not set"):
         load_recipe(write(tmp_path, MINIMAL.replace("steps: 200\n", "")))
-    with pytest.raises(InputError, match="steps is 200 and epochs is 3; give one of them"):
+    with pytest.raises(InputError, match="steps is 200 and epochs is 3"):
         load_recipe(write(tmp_path, MINIMAL + "epochs: 3\n"))
     assert load_recipe(write(tmp_path, MINIMAL), ["steps=0", "epochs=3"]).epochs == 3
 
@@ -134,7 +133,7 @@ def test_overrides_are_yaml_and_as_strict(tmp_path):
     ),
     st.sampled_from([name for name in Recipe.model_fields if name != "model"]),
 )
-def test_any_value_is_taken_or_refused_as_input(value, key):
+def test_any_value_is_accepted_or_refused(value, key):
     settings = yaml.safe_load(MINIMAL) | {key: value}
     try:
         recipe = build_recipe(settings)
@@ -171,26 +170,3 @@ def test_the_recipes_in_the_repository_are_valid(path):
                 kind = NoiseWeightRecipe()
             if isinstance(kind, Section):
                 assert set(section) == set(type(kind).model_fields), name
-
-
-SMALL = {"hidden_size": 16, "num_channels": 4}
-
-
-def test_the_recipes_of_the_mixers_source_say_what_its_table_says():
-    folder = ROOT / "recipes/prototype_mixer"
-    recipes = {path.stem: load_recipe(path).to_dict() for path in folder.rglob("*/*.yaml")}
-    # Table 15 of the source: shared gates, τ of layer 0, convolution of width 5.
-    table = {
-        "baseline": (True, 3.0, True),
-        "no-shared-gates": (False, 3.0, True),
-        "layer-0-temperature-1": (True, 1.0, True),
-        "no-convolution": (True, 3.0, False),
-        "no-mitigation": (False, 1.0, False),
-    }
-    for name, row in table.items():
-        settings = recipes[f"table-15-{name}"]["model"]
-        first, second = build_model(build_config(settings | SMALL, 50, 0)).model.layers[:2]
-        temperatures = first.mixer.log_write_temperature.exp().item()
-        convolves = {first.mixer.convolves, second.mixer.convolves}
-        assert (first.mixer.shared_gates, round(temperatures, 5), *convolves) == row
-        assert second.mixer.log_write_temperature.item() == 0

@@ -1,4 +1,4 @@
-"""Runs whose length is told in epochs, on some of the documents, at a rate for their rows."""
+"""Runs with epochs, a subset of the documents, and learning-rate schedules."""
 
 import sys
 from dataclasses import replace
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError
+from prismlm.errors import InputError, Interrupted
 from prismlm.files import read_json
-from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
+from prismlm.training import build_recipe, estimate, train
 from prismlm.training.run import RUN_FILE
 from prismlm.training.setup import chosen_documents, prepare, with_steps
 from prismlm.training.trainer import PrismTrainer, training_arguments
@@ -32,18 +32,20 @@ def test_epochs_become_steps(epochs, tmp_path):
     each = len(prepared.rows) // 4
     assert prepared.recipe.steps == 2 * each > 10
     assert estimate(recipe).steps == 2 * each
-    whole = train(recipe)
-    assert whole.steps == 2 * each
-    noted = read_json(whole.directory / RUN_FILE)["recipe"]
+    run = train(recipe)
+    assert run.steps == 2 * each
+    noted = read_json(run.directory / RUN_FILE)["recipe"]
     assert (noted["epochs"], noted["steps"]) == (2, 2 * each)
-    # The same steps, said as steps, are the same run.
-    said = {key: value for key, value in epochs.items() if key != "epochs"}
-    counted = train(build_recipe(said | {"steps": 2 * each, "out": str(tmp_path / "counted")}))
-    assert counted.ce == whole.ce
+    # Setting the steps gives the same run.
+    without_epochs = {key: value for key, value in epochs.items() if key != "epochs"}
+    counted = train(
+        build_recipe(without_epochs | {"steps": 2 * each, "out": str(tmp_path / "counted")})
+    )
+    assert counted.ce == run.ce
     cut = build_recipe(epochs | {"out": str(tmp_path / "cut")})
-    with pytest.raises(TrainingInterrupted):
+    with pytest.raises(Interrupted):
         train(cut, progress=InterruptAfter(7))
-    assert train(cut, resume=True).ce == whole.ce
+    assert train(cut, resume=True).ce == run.ce
     with pytest.raises(InputError, match="epochs: 2 → 3"):
         train(build_recipe(epochs | {"epochs": 3, "out": str(tmp_path / "cut")}), resume=True)
 
@@ -88,7 +90,7 @@ def test_documents_are_the_same_for_every_seed(epochs, tiny_corpus):
         rows = prepare(build_recipe(epochs | {"seed": seed})).rows
         assert rows.num_tokens + rows.dropped_tokens == tokens
     assert np.array_equal(chosen_documents(corpus, None), training)
-    with pytest.raises(InputError, match=f"has {len(training)} to train on"):
+    with pytest.raises(InputError, match=f"has only {len(training)} training documents"):
         chosen_documents(corpus, len(training) + 1)
 
 
@@ -102,22 +104,22 @@ def test_the_rate_grows_with_the_root_of_the_rows(settings, tmp_path):
 
 
 def rates(settings, tmp_path, **optimizer):
-    """Return every group's share of its own peak before each of ten steps, and after them."""
+    """Return the learning rate relative to its peak, before each of ten steps and after them."""
     changes = {"learning_rate": 1e-2, "head_learning_rate": 3e-2, "warmup": 0.2}
     settings |= {"steps": 10, "optimizer": changes | optimizer}
     trainer = PrismTrainer(prepare(build_recipe(settings)), tmp_path)
     trainer.create_optimizer_and_scheduler(10)
     peaks = [group["initial_lr"] for group in trainer.optimizer.param_groups]
     assert set(peaks) == {1e-2, 3e-2}
-    found = []
+    actual = []
     for _ in range(11):
         groups = trainer.optimizer.param_groups
         shares = {round(group["lr"] / peak, 9) for group, peak in zip(groups, peaks, strict=True)}
         assert len(shares) == 1
-        found += shares
+        actual += shares
         trainer.optimizer.step()
         trainer.lr_scheduler.step()
-    return found
+    return actual
 
 
 # Two steps up; then with n of 8: a cosine (1 + cos(π n / 8)) / 2, where cos(π/4) = 0.70710678.
@@ -135,9 +137,9 @@ COSINE = {2: 1, 4: 0.5 * 1.70710678, 6: 0.5, 8: 0.5 * 0.29289322, 10: 0}
     ids=["cosine", "floor", "linear", "constant"],
 )
 def test_the_rate_rises_and_falls_as_the_recipe_says(settings, tmp_path, optimizer, expected):
-    found = rates(settings, tmp_path, **optimizer)
-    assert found[:2] == [0, 0.5]
-    assert {n: found[n] for n in expected} == pytest.approx(expected)
+    actual = rates(settings, tmp_path, **optimizer)
+    assert actual[:2] == [0, 0.5]
+    assert {n: actual[n] for n in expected} == pytest.approx(expected)
 
 
 def test_the_history_is_reported_where_the_recipe_says(settings, tmp_path, monkeypatch):

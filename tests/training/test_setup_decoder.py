@@ -1,4 +1,4 @@
-"""The decoder of a run: dropout by its equation, decay, and documents kept apart."""
+"""The decoder of a run: dropout, weight decay, and separate documents."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def states(model, seed=3):
 
 def test_llama_is_its_equation():
     model = make(LLAMA).train()
-    found = states(model)
+    actual = states(model)
     plain = make(LLAMA, rate=0.0).base_model
     torch.manual_seed(3)
     h = F.dropout(plain.embed_tokens(ids()), RATE)
@@ -69,17 +69,17 @@ def test_llama_is_its_equation():
         x = layer.post_attention_layernorm(h)
         inner = F.silu(layer.mlp.gate_proj(x)) * layer.mlp.up_proj(x)
         h = h + F.dropout(layer.mlp.down_proj(F.dropout(inner, RATE)), RATE)
-    torch.testing.assert_close(found, plain.norm(h))
+    torch.testing.assert_close(actual, plain.norm(h))
 
 
 def test_mamba_is_its_equation():
-    found = states(make(MAMBA).train())
+    actual = states(make(MAMBA).train())
     plain = make(MAMBA, rate=0.0).base_model
     torch.manual_seed(3)
     h = F.dropout(plain.embeddings(ids()), RATE)
     for layer in plain.layers:
         h = h + F.dropout(layer.mixer(layer.norm(h)), RATE)
-    torch.testing.assert_close(found, plain.norm_f(h))
+    torch.testing.assert_close(actual, plain.norm_f(h))
 
 
 @pytest.mark.parametrize("settings", [LLAMA, MAMBA])
@@ -99,7 +99,7 @@ def test_nothing_is_dropped_but_in_training(settings):
     ],
 )
 def test_other_families_are_refused(settings, hint):
-    with pytest.raises(InputError, match=r"dropout to 0\.3, and where it goes is") as error:
+    with pytest.raises(InputError, match=r"dropout to 0\.3, which is available") as error:
         make(settings)
     assert hint in str(error.value)
 
@@ -108,7 +108,7 @@ JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
 
 
 @pytest.mark.parametrize(
-    ("settings", "apart"),
+    ("settings", "separate"),
     [
         ({"preset": "llama-tiny"}, True),
         ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
@@ -120,10 +120,10 @@ JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
     ],
     ids=["llama", "gpt2", "mamba", "mamba2", "jamba", "xglm"],
 )
-def test_families_that_mix_packed_documents_are_told(settings, apart):
+def test_families_that_mix_packed_documents_are_detected(settings, separate):
     torch.manual_seed(0)
     model = build_model(build_config(settings, VOCABULARY, 0))
-    assert supports_packed_documents(model) == apart
+    assert supports_packed_documents(model) == separate
 
 
 SPARED = {

@@ -6,7 +6,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainerCallback
 
-from prismlm.errors import PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
@@ -83,7 +82,7 @@ def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumu
 
 
 def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
-    """Rows with few labels and with many: in one micro-batch, and each in one of its own."""
+    """Rows with few labels and with many: in one micro-batch, and one row per micro-batch."""
     settings["model"]["attention_dropout"] = 0.0
     settings["data"] = {"length": 128, "packing": "padded", "documents": 60}
     settings["optimizer"]["learning_rate"] = 2e-2
@@ -130,57 +129,23 @@ def test_logged_parts_are_averages_that_add_up(settings, tmp_path):
     assert before["loss"] == pytest.approx(before["ce"])
 
 
-def test_weights_rise_from_nought_at_the_placing(settings, tmp_path):
-    settings["losses"] |= {"warmup": 0.5}
-    trainer = trainer_of(settings, tmp_path, logging={"every": 1})
-    trainer.train()
-    scales = [row["loss_scale"] for row in trainer.state.log_history if "loss" in row]
-    # Placed after step 5 of 30, full after step 15.
-    assert scales[:6] == [0.0] * 6
-    assert scales[5:16] == pytest.approx([i / 10 for i in range(11)])
-    assert scales[16:] == [1.0] * 14
-
-
-def test_every_parameter_is_in_the_group_it_belongs_to(settings, tmp_path):
-    settings["optimizer"] |= {"head_learning_rate": 0.5, "weight_decay": 0.25}
-    trainer = trainer_of(settings, tmp_path)
-    matrices, others, head = trainer.create_optimizer().param_groups
-    embeddings = trainer.model.model.get_input_embeddings().weight
-    assert all(p.ndim == 2 and p is not embeddings for p in matrices["params"])
-    assert all(p.ndim == 1 or p is embeddings for p in others["params"])
-    assert {id(p) for p in head["params"]} == {
-        id(trainer.model.prototype_head.prototypes),
-        id(trainer.model.prototype_head.log_scale),
-    }
-    assert [g["weight_decay"] for g in (matrices, others, head)] == [0.25, 0.0, 0.0]
-    assert [g["lr"] for g in (matrices, others, head)] == [3e-3, 3e-3, 0.5]
-
-
 def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trainer = trainer_of(settings, tmp_path)
     trainer.train()
-    found = list_checkpoints(tmp_path / "run" / "checkpoints")
-    assert [path.name for path in found] == ["checkpoint-20", "checkpoint-30"]
-    assert [p.name for p in found[0].parent.iterdir() if p.name.startswith(".")] == []
-    model = AutoModelForCausalLM.from_pretrained(found[-1])
+    actual = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in actual] == ["checkpoint-20", "checkpoint-30"]
+    assert [p.name for p in actual[0].parent.iterdir() if p.name.startswith(".")] == []
+    model = AutoModelForCausalLM.from_pretrained(actual[-1])
     assert model.config.use_cache
-    sidecar = load_sidecar(found[-1], model)
+    sidecar = load_sidecar(actual[-1], model)
     assert torch.equal(sidecar.head.prototypes, trainer.model.prototype_head.prototypes)
     assert sidecar.provenance["steps"] == 30
     assert sidecar.provenance["head_placed"]
     for name, value in model.state_dict().items():
         assert torch.equal(value, trainer.model.model.state_dict()[name])
-    assert len(AutoTokenizer.from_pretrained(found[-1])) == model.config.vocab_size
-
-
-def test_a_loss_that_is_not_finite_ends_training_with_advice(settings, tmp_path):
-    trainer = trainer_of(settings, tmp_path)
-    with torch.no_grad():
-        trainer.model.model.model.norm.weight.fill_(float("inf"))
-    with pytest.raises(PrismError, match=r"diverged by step 4: the loss is .*learning_rate"):
-        trainer.train()
+    assert len(AutoTokenizer.from_pretrained(actual[-1])) == model.config.vocab_size
 
 
 class Waits(TorchDispatchMode, TrainerCallback):
@@ -214,7 +179,7 @@ class Waits(TorchDispatchMode, TrainerCallback):
 
 
 def test_a_step_waits_for_nothing_that_the_device_computes(settings, tmp_path):
-    settings["head"] |= {"position_share": 0.5, "revive_every": 3}
+    settings["head"] |= {"position_share": 0.5}
     settings["losses"] |= {"prototype_only_kl": 1.0, "kl_tokens": 400, "diversity": 0.1}
     settings["gradient_accumulation"] = 2
     prepared = prepare(build_recipe(settings | {"steps": 12}))

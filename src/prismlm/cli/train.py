@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,8 +74,8 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         )
         spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
         outcome = f"failed: {trial.failed}" if trial.ce is None else f"CE {trial.ce:.4f}{spread}"
-        done = f"{trial.number + 1} of {recipe.search.trials} trials done"
-        typer.echo(f"trial {trial.number} ({values}): {outcome} · {done}", err=True)
+        done = f"{trial.trial + 1} of {recipe.search.trials} trials done"
+        typer.echo(f"trial {trial.trial} ({values}): {outcome} · {done}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
     if as_json:
@@ -83,7 +84,7 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     failed = sum(trial.ce is None for trial in result.trials)
     output.say(str(result.directory), style="bold")
     output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
-    output.print_value({"trials": [trial.to_dict() for trial in result.ranked]}, MAX_TRIALS)
+    output.print_value({"trials": [asdict(trial) for trial in result.ranked]}, MAX_TRIALS)
     typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
 
 

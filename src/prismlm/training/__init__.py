@@ -2,11 +2,9 @@
 
 from prismlm.training.attach import AttachOptions, AttachResult, attach, estimate_attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.losses import LossWeights
 from prismlm.training.model import PrismForCausalLM, PrismOutput
-from prismlm.training.recipe import Recipe
-from prismlm.training.recipe_file import build_recipe, load_recipe
-from prismlm.training.run import TrainingInterrupted, TrainingResult, estimate, train
+from prismlm.training.recipe import LossWeights, Recipe, build_recipe, load_recipe
+from prismlm.training.run import TrainingResult, estimate, train
 from prismlm.training.search import SearchResult, TrialResult, estimate_search, search
 from prismlm.training.trainer import PrismTrainer
 from prismlm.training.tuning import LoraOptions, TableOptions
@@ -23,7 +21,6 @@ __all__ = [
     "Recipe",
     "SearchResult",
     "TableOptions",
-    "TrainingInterrupted",
     "TrainingResult",
     "TrialResult",
     "attach",

@@ -1,4 +1,4 @@
-"""Fitting a prototype head to hidden states that are kept on disk: the model is not run again."""
+"""Fitting a prototype head to hidden states on disk, without running the model again."""
 
 from __future__ import annotations
 
@@ -8,62 +8,44 @@ from typing import get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.lens.states import HiddenStates
-from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.loop import Loop, batches, check_options
-from prismlm.training.losses import VocabularySample
+from prismlm.training.model import OutputMap, VocabularySample, divergence
 from prismlm.training.prototypes import cluster_centres
 
-# What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4
 KMEANS_ITERATIONS = 5
-# What is fitted where no number is given: as many, if there are so many states for each.
-MOST_PROTOTYPES, STATES_OF_EACH = 8192, 16
-# The least states and tokens of a step whose logits are formed in bf16.
-LEAST_STATES, LEAST_TOKENS = 128, 4096
+# Default number of prototypes: one for so many states, but at most so many.
+STATES_PER_PROTOTYPE, MAX_PROTOTYPES = 16, 8192
+# Smaller products are not computed in bf16.
+MIN_BF16_STATES, MIN_BF16_TOKENS = 128, 4096
 MAY_BE_ZERO = ("frequent", "drawn", "residual", "pull", "seed")
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a head is fitted.
+    """How a head is fitted."""
 
-    Attributes:
-        prototypes: K; None: 8,192, or one for 16 states where these are fewer.
-        prototypes_per_token: k.
-        epochs: how often every state is seen; a fraction is allowed.
-        batch: states of a step.
-        learning_rate: peak rate of Adam, in units of the root mean square of the prototypes'
-            elements when they are placed; it rises over 5 % of the steps, then falls as a cosine.
-        frequent: tokens of the vocabulary, the most frequent ones of the corpus, that the
-            divergence is taken over in every step.
-        drawn: of the others, how many are drawn anew for each step.
-        residual: weight of ‖z − ẑ‖² over ‖z‖², beside 1 for the divergence.
-        pull: weight of R1 and of R2.
-        weights: how a state's prototypes are chosen and weighed: by their cosines, or fitted to
-            rebuild it best.
-        seed: of everything random.
-    """
-
-    prototypes: int | None = None
-    prototypes_per_token: int = 64
-    epochs: float = 4.0
-    batch: int = 256
+    prototypes: int | None = None  # K; by default 8,192, or one per 16 states if that is fewer
+    prototypes_per_token: int = 64  # k
+    epochs: float = 4.0  # passes over the states; may be fractional
+    batch: int = 256  # states per step
+    # Peak rate of Adam, in units of the root mean square of the initial prototypes' elements.
     learning_rate: float = 0.03
-    frequent: int = 6000
-    drawn: int = 2000
-    residual: float = 0.1
-    pull: float = 0.01
-    weights: Weights = "fitted"
+    frequent: int = 6000  # the divergence is over so many of the most frequent tokens,
+    drawn: int = 2000  # and over so many of the others, redrawn in each step
+    residual: float = 0.1  # weight of ‖z − ẑ‖² / ‖z‖²
+    pull: float = 0.01  # weight of R1 and of R2
+    weights: Weights = "fitted"  # activations: by cosine, or fitted to reconstruct z
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -75,81 +57,63 @@ class FitOptions:
                 f"{self.prototypes} prototypes: choose at most that many."
             )
         if not self.frequent + self.drawn:
-            raise InputError("frequent and drawn are 0: the divergence needs some tokens.")
+            raise InputError(
+                "frequent and drawn are both 0, but the divergence needs tokens: raise one of them."
+            )
 
     def of_states(self, states: int) -> FitOptions:
-        """Return the same with a number of prototypes, for so many states where none was given."""
+        """Return the options with ``prototypes`` set, by default from the number of states."""
         if self.prototypes is not None:
             return self
-        count = min(MOST_PROTOTYPES, states // STATES_OF_EACH)
+        count = min(MAX_PROTOTYPES, states // STATES_PER_PROTOTYPE)
         return replace(self, prototypes=max(self.prototypes_per_token, count))
 
     def head(self, width: int) -> PrototypeHead:
-        """Return the head that is fitted, its prototypes not yet set."""
-        assert self.prototypes is not None, "of_states() says how many"
+        """Return an uninitialised head."""
+        assert self.prototypes is not None, "call of_states() first"
         return PrototypeHead(
             width, self.prototypes, self.prototypes_per_token, weights=self.weights
         )
 
     def steps(self, states: int) -> int:
-        """Return the optimizer steps for so many states."""
+        """Return the number of optimizer steps."""
         return max(1, round(self.epochs * (states // min(self.batch, states))))
 
 
-class Vocabulary(VocabularySample):
-    """A sample of a model's vocabulary, by the tokens that follow the states, with W."""
+def mean_divergence(
+    z: Float[Tensor, "N d"],
+    reconstruction: Float[Tensor, "N d"],
+    output_map: OutputMap,
+    log_weights: Float[Tensor, " V"],
+) -> Float[Tensor, ""]:
+    """Return the mean KL from the prediction of z to that of ẑ, in nats.
 
-    def __init__(
-        self, model: nn.Module, tokens: Int64[Tensor, " N"], frequent: int, drawn: int
-    ) -> None:
-        embedding = output_embedding(model)
-        assert isinstance(embedding.weight, Tensor)
-        self.weight = embedding.weight.detach()
-        self.bias = getattr(embedding, "bias", None)
-        self.logit_map = LogitMap.of(model)
-        size = len(self.weight)
-        super().__init__(torch.bincount(tokens, minlength=size)[:size], frequent, drawn)
-
-    def divergence(
-        self,
-        z: Float[Tensor, "N d"],
-        rebuilt: Float[Tensor, "N d"],
-        tokens: Int64[Tensor, " S"],
-        log_counts: Float[Tensor, " S"],
-    ) -> Float[Tensor, ""]:
-        """Return the mean divergence of what ẑ predicts from what z predicts, in nats.
-
-        Logits of ẑ are those of z and of ẑ − z: where products are in bf16, the rounding of the
-        former is in both predictions, and that of the latter is 2⁻⁸ of a difference at most.
-        """
-        device = self.weight.device
-        tokens, log_counts = tokens.to(device), log_counts.to(device)
-        weight = self.weight[tokens].float()
-        large = len(z) >= LEAST_STATES and len(weight) >= LEAST_TOKENS
-        if z.device.type == "cpu" and large and has_fast_product():
-            weight = weight.bfloat16()
-        logits = F.linear(z.to(weight.dtype), weight).float()
-        if self.bias is not None:
-            logits = logits + self.bias.detach()[tokens].float()
-        change = F.linear((rebuilt - z).to(weight.dtype), weight).float()
-        target, own = (
-            F.log_softmax(self.logit_map(raw) + log_counts, -1) for raw in (logits, logits + change)
-        )
-        return F.kl_div(own, target, reduction="batchmean", log_target=True)
+    The logits of ẑ are those of z plus those of ẑ − z. With products in bf16, rounding of the
+    former then affects both predictions alike, and that of the latter is relative to ẑ − z.
+    """
+    weight, bias, logit_map = output_map
+    large = len(z) >= MIN_BF16_STATES and len(weight) >= MIN_BF16_TOKENS
+    low_precision = z.device.type == "cpu" and large and has_fast_product()
+    weight = weight.to(torch.bfloat16 if low_precision else torch.float32)
+    logits = F.linear(z.to(weight.dtype), weight).float()
+    if bias is not None:
+        logits = logits + bias.float()
+    change = F.linear((reconstruction - z).to(weight.dtype), weight).float()
+    return divergence(logit_map(logits), logit_map(logits + change), log_weights).mean()
 
 
 def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
-    """Put the prototypes on centres of clusters of hidden states, each as z / (k τ)."""
+    """Initialise the prototypes at cluster centres of hidden states, each z / (k τ)."""
     count = head.num_prototypes
     if len(states) < count:
         raise InputError(
-            f"there are {len(states):,} positions to place {count:,} prototypes on: use more text, "
-            "or --prototypes with a lower number."
+            f"{len(states):,} positions are fewer than the {count:,} prototypes: use more text, "
+            "or lower --prototypes."
         )
     generator = np.random.default_rng([seed, 0])
-    wanted = min(len(states), STATES_PER_CLUSTER * count)
-    sample = states.states(np.sort(generator.choice(len(states), wanted, replace=False)))
-    sample = sample[generator.permutation(wanted)].to(head.prototypes.device)
+    size = min(len(states), STATES_PER_CLUSTER * count)
+    sample = states.states(np.sort(generator.choice(len(states), size, replace=False)))
+    sample = sample[generator.permutation(size)].to(head.prototypes.device)
     head.place_on(cluster_centres(sample, count, KMEANS_ITERATIONS))
 
 
@@ -161,16 +125,12 @@ def fit(
     device: str = "cpu",
     progress: Reporter = SILENT,
 ) -> tuple[PrototypeHead, list[dict[str, float]]]:
-    """Fit a head to hidden states of a model, which is not run.
+    """Fit a head to hidden states of a model; return it on the CPU, with the history of losses.
 
         loss = KL(model ‖ ẑ alone) + residual · mean ‖z − ẑ‖² / mean ‖z‖² + pull · (R1 + R2)
 
-    Returns:
-        The head, in evaluation mode on the CPU, its prototypes rounded to bf16, and one row of
-        losses every fifty steps.
-
     Raises:
-        InputError: fewer states than prototypes.
+        InputError: there are fewer states than prototypes.
         DivergenceError: the loss is not finite.
     """
     options = options.of_states(len(states))
@@ -179,13 +139,13 @@ def fit(
     fitting = Fitting(model, states, options, head)
     rows = batches(len(states), options.batch, fitting.steps, options.seed)
     fitting.run(rows, "Fitting prototypes", "prototype_only_kl", progress)
-    # So that a head can be kept in half the bytes; its figures are measured after this.
+    # Rounded before the figures are measured, so that a head can be stored in half the bytes.
     head.prototypes.data = head.prototypes.data.bfloat16().float()
     return head.cpu().eval().requires_grad_(False), fitting.history
 
 
 class Fitting(Loop):
-    """A head whose prototypes are placed, with its optimizer, between two steps."""
+    """The fit of a head whose prototypes are initialised."""
 
     what = "the fit"
     remedy = "fit with a lower --rate"
@@ -194,7 +154,6 @@ class Fitting(Loop):
         self, model: nn.Module, states: HiddenStates, options: FitOptions, head: PrototypeHead
     ) -> None:
         rate = options.learning_rate
-        # In units of the prototypes' elements.
         size = head.prototypes.detach().square().mean().sqrt().item()
         groups = [
             {"params": [head.prototypes], "lr": rate * size},
@@ -203,18 +162,20 @@ class Fitting(Loop):
         super().__init__(groups, options.steps(len(states)))
         self.states, self.options, self.head = states, options, head
         self._device = head.prototypes.device
-        self._vocabulary = Vocabulary(
-            model.to(self._device), states.tokens(), options.frequent, options.drawn
-        )
+        self._output_map = OutputMap.from_model(model.to(self._device))
+        size = len(self._output_map.weight)
+        counts = torch.bincount(states.tokens(), minlength=size)[:size]
+        self._vocabulary = VocabularySample(counts, options.frequent, options.drawn)
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Add the gradients of a step; return its losses."""
+        """Accumulate the gradients of some states; return their losses."""
         options, head = self.options, self.head
         z = self.states.states(rows).to(self._device)
         output = head(z)
-        drawn = self._vocabulary.draw(options.seed * 2**32 + self.step)
-        kl = self._vocabulary.divergence(z, output.reconstruction, *drawn)
-        # Not all of the head's losses: DIV alone would take longer than finding the prototypes.
+        tokens, log_weights = self._vocabulary.draw(options.seed * 2**32 + self.step)
+        output_map = self._output_map.restricted_to(tokens.to(self._device))
+        kl = mean_divergence(z, output.reconstruction, output_map, log_weights.to(self._device))
+        # Not head.losses(): DIV would take longer than the routing.
         residual = ops.residual(z, output.reconstruction) / z.square().mean()
         pull = ops.prototype_pull(output.routing) + ops.point_pull(output.routing)
         loss = kl + options.residual * residual + options.pull * pull

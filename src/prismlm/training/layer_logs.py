@@ -1,13 +1,13 @@
-"""Figures of each layer at evaluations: channels.csv of prototype mixers, heads.csv of heads.
+"""Statistics of each layer at evaluations: channels.csv of prototype mixers, heads.csv of heads.
 
-They are figures of an evaluation like its cross-entropy, so they stand in a run's history, from
-which the tables are written.
+They are logged with the evaluation, so the tables are written from the history of a run.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -39,21 +39,11 @@ from prismlm.training.evaluation import perplexity
 from prismlm.training.setup import Prepared
 
 CHANNELS_FILE, HEADS_FILE, REPORT_FILE = "channels.csv", "heads.csv", "heads.json"
-STEP_COLUMNS = ("step", "epoch", "layer")
-EVALUATION_COLUMNS = ("ce", "perplexity", "ce_tokens")
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 GATE_FIGURES = ("gini", "use_gini", "top_share", "top_channel_share")
-CHANNEL_COLUMNS = (
-    "alpha",
-    "tau_write",
-    "tau_read",
-    *(f"{gate}_{name}" for gate in ("write", "read") for name in GATE_FIGURES),
-    *(f"half_life_{name}" for name in QUANTILES),
-    "gate_tokens",
-)
 HEAD_FIGURES = ("distance", "entropy", "self_share", "first_share")
 GROUPS = ("signal", "noise")
-# Columns of the table, with the figure of layer_rates in each.
+# By column, the path of a figure in a row of layer_rates.
 RATES = {
     "noise_weight": "noise_weight",
     "rate": "before.whole",
@@ -69,142 +59,110 @@ RATES = {
     "random_incoherence": "incoherence.random",
 }
 CROSS_TERMS = ("signal_noise", "signal_signal", "noise_noise", "normalised")
-HEAD_COLUMNS = (
-    *RATES,
-    *(f"cross_{name}" for name in CROSS_TERMS),
-    *(f"{group}_{name}" for group in GROUPS for name in HEAD_FIGURES),
-    "gradient_norm",
-    "positions",
-    "attention_tokens",
-)
 
 Row = dict[str, float]
 
 
 class LayerLog:
-    """The figures of each layer of a run's decoder: a table for mixers, one for heads, or none.
-
-    Attributes:
-        gradient_norms: ‖∂L/∂θ_ℓ‖ of each block ℓ with heads, before clipping, in the last step that
-            :meth:`read_gradients` was called in.
-    """
+    """Measures the layers of a run's decoder, if it has prototype mixers or noise heads."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared, self._decoder = prepared, prepared.model.model
         settings = prepared.recipe.evaluation
+        has_heads = isinstance(self._decoder, SignalNoiseForCausalLM)
         self._channel_tokens = settings.channel_tokens if has_mixers(self._decoder) else 0
-        self._head_tokens = settings.attention_head_tokens if has_heads(self._decoder) else 0
-        # Found now: FSDP2 gives them other classes.
+        self._head_tokens = settings.attention_head_tokens if has_heads else 0
+        # Before FSDP2 changes the classes of the blocks.
         self._blocks = parallel.blocks(self._decoder) if self._head_tokens else []
+        # Of each block before clipping, as of the last read_gradients().
         self.gradient_norms = [math.nan] * len(self._blocks)
 
     @torch.no_grad()
     def read_gradients(self) -> None:
-        """Take the norms of the gradients as they are now. Every process has to call."""
+        """Compute the norms of the current gradients; every process has to call."""
         for layer, block in enumerate(self._blocks):
-            norms = [
-                parallel.full(p.grad.float().norm())
-                for p in block.parameters()
-                if p.grad is not None
-            ]
+            gradients = [p.grad for p in block.parameters() if p.grad is not None]
+            norms = [parallel.full(gradient.float().norm()) for gradient in gradients]
             self.gradient_norms[layer] = float(torch.stack(norms).norm()) if norms else 0.0
 
     def figures(self) -> Row:
-        """Measure the decoder; return ``eval_channels/LAYER/COLUMN``. Every process has to call."""
+        """Measure the decoder; return ``eval_TABLE/LAYER/COLUMN``. Every process has to call."""
         tables: dict[str, list[Row]] = {}
         heldout, decoder = self._prepared.heldout, self._decoder
         if self._channel_tokens:
-            tables[CHANNELS_FILE] = channels_figures(decoder, heldout.batches(self._channel_tokens))
+            batches = heldout.batches(self._channel_tokens)
+            tables[CHANNELS_FILE] = channels_figures(decoder, batches)
         if self._head_tokens:
-            tables[HEADS_FILE] = heads_figures(
-                decoder,
-                heldout.batches(self._head_tokens),
-                self._prepared.recipe.data.length,
-                self.gradient_norms,
-            )
+            batches, length = heldout.batches(self._head_tokens), self._prepared.recipe.data.length
+            tables[HEADS_FILE] = heads_figures(decoder, batches, length, self.gradient_norms)
         return {
-            _key(file, layer, name): value
+            f"eval_{file.removesuffix('.csv')}/{layer}/{column}": value
             for file, rows in tables.items()
             for layer, row in enumerate(rows)
-            for name, value in row.items()
+            for column, value in row.items()
         }
 
     def write(self, out: Path, history: Iterable[dict[str, Any]]) -> None:
-        """Write the tables of a history's evaluations, one row for each layer of each."""
+        """Write the tables, with a row for each layer and evaluation of a history."""
         evaluations = [row for row in history if "eval_ce" in row]
-        for file, columns in self._columns().items():
-            rows = [
-                {
-                    **{name: row[name] for name in ("step", "epoch")},
-                    "layer": layer,
-                    **{name: row[_key(file, layer, name)] for name in columns},
-                    "ce": row["eval_ce"],
-                    "perplexity": perplexity(row["eval_ce"]),
-                    "ce_tokens": row["eval_tokens"],
-                }
-                for row in evaluations
-                for layer in range(self._prepared.model.config.num_hidden_layers)
-            ]
+        for file, tokens in (
+            (CHANNELS_FILE, self._channel_tokens),
+            (HEADS_FILE, self._head_tokens),
+        ):
+            if not tokens or not evaluations:
+                continue
+            prefix, rows = f"eval_{file.removesuffix('.csv')}/", []
+            for evaluation in evaluations:
+                layers: dict[str, Row] = defaultdict(dict)
+                for key, value in evaluation.items():
+                    if key.startswith(prefix):
+                        layer, column = key.removeprefix(prefix).split("/")
+                        layers[layer][column] = value
+                ce = evaluation["eval_ce"]
+                measured = {"ce": ce, "perplexity": perplexity(ce)}
+                measured["ce_tokens"] = evaluation["eval_tokens"]
+                step = {name: evaluation[name] for name in ("step", "epoch")}
+                rows += [step | {"layer": layer} | row | measured for layer, row in layers.items()]
+            # Of the newest evaluation: those restored from a checkpoint are sorted by name.
             with atomic_file(out / file) as temporary:
-                put_csv(temporary, (*STEP_COLUMNS, *columns, *EVALUATION_COLUMNS), rows)
-
-    def _columns(self) -> dict[str, tuple[str, ...]]:
-        channels = {CHANNELS_FILE: CHANNEL_COLUMNS} if self._channel_tokens else {}
-        return channels | ({HEADS_FILE: HEAD_COLUMNS} if self._head_tokens else {})
+                put_csv(temporary, list(rows[-1]), rows)
 
     def write_report(self, out: Path) -> None:
         """Write ``heads.json``, the report of ``prismlm inspect spectra``, of a model with heads.
 
-        What ``heads.csv`` leaves out: cross terms of every ratio, small denominators, and the loss
-        by length of context up to twice a row, of at most ``evaluation.attention_head_tokens``
-        tokens of rows. Every process has to call; the first writes.
+        Every process has to call; the first writes.
         """
         tokens, recipe = self._head_tokens, self._prepared.recipe
         if not tokens:
             return
         length = recipe.data.length
         documents = min(DOCUMENTS, max(1, tokens // length))
-        with parallel.whole(self._decoder), parallel.uncompiled(self._decoder):
+        options = SpectraOptions(trained_length=length, documents=documents, seed=recipe.seed)
+        with parallel.unsharded(self._decoder), parallel.uncompiled(self._decoder):
             report = spectra_report(
                 cast("PreTrainedModel", self._decoder),
                 Sequences(self._prepared.corpus, "heldout", length, tokens),
                 name=out.name,
-                options=SpectraOptions(
-                    trained_length=length, documents=documents, seed=recipe.seed
-                ),
+                options=options,
             )
         if parallel.is_main():
             write_json(out / REPORT_FILE, report.to_dict(), indent=1)
 
 
-def _key(file: str, layer: int, column: str) -> str:
-    return f"eval_{file.removesuffix('.csv')}/{layer}/{column}"
-
-
-def has_heads(decoder: nn.Module) -> bool:
-    """Say whether a decoder has signal and noise heads."""
-    return isinstance(decoder, SignalNoiseForCausalLM)
-
-
 def channels_figures(decoder: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
-    """Return the columns of each layer, gates read on a text.
-
-    ``alpha``; both temperatures, equal with shared gates; the figures of :func:`gate_use`;
-    quantiles of half-lives, in positions, or NaN with decays by token; ``gate_tokens``.
-    """
-    with parallel.whole(decoder):
+    """Return the columns of ``channels.csv`` for each layer; half-lives by token are NaN."""
+    with parallel.unsharded(decoder):
         uses = gate_uses(decoder, batches)
     return [
-        _parameters(mixer)
-        | {f"write_{name}": use["write"][name] for name in GATE_FIGURES}
-        | {f"read_{name}": use["read"][name] for name in GATE_FIGURES}
+        _mixer_parameters(mixer)
+        | {f"{gate}_{name}": use[gate][name] for gate in ("write", "read") for name in GATE_FIGURES}
         | {"gate_tokens": use["tokens"]}
         for mixer, use in zip(mixers_of(decoder), uses, strict=True)
     ]
 
 
 @torch.no_grad()
-def _parameters(mixer: PrototypeMixer) -> Row:
+def _mixer_parameters(mixer: PrototypeMixer) -> Row:
     """Return a mixer's α, temperatures and half-lives; its parameters may be sharded."""
     write = mixer.log_write_temperature
     read = write if mixer.shared_gates else mixer.log_read_temperature
@@ -222,25 +180,24 @@ def _parameters(mixer: PrototypeMixer) -> Row:
 def heads_figures(
     decoder: nn.Module, batches: Iterable[WindowBatch], length: int, norms: Sequence[float]
 ) -> list[Row]:
-    """Return the columns of each layer, read on a text.
+    """Return the columns of ``heads.csv`` for each layer.
 
-    :func:`layer_rates`; cross terms of the model's own rotations, with the content of this text;
-    means over the heads of each group of :func:`head_uses`, whose queries see 16 tokens, or a whole
-    row if that is shorter, NaN where no document is that long; the layer's gradient norm.
+    Figures of heads are means over a group, from queries that see at least 16 tokens, or a full row
+    if that is shorter; NaN if no document is long enough.
     """
     model, least = cast("PreTrainedModel", decoder), min(MIN_VISIBLE, length)
     batches = list(batches)
-    with parallel.whole(decoder), parallel.uncompiled(decoder):
+    with parallel.unsharded(decoder), parallel.uncompiled(decoder):
         states = read_states(model, batches)
         uses = head_uses(model, batches, least_visible=least)
     terms = own_cross_terms(states, length=length)["layers"]
     layers = layer_rates(states).rows
     return [
-        {name: figure_at(rates, figure) for name, figure in RATES.items()}
-        | {f"cross_{name}": own[name] for name in CROSS_TERMS}
+        {name: figure_at(rates, path) for name, path in RATES.items()}
+        | {f"cross_{name}": cross[name] for name in CROSS_TERMS}
         | _group_means(uses, rates["layer"])
         | {"gradient_norm": norm, "positions": rates["positions"]}
-        for rates, own, norm in zip(layers, terms, norms, strict=True)
+        for rates, cross, norm in zip(layers, terms, norms, strict=True)
     ]
 
 

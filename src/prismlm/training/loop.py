@@ -1,4 +1,4 @@
-"""Steps of Adam with a warm-up and a cosine, for what is trained beside a model that exists."""
+"""A training loop with Adam, warm-up and cosine decay, for what is trained on an existing model."""
 
 from __future__ import annotations
 
@@ -20,66 +20,49 @@ WARMUP = 0.05
 BETAS = (0.9, 0.95)
 
 
-def check_options(options: Any, name: str = "", may_be_zero: Collection[str] = ()) -> None:
-    """Check the numbers of a dataclass: whole where their types say so, and positive."""
+def check_options(options: Any, prefix: str = "", may_be_zero: Collection[str] = ()) -> None:
+    """Check that the numbers of a dataclass are positive, and integers where annotated so."""
     for field in fields(options):
-        value, zero, what = (
-            getattr(options, field.name),
-            field.name in may_be_zero,
-            name + field.name,
-        )
+        name, value = prefix + field.name, getattr(options, field.name)
+        zero = field.name in may_be_zero
         if value is None or isinstance(value, str):
             continue
         if str(field.type).startswith("int"):
-            check_whole(what, value, 0 if zero else 1)
+            check_whole(name, value, 0 if zero else 1)
         elif zero:
-            check_number(what, value, "0 or more", lambda x: x >= 0)
+            check_number(name, value, "0 or more", lambda x: x >= 0)
         else:
-            check_number(what, value, "a positive number", lambda x: x > 0)
+            check_number(name, value, "a positive number", lambda x: x > 0)
 
 
 def batches(count: int, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the rows of each step: every epoch has all of them in a new order.
-
-    Rows that do not fill a batch at the end of an epoch are not seen in it.
-    """
+    """Yield the row numbers of each step; every epoch has a new order and drops its last rows."""
     size = min(size, count)
-    each, order = count // size, np.empty(0)
+    per_epoch, order = count // size, np.empty(0)
     for step in range(steps):
-        epoch, at = divmod(step, each)
-        if at == 0:
+        epoch, batch = divmod(step, per_epoch)
+        if batch == 0:
             order = np.random.default_rng([seed, 1, epoch]).permutation(count)
-        yield np.sort(order[at * size : (at + 1) * size])
+        yield np.sort(order[batch * size : (batch + 1) * size])
 
 
 class Loop(ABC):
-    """What is trained with its optimizer, between two steps.
+    """Trains parameter groups, each with a peak learning rate ``lr``, for a number of steps."""
 
-    Attributes:
-        what: is trained, as an error has it: "the fit".
-        remedy: what to do where it diverges.
-        steps: in all.
-        step: those taken.
-        history: a row of means every fifty steps.
-
-    Args:
-        groups: of parameters, each with its peak rate ``lr``.
-        steps: see there.
-    """
-
-    what: str
-    remedy: str
+    what: str  # for error messages, such as "the fit"
+    remedy: str  # how to fix divergence
 
     def __init__(self, groups: list[dict[str, Any]], steps: int) -> None:
         self.steps, self.step = steps, 0
+        # Mean losses of every fifty steps.
         self.history: list[dict[str, float]] = []
-        self._since_row: list[dict[str, float]] = []
+        self._recent: list[dict[str, float]] = []
         self._optimizer = torch.optim.Adam(groups, betas=BETAS)
-        self._schedule = LambdaLR(self._optimizer, self._share)
+        self._schedule = LambdaLR(self._optimizer, self._rate_factor)
 
     @abstractmethod
     def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Add the gradients of a step over some rows; return its losses, "loss" among them."""
+        """Accumulate the gradients of some rows; return their losses, including "loss"."""
 
     def take(self, rows: np.ndarray) -> dict[str, float]:
         """Take one step; return its losses."""
@@ -92,29 +75,29 @@ class Loop(ABC):
             raise DivergenceError(
                 f"the loss of {self.what} is {losses['loss']} in step {self.step}: {self.remedy}."
             )
-        self._since_row.append(losses)
+        self._recent.append(losses)
         if self.step % HISTORY_EVERY == 0:
-            means = {
-                name: sum(row[name] for row in self._since_row) / HISTORY_EVERY for name in losses
-            }
+            means = {name: sum(row[name] for row in self._recent) for name in losses}
+            means = {name: total / HISTORY_EVERY for name, total in means.items()}
             self.history.append({"step": self.step, **means})
-            self._since_row = []
+            self._recent = []
         return losses
 
-    def _share(self, step: int) -> float:
-        warm = max(1, round(WARMUP * self.steps))
-        if step < warm:
-            return (step + 1) / warm
-        return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+    def _rate_factor(self, step: int) -> float:
+        warmup = max(1, round(WARMUP * self.steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup)))
 
     def run(self, rows: Iterable[np.ndarray], title: str, shown: str, progress: Reporter) -> None:
-        """Take all steps."""
+        """Take a step for each batch of rows, showing the loss named ``shown``."""
         with progress.task(title, self.steps, "steps") as task:
-            for chosen in rows:
-                losses = self.take(chosen)
+            for batch in rows:
+                losses = self.take(batch)
                 task.advance()
                 task.note(f"{shown} {losses[shown]:.3f}")
-        trained = (p for group in self._optimizer.param_groups for p in group["params"])
-        if not all(bool(p.isfinite().all()) for p in trained):
-            # The last step's gradient, which no loss shows.
-            raise DivergenceError(f"{self.what} ends with what is not finite: {self.remedy}.")
+        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
+        if not all(bool(p.isfinite().all()) for p in parameters):
+            raise DivergenceError(
+                f"after the last step of {self.what}, some weights are not finite: {self.remedy}."
+            )

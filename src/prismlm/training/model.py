@@ -1,101 +1,164 @@
-"""The model that is trained: a Hugging Face decoder with a prototype head beside it."""
+"""The model that is trained, a Hugging Face decoder with a prototype head, and its losses.
+
+The losses R1, R2, RES and DIV are those of :meth:`PrototypeHead.losses`.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
+from prismlm.corpus.packing import IGNORED
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.layers.prototype_head import HeadOutput
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
-from prismlm.training import parallel
-from prismlm.training.losses import (
-    LossWeights,
-    OutputMap,
-    VocabularySample,
-    next_labels,
-    prototype_only_losses,
-    sample_positions,
-)
-
-# Candidates for a revival are drawn from the worst quarter of a forward pass's states: the very
-# worst alone would often be one another's neighbours.
-WORST = 0.25
+from prismlm.training.recipe import LossWeights
 
 
-class Usage:
-    """Counts how often each prototype is used, and keeps the last states explained worst.
+class OutputMap(NamedTuple):
+    """The map from states to logits: ℓ = logit_map(W z + b)."""
 
-    Attributes:
-        counts: uses of each prototype since the last :meth:`reset`, int64 [K].
-        worst: states of the last forward pass by ‖z − ẑ‖² descending, [M, d]; after
-            :meth:`merge` those of one process after another.
+    weight: Float[Tensor, "V d"]
+    bias: Float[Tensor, " V"] | None
+    logit_map: LogitMap
+
+    @classmethod
+    def from_model(cls, model: nn.Module, *, detach: bool = True) -> OutputMap:
+        """Return the output map of a model; with ``detach`` it passes no gradient to W and b."""
+        embedding: Any = output_embedding(model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        if detach:
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        return cls(weight, bias, LogitMap.of(model))
+
+    def __call__(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N V"]:
+        """Return the logits that the softmax takes, in the dtype of W."""
+        return self.logit_map(F.linear(z.to(self.weight.dtype), self.weight, self.bias))
+
+    def restricted_to(self, tokens: Int64[Tensor, " S"]) -> OutputMap:
+        """Return the map to the logits of these tokens."""
+        bias = None if self.bias is None else self.bias[tokens]
+        return OutputMap(self.weight.index_select(0, tokens), bias, self.logit_map)
+
+
+class VocabularySample:
+    """A sample of the vocabulary, from which a training step estimates KL(p ‖ q).
+
+    It has the |F| = ``frequent`` most frequent tokens, and |D| = ``drawn`` others that are redrawn
+    in each step, with replacement. In p and q the latter are weighted by (V − |F|) / |D|, so that
+    the normalising sums are unbiased. If |D| covers all others, the KL is exact.
     """
 
-    def __init__(self, num_prototypes: int) -> None:
-        self.counts = torch.zeros(num_prototypes, dtype=torch.int64)
-        self.worst: Tensor | None = None
+    def __init__(self, counts: Int64[Tensor, " V"], frequent: int, drawn: int) -> None:
+        order = counts.argsort(descending=True, stable=True)
+        self.frequent, self.rare = order[:frequent], order[frequent:]
+        self.drawn = min(drawn, len(self.rare))
 
-    @torch.no_grad()
-    def add(self, output: HeadOutput, z: Tensor, mask: Tensor | None) -> None:
-        """Take in one forward pass, waiting for nothing; padding counts for nothing."""
-        routing, z = output.routing, z.float()
-        used = routing.activations > 0
-        errors = (z - output.reconstruction).square().sum(-1)
-        if mask is not None:
-            used, errors = used & mask[:, None], errors.masked_fill(~mask, -1.0)
-        self.counts = self.counts.to(z.device)
-        self.counts.scatter_add_(0, routing.indices.flatten(), used.flatten().long())
-        errors, rows = errors.topk(round(WORST * len(z)))
-        # The worst again in place of padding, where there is little else.
-        self.worst = z[torch.where(errors >= 0, rows, rows[:1])]
+    def to(self, device: torch.device) -> VocabularySample:
+        """Move the token ids to a device, on which tokens are then drawn; return self."""
+        self.frequent, self.rare = self.frequent.to(device), self.rare.to(device)
+        return self
 
-    def merge(self) -> None:
-        """Take in the other processes' counts and states: all of them then revive the same."""
-        self.counts = parallel.over_processes(self.counts)
-        if self.worst is not None:
-            self.worst = parallel.concatenate(self.worst)
+    def draw(self, seed: int) -> tuple[Int64[Tensor, " S"], Float[Tensor, " S"]]:
+        """Return the tokens of a step and the logarithms of their weights."""
+        rare, device = self.rare, self.rare.device
+        if self.drawn < len(rare):
+            generator = torch.Generator(device).manual_seed(seed)
+            indices = torch.randint(len(rare), (self.drawn,), generator=generator, device=device)
+            rare = rare[indices]
+        log_weights = torch.zeros(len(self.frequent) + len(rare), device=device)
+        if self.drawn:
+            log_weights[len(self.frequent) :] = math.log(len(self.rare) / self.drawn)
+        return torch.cat([self.frequent, rare]), log_weights
 
-    def state(self) -> Tensor:
-        """Return the counts of all processes together; every process has to call."""
-        return parallel.over_processes(self.counts).cpu()
 
-    def load(self, counts: Tensor) -> None:
-        """Resume from saved counts, which the first process takes over for all."""
-        self.counts = counts if parallel.is_main() else torch.zeros_like(counts)
+def sample_positions(length: int, fraction: float, step: int, device: torch.device) -> Tensor:
+    """Return every s-th position of a row, s = round(1 / fraction), starting one later per step."""
+    stride = max(1, min(length, round(1 / fraction)))
+    return torch.arange(step % stride, length, stride, device=device)
 
-    def reset(self) -> None:
-        """Start counting again."""
-        self.counts = torch.zeros_like(self.counts)
-        self.worst = None
+
+def prototype_only_losses(
+    z: Float[Tensor, "N d"],
+    reconstruction: Float[Tensor, "N d"],
+    labels: Int64[Tensor, " N"] | None,
+    mask: Bool[Tensor, " N"] | None,
+    output_map: OutputMap,
+    weights: LossWeights,
+    sample: tuple[Int64[Tensor, " S"], Float[Tensor, " S"]] | None = None,
+) -> dict[str, Tensor]:
+    """Return the losses of the prediction from ẑ alone that have a weight, in nats per token.
+
+        prototype_only_ce = −mean log q(next token),   q = softmax(logit_map(W ẑ + b))
+        prototype_only_kl = mean Σ_v p_v log(p_v / q_v),   p = softmax of the model's own logits
+
+    Means are over the positions with a label or, without labels, over all that are not padding.
+    p is a target: no gradient reaches the model through it.
+
+    ``labels`` are the next token at each position, −100 to ignore it; ``mask`` is false on padding.
+    """
+    included = mask if labels is None else labels != IGNORED
+    losses: dict[str, Tensor] = {}
+    if weights.prototype_only_ce and labels is not None:
+        logits = output_map(reconstruction).float()
+        ce = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        losses["prototype_only_ce"] = _mean(ce, included)
+    if weights.prototype_only_kl:
+        log_weights = None
+        if sample is not None:
+            tokens, log_weights = sample
+            output_map = output_map.restricted_to(tokens)
+        kl = divergence(output_map(z), output_map(reconstruction), log_weights)
+        losses["prototype_only_kl"] = _mean(kl, included)
+    return losses
+
+
+def _mean(values: Tensor, included: Tensor | None) -> Tensor:
+    if included is None:
+        return values.mean()
+    return (values * included).sum() / included.sum().clamp_min(1)
+
+
+def divergence(
+    target: Float[Tensor, "N V"],
+    logits: Float[Tensor, "N V"],
+    log_weights: Float[Tensor, " V"] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return KL(p ‖ q) per row, p = softmax(target), q = softmax(logits), in nats.
+
+    ``log_weights`` are added to both logits. ``target`` gets no gradient; computed in float32.
+    """
+    target, logits = target.detach().float(), logits.float()
+    if log_weights is not None:
+        target, logits = target + log_weights, logits + log_weights
+    log_p, log_q = target.log_softmax(-1), logits.log_softmax(-1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
 @dataclass
 class PrismOutput(ModelOutput):
-    """What one forward pass gives.
+    """The output of a forward pass.
 
-    Attributes:
-        loss: CE + loss_scale · Σ weight · part, or None without labels.
-        logits: [B, T, V], the model's own.
-        past_key_values: the cache, if one was asked for.
-        losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity,
-            and prototype_only_ce and prototype_only_kl if they have a weight; in training
-            diversity, too, needs one.
-        routing: the prototypes of each of the N states the head was run on: all B·T, or in
-            training those of ``sampled_positions``; None before they are placed.
+    ``losses`` are unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity,
+    prototype_only_ce and prototype_only_kl. The last two, and in training diversity, are computed
+    only if they have a weight.
     """
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
+    loss: Tensor | None = None  # CE + loss_scale · Σ weight · part; None without labels
+    logits: Tensor | None = None  # of the model, [B, T, V]
     past_key_values: Any = None
     losses: dict[str, Tensor] | None = None
+    # Of the N states that the head was run on: all B·T, or in training a sample of the positions;
+    # None before the prototypes are initialised.
     routing: Routing | None = None
 
 
@@ -104,30 +167,24 @@ class PrismForCausalLM(nn.Module):
 
         loss = CE + s · Σ_i w_i L_i,   L = R1, R2, RES, DIV, prototype-only CE and KL
 
-    with s = ``loss_scale`` in [0, 1]. The decoder's own forward, loss and logits are as without
-    the head; it reads the state z that enters the output embedding. Before the prototypes are
-    placed the head is left out and the loss is the plain CE.
+    with s = ``loss_scale`` in [0, 1]. The head reads the state z that enters the output embedding
+    and changes neither the decoder's forward pass nor its logits. Before the prototypes are
+    initialised, the head is left out and the loss is the CE.
 
     Means, and R1's minimum, are over one forward pass.
 
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
 
-    Attributes:
-        uncertainty: the feedback that stands in the model, trained with it, or None.
-        usage: counts uses of prototypes, if unused ones are to be revived.
-        vocabulary: in training the prototype-only KL is over a sample of it; None: over all of it.
-        step: of the run, which positions and tokens of a step are drawn from.
-
     Args:
-        model: a Hugging Face causal language model, uncertainty feedback attached before.
+        model: a Hugging Face causal language model, with any uncertainty feedback attached.
         head: a prototype head as wide as the model's last hidden state.
-        weights: what each loss of the head counts.
+        weights: of the head's losses.
         detach: keep the head's gradients out of the model, which then trains bit for bit as it
             would without a head.
-        residual_reduction: whether RES averages over the d elements or sums.
-        position_share: share of a row's positions that the head is trained on in each step; they
-            shift from step to step. The model trains on all of them.
-        placed: whether the prototypes hold something; False leaves the head out.
+        residual_reduction: whether RES averages or sums over the d elements.
+        position_share: fraction of a row's positions that the head is trained on; they shift from
+            step to step. The model trains on all positions.
+        initialised: whether the prototypes are initialised; False leaves the head out.
     """
 
     accepts_loss_kwargs = False
@@ -142,7 +199,7 @@ class PrismForCausalLM(nn.Module):
         detach: bool = True,
         residual_reduction: Literal["mean", "sum"] = "mean",
         position_share: float = 1.0,
-        placed: bool = True,
+        initialised: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
@@ -151,14 +208,13 @@ class PrismForCausalLM(nn.Module):
         self.detach = detach
         self.residual_reduction: Literal["mean", "sum"] = residual_reduction
         self.position_share = position_share
-        self.placed = placed
+        self.initialised = initialised
         self.loss_scale = 1.0
-        self.prototypes_per_token = head.prototypes_per_token
+        # The training step, which determines the sampled positions and tokens.
         self.step = 0
-        self.usage: Usage | None = None
+        # In training, the sample of tokens for the prototype-only KL; None for all.
         self.vocabulary: VocabularySample | None = None
         self.uncertainty = uncertainty_of(model)
-        self.logit_map = LogitMap.of(model)
 
     @property
     def config(self) -> Any:
@@ -170,12 +226,8 @@ class PrismForCausalLM(nn.Module):
         return [] if self.uncertainty is None else list(self.uncertainty.embedding.parameters())
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Trade time for memory in the decoder."""
+        """Recompute the decoder's activations in the backward pass, for Trainer."""
         self.model.gradient_checkpointing_enable(*args, **kwargs)
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Keep all activations again."""
-        self.model.gradient_checkpointing_disable()
 
     def forward(
         self,
@@ -186,14 +238,14 @@ class PrismForCausalLM(nn.Module):
         token_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
-        """Run the decoder, then the head on the states it sent to its output embedding."""
+        """Run the decoder, then the head on the states that enter the output embedding."""
         if not input_ids.numel():
             raise InputError(
-                f"input_ids are {list(input_ids.shape)}: expected at least one row of one token."
+                f"input_ids has shape {list(input_ids.shape)}: expected at least one token."
             )
-        # With a cache the decoder would not derive the mask of packed rows from position_ids.
+        # With a cache, the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
-        with capture(self.model) as seen:
+        with capture(self.model) as captured:
             output = self.model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -203,8 +255,8 @@ class PrismForCausalLM(nn.Module):
             )
         mask = token_mask if token_mask is not None else attention_mask
         routing, parts = None, {}
-        if self.placed:
-            routing, parts = self.run_head(seen, None if mask is None else mask.bool(), labels)
+        if self.initialised:
+            routing, parts = self.run_head(captured, None if mask is None else mask.bool(), labels)
         loss = None if labels is None else self.total(output.loss, parts)
         losses = {} if labels is None else {"ce": output.loss.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
@@ -217,56 +269,48 @@ class PrismForCausalLM(nn.Module):
         )
 
     def run_head(
-        self, seen: Captured, mask: Tensor | None, labels: Tensor | None
+        self, captured: Captured, mask: Tensor | None, labels: Tensor | None
     ) -> tuple[Routing, dict[str, Tensor]]:
-        """Run the head on what a forward pass sent through the output embedding.
+        """Run the head on the states of a forward pass; return its routing and its losses.
 
-        The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
+        The prototype-only losses need logits of their own, so they are left out at weight 0.
         """
-        weights, device = self.weights, seen.z.device
+        weights, states = self.weights, captured.z
         positions, sample = None, None
         if self.training and self.position_share < 1:
-            length = seen.z.shape[1]
-            positions = sample_positions(length, self.position_share, self.step, device)
+            length, share = states.shape[1], self.position_share
+            positions = sample_positions(length, share, self.step, states.device)
         if self.training and self.vocabulary is not None and weights.prototype_only_kl:
-            sample = self.vocabulary.to(device).draw(self.step)
+            sample = self.vocabulary.to(states.device).draw(self.step)
 
         def flat(tensor: Tensor) -> Tensor:
             return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)
 
-        z = flat(seen.z.detach() if self.detach else seen.z)
+        z = flat(states.detach() if self.detach else states)
         mask = None if mask is None else flat(mask)
-        labels = None if labels is None else flat(next_labels(labels))
-        head, k = self.prototype_head, self.prototypes_per_token
-        output = head(z, mask=mask, prototypes_per_token=k)
-        of_head = head.losses(
+        if labels is not None:
+            labels = flat(F.pad(labels[:, 1:], (0, 1), value=IGNORED))
+        head = self.prototype_head
+        output = head(z, mask=mask)
+        head_losses = head.losses(
             z,
             output,
             mask=mask,
             residual_reduction=self.residual_reduction,
             with_diversity=weights.diversity > 0 or not self.training,
         )
-        parts = {name: loss for name, loss in of_head._asdict().items() if loss is not None}
+        parts = {name: loss for name, loss in head_losses._asdict().items() if loss is not None}
         if weights.prototype_only_ce or weights.prototype_only_kl:
+            output_map = OutputMap.from_model(self.model, detach=self.detach)
             parts |= prototype_only_losses(
-                z, output.reconstruction, labels, mask, self._output_map(), weights, sample
+                z, output.reconstruction, labels, mask, output_map, weights, sample
             )
-        if self.training and self.usage is not None:
-            self.usage.add(output, z.detach(), mask)
         return output.routing, parts
 
-    def _output_map(self) -> OutputMap:
-        embedding: Any = output_embedding(self.model)
-        weight, bias = embedding.weight, getattr(embedding, "bias", None)
-        if self.detach:
-            weight, bias = weight.detach(), None if bias is None else bias.detach()
-        return OutputMap(weight, bias, self.logit_map)
-
     def total(self, ce: Tensor, parts: dict[str, Tensor]) -> Tensor:
-        """Add the weighted losses of the head to the cross-entropy; no parts leave it as it is."""
+        """Add the weighted losses of the head to the cross-entropy."""
         loss = ce
         for name, part in parts.items():
-            weight = getattr(self.weights, name)
-            if weight:
+            if weight := getattr(self.weights, name):
                 loss = loss + self.loss_scale * weight * part
         return loss

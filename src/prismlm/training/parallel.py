@@ -1,10 +1,10 @@
-"""One process or several that train one model: who they are, and how the model is spread.
+"""Training one model in several processes, with DDP or FSDP2.
 
-DDP, which accelerate puts around the model, keeps a copy of everything in every process. FSDP2
-shards the decoder's parameters, gradients and optimizer state, one unit per block; the prototype
-head stays whole, since every token needs all of its prototypes.
+With DDP (through accelerate) every process has a copy of everything. FSDP2 shards the decoder's
+parameters, gradients and optimizer state, one unit per block; the prototype head is replicated,
+since every token needs all of its prototypes.
 
-Functions that exchange something have to be called by every process.
+Functions that communicate have to be called by every process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,7 @@ T = TypeVar("T")
 
 
 def join() -> None:
-    """Join the processes that ``torchrun`` started, if it did and that has not happened yet.
-
-    Tensors on the CPU go through gloo and those on a GPU through NCCL.
-    """
+    """Initialise the process group of ``torchrun``, if there is one: gloo on CPUs, NCCL on GPUs."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         return
     if torch.cuda.is_available():
@@ -43,7 +40,7 @@ def join() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process now: threads of the process group may abort it while libraries unload."""
+    """Exit at once: threads of the process group may crash while libraries are unloaded."""
     atexit._run_exitfuncs()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -53,28 +50,28 @@ def end(code: int) -> NoReturn:
 
 
 def world_size() -> int:
-    """Return how many processes train together, 1 without ``torchrun``."""
+    """Return the number of processes, 1 without ``torchrun``."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return this process's number, from 0."""
+    """Return the rank of this process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main() -> bool:
-    """Say whether this process is the one that writes files and reports."""
+    """Return whether this process writes files and shows progress."""
     return rank() == 0
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
+    """Wait for all processes."""
     if world_size() > 1:
         dist.barrier()
 
 
 def over_processes(tensor: Tensor) -> Tensor:
-    """Return a tensor summed over all processes."""
+    """Return the sum of a tensor over all processes."""
     if world_size() == 1:
         return tensor
     reduced = tensor.clone()
@@ -83,7 +80,7 @@ def over_processes(tensor: Tensor) -> Tensor:
 
 
 def concatenate(rows: Tensor) -> Tensor:
-    """Return all processes' rows [n, d], one process after another; n may differ."""
+    """Return the rows [n, d] of all processes, in order of rank."""
     if world_size() == 1:
         return rows
     gathered: list[Any] = [None] * world_size()
@@ -91,20 +88,15 @@ def concatenate(rows: Tensor) -> Tensor:
     return torch.cat(gathered).to(rows.device)
 
 
-def any_process(flag: bool) -> bool:
-    """Say whether the flag is set in any process."""
-    return bool(over_processes(torch.tensor(int(flag))).item())
-
-
 def on_main(function: Callable[[], T]) -> T:
-    """Run a function in the first process; every process returns its value or raises its error."""
+    """Run a function in the first process; all return its value or raise its exception."""
     if world_size() == 1:
         return function()
     outcome: list[Any] = [None]
     if is_main():
         try:
             outcome = [function()]
-        except Exception as error:  # raised in every process
+        except Exception as error:  # raised in every process below
             outcome = [error]
     dist.broadcast_object_list(outcome)
     if isinstance(outcome[0], Exception):
@@ -114,14 +106,14 @@ def on_main(function: Callable[[], T]) -> T:
 
 @torch.no_grad()
 def broadcast_parameters(module: nn.Module) -> None:
-    """Give every process the first one's parameters."""
+    """Copy the first process's parameters to all processes."""
     if world_size() > 1:
         for parameter in module.parameters():
             dist.broadcast(parameter.data, src=0)
 
 
 def average_gradients(module: nn.Module) -> None:
-    """Replace each gradient by its mean over the processes, for what neither DDP nor FSDP holds."""
+    """Average gradients over the processes, for a module that neither DDP nor FSDP2 wraps."""
     if world_size() > 1:
         for parameter in module.parameters():
             if parameter.grad is not None:
@@ -129,34 +121,31 @@ def average_gradients(module: nn.Module) -> None:
 
 
 def blocks(decoder: Any) -> list[nn.Module]:
-    """Return a decoder's blocks in order: the modules that its family says are not to be split.
-
-    Of one within another, as Mamba's mixers are within its blocks, the outer alone.
-    """
+    """Return a decoder's blocks in order: the outermost modules in ``_no_split_modules``."""
     names = set(getattr(decoder, "_no_split_modules", None) or ())
-    outer: list[nn.Module] = []
-    within: set[nn.Module] = set()
+    outermost: list[nn.Module] = []
+    nested: set[nn.Module] = set()
     for module in decoder.modules():
-        if type(module).__name__ in names and module not in within:
-            outer.append(module)
-            within.update(module.modules())
-    if not outer:
+        if type(module).__name__ in names and module not in nested:
+            outermost.append(module)
+            nested.update(module.modules())
+    if not outermost:
         raise InputError(
-            f"models of type {decoder.config.model_type!r} do not say what their blocks are, which "
+            f"models of type {decoder.config.model_type!r} do not declare their blocks, which "
             "compile: true and parallel: fsdp2 need. Use compile: false and parallel: ddp."
         )
-    return outer
+    return outermost
 
 
 def compile_blocks(decoder: Any, backend: str = "inductor") -> None:
-    """Compile every block of a decoder; hooks and masks, between the blocks, stay eager."""
+    """Compile every block of a decoder; what runs between the blocks stays eager."""
     for block in blocks(decoder):
         block.compile(backend=backend)
 
 
 @contextmanager
 def uncompiled(decoder: nn.Module) -> Iterator[None]:
-    """Run compiled blocks as they were before, since graphs know nothing of hooks put in later."""
+    """Run compiled blocks eagerly, since compiled graphs ignore hooks that are added later."""
     compiled = [(m, m._compiled_call_impl) for m in decoder.modules() if m._compiled_call_impl]
     for module, _ in compiled:
         module._compiled_call_impl = None
@@ -168,24 +157,17 @@ def uncompiled(decoder: nn.Module) -> Iterator[None]:
 
 
 def recompute_activations(decoder: Any) -> None:
-    """Make a decoder compute its blocks' activations again in the backward pass."""
+    """Make a decoder recompute the activations of its blocks in the backward pass."""
     settings = {"use_reentrant": False}
     if hasattr(decoder, "activation_checkpointing_enable"):
         decoder.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     else:
-        # Its name before transformers 5.20.
+        # The name before transformers 5.20.
         decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
-def chosen(parallel: Literal["auto", "ddp", "fsdp2"]) -> Literal["none", "ddp", "fsdp2"]:
-    """Return how a model is spread here: not at all in one process."""
-    if world_size() == 1:
-        return "none"
-    return "ddp" if parallel == "auto" else parallel
-
-
 def shard(decoder: Any, device: torch.device) -> None:
-    """Shard a decoder in place with FSDP2: a unit per block, and one of all the rest."""
+    """Shard a decoder in place with FSDP2: one unit per block, and one for the rest."""
     if isinstance(decoder, FSDPModule):
         return
     mesh = init_device_mesh(device.type, (world_size(),))
@@ -195,11 +177,12 @@ def shard(decoder: Any, device: torch.device) -> None:
 
 
 class Sharded(nn.Module):
-    """A model whose decoder is sharded, with the ``no_sync`` that Trainer knows from DDP."""
+    """A model with a sharded decoder and the ``no_sync`` that Trainer expects."""
 
     def __init__(self, model: nn.Module, decoder: Any) -> None:
         super().__init__()
         self.module = model
+        # In a tuple, so that it is not registered as a second submodule.
         self._decoder = (decoder,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +191,7 @@ class Sharded(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Add gradients up in each process during the block."""
+        """Accumulate gradients locally during the block."""
         (decoder,) = self._decoder
         decoder.set_requires_gradient_sync(False)
         try:
@@ -218,8 +201,8 @@ class Sharded(nn.Module):
 
 
 @contextmanager
-def whole(decoder: nn.Module) -> Iterator[None]:
-    """Hold what is outside of a decoder's blocks, W among it, whole in every process."""
+def unsharded(decoder: nn.Module) -> Iterator[None]:
+    """Gather a decoder's parameters outside its blocks, such as W, in every process."""
     if isinstance(decoder, FSDPModule):
         decoder.unshard()
     try:
@@ -230,17 +213,17 @@ def whole(decoder: nn.Module) -> Iterator[None]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return all of a sharded tensor, in every process; others are returned as they are."""
+    """Gather a sharded tensor in every process; return any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's shard of a tensor; others are returned as they are."""
+    """Return this process's shard of a tensor; return any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict without shards; tied weights stay one tensor."""
+    """Return a state dict of gathered tensors; tied weights stay tied."""
     if isinstance(module, FSDPModule):
         module.reshard()
     state = module.state_dict(keep_vars=True)
@@ -249,7 +232,7 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gather_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole state of a sharded model's optimizer: a ``state_dict`` hook."""
+    """Gather the optimizer state of a sharded model: a ``state_dict`` post-hook."""
     state = {
         parameter: {name: full(value) for name, value in values.items()}
         for parameter, values in saved["state"].items()
@@ -257,8 +240,8 @@ def gather_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> di
     return saved | {"state": state}
 
 
-def take_shards(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> dict[str, Any]:
-    """Return each process's shards of a whole state: a ``load_state_dict`` hook."""
+def take_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Shard a gathered optimizer state: a ``load_state_dict`` pre-hook."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def shard_of(parameter: Tensor, value: Tensor) -> Tensor:
@@ -269,6 +252,6 @@ def take_shards(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> dict
 
     state = {
         index: {name: shard_of(parameters[index], value) for name, value in values.items()}
-        for index, values in whole["state"].items()
+        for index, values in saved["state"].items()
     }
-    return whole | {"state": state}
+    return saved | {"state": state}

@@ -1,39 +1,45 @@
-"""What a training recipe says: every key, its type, its range and what it is for."""
+"""Training recipes: every key with its type, range, default and meaning; reading from YAML."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+import os
+import re
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     Strict,
     Tag,
+    ValidationError,
     model_validator,
 )
 
-from prismlm.training.losses import LossWeights
+from prismlm.errors import InputError, suggest
+from prismlm.files import read_text
 
 Exempt = Literal["embeddings", "prototypes", "decays"]
 EXEMPT: tuple[Exempt, ...] = get_args(Exempt)
 Scalar: TypeAlias = bool | int | float | str
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-AnyPath = Annotated[Path, Field(strict=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+FROM_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+RecipePath = Annotated[Path, Field(strict=False)]
 Beta = Annotated[float, Strict(), Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A part of a recipe: unknown keys and values of another type are errors."""
+    """A section of a recipe; unknown keys and values of the wrong type are errors."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -47,30 +53,22 @@ class Section(BaseModel):
 class HeadRecipe(Section):
     """The prototype head."""
 
-    prototypes: Count = 2048
-    """K, how many prototypes"""
-    prototypes_per_token: Count = 16
-    """k, how many a token may rely on; k ≤ K"""
-    scale: Positive = 1.0
-    """τ at the start, the factor on cosines"""
+    prototypes: PositiveInt = 2048
+    """K, the number of prototypes"""
+    prototypes_per_token: PositiveInt = 16
+    """k, the number of prototypes per token; k ≤ K"""
+    scale: PositiveFloat = 1.0
+    """initial τ, the factor on cosines"""
     initialise_at_step: int | None = Field(default=None, ge=0)
-    """the step before which prototypes are placed; half of the steps if left out"""
+    """the step before which prototypes are initialised; by default half of the steps"""
     initialise: Literal["states", "kmeans", "random"] = "kmeans"
-    """placed on hidden states, on centres of clusters of them, or left as drawn"""
+    """from hidden states, from cluster centres of hidden states, or at random"""
     enabled: bool = True
-    """false trains the plain model, for comparison"""
+    """false trains the model without a head, for comparison"""
     detach: bool = True
-    """train the head beside the model without touching the model"""
+    """keep the gradients of the head out of the model"""
     position_share: float = Field(default=0.25, gt=0, le=1)
-    """share of the positions that the head is trained on in each step"""
-    anneal_from: Count | None = None
-    """prototypes per token at first, falling to k; none for k always"""
-    anneal_until: Share = 0.5
-    """share of all steps after which k is reached"""
-    revive_every: Whole = 0
-    """steps without any use after which a prototype is put elsewhere; 0 for never"""
-    revive_until: Share = 0.8
-    """share of all steps after which none is revived any more"""
+    """fraction of the positions that the head is trained on in each step"""
 
     @model_validator(mode="after")
     def _fits(self) -> HeadRecipe:
@@ -79,211 +77,203 @@ class HeadRecipe(Section):
                 f"prototypes_per_token is {self.prototypes_per_token}, more than the "
                 f"{self.prototypes} prototypes; choose at most that many"
             )
-        if self.anneal_from is not None and not (
-            self.prototypes_per_token <= self.anneal_from <= self.prototypes
-        ):
-            raise ValueError(
-                f"anneal_from is {self.anneal_from}; k falls from it, so choose from "
-                f"{self.prototypes_per_token} (prototypes_per_token) to {self.prototypes}"
-            )
         return self
 
 
-class LossRecipe(Section):
-    """Weights of the head's losses beside the cross-entropy.
+class LossWeights(Section):
+    """Weights of the head's losses, which are added to the cross-entropy."""
 
-    They rise linearly from 0 when the prototypes are placed to full at ``warmup``, or are full at
-    once. R1, behind ``prototype_pull``, takes its minimum over the states of one micro-batch of
-    one process.
+    prototype_pull: NonNegativeFloat = 0.01
+    """weight of R1, which pulls every prototype to its nearest state"""
+    point_pull: NonNegativeFloat = 0.01
+    """weight of R2, which pulls every state to its nearest prototype"""
+    residual: NonNegativeFloat = 1.0
+    """weight of RES, ‖z − ẑ‖²"""
+    diversity: NonNegativeFloat = 0.0
+    """weight of DIV, the mean squared cosine between prototypes"""
+    prototype_only_ce: NonNegativeFloat = 0.0
+    """weight of the cross-entropy of the prediction from ẑ alone"""
+    prototype_only_kl: NonNegativeFloat = 1.0
+    """weight of KL(model ‖ prediction from ẑ alone), which has no label noise"""
+
+
+class LossRecipe(LossWeights):
+    """Losses of the head.
+
+    Their weights rise linearly from 0, when the prototypes are initialised, to full at ``warmup``.
+    R1 takes its minimum over the states of one micro-batch of one process.
     """
 
-    prototype_pull: NonNegative = 0.01
-    """weight of R1"""
-    point_pull: NonNegative = 0.01
-    """weight of R2"""
-    residual: NonNegative = 1.0
-    """weight of RES"""
-    diversity: NonNegative = 0.0
-    """weight of DIV"""
-    prototype_only_ce: NonNegative = 0.0
-    """weight of the cross-entropy that ẑ alone gives"""
-    prototype_only_kl: NonNegative = 1.0
-    """weight of KL(model, ẑ alone): the same without label noise"""
     kl_tokens: int = Field(default=1024, ge=4)
-    """tokens that this KL is taken over in a step: three quarters the most frequent of the corpus,
-    the others drawn anew; all of a vocabulary with no more"""
+    """vocabulary sample for this KL: three quarters are the most frequent tokens of the corpus, the
+    rest is redrawn in each step; the whole vocabulary if it is no larger"""
     residual_reduction: Literal["mean", "sum"] = "mean"
-    """mean or sum over the elements of a state in RES"""
-    warmup: Share = 0.0
-    """share of all steps after which weights are full; 0 for at once"""
-
-    def weights(self) -> LossWeights:
-        """Return the weights as the model takes them."""
-        return LossWeights(
-            **{field.name: getattr(self, field.name) for field in fields(LossWeights)}
-        )
+    """whether RES averages or sums over the elements of a state"""
+    warmup: Fraction = 0.0
+    """fraction of the steps after which weights are full; 0 for full weights at once"""
 
 
 class DataRecipe(Section):
     """How text becomes training rows."""
 
     length: int = Field(default=256, ge=2)
-    """tokens of a training row"""
+    """tokens per training row"""
     packing: Literal["auto", "packed", "padded"] = "auto"
-    """packed: documents share rows; padded: one piece of a document per row; auto: packed where
+    """packed: documents share rows; padded: one document or part of one per row; auto: packed if
     the model keeps the documents of a row apart"""
-    documents: Count | None = None
-    """how many of the training documents are used, drawn from the corpus alone, not from the seed;
-    all if left out"""
+    documents: PositiveInt | None = None
+    """number of training documents to use, the same subset for every seed; by default all"""
 
 
 class OptimizerRecipe(Section):
-    """AdamW, with groups of its own for the head: another rate, no weight decay, own clipping.
+    """AdamW; the head has its own learning rate and clipping, and no weight decay.
 
-    Vectors (norms, biases, temperatures, decays of channels) never decay.
+    Vectors (norms, biases, temperatures, channel decays) have no weight decay.
     """
 
-    learning_rate: Positive = 0.001
-    """peak rate of the model"""
-    learning_rate_length: Count | None = None
-    """the length of rows that learning_rate is for: with others the model's peak is times
-    √(data.length / it); the same for all lengths if left out"""
-    head_learning_rate: Positive = 0.1
-    """peak rate of prototypes and scale"""
-    weight_decay: NonNegative = 0.1
-    """of the model's matrices"""
+    learning_rate: PositiveFloat = 0.001
+    """peak learning rate of the model"""
+    learning_rate_length: PositiveInt | None = None
+    """the row length that learning_rate was tuned for: the model's peak rate is multiplied by
+    √(data.length / learning_rate_length); by default it is not scaled"""
+    head_learning_rate: PositiveFloat = 0.1
+    """peak learning rate of prototypes and scale"""
+    weight_decay: NonNegativeFloat = 0.1
+    """weight decay of the model's matrices"""
     weight_decay_exempt: Annotated[tuple[Exempt, ...], Field(strict=False)] = Field(
         default=EXEMPT,
-        description="matrices without weight decay: embeddings (a tied output embedding with "
-        "them), the prototypes of mixers, and what decays are computed from",
+        description="matrices without weight decay: embeddings (and a tied output embedding), "
+        "prototypes of mixers, and the matrices that decays are computed from",
     )
-    warmup: Share = 0.05
-    """share of all steps in which the rate rises"""
+    warmup: Fraction = 0.05
+    """fraction of the steps over which the learning rate rises"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """how the rate falls after the warm-up: cosine, linear or constant"""
-    final_learning_rate_share: Share = 0.0
-    """share of its peak that a cosine's rate ends at"""
+    """learning-rate schedule after the warm-up: cosine, linear or constant"""
+    final_learning_rate_share: Fraction = 0.0
+    """final learning rate of a cosine schedule, as a fraction of the peak"""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
-        default=(0.9, 0.95), description="decay rates of the two moments"
+        default=(0.9, 0.95), description="decay rates of AdamW's two moments"
     )
-    max_grad_norm: Positive = 1.0
-    """gradient norm the model is clipped to"""
-    head_max_grad_norm: Positive = 1.0
-    """gradient norm the head is clipped to"""
+    max_grad_norm: PositiveFloat = 1.0
+    """maximum gradient norm of the model"""
+    head_max_grad_norm: PositiveFloat = 1.0
+    """maximum gradient norm of the head"""
 
     @model_validator(mode="after")
     def _has_a_floor(self) -> OptimizerRecipe:
         if self.final_learning_rate_share and self.schedule != "cosine":
             raise ValueError(
-                f"final_learning_rate_share is {self.final_learning_rate_share}, and the schedule "
-                f"{self.schedule!r} ends where it always does; leave it out, or choose 'cosine'"
+                f"final_learning_rate_share is {self.final_learning_rate_share}, but the schedule "
+                f"{self.schedule!r} does not use it; leave it out, or choose 'cosine'"
             )
         return self
 
 
 class EvaluationRecipe(Section):
-    """Figures on held-out text."""
+    """Evaluation on held-out text."""
 
-    every: Whole = 200
-    """steps between two evaluations; 0 for none"""
-    tokens: Count = 20000
-    """held-out tokens of an evaluation while training"""
-    final_tokens: Count = 100000
-    """held-out tokens of the figures at the end"""
-    channel_tokens: Whole = 8192
-    """held-out tokens that the gates of prototype mixers are read on; 0 for none"""
-    attention_head_tokens: Whole = 8192
-    """held-out tokens that signal and noise heads are read on; 0 for none"""
+    every: NonNegativeInt = 200
+    """steps between evaluations; 0 for none"""
+    tokens: PositiveInt = 20000
+    """held-out tokens per evaluation during training"""
+    final_tokens: PositiveInt = 100000
+    """held-out tokens of the final evaluation"""
+    channel_tokens: NonNegativeInt = 8192
+    """held-out tokens for the gate statistics of prototype mixers; 0 for none"""
+    attention_head_tokens: NonNegativeInt = 8192
+    """held-out tokens for the statistics of signal and noise heads; 0 for none"""
 
 
 class CheckpointRecipe(Section):
-    """Checkpoints to resume from, each a model directory of its own."""
+    """Checkpoints to resume from, each of them a model directory."""
 
-    every: Count = 200
-    """steps between two checkpoints"""
-    keep: Count = 2
-    """how many of the newest are kept"""
+    every: PositiveInt = 200
+    """steps between checkpoints"""
+    keep: PositiveInt = 2
+    """number of checkpoints to keep, the newest ones"""
 
 
 class LoggingRecipe(Section):
-    """What is written while training."""
+    """Logging during training."""
 
-    every: Count = 10
-    """steps between two lines of the history: losses are means over them, the gradient's norm is
-    that of the last alone"""
+    every: PositiveInt = 10
+    """steps between log rows: losses are means over these steps, the gradient norm is that of the
+    last step"""
     tensorboard: bool = True
     """whether to write OUT/tensorboard"""
     report_to: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], Field(strict=False)] = (
-        Field(default=(), description="where else to: wandb, mlflow, trackio; each as it is set up")
+        Field(
+            default=(), description="other trackers, configured beforehand: wandb, mlflow, trackio"
+        )
     )
 
 
 class NoiseWeightRecipe(Section):
-    """λ, what the noise heads of signal/noise attention count; it follows a cosine.
+    """λ, the weight of the noise heads of signal/noise attention, on a cosine schedule.
 
-    Two equal values keep it fixed, two zeros leave the noise heads out.
+    Two equal values keep it constant; two zeros disable the noise heads.
     """
 
-    initial: Share = 0.01
-    """in the first step"""
-    final: Share = 0.1
-    """in the last step"""
+    initial: Fraction = 0.01
+    """λ in the first step"""
+    final: Fraction = 0.1
+    """λ in the last step"""
 
 
 class UncertaintyFeedbackRecipe(Section):
-    """The entropy of the last prediction, fed back to the next input."""
+    """Uncertainty feedback: the entropy of each prediction is fed back to the next input."""
 
     enabled: bool = False
-    """whether the model is trained with it"""
+    """whether to train with uncertainty feedback"""
     levels: int = Field(default=65536, ge=2)
-    """how many codes there are"""
+    """number of uncertainty codes"""
     rows: int | None = Field(default=64, ge=2)
-    """of the table, interpolated between, at most one a code; null for one a code, with which
-    rounding alone changes the vector of 65,536 levels by 130 %"""
+    """rows of the embedding table, interpolated between; null for one row per code (with 65,536
+    levels, rounding alone then changes the embedding by 130 %)"""
     deviation: float | None = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """of the table at the start; null for the model's initializer_range"""
-    passes: Count = 2
-    """forward passes of a step; 1 feeds the neutral code alone, so that only its row learns"""
+    """initial standard deviation of the table; null for the model's initializer_range"""
+    passes: PositiveInt = 2
+    """forward passes per step; with 1, only the neutral code is fed back and its row trained"""
     signal: Literal["own", "shuffled", "previous_batch"] = "own"
-    """own, or in training another token's code as a control: shuffled over the batch, or
-    previous_batch, as the source's pseudo-code trains (with passes 1)"""
+    """own, or a control used in training only: shuffled (codes permuted over the batch) or
+    previous_batch (as in the source's pseudo-code, with passes: 1)"""
 
     @model_validator(mode="after")
     def _fits(self) -> UncertaintyFeedbackRecipe:
         if self.signal == "shuffled" and self.passes == 1:
             raise ValueError(
-                "signal is shuffled, and with passes 1 all codes are the neutral one, which looks "
-                "the same in any order; choose passes: 2"
+                "signal is shuffled, but with passes: 1 all codes are the neutral code, so that "
+                "shuffling has no effect; choose passes: 2"
             )
         return self
 
 
 class Range(Section):
-    """A number from ``low`` to ``high``, both included; with ``log`` factors are equally likely."""
+    """A number from ``low`` to ``high``, both included; log-uniform with ``log``."""
 
     low: int | float
     high: int | float
     log: bool = False
 
     @model_validator(mode="after")
-    def _holds_numbers(self) -> Range:
+    def _is_not_empty(self) -> Range:
         if self.low >= self.high:
-            raise ValueError(f"it is empty: low is {self.low} and high {self.high}; low < high")
+            raise ValueError(f"the range is empty: low is {self.low}, high {self.high}; low < high")
         if self.log and self.low <= 0:
-            raise ValueError(f"low is {self.low}; with log: true it has to be above 0")
+            raise ValueError(f"low is {self.low}; with log: true it must be above 0")
         return self
 
 
 def _all_different(choices: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
     if len(set(map(repr, choices))) < len(choices):
-        raise ValueError(f"the choices {list(choices)} are to be all different")
+        raise ValueError(f"the choices {list(choices)} must all be different")
     return choices
 
 
 Choices = Annotated[
     tuple[Scalar, ...], Field(strict=False, min_length=2), AfterValidator(_all_different)
 ]
-# What an entry of search.space is: {low: 1e-4, high: 1e-2, log: true}, or a list of choices.
+# An entry of search.space: {low: 1e-4, high: 1e-2, log: true}, or a list of choices.
 Dimension = Annotated[
     Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
     Discriminator(lambda entry: "range" if isinstance(entry, (dict, Range)) else "choices"),
@@ -291,19 +281,16 @@ Dimension = Annotated[
 
 
 class SearchRecipe(Section):
-    """A search for hyper-parameters, for ``prismlm train RECIPE --search``.
+    """A hyper-parameter search (``prismlm train RECIPE --search``); defaults as in ProtoT, §4."""
 
-    The defaults are the setting of the source, ProtoT, §4.
-    """
-
-    trials: Count = 50
-    """combinations tried, failed ones among them"""
-    startup_trials: Whole = 15
-    """completed ones, drawn at random, before the sampler is asked"""
-    seeds: Count = 3
-    """runs averaged over: the recipe's seed and the next"""
+    trials: PositiveInt = 50
+    """number of trials, including failed ones"""
+    startup_trials: NonNegativeInt = 15
+    """random trials before the sampler takes over"""
+    seeds: PositiveInt = 3
+    """runs per trial, with the seeds seed, seed + 1, …"""
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
-    """what chooses: Gaussian processes, Parzen trees or chance"""
+    """Gaussian processes, tree-structured Parzen estimators, or random search"""
     space: dict[str, Dimension] = Field(
         default={
             "batch_size": (32, 64, 128),
@@ -311,94 +298,241 @@ class SearchRecipe(Section):
         },
         min_length=1,
     )
-    """recipe keys: a list of choices, or a range: low, high and log"""
+    """by recipe key: a list of choices, or a range (low, high and log)"""
 
 
 class Recipe(Section):
-    """Everything that decides a training run, besides the corpus it names.
+    """All settings of a training run.
 
-    Paths are relative to the current directory. ``batch_size`` rows make a micro-batch, and
-    ``gradient_accumulation`` micro-batches of each process a step.
+    Paths are relative to the current directory. Each process takes ``gradient_accumulation``
+    micro-batches of ``batch_size`` rows per step.
     """
 
-    corpus: AnyPath
+    corpus: RecipePath
     """the corpus directory"""
-    out: AnyPath
+    out: RecipePath
     """the model directory to write"""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """of weights, row order and prototypes"""
+    """random seed of weights, row order and prototypes"""
     model: dict[str, Any]
-    """preset: NAME, or model_type: NAME, and any key of its configuration"""
+    """preset: NAME or model_type: NAME, and any keys of that configuration"""
     head: HeadRecipe = HeadRecipe()
     losses: LossRecipe = LossRecipe()
     data: DataRecipe = DataRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
     noise_weight: NoiseWeightRecipe | None = None
-    """λ of signal/noise attention; from 0.01 to 0.1 if left out, and only for it"""
+    """λ of signal/noise attention; by default from 0.01 to 0.1"""
     uncertainty_feedback: UncertaintyFeedbackRecipe = UncertaintyFeedbackRecipe()
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """after the token embeddings, on what blocks add and in the feed-forward network, of Llama-
-    like and Mamba models while they train; our own have model.dropout"""
-    steps: Whole = 0
-    """optimizer steps; follows from epochs if left out"""
-    epochs: Count | None = None
-    """in place of steps: how often all training rows are seen"""
-    batch_size: Count = 8
-    """rows of a process's micro-batch"""
-    gradient_accumulation: Count = 1
-    """micro-batches of each process in a step"""
+    """dropout rate for Llama-like and Mamba models: on token embeddings, block outputs and in the
+    feed-forward network; prismlm's own models have model.dropout"""
+    steps: NonNegativeInt = 0
+    """optimizer steps; set either steps or epochs"""
+    epochs: PositiveInt | None = None
+    """passes over the training rows, instead of steps"""
+    batch_size: PositiveInt = 8
+    """rows per micro-batch and process"""
+    gradient_accumulation: PositiveInt = 1
+    """micro-batches per step and process"""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """auto, float32 or bf16; auto is bf16 autocast where it is fast"""
+    """auto, float32 or bf16; auto is bf16 autocast on hardware where it is fast"""
     parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
-    """how several processes share the model; auto is ddp"""
+    """how several processes train one model: auto (ddp), ddp or fsdp2"""
     gradient_checkpointing: bool = False
-    """compute activations again instead of keeping them"""
+    """recompute activations in the backward pass to save memory"""
     compile: bool = False
     """compile the model's blocks"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto, cpu or cuda; auto is a GPU where there is one"""
+    """auto, cpu or cuda; auto is a GPU if there is one"""
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     logging: LoggingRecipe = LoggingRecipe()
-    # What is searched decides nothing about a run, so the recipe that a run notes is without it.
+    # Excluded from the recipe stored with a run, which it does not affect.
     search: SearchRecipe = Field(default=SearchRecipe(), exclude=True)
 
     @model_validator(mode="after")
-    def _places_in_time(self) -> Recipe:
+    def _has_a_length(self) -> Recipe:
         if bool(self.steps) == (self.epochs is not None):
             raise ValueError(
-                f"steps is {self.steps or 'not given'} and epochs is "
-                f"{self.epochs or 'not given'}; give one of them"
+                f"steps is {self.steps or 'not set'} and epochs is "
+                f"{self.epochs or 'not set'}; set one of them"
             )
         if self.steps:
-            self.check_placing()
+            self.check_initialisation_step()
         return self
 
-    def check_placing(self) -> None:
-        """Raise ValueError if prototypes would be placed after the last step."""
-        if self.placing_step >= self.steps:
-            raise ValueError(
-                f"head.initialise_at_step is {self.placing_step}, and training has "
-                f"{self.steps} steps; prototypes placed that late would not be trained"
+    def check_initialisation_step(self) -> None:
+        """Raise InputError if prototypes would be initialised after the last step."""
+        if self.initialisation_step >= self.steps:
+            raise InputError(
+                f"head.initialise_at_step is {self.initialisation_step}, but there are only "
+                f"{self.steps} steps, so that the prototypes would not be trained; lower it"
             )
 
     @property
-    def placing_step(self) -> int:
-        """The step before which the prototypes are placed."""
+    def initialisation_step(self) -> int:
+        """The step before which the prototypes are initialised."""
         step = self.head.initialise_at_step
         return self.steps // 2 if step is None else step
 
     @property
     def peak_learning_rate(self) -> float:
-        """The model's peak rate, at this length of rows."""
+        """The model's peak learning rate for rows of this length."""
         rate, length = self.optimizer.learning_rate, self.optimizer.learning_rate_length
         return rate if length is None else rate * math.sqrt(self.data.length / length)
 
     @property
     def positions_per_step(self) -> int:
-        """How many positions, padding among them, one step of one process trains on."""
+        """The positions per step and process, including padding."""
         return self.batch_size * self.gradient_accumulation * self.data.length
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain JSON values, defaults among them, ``search`` left out."""
+        """Return the recipe as JSON values, with defaults and without ``search``."""
         return self.model_dump(mode="json")
+
+
+def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe; ``a.b=value`` overrides, parsed as YAML, replace single values.
+
+    Raises:
+        InputError: the file does not exist or is not YAML, or a key is unknown, missing, given
+            twice, of the wrong type or out of range. The error names the file and the dotted key.
+    """
+    file = Path(path)
+    settings = _parse(read_text(file), str(file))
+    if not isinstance(settings, dict):
+        raise InputError(
+            f"{file} holds {settings!r}; expected keys such as corpus, out, model, steps."
+        )
+    for override in overrides:
+        _override(settings, override)
+    return build_recipe(settings, str(file))
+
+
+def build_recipe(settings: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Build a recipe from plain values; errors name ``source`` and the dotted key.
+
+    Raises:
+        InputError: as :func:`load_recipe`.
+    """
+    try:
+        recipe = Recipe.model_validate(settings)
+    except ValidationError as error:
+        messages = [f"{source}: {_explain(item)}" for item in error.errors()]
+        raise InputError("\n".join(dict.fromkeys(messages))) from None
+    _check_model(recipe, source)
+    return recipe
+
+
+def _explain(error: Any) -> str:
+    """Turn one of pydantic's errors into a sentence that names the key and the fix."""
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        known = list(_section(location[:-1]).model_fields)
+        return (
+            f"there is no setting {key!r}.{suggest(location[-1], known)} "
+            f"Known settings: {', '.join(known)}."
+        )
+    if error["type"] == "value_error":
+        return f"{key + ': ' if key else ''}{error['ctx']['error']}."
+    description = ""
+    for depth, name in enumerate(location):
+        field = _section(location[:depth]).model_fields.get(name)
+        description = " ".join(((field and field.description) or description).split())
+    meaning = f" ({description})" if description else ""
+    if error["type"] == "missing":
+        return f"{key} is missing{meaning}. Add it."
+    expected = error["msg"].replace("Input should be", "expected")
+    return f"{key} is {error['input']!r}; {expected}{meaning}."
+
+
+def _section(path: Sequence[str]) -> type[BaseModel]:
+    """Return the innermost section on the path to a key."""
+    section: type[BaseModel] = Recipe
+    for name in path:
+        field = section.model_fields.get(name)
+        types = () if field is None else (field.annotation, *get_args(field.annotation))
+        sections = (t for t in types if isinstance(t, type) and issubclass(t, BaseModel))
+        # Pydantic adds the tag of the union member to the path of an entry of search.space.
+        section = Range if name == "range" else next(sections, section)
+    return section
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key."""
+    values: dict[str, Any] = {}
+    for key, item in value.items():
+        nested = isinstance(item, dict)
+        values |= flat(item, f"{prefix}{key}.") if nested else {prefix + key: item}
+    return values
+
+
+def _check_model(recipe: Recipe, source: str) -> None:
+    """Build the model without weights, so that a wrong key fails before the corpus is packed."""
+    import torch
+
+    from prismlm.models.presets import build_config, build_model
+
+    for key in FROM_TOKENIZER:
+        if key in recipe.model:
+            raise InputError(
+                f"{source}: model.{key} comes from the corpus's tokenizer. Leave it out."
+            )
+    try:
+        config = build_config(dict(recipe.model), vocab_size=64, eos_token_id=0)
+        with torch.device("meta"):
+            build_model(config)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    except Exception as error:  # configurations of other families raise anything
+        raise InputError(f"{source}: model cannot be built from {recipe.model}: {error}") from error
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and recipe.data.length > positions:
+        raise InputError(
+            f"{source}: data.length is {recipe.data.length}, but the model has only {positions} "
+            "positions. Lower it, or raise model.max_position_embeddings."
+        )
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without two traps: duplicate keys, and 1e-3 parsed as a string."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names: list[Any] = []
+        for key, _ in node.value:
+            if key.value in names:
+                message = f"the key {key.value!r} is given twice"
+                raise yaml.MarkedYAMLError(None, None, message, key.start_mark)
+            names.append(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{source}{line}: {error.problem or error}.") from error
+    # ValueError: an impossible date, or a number with too many digits.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{source} is not valid YAML: {error}.") from error
+
+
+def _override(settings: dict[str, Any], override: str) -> None:
+    """Apply ``a.b=value`` to the settings."""
+    key, separator, text = override.partition("=")
+    *sections, name = key.strip().split(".")
+    if not separator or not all([*sections, name]):
+        raise InputError(f"--set {override}: expected KEY=VALUE, such as head.prototypes=512.")
+    section: Any = settings
+    for part in sections:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise InputError(f"--set {override}: {part} is a single value, not a section.")
+    section[name] = _parse(text, f"--set {override}")

@@ -1,4 +1,4 @@
-"""Training from a recipe to a finished model directory, and what that would take."""
+"""Training from a recipe to a finished model directory, and an estimate of its cost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib.util
 import os
 import shutil
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,12 @@ from prismlm.files import (
     temporary_sibling,
 )
 from prismlm.models.checkpoint import quiet_transformers
-from prismlm.models.sidecar import HEAD_FILE, META_FILE
+from prismlm.models.sidecar import META_FILE
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
-from prismlm.training.recipe import Recipe
-from prismlm.training.recipe_file import flat
+from prismlm.training.recipe import Recipe, flat
 from prismlm.training.setup import Prepared, described, device_of, prepare, resolved, with_steps
 from prismlm.training.trainer import (
     BYTES_PER_PARAMETER,
@@ -48,9 +49,9 @@ from prismlm.training.trainer import (
 )
 
 RUN_FILE, HISTORY_FILE, TENSORBOARD = "training.json", "training.jsonl", "tensorboard"
-# Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
+# The directory of a hyper-parameter search, and its best recipe.
 SEARCH, BEST_FILE = "search", "best.yaml"
-# What may differ when a run is resumed: it changes neither weights nor figures.
+# Settings that may change when a run is resumed, since they do not affect its results.
 FREE_TO_CHANGE = (
     "corpus",
     "out",
@@ -62,45 +63,22 @@ FREE_TO_CHANGE = (
 MEASURED_STEPS = 3
 
 
-class TrainingInterrupted(Interrupted):
-    """A signal ended training after a whole step.
-
-    Attributes:
-        checkpoint: what ``resume`` starts from.
-    """
-
-    def __init__(self, checkpoint: Path, exit_code: int = 130) -> None:
-        super().__init__(f"training stopped; its state is in {checkpoint}", exit_code)
-        self.checkpoint = checkpoint
-
-
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished run.
-
-    Attributes:
-        directory: the model directory.
-        history_file: one JSON object per log and evaluation.
-        ce: cross-entropy of the model on held-out text, in nats per token.
-        quality: the figures of the head on held-out text; None for a plain model.
-        history: the same as in ``history_file``.
-        steps: optimizer steps.
-        tokens: tokens trained on, padding left out.
-        unigram_ce: what guessing by the frequency of tokens has there.
-    """
+    """A finished run."""
 
     directory: Path
-    history_file: Path
-    ce: float
-    quality: HeadQuality | None
-    history: list[dict[str, Any]]
+    history_file: Path  # one JSON object per log and evaluation
+    ce: float  # of the model on held-out text, in nats per token
+    quality: HeadQuality | None  # figures of the head on held-out text, if there is one
+    history: list[dict[str, Any]]  # the content of the history file
     steps: int
-    tokens: int
-    unigram_ce: float
+    tokens: int  # trained on, without padding
+    unigram_ce: float  # cross-entropy of token frequencies on held-out text
 
     @property
     def verdict(self) -> str:
-        """What the cross-entropy says, in words."""
+        """What the cross-entropy says about the run, in words."""
         return verdict(self.ce, self.unigram_ce, self.history)
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,23 +105,19 @@ def train(
 ) -> TrainingResult:
     """Train a model and its prototypes; write the model directory ``recipe.out``.
 
-    Checkpoints, each a model directory, go to ``out/checkpoints``. On Ctrl-C the current step is
-    finished and a checkpoint written.
+    Checkpoints, each a model directory, go to ``out/checkpoints``. Ctrl-C finishes the current step
+    and writes a checkpoint.
 
-    Args:
-        recipe: see :class:`Recipe`.
-        resume: start from the newest complete checkpoint in ``out``, or anew if there is none.
-        progress: shows training and the measurement at the end.
-        on_warning: called before the first step with what bodes ill, such as many passes over few
-            documents.
+    ``resume`` continues from the newest checkpoint in ``out``, if there is one; ``on_warning`` is
+    called before the first step, for example if the text is read too often.
 
     Raises:
-        InputError: the device is not there, the corpus does not fit, ``out`` holds something
-            else or is being written to, or the recipe is not the one that it was begun with.
+        InputError: the device is not available, the corpus does not fit, ``out`` holds something
+            else or is being written to, or the recipe differs from that of the run to resume.
         FormatError: the newest checkpoint is damaged.
-        DivergenceError: the loss, a gradient or a weight became infinite or not a number.
-        PrismError: the disk is full. Like the last, it names the checkpoint that is left.
-        TrainingInterrupted: SIGINT or SIGTERM came.
+        DivergenceError: the loss, a gradient or a weight is not finite.
+        PrismError: the disk is full.
+        Interrupted: SIGINT or SIGTERM came.
     """
     parallel.join()
     out = recipe.out
@@ -152,14 +126,14 @@ def train(
         _check_reporters(recipe)
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe)
-        parallel.on_main(lambda: _begin(prepared, resume))
+        parallel.on_main(lambda: _begin(prepared))
         if on_warning is not None and (warning := prepared.warning()):
             on_warning(warning)
         trainer = PrismTrainer(prepared, out)
         try:
             _take_steps(trainer, progress)
             quality = _measure(trainer, progress)
-            # The last evaluation is on more text than those before it, so it is not compared.
+            # Not part of the history, since it is on more text than the other evaluations.
             last: dict[str, Any] = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
             last |= {"eval_ce": quality.ce, "eval_tokens": quality.tokens}
             last |= trainer.layer_log.figures()
@@ -179,7 +153,7 @@ def train(
 
 
 def check_ours(out: Path, note: str, command: str) -> None:
-    """Check that ``out`` is new, empty or a run of a command that left this note."""
+    """Check that ``out`` is new or empty, or holds ``note``, a file that ``command`` writes."""
     if not out.exists() or (out / note).is_file():
         return
     if (out / SEARCH).is_dir():
@@ -195,7 +169,7 @@ def check_ours(out: Path, note: str, command: str) -> None:
 
 
 def check_new(out: Path, *, resume: bool) -> None:
-    """Raise InputError if ``out`` holds something else, or a run that is not to be resumed."""
+    """Raise InputError if ``out`` holds something else, or a run and ``resume`` is not set."""
     check_ours(out, RUN_FILE, "train")
     if (out / RUN_FILE).is_file() and not resume:
         raise InputError(
@@ -208,44 +182,42 @@ def _check_reporters(recipe: Recipe) -> None:
     for name in recipe.logging.report_to:
         if importlib.util.find_spec(name) is None:
             raise InputError(
-                f"logging.report_to has {name!r}, which is not installed: pip install {name}, or "
+                f"logging.report_to names {name!r}, which is not installed: pip install {name}, or "
                 "leave it out."
             )
 
 
 def settings_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return what of a run, as :func:`described` has it, changes its results."""
+    """Return the settings in the result of :func:`described` that affect results."""
     values = flat(run["recipe"]) | run["resolved"]
     values |= {"text": run["corpus"]["fingerprint"], "processes": run["processes"]}
     return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
 
 
-def _begin(prepared: Prepared, resume: bool) -> None:
-    """Note what the run is; raise InputError if another was noted, naming what differs."""
+def _begin(prepared: Prepared) -> None:
+    """Store the settings of the run, or check that they are those of the run to resume."""
     out, now = prepared.recipe.out, described(prepared.recipe, prepared.corpus)
-    # Another process may have begun it while the corpus was read.
-    check_new(out, resume=resume)
     parameters = sum(p.numel() for p in prepared.model.parameters())
     check_room(f"a checkpoint in {out}", out, BYTES_PER_PARAMETER * parameters)
     if not (out / RUN_FILE).is_file():
         keep_json(out / RUN_FILE, now)
         return
     before = settings_of(read_json(out / RUN_FILE))
-    way_out = "Put these settings back, or train into another out."
+    way_out = "Restore these settings, or train into another out."
     check_same(f"{out} was begun with another recipe", before, settings_of(now), way_out)
 
 
 def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
-    """Train from the newest checkpoint, or from the start, to the end."""
+    """Train to the end, from the newest checkpoint or from the start."""
     recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
     checkpoint = parallel.on_main(lambda: latest_checkpoint(out / CHECKPOINTS))
     done = 0 if checkpoint is None else step_of(checkpoint)
     if checkpoint is not None and done >= recipe.steps:
-        # Trainer would run one more step before it noticed that it is finished.
+        # Trainer would take another step before it stops.
         trainer.load_finished(checkpoint)
         return
     positions = recipe.positions_per_step * parallel.world_size()
-    # torchrun ends the other processes of a failed one with SIGTERM: they would wait for it.
+    # When a process fails, torchrun sends SIGTERM to the others, which must not wait for it.
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
     stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
     with stop.interrupts, progress.task("training", (recipe.steps - done) * positions) as task:
@@ -257,13 +229,12 @@ def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if stop.interrupted:
             newest = latest_checkpoint(out / CHECKPOINTS)
-            assert newest is not None
             code = EXIT_CODES[stop.interrupts.received or signal.SIGINT]
-            raise TrainingInterrupted(newest, code)
+            raise Interrupted(f"training stopped; its state is in {newest}", code)
 
 
 def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
-    """Return the figures of the model at the end, on held-out text."""
+    """Return the figures of the final model on held-out text."""
     corpus, heldout = trainer.prepared.corpus, trainer.prepared.heldout
     tokens = trainer.prepared.recipe.evaluation.final_tokens
     available = int(corpus.lengths[corpus.split("heldout")].sum())
@@ -272,11 +243,11 @@ def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
 
 
 def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[str, Any]]) -> None:
-    """Put the finished model into ``out``; ``prismlm.json`` last, so that it says it is whole."""
+    """Move the finished model into ``out``, ``prismlm.json`` last to mark it as complete."""
     prepared, state = trainer.prepared, trainer.state
-    recipe, out = prepared.recipe, prepared.recipe.out
+    out = prepared.recipe.out
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.tokens_seen())
-    provenance["quality"] = quality.to_dict() if recipe.head.enabled else {"ce": quality.ce}
+    provenance["quality"] = quality.to_dict()
     check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
     hidden = temporary_sibling(out / "model")
@@ -285,10 +256,6 @@ def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[s
         try:
             trainer.write_model(hidden, provenance)
             if parallel.is_main():
-                if not recipe.head.enabled:
-                    # A plain model's directory is a plain checkpoint.
-                    for name in (META_FILE, HEAD_FILE):
-                        (hidden / name).unlink()
                 trainer.layer_log.write(out, evaluations)
                 write_history(out, state.log_history)
                 for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
@@ -302,23 +269,21 @@ def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[s
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
     """Write one JSON object per line, atomically."""
     with atomic_file(out / HISTORY_FILE) as temporary:
-        # What a checkpoint gave back has its keys in their order.
+        # Sorted, as the rows restored from a checkpoint are.
         lines = [json_text(row, sort_keys=True) for row in history]
         temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Ends training after the current step, with a checkpoint, once a signal came.
-
-    A second one ends it at once; the newest checkpoint on disk stays as it is.
-    """
+    """After a signal, stops training at the end of the step and writes a checkpoint."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self.interrupts, self.interrupted = interrupts, False
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint and the end, in every process at the same step."""
-        self.interrupted = parallel.any_process(self.interrupts.received is not None)
+        """Stop every process at the same step."""
+        received = torch.tensor(int(self.interrupts.received is not None))
+        self.interrupted = bool(parallel.over_processes(received))
         if self.interrupted:
             control.should_save = True
             control.should_evaluate = False
@@ -326,7 +291,7 @@ class StopOnInterrupt(TrainerCallback):
 
 
 class ReportProgress(TrainerCallback):
-    """Advances a task with each step; writes history and layers' tables with each checkpoint."""
+    """Shows progress; writes history and tables of the layers with each checkpoint."""
 
     def __init__(
         self, trainer: PrismTrainer, task: Task, positions_per_step: int, out: Path
@@ -336,27 +301,27 @@ class ReportProgress(TrainerCallback):
         self._notes: dict[str, str] = {}
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Advance, and name the step."""
+        """Advance the task and show the step."""
         self._notes["step"] = f"step {state.global_step}/{state.max_steps}"
         self._task.note(" · ".join(self._notes.values()))
         self._task.advance(self._positions)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Take in the newest figures."""
+        """Show the newest figures."""
         logs: dict[str, float] = kwargs.get("logs") or {}
         for key, label in (("ce", "CE"), ("eval_prototype_only_ce", "prototype-only")):
             if key in logs:
                 self._notes[key] = f"{label} {logs[key]:.2f}"
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Write the history, for whoever watches."""
+        """Write the history so far."""
         with guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)
             self._trainer.layer_log.write(self._out, state.log_history)
 
 
 def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
-    """Return a callback that writes TensorBoard files, dropping what a resumed run does again."""
+    """Return a TensorBoard callback; a resumed run replaces what it repeats."""
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations.integration_utils import TensorBoardCallback
 
@@ -364,13 +329,7 @@ def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
 
 
 def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
-    """Say what the run will take, from a few real steps; nothing is written to ``out``.
-
-    Evaluations are left out; disk is the finished model, and the checkpoints that are kept, with
-    their optimizer. The figures are ``parameters`` of the model, ``head_parameters``; optimizer
-    ``steps``; ``tokens``, positions that one process trains on; ``corpus_tokens`` in the training
-    rows, ``passes`` over them and their share of ``padding``; ``precision``, ``device`` and
-    ``seconds_per_step``.
+    """Estimate the cost of a run, without evaluations, from a few real steps; write nothing.
 
     Raises:
         InputError: as :func:`train`.
@@ -391,16 +350,14 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         trainer = PrismTrainer(prepared, Path(name), [clock])
         trainer.train()
         checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
-    per_step = sorted(clock.seconds[1:])[MEASURED_STEPS // 2]
+    per_step = statistics.median(after - before for before, after in pairwise(clock.times))
     rows, recipe = prepared.rows, with_steps(recipe, prepared.rows)
     tokens = recipe.steps * recipe.positions_per_step
-    whole, head = (
-        sum(p.numel() for p in module.parameters())
-        for module in (prepared.model, prepared.model.prototype_head)
-    )
-    kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
+    parameters = sum(p.numel() for p in prepared.model.parameters())
+    head = sum(p.numel() for p in prepared.model.prototype_head.parameters())
+    checkpoints = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
     figures = {
-        "parameters": whole - head,
+        "parameters": parameters - head,
         "head_parameters": head,
         "steps": recipe.steps,
         "seconds_per_step": per_step,
@@ -414,23 +371,19 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     return Cost(
         per_step * recipe.steps,
         peak_memory(device_of(recipe)),
-        kept * checkpoint + 4 * whole,
+        checkpoints * checkpoint + 4 * parameters,
         figures,
         basis=f"Measured on {MEASURED_STEPS} real steps.",
     )
 
 
 class _Clock(TrainerCallback):
-    """Times steps from their beginning to their end, so without logs and checkpoints."""
+    """Notes when each step ends."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._began = 0.0
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._began = time.perf_counter()
+        self.times: list[float] = []
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self._began)
+        self.times.append(time.perf_counter())

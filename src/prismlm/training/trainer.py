@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a head that is optimised, clipped, logged and saved apart."""
+"""Hugging Face's Trainer with separate optimisation, clipping and logging of the head."""
 
 from __future__ import annotations
 
@@ -29,54 +29,38 @@ from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import TABLE
 from prismlm.training import parallel
+from prismlm.training.callbacks import recipe_callbacks
 from prismlm.training.layer_logs import LayerLog
 from prismlm.training.model import PrismForCausalLM
-from prismlm.training.noise_weight import NoiseWeightSchedule, noise_weight_of
-from prismlm.training.prototypes import HeadSchedule, ReviveUnused
-from prismlm.training.recipe import NoiseWeightRecipe, Recipe
+from prismlm.training.recipe import Recipe
 from prismlm.training.setup import Prepared, decayed_names, device_of
-from prismlm.training.training_signal import set_training_signal
 
 CHECKPOINTS = "checkpoints"
-# Where one is written, before it gets its place.
+# Where a checkpoint is written before it is renamed.
 SAVING = ".saving"
 STATE_FILE, TRAINER_STATE_FILE = "prismlm_training_state.pt", "trainer_state.json"
-# Bytes per parameter: its float32 weight and AdamW's two moments.
+# The float32 weight and AdamW's two moments.
 BYTES_PER_PARAMETER = 12
-# The share that a cosine may end at is of each group's own peak: the model's and the head's.
 SCHEDULES = {
     "cosine": "cosine_with_min_lr",
     "linear": "linear",
     "constant": "constant_with_warmup",
 }
-REMEDY = (
-    "--resume starts again from there, to the same end unless the cause was outside of the run. "
-    "Otherwise train into another out with a lower optimizer.learning_rate or "
-    "optimizer.head_learning_rate, smaller weights under losses, or precision: float32."
-)
 
 
 class PrismTrainer(Trainer):
     """Train a :class:`PrismForCausalLM`.
 
-    Beside what Trainer does: the head has a learning rate of its own, no weight decay and its own
-    clipping, so that with ``detach`` the decoder's weights are bit for bit those of a run without
-    one; a checkpoint is a model directory, whole or absent; logs hold each part of the loss.
+    The head has its own learning rate and gradient clipping and no weight decay: with ``detach``
+    the decoder's weights are bit for bit those of a run without a head. A checkpoint is a model
+    directory, and complete or absent.
 
     A step's loss is the mean over all of its predictions, however its rows are split into
-    micro-batches and processes: each micro-batch counts by its labels. R1 and DIV are of single
-    micro-batches, and R2, RES and losses over a share of the positions nearly so.
+    micro-batches and processes. R1 and DIV are of single micro-batches; for R2, RES and losses
+    over a sample of the positions this holds approximately.
 
-    A step waits for nothing that the device computes: whether losses were finite is looked at with
-    the next log.
-
-    Args:
-        prepared: what is trained on what; its recipe says how.
-        directory: of the run; its checkpoints go to ``checkpoints`` in it.
-        callbacks: beside those that the recipe asks for.
-
-    Attributes:
-        layer_log: measures the layers at evaluations.
+    A step does not synchronise with the device: whether losses are finite is checked when they are
+    logged.
     """
 
     model: PrismForCausalLM
@@ -97,11 +81,11 @@ class PrismTrainer(Trainer):
         self.bf16_autocast = uses_bf16(recipe.precision, device)
         self._checkpoints = directory / CHECKPOINTS
         self._parts: dict[str, list[Tensor]] = {}
-        self._shares: list[Tensor] = []
+        self._fractions: list[Tensor] = []
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._head_norm: Tensor | None = None
         args = training_arguments(recipe, self._checkpoints)
-        # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
+        # Otherwise Trainer wraps the model in nn.DataParallel, which breaks hooks.
         args._n_gpu = min(args.n_gpu, 1)
         super().__init__(
             model=model,
@@ -109,36 +93,39 @@ class PrismTrainer(Trainer):
             train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
-            callbacks=[*_callbacks(prepared), *callbacks],
+            callbacks=[*recipe_callbacks(prepared), *callbacks],
         )
         self.remove_callback(PrinterCallback)
-        self.spread = parallel.chosen(recipe.parallel)
-        # Trainer then counts the labels of a step, and leaves the division to compute_loss.
+        # "ddp", "fsdp2", or "none" with a single process.
+        self.strategy = "ddp" if recipe.parallel == "auto" else recipe.parallel
+        if parallel.world_size() == 1:
+            self.strategy = "none"
+        # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        if self.spread == "fsdp2":
-            # The optimizer, which Trainer makes first, has to hold the shards.
+        if self.strategy == "fsdp2":
+            # Before Trainer creates the optimizer, which has to refer to the shards.
             parallel.shard(self.model.model, self.args.device)
         prepared = super()._prepare_for_training(*args, **kwargs)
-        if self.spread != "none":
-            # Dropout differs between the processes; a checkpoint's generators replace this.
+        if self.strategy != "none":
+            # Dropout differs between processes; resuming restores the generators afterwards.
             torch.manual_seed(self.args.seed + self.args.process_index)
         return prepared
 
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
-        if self.spread == "fsdp2" and training and model is self.model:
+        if self.strategy == "fsdp2" and training and model is self.model:
             return parallel.Sharded(self.model, self.model.model)
         return model
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return AdamW over matrices, vectors, feedback, and the head with a rate of its own."""
+        """Return AdamW, with parameter groups for matrices, vectors, head and feedback table."""
         if self.optimizer is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(self._parameter_groups(), **settings)
-            if self.spread == "fsdp2":
+            if self.strategy == "fsdp2":
                 self.optimizer.register_state_dict_post_hook(parallel.gather_shards)
                 self.optimizer.register_load_state_dict_pre_hook(parallel.take_shards)
         return self.optimizer
@@ -146,7 +133,8 @@ class PrismTrainer(Trainer):
     def _parameter_groups(self) -> list[dict[str, Any]]:
         decoder, optimizer = self.model.model, self.prepared.recipe.optimizer
         decayed = decayed_names(decoder, optimizer.weight_decay_exempt)
-        matrices, others = list[nn.Parameter](), list[nn.Parameter]()
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in decoder.named_parameters():
             if parameter.requires_grad and not name.startswith(TABLE):
                 (matrices if name in decayed else others).append(parameter)
@@ -157,12 +145,12 @@ class PrismTrainer(Trainer):
             {"params": head, "weight_decay": 0.0, "lr": optimizer.head_learning_rate},
         ]
         if table := self.model.table_parameters():
-            # Rows that no code of a step asked for are to stay where they are.
+            # No weight decay, so that rows without a gradient stay unchanged.
             groups.append({"params": table, "weight_decay": 0.0})
         return groups
 
     def compute_loss_context_manager(self) -> ExitStack:
-        """Run the forward pass under autocast, without a float32 copy of the logits after it."""
+        """Return a context for the forward pass, with autocast that keeps logits in bf16."""
         stack = super().compute_loss_context_manager()
         if self.bf16_autocast:
             stack.enter_context(torch.autocast(self.args.device.type, dtype=torch.bfloat16))
@@ -175,62 +163,54 @@ class PrismTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return what one micro-batch contributes to the step's loss, noting its parts.
+        """Return a micro-batch's part of the step's loss, and record the single losses.
 
-        Args:
-            model: the model, as it is spread.
-            inputs: the micro-batch.
-            return_outputs: return the model's output as well.
-            num_items_in_batch: labels of the whole step, in all processes.
+        ``num_items_in_batch`` is the number of labels of the step in all processes.
         """
         assert num_items_in_batch is not None
         output = model(**inputs)
         loss = output.loss
-        share = (inputs["labels"] != IGNORED).sum() / num_items_in_batch
+        fraction = (inputs["labels"] != IGNORED).sum() / num_items_in_batch
         for name, value in (output.losses | {"loss": loss.detach()}).items():
             self._parts.setdefault(name, []).append(value)
-        self._shares.append(share)
+        self._fractions.append(fraction)
         self._tokens = self._tokens.to(loss.device) + inputs["token_mask"].sum()
-        # DDP and FSDP2 take the mean over processes where the shares are to be added.
-        loss = loss * (share * self.args.world_size)
-        if self.spread == "ddp":
-            # A parameter that has no part in a loss would keep the other processes waiting.
+        # DDP and FSDP2 average over processes, but the fractions have to be summed.
+        loss = loss * (fraction * self.args.world_size)
+        if self.strategy == "ddp":
+            # DDP waits for the gradient of every parameter.
             loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
         return (loss, output) if return_outputs else loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         head, recipe = self.model.prototype_head, self.prepared.recipe
-        if not self.model.placed:
-            # DDP wants a gradient in each step; the optimizer is to leave the head alone.
+        if not self.model.initialised:
+            # Without gradients, which DDP needed, the optimizer skips the head.
             head.zero_grad(set_to_none=True)
-        if self.spread == "fsdp2":
+        if self.strategy == "fsdp2":
             parallel.average_gradients(head)
         step, every = self.state.global_step + 1, recipe.evaluation.every
         if step == recipe.steps or (every and step % every == 0):
             self.layer_log.read_gradients()
         table = self.model.table_parameters()
-        apart = set(map(id, table))
-        decoder = [p for p in self.model.model.parameters() if id(p) not in apart]
-        norm = self._clip(decoder, self.args.max_grad_norm)
+        table_ids = set(map(id, table))
+        decoder = [p for p in self.model.model.parameters() if id(p) not in table_ids]
+        clip: Any = self.accelerator.clip_grad_norm_
+        norm = clip(decoder, self.args.max_grad_norm)
         if table:
-            self._clip(table, self.args.max_grad_norm)
-        head_norm = self._clip(list(head.parameters()), recipe.optimizer.head_max_grad_norm)
-        self._head_norm = head_norm if self.model.placed else None
-        return norm
-
-    def _clip(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
-        norm = self.accelerator.clip_grad_norm_(parameters, limit)
-        assert isinstance(norm, Tensor)
+            clip(table, self.args.max_grad_norm)
+        head_norm = clip(head.parameters(), recipe.optimizer.head_max_grad_norm)
+        self._head_norm = head_norm if self.model.initialised else None
         return parallel.full(norm)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Measure head and layers on held-out text, and log the figures as ``eval_…``.
 
-        Before the prototypes are placed only the cross-entropy is reported of the head.
+        Before the prototypes are initialised, only the cross-entropy of the model is reported.
         """
         tokens = self.prepared.recipe.evaluation.tokens
         quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
-        names = quality if self.model.placed else ("tokens", "ce")
+        names = quality if self.model.initialised else ("tokens", "ce")
         figures = {f"eval_{name}": quality[name] for name in names} | self.layer_log.figures()
         self.log(dict(figures))
         self.control = self.callback_handler.on_evaluate(
@@ -239,52 +219,51 @@ class PrismTrainer(Trainer):
         return figures
 
     def measure(self, text: Iterable[WindowBatch]) -> HeadQuality:
-        """Measure the head on a text; every process has to call."""
+        """Measure model and head on a text; every process has to call."""
         decoder, head = self.model.model, self.model.prototype_head
-        with parallel.whole(decoder):
+        with parallel.unsharded(decoder):
             quality = measure_quality(decoder, head, LogitMap.of(decoder), text)
         if not math.isfinite(quality.ce):
             raise NotFiniteError(f"the cross-entropy on held-out text is {quality.ce}.")
         return quality
 
     def tokens_seen(self) -> int:
-        """Return the tokens trained on so far, without padding; every process has to call."""
+        """Return the number of tokens trained on, without padding; every process has to call."""
         return int(parallel.over_processes(self._tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, the head's gradient norm, λ, codes and tokens to a log."""
+        """Add the single losses, the head's gradient norm, λ, codes and tokens to a log."""
         if "train_runtime" in logs:
             return
         if "loss" in logs:
             logs |= self._drain_parts()
-            logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
+            logs["loss_scale"] = self.model.loss_scale if self.model.initialised else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm.item()
-            noise_weight = noise_weight_of(self.model.model)
-            if noise_weight is not None:
-                logs["noise_weight"] = noise_weight
+            if isinstance(self.model.model, SignalNoiseForCausalLM):
+                logs["noise_weight"] = self.model.model.model.noise_weight.item()
             if self.model.uncertainty is not None:
                 logs["uncertainty_codes_seen"] = self._codes_seen()
             logs["tokens"] = self.tokens_seen()
         super().log(logs, start_time)
 
     def _codes_seen(self) -> int:
-        """Return how many rows of the table of codes any process has asked for."""
+        """Return how many rows of the code table have been used in any process."""
         assert self.model.uncertainty is not None
         seen = self.model.uncertainty.embedding.seen
         seen.copy_(parallel.over_processes(seen.int()) > 0)
         return int(seen.sum())
 
     def _drain_parts(self) -> dict[str, float]:
-        """Return the mean of each part of the loss over the steps since the last call."""
-        weights, sums = torch.stack(self._shares), []
+        """Return the mean of each loss over the steps since the last call."""
+        fractions, sums = torch.stack(self._fractions), []
         for values in self._parts.values():
-            # A part that has begun since is of the last micro-batches alone.
-            own = weights[-len(values) :]
-            sums.append(torch.stack([torch.stack(values).float() @ own, own.sum()]))
+            # A loss that started later has values for the last micro-batches only.
+            weights = fractions[-len(values) :]
+            sums.append(torch.stack([torch.stack(values).float() @ weights, weights.sum()]))
         totals = parallel.over_processes(torch.stack(sums))
         means = dict(zip(self._parts, (totals[:, 0] / totals[:, 1]).tolist(), strict=True))
-        self._parts, self._shares = {}, []
+        self._parts, self._fractions = {}, []
         if not math.isfinite(means["loss"]):
             raise self.diverged(f"the loss is {means['loss']}.")
         return means
@@ -303,7 +282,7 @@ class PrismTrainer(Trainer):
                     shutil.rmtree(hidden, ignore_errors=True)
                 parallel.barrier()
                 super()._save_checkpoint(model, trial)
-                # Each process has added its random generators.
+                # Every process writes its random generators.
                 parallel.barrier()
                 if main:
                     keep = self.prepared.recipe.checkpoint.keep
@@ -314,88 +293,61 @@ class PrismTrainer(Trainer):
         parallel.barrier()
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Return where Trainer writes a checkpoint."""
         return str(self._checkpoints / SAVING)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model; every process has to call, since a sharded one is gathered by all."""
+        """Write the model for a checkpoint; every process has to call."""
         directory = self._checkpoints if output_dir is None else Path(output_dir)
         tokens = self.tokens_seen()
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         self.write_model(directory, provenance)
-        save_state(directory, self.model, tokens, self.layer_log.gradient_norms)
+        if parallel.is_main():
+            save_state(directory, self.model, tokens)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
-        """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
+        """Write a model directory: checkpoint, tokenizer, then the files of the head, if enabled.
 
-        ``prismlm.json`` comes last: a directory that has one is complete. The first process writes;
-        every process has to call.
+        Every process has to call; the first writes.
         """
         model, decoder = self.model, self.model.model
-        weights = parallel.full_state(decoder) if self.spread == "fsdp2" else None
-        with parallel.whole(decoder):
+        weights = parallel.full_state(decoder) if self.strategy == "fsdp2" else None
+        with parallel.unsharded(decoder):
             if parallel.is_main():
                 decoder.save_pretrained(directory, state_dict=weights)
                 self.prepared.corpus.tokenizer.save_pretrained(directory)
                 share(directory)
-                base, logit_map = base_of(decoder), LogitMap.of(decoder)
-                save_sidecar(directory, Sidecar(model.prototype_head, logit_map, base, provenance))
+                if self.prepared.recipe.head.enabled:
+                    base, logit_map = base_of(decoder), LogitMap.of(decoder)
+                    head = model.prototype_head
+                    save_sidecar(directory, Sidecar(head, logit_map, base, provenance))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.spread == "fsdp2" and not self.args.should_save:
+        if self.strategy == "fsdp2" and not self.args.should_save:
             assert self.optimizer is not None
-            # For its part in what the first process gathers and writes.
+            # Takes part in gathering the state that the first process writes.
             self.optimizer.state_dict()
         super()._save_optimizer_and_scheduler(output_dir)
 
     def load_finished(self, checkpoint: Path) -> None:
-        """Take over model and state of a run's last checkpoint."""
+        """Load model and state from the last checkpoint of a finished run."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_FILE))
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        tokens, norms = load_state(Path(resume_from_checkpoint), self.model)
-        self.layer_log.gradient_norms = norms
+        tokens = load_state(Path(resume_from_checkpoint), self.model)
         self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
 
     def diverged(self, cause: str) -> DivergenceError:
-        """Return what ends a run where a figure is not finite, with what is left of it."""
+        """Return the error for a figure that is not finite, with the last good checkpoint."""
         return DivergenceError(
             f"training diverged by step {self.state.global_step}: {cause} "
-            f"{last_good(self._checkpoints)} {REMEDY}"
+            f"{last_good(self._checkpoints)} --resume continues from there, but will diverge again "
+            "unless the cause was external. Otherwise train into another out with a lower "
+            "optimizer.learning_rate or optimizer.head_learning_rate, smaller loss weights, or "
+            "precision: float32."
         )
-
-
-class EvaluateEvery(TrainerCallback):
-    """Asks for an evaluation every ``steps`` steps, but not after the last, which has its own."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Ask if it is time."""
-        if state.global_step < state.max_steps and state.global_step % self._steps == 0:
-            control.should_evaluate = True
-
-
-def _callbacks(prepared: Prepared) -> list[TrainerCallback]:
-    """Return what a recipe asks for between the steps."""
-    recipe, model = prepared.recipe, prepared.model
-    callbacks: list[TrainerCallback] = []
-    if recipe.head.enabled:
-        callbacks.append(HeadSchedule(prepared.rows, recipe))
-        if model.usage is not None:
-            callbacks.append(ReviveUnused(recipe))
-    if isinstance(model.model, SignalNoiseForCausalLM):
-        noise_weight = recipe.noise_weight or NoiseWeightRecipe()
-        callbacks.append(NoiseWeightSchedule(model.model, noise_weight))
-    if model.uncertainty is not None:
-        callbacks += set_training_signal(recipe, model.uncertainty)
-    if recipe.evaluation.every:
-        callbacks.append(EvaluateEvery(recipe.evaluation.every))
-    return callbacks
 
 
 def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
@@ -428,68 +380,52 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         dataloader_drop_last=True,
         ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,
-        # accelerate leaves processes without GPUs alone unless told so.
+        # Without it, accelerate does not initialise CPU processes.
         use_cpu=device == "cpu",
         dataloader_pin_memory=device == "cuda",
-        # The saved configuration keeps its cache; the forward pass in training asks for none.
+        # For the saved configuration; the forward pass in training disables the cache.
         use_cache=True,
     )
 
 
-def save_state(
-    directory: Path, model: PrismForCausalLM, tokens: int, gradient_norms: list[float]
-) -> None:
-    """Write what a model directory lacks to resume training from it; every process has to call."""
-    usage = None if model.usage is None else model.usage.state()
+def save_state(directory: Path, model: PrismForCausalLM, tokens: int) -> None:
+    """Write what resuming needs besides the model directory."""
     state = {
-        "uses": usage,
         "head": model.prototype_head.state_dict(),
-        "head_placed": model.placed,
+        "head_placed": model.initialised,
         "tokens": tokens,
-        "gradient_norms": gradient_norms,
     }
-    if parallel.is_main():
-        torch.save(state, directory / STATE_FILE)
+    torch.save(state, directory / STATE_FILE)
 
 
-def load_state(directory: Path, model: PrismForCausalLM) -> tuple[int, list[float]]:
-    """Put a checkpoint's weights into ``model``; return tokens trained on and gradient norms."""
+def load_state(directory: Path, model: PrismForCausalLM) -> int:
+    """Load a checkpoint's weights and state into ``model``; return the tokens trained on."""
     try:
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
-        if "gradient_norms" not in state:
-            raise FormatError(
-                f"the checkpoint {directory} was written by an earlier version of prismlm. Resume "
-                "the run with that version, or train into another out."
-            )
         decoder: PreTrainedModel = type(model.model).from_pretrained(
             directory, dtype=model.model.dtype, local_files_only=True
         )
         model.model.load_state_dict(decoder.state_dict())
         model.prototype_head.load_state_dict(state["head"])
-        model.placed = state["head_placed"]
-        if model.usage is not None and state["uses"] is not None:
-            model.usage.load(state["uses"])
-        return state["tokens"], state["gradient_norms"]
-    except FormatError:
-        raise
-    except Exception as error:  # torch, safetensors and transformers raise what they like
+        model.initialised = state["head_placed"]
+        return state["tokens"]
+    except Exception as error:  # torch, safetensors and transformers raise various errors
         raise FormatError(
             f"the checkpoint {directory} cannot be resumed from "
-            f"({str(error) or type(error).__name__}). Delete it, and training resumes from the one "
-            "before."
+            f"({str(error) or type(error).__name__}). Delete it to resume from the previous one."
         ) from error
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the optimizer step that a checkpoint was written after; −1 for another name."""
-    match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
-    return int(match.group(1)) if match else -1
+    """Return the step of a checkpoint."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found = directory.glob("checkpoint-*")
-    return sorted((path for path in found if step_of(path) >= 0), key=step_of)
+    names = re.compile(r"checkpoint-\d+")
+    paths = [path for path in directory.glob("checkpoint-*") if names.fullmatch(path.name)]
+    return sorted(paths, key=step_of)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -498,34 +434,34 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 
 def publish(checkpoint: Path, directory: Path, keep: int) -> None:
-    """Move a checkpoint that is whole to its place, and delete all but the newest."""
-    place = directory / checkpoint.name
-    if place.exists():
-        discard(place)
-    os.rename(checkpoint, place)
+    """Move a complete checkpoint into place, and delete all but the newest."""
+    target = directory / checkpoint.name
+    if target.exists():
+        discard(target)
+    os.rename(checkpoint, target)
     for old in list_checkpoints(directory)[:-keep]:
         discard(old)
 
 
 def last_good(directory: Path) -> str:
-    """Say in a sentence which checkpoint of a run is the newest that is whole."""
+    """Return a sentence that names the newest checkpoint."""
     newest = latest_checkpoint(directory)
     if newest is None:
-        return "No checkpoint was written before."
+        return "There is no checkpoint yet."
     return f"The last good checkpoint is {newest} (step {step_of(newest)})."
 
 
 def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractContextManager[None]:
-    """Turn a disk that is full, or fails, into an error that says what is left to resume from."""
+    """Turn a write error, such as a full disk, into an error that names the last checkpoint."""
     way_out = "Make room, then resume with --resume."
     return room_to_write(what, directory, lambda: f"{last_good(directory)} {way_out}", needed)
 
 
 def check_weights_finite(model: nn.Module, step: int, directory: Path) -> None:
-    """Check every weight, so that no checkpoint holds what training cannot resume from."""
+    """Check every weight, so that every checkpoint can be resumed from."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parallel.local(parameter)).all():
             raise DivergenceError(
-                f"the weight {name} is not finite after step {step}, so nothing is written of it. "
+                f"the weight {name} is not finite after step {step}, which is not saved. "
                 f"{last_good(directory)}"
             )

@@ -11,12 +11,12 @@ from prismlm.training.trainer import PrismTrainer
 HEADS = {
     "pulled": {"losses": {"prototype_pull": 1.0, "warmup": 0.5}},
     "small": {
-        "head": {"prototypes": 24, "prototypes_per_token": 2, "anneal_from": 8},
+        "head": {"prototypes": 24, "prototypes_per_token": 2},
         "losses": {"prototype_only_kl": 1.0, "prototype_only_ce": 0.5},
         "optimizer": {"head_learning_rate": 1e-2},
     },
     "clusters": {
-        "head": {"initialise": "kmeans", "position_share": 0.25, "revive_every": 4},
+        "head": {"initialise": "kmeans", "position_share": 0.25},
         "losses": {"prototype_only_kl": 2.0},
     },
 }
