@@ -128,9 +128,8 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, fitted):
 
 
 def test_fitted_weights_predict_better(lm, states, fitted):
-    head, history = fitted
+    head, _ = fitted
     assert head.weights == "fitted"
-    assert history[-1]["prototype_only_kl"] < history[0]["prototype_only_kl"]
     other, _ = fit(lm.model, states, replace(SMALL, epochs=3, weights="cosine"))
     z = states.states(np.arange(500))
     by_fit, by_cosine = (full_divergence(lm.model, z, h(z).reconstruction) for h in (head, other))

@@ -13,13 +13,9 @@ from safetensors.torch import load_file
 from prismlm.corpus import Corpus
 from prismlm.errors import Interrupted
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.presets import build_config, build_model
 from prismlm.probes.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.training import build_recipe, train
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.layer_logs import (
-    channels_figures,
-)
 from prismlm.training.setup import prepare
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
@@ -124,19 +120,6 @@ def test_the_last_rows_match_the_saved_model(straight):
     other = saved["model.layers.1.mixer.log_read_temperature"].exp().item()
     assert second["tau_read"] == pytest.approx(other)
     assert second["read_gini"] != second["write_gini"]
-
-
-def untrained(settings, corpus):
-    """Return the figures that a model has before its training."""
-    opened = Corpus.open(corpus)
-    model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
-    return channels_figures(model, HeldOut(opened, 32, 0).batches(100))
-
-
-def test_decays_by_token_have_no_half_lives(tiny_corpus):
-    for row in untrained(PROTOT | {"decay_mode": "token"}, tiny_corpus):
-        missing = {name for name, value in row.items() if math.isnan(value)}
-        assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
 
 
 @pytest.mark.parametrize("kind", ["protot", "signal_noise"])

@@ -2,7 +2,7 @@
 
 from prismlm.training.attach import AttachOptions, AttachResult, attach, estimate_attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.model import PrismForCausalLM, PrismOutput
+from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import LossWeights, Recipe, build_recipe, load_recipe
 from prismlm.training.run import TrainingResult, estimate, train
 from prismlm.training.search import SearchResult, TrialResult, estimate_search, search
@@ -16,7 +16,6 @@ __all__ = [
     "LoraOptions",
     "LossWeights",
     "PrismForCausalLM",
-    "PrismOutput",
     "PrismTrainer",
     "Recipe",
     "SearchResult",

@@ -209,8 +209,7 @@ def _begin(
 ) -> None:
     """Store the settings, or check that they are those of the run to resume.
 
-    Until a part is finished only the model has to be the same, so that rejected options can be
-    corrected.
+    Until a part is finished, rejected options can be corrected.
     """
     settings = {
         "model": str(base.path.resolve()) if base.revision is None else base.name,
@@ -407,13 +406,7 @@ def _is_corpus(paths: Sequence[Path | str]) -> bool:
 def estimate_attach(
     model: str, corpus: Sequence[Path | str], options: AttachOptions | None = None
 ) -> Cost:
-    """Estimate the cost of :func:`attach` from a forward pass and a few steps of the fit.
-
-    Nothing is written, except that a model on the hub is downloaded to the cache.
-
-    Raises:
-        InputError: the model or corpus cannot be used.
-    """
+    """Estimate the cost of :func:`attach` from a forward pass and a few steps; write nothing."""
     options = options or AttachOptions()
     device = device_named(options.device)
     with tempfile.TemporaryDirectory() as name:

@@ -102,8 +102,7 @@ class PreviousBatch:
 
         c_t of batch n = code of the entropy at position t − 1 of the same row of batch n − 1
 
-    Codes are cut or padded with neutral codes to the length of the batch. The first batch, and a
-    batch with another number of rows, has neutral codes; the first token of a row has none.
+    Missing codes are neutral, all of them if the number of rows changes; first tokens have none.
 
     Source: PRISMA, "Forward Pass Modifications".
     """

@@ -20,6 +20,7 @@ from prismlm.models.watch import evaluating
 from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096
+MAX_EXPONENT = 709
 # Up to four passes over a text are worth nearly as much as new text, further ones less and less
 # (Muennighoff et al. 2023, Scaling Data-Constrained Language Models).
 MAX_PASSES = 4
@@ -87,10 +88,7 @@ def summed_cross_entropy(logits: Tensor, ids: Tensor, scored: Tensor) -> float:
 
 def perplexity(ce: float) -> float:
     """Return exp(ce), or infinity if it overflows."""
-    try:
-        return math.exp(ce)
-    except OverflowError:
-        return math.inf
+    return math.exp(ce) if ce < MAX_EXPONENT else math.inf
 
 
 def unigram_ce(corpus: Corpus) -> float:

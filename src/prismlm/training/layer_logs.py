@@ -113,16 +113,16 @@ class LayerLog:
                 continue
             prefix, rows = f"eval_{file.removesuffix('.csv')}/", []
             for evaluation in evaluations:
-                layers: dict[str, Row] = defaultdict(dict)
+                layers: dict[int, Row] = defaultdict(dict)
                 for key, value in evaluation.items():
                     if key.startswith(prefix):
                         layer, column = key.removeprefix(prefix).split("/")
-                        layers[layer][column] = value
+                        layers[int(layer)][column] = value
                 ce = evaluation["eval_ce"]
                 measured = {"ce": ce, "perplexity": perplexity(ce)}
                 measured["ce_tokens"] = evaluation["eval_tokens"]
                 step = {name: evaluation[name] for name in ("step", "epoch")}
-                rows += [step | {"layer": layer} | row | measured for layer, row in layers.items()]
+                rows += [step | {"layer": n} | layers[n] | measured for n in sorted(layers)]
             # Of the newest evaluation: those restored from a checkpoint are sorted by name.
             with atomic_file(out / file) as temporary:
                 put_csv(temporary, list(rows[-1]), rows)
@@ -182,8 +182,7 @@ def heads_figures(
 ) -> list[Row]:
     """Return the columns of ``heads.csv`` for each layer.
 
-    Figures of heads are means over a group, from queries that see at least 16 tokens, or a full row
-    if that is shorter; NaN if no document is long enough.
+    Figures of heads are means over a group, or NaN if no document is long enough.
     """
     model, least = cast("PreTrainedModel", decoder), min(MIN_VISIBLE, length)
     batches = list(batches)

@@ -1,10 +1,8 @@
 """Training one model in several processes, with DDP or FSDP2.
 
-With DDP (through accelerate) every process has a copy of everything. FSDP2 shards the decoder's
-parameters, gradients and optimizer state, one unit per block; the prototype head is replicated,
-since every token needs all of its prototypes.
-
-Functions that communicate have to be called by every process.
+FSDP2 shards the decoder's parameters, gradients and optimizer state; the prototype head is
+replicated, since every token needs all of its prototypes. Every process has to call the functions
+that communicate.
 """
 
 from __future__ import annotations
@@ -215,11 +213,6 @@ def unsharded(decoder: nn.Module) -> Iterator[None]:
 def full(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor in every process; return any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this process's shard of a tensor; return any other tensor unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_state(module: nn.Module) -> dict[str, Tensor]:

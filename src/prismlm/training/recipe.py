@@ -119,8 +119,7 @@ class DataRecipe(Section):
     length: int = Field(default=256, ge=2)
     """tokens per training row"""
     packing: Literal["auto", "packed", "padded"] = "auto"
-    """packed: documents share rows; padded: one document or part of one per row; auto: packed if
-    the model keeps the documents of a row apart"""
+    """packed: documents share rows; padded: one per row; auto: packed if the model allows it"""
     documents: PositiveInt | None = None
     """number of training documents to use, the same subset for every seed; by default all"""
 
@@ -134,8 +133,7 @@ class OptimizerRecipe(Section):
     learning_rate: PositiveFloat = 0.001
     """peak learning rate of the model"""
     learning_rate_length: PositiveInt | None = None
-    """the row length that learning_rate was tuned for: the model's peak rate is multiplied by
-    √(data.length / learning_rate_length); by default it is not scaled"""
+    """row length that learning_rate is for; it is scaled by √(data.length / this length)"""
     head_learning_rate: PositiveFloat = 0.1
     """peak learning rate of prototypes and scale"""
     weight_decay: NonNegativeFloat = 0.1
@@ -197,8 +195,7 @@ class LoggingRecipe(Section):
     """Logging during training."""
 
     every: PositiveInt = 10
-    """steps between log rows: losses are means over these steps, the gradient norm is that of the
-    last step"""
+    """steps between log rows, with means of the losses and the last gradient norm"""
     tensorboard: bool = True
     """whether to write OUT/tensorboard"""
     report_to: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], Field(strict=False)] = (
@@ -228,8 +225,7 @@ class UncertaintyFeedbackRecipe(Section):
     levels: int = Field(default=65536, ge=2)
     """number of uncertainty codes"""
     rows: int | None = Field(default=64, ge=2)
-    """rows of the embedding table, interpolated between; null for one row per code (with 65,536
-    levels, rounding alone then changes the embedding by 130 %)"""
+    """rows of the embedding table, interpolated between; null for one row per code"""
     deviation: float | None = Field(default=0.0, ge=0, allow_inf_nan=False)
     """initial standard deviation of the table; null for the model's initializer_range"""
     passes: PositiveInt = 2
@@ -324,8 +320,7 @@ class Recipe(Section):
     """λ of signal/noise attention; by default from 0.01 to 0.1"""
     uncertainty_feedback: UncertaintyFeedbackRecipe = UncertaintyFeedbackRecipe()
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """dropout rate for Llama-like and Mamba models: on token embeddings, block outputs and in the
-    feed-forward network; prismlm's own models have model.dropout"""
+    """dropout of Llama-like and Mamba models; prismlm's own models have model.dropout"""
     steps: NonNegativeInt = 0
     """optimizer steps; set either steps or epochs"""
     epochs: PositiveInt | None = None

@@ -37,7 +37,7 @@ from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, wri
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
 from prismlm.training.recipe import Recipe, flat
-from prismlm.training.setup import Prepared, described, device_of, prepare, resolved, with_steps
+from prismlm.training.setup import Prepared, described, device_of, prepare, with_steps
 from prismlm.training.trainer import (
     BYTES_PER_PARAMETER,
     CHECKPOINTS,
@@ -329,11 +329,7 @@ def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
 
 
 def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
-    """Estimate the cost of a run, without evaluations, from a few real steps; write nothing.
-
-    Raises:
-        InputError: as :func:`train`.
-    """
+    """Estimate the cost of a run, without evaluations, from a few real steps; write nothing."""
     check_new(recipe.out, resume=resume)
     # The first step warms up.
     count = 1 + MEASURED_STEPS
@@ -365,7 +361,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         "corpus_tokens": rows.num_tokens,
         "passes": tokens / (len(rows) * recipe.data.length),
         "padding": 1 - rows.fill,
-        "precision": resolved(recipe)["precision"],
+        "precision": "bf16" if trainer.bf16_autocast else "float32",
         "device": str(trainer.args.device),
     }
     return Cost(

@@ -138,10 +138,7 @@ def search(
     with each finished trial.
 
     Raises:
-        InputError: a package is missing, the space does not fit the recipe, ``out`` holds
-            something else or another search, or the recipe itself cannot be trained.
-        PrismError: every trial failed, or the disk is full.
-        Interrupted: Ctrl-C was pressed.
+        InputError: the search cannot start; PrismError: every trial failed, or the disk is full.
     """
     _check_packages(recipe.search)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
@@ -378,10 +375,7 @@ def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
 
 
 def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
-    """Estimate the cost of a search as that of one run times the runs that are left.
-
-    Nothing is written, and Optuna is not needed. Disk space is for one run: models are removed.
-    """
+    """Estimate the cost of a search as that of one run times the runs left; write nothing."""
     check_search(recipe, resume=resume)
     search, file = recipe.search, recipe.out / SEARCH / RESULTS_FILE
     # In a directory that no trial uses.

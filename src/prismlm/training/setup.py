@@ -99,9 +99,11 @@ def prepare(recipe: Recipe) -> Prepared:
 
 def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     """Return everything that determines the result of a run."""
+    device = device_of(recipe)
+    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
     return {
         "recipe": recipe.to_dict(),
-        "resolved": resolved(recipe),
+        "resolved": {"device": device, "precision": precision},
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "processes": parallel.world_size(),
     }
@@ -193,9 +195,8 @@ def add_dropout(decoder: Any, rate: float) -> None:
 
         e ← dropout(e),   h ← h + dropout(part(norm(h))),   mlp(x) = W_down dropout(inner(x))
 
-    on the token embeddings, on everything that a block adds to the residual stream, and on the
-    input of the last matrix of a feed-forward network. Dropout of the decoder's own, such as
-    ``attention_dropout``, acts as well.
+    on the token embeddings, on what a block adds to the residual stream, and on the input of the
+    last matrix of a feed-forward network, in addition to dropout that the decoder has itself.
 
     Source: ProtoT, §4 (Dropout).
     """
@@ -228,9 +229,8 @@ def add_dropout(decoder: Any, rate: float) -> None:
 def decayed_names(model: nn.Module, exempt: Collection[Exempt] = EXEMPT) -> set[str]:
     """Return the names of the trained matrices with weight decay.
 
-    Vectors have none (norms, biases, temperatures, decays, α). ``exempt`` can spare ``embeddings``
-    (and a tied output embedding), the ``prototypes`` of mixers, which are embeddings of channels,
-    and ``decays``, the matrices that decays are computed from.
+    Vectors have none, nor do ``exempt`` matrices: ``embeddings`` (and a tied output embedding),
+    ``prototypes`` of mixers, and ``decays``, the matrices that decays are computed from.
 
     Source: ProtoT, A.4: affine weights decay; embeddings, norms and biases do not.
     """
@@ -326,13 +326,6 @@ def device_of(recipe: Recipe) -> str:
             "one, or train on the CPU with --set device=cpu."
         )
     return recipe.device
-
-
-def resolved(recipe: Recipe) -> dict[str, str]:
-    """Return the device and precision that a recipe gets on this machine."""
-    device = device_of(recipe)
-    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
-    return {"device": device, "precision": precision}
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -163,10 +164,7 @@ class PrismTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return a micro-batch's part of the step's loss, and record the single losses.
-
-        ``num_items_in_batch`` is the number of labels of the step in all processes.
-        """
+        """Return a micro-batch's part of the step's loss, and record the single losses."""
         assert num_items_in_batch is not None
         output = model(**inputs)
         loss = output.loss
@@ -204,10 +202,7 @@ class PrismTrainer(Trainer):
         return parallel.full(norm)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Measure head and layers on held-out text, and log the figures as ``eval_…``.
-
-        Before the prototypes are initialised, only the cross-entropy of the model is reported.
-        """
+        """Measure model, layers and, once it is initialised, the head; log ``eval_…``."""
         tokens = self.prepared.recipe.evaluation.tokens
         quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
         names = quality if self.model.initialised else ("tokens", "ce")
@@ -302,13 +297,12 @@ class PrismTrainer(Trainer):
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         self.write_model(directory, provenance)
         if parallel.is_main():
-            save_state(directory, self.model, tokens)
+            head, placed = self.model.prototype_head.state_dict(), self.model.initialised
+            state = {"head": head, "head_placed": placed, "tokens": tokens}
+            torch.save(state, directory / STATE_FILE)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
-        """Write a model directory: checkpoint, tokenizer, then the files of the head, if enabled.
-
-        Every process has to call; the first writes.
-        """
+        """Write checkpoint, tokenizer and, if enabled, the head; every process has to call."""
         model, decoder = self.model, self.model.model
         weights = parallel.full_state(decoder) if self.strategy == "fsdp2" else None
         with parallel.unsharded(decoder):
@@ -388,16 +382,6 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
     )
 
 
-def save_state(directory: Path, model: PrismForCausalLM, tokens: int) -> None:
-    """Write what resuming needs besides the model directory."""
-    state = {
-        "head": model.prototype_head.state_dict(),
-        "head_placed": model.initialised,
-        "tokens": tokens,
-    }
-    torch.save(state, directory / STATE_FILE)
-
-
 def load_state(directory: Path, model: PrismForCausalLM) -> int:
     """Load a checkpoint's weights and state into ``model``; return the tokens trained on."""
     try:
@@ -460,7 +444,8 @@ def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractCont
 def check_weights_finite(model: nn.Module, step: int, directory: Path) -> None:
     """Check every weight, so that every checkpoint can be resumed from."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parallel.local(parameter)).all():
+        shard: Any = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not torch.isfinite(shard).all():
             raise DivergenceError(
                 f"the weight {name} is not finite after step {step}, which is not saved. "
                 f"{last_good(directory)}"

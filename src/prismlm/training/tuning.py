@@ -84,10 +84,7 @@ def check_lora() -> None:
 
 
 def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
-    """Return a PEFT model, in training mode, with adapters on the linear layers of the last blocks.
-
-    The adapters are part of ``model`` afterwards.
-    """
+    """Add adapters to the linear layers of the last blocks; return the PEFT model."""
     from peft import LoraConfig, get_peft_model
 
     all_blocks = blocks(model)
