@@ -28,7 +28,7 @@ LOSSES = {
 
 @pytest.fixture(scope="session")
 def same_settings(tiny_corpus: Path) -> dict[str, Any]:
-    """What `settings` says, but for where to. Nobody changes it."""
+    """`settings` without the output directory; not to be modified."""
     return {
         "corpus": str(tiny_corpus),
         "model": dict(MODEL),

@@ -163,10 +163,7 @@ def attach(
         progress: shows progress.
 
     Raises:
-        InputError: the model, corpus or an option cannot be used, or ``out`` holds something else.
-        FormatError: an input is damaged.
-        PrismError: the disk is full.
-        Interrupted: Ctrl-C was pressed; finished parts are kept.
+        InputError: an input cannot be used; PrismError: the disk is full; Interrupted: Ctrl-C.
     """
     options, out = options or AttachOptions(), Path(out)
     base = find_base(model, options.revision)

@@ -1,7 +1,4 @@
-"""Trainer callbacks of a recipe: λ of signal/noise attention, control signals, evaluation.
-
-The schedule of the prototype head is in :mod:`prismlm.training.prototypes`.
-"""
+"""Trainer callbacks of a recipe: λ of signal/noise attention, control signals, evaluation."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def mean_divergence(
 ) -> Float[Tensor, ""]:
     """Return the mean KL from the prediction of z to that of ẑ, in nats.
 
-    The logits of ẑ are those of z plus those of ẑ − z. With products in bf16, rounding of the
-    former then affects both predictions alike, and that of the latter is relative to ẑ − z.
+    Products may be in bf16, so the logits of ẑ are those of z plus those of ẑ − z: the rounding of
+    the former then affects both predictions alike.
     """
     weight, bias, logit_map = output_map
     large = len(z) >= MIN_BF16_STATES and len(weight) >= MIN_BF16_TOKENS

@@ -1,7 +1,4 @@
-"""Statistics of each layer at evaluations: channels.csv of prototype mixers, heads.csv of heads.
-
-They are logged with the evaluation, so the tables are written from the history of a run.
-"""
+"""Statistics of each layer at evaluations: channels.csv of prototype mixers, heads.csv of heads."""
 
 from __future__ import annotations
 
@@ -128,10 +125,7 @@ class LayerLog:
                 put_csv(temporary, list(rows[-1]), rows)
 
     def write_report(self, out: Path) -> None:
-        """Write ``heads.json``, the report of ``prismlm inspect spectra``, of a model with heads.
-
-        Every process has to call; the first writes.
-        """
+        """Write ``heads.json``, as of ``prismlm inspect spectra``; every process has to call."""
         tokens, recipe = self._head_tokens, self._prepared.recipe
         if not tokens:
             return

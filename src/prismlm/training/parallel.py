@@ -1,8 +1,6 @@
 """Training one model in several processes, with DDP or FSDP2.
 
-FSDP2 shards the decoder's parameters, gradients and optimizer state; the prototype head is
-replicated, since every token needs all of its prototypes. Every process has to call the functions
-that communicate.
+Every process has to call the functions that communicate.
 """
 
 from __future__ import annotations
@@ -165,7 +163,7 @@ def recompute_activations(decoder: Any) -> None:
 
 
 def shard(decoder: Any, device: torch.device) -> None:
-    """Shard a decoder in place with FSDP2: one unit per block, and one for the rest."""
+    """Shard a decoder in place with FSDP2; the prototype head stays replicated."""
     if isinstance(decoder, FSDPModule):
         return
     mesh = init_device_mesh(device.type, (world_size(),))

@@ -1,8 +1,4 @@
-"""The prototypes of a head during training: their initialisation, and the scale of their losses.
-
-Random prototypes pull the representation together early, and it does not recover. Initialised from
-states that the model already forms, they cost next to nothing.
-"""
+"""The prototypes of a head during training: their initialisation, and the scale of their losses."""
 
 from __future__ import annotations
 

@@ -98,11 +98,7 @@ class LossWeights(Section):
 
 
 class LossRecipe(LossWeights):
-    """Losses of the head.
-
-    Their weights rise linearly from 0, when the prototypes are initialised, to full at ``warmup``.
-    R1 takes its minimum over the states of one micro-batch of one process.
-    """
+    """Losses of the head, whose weights rise linearly from the initialisation to ``warmup``."""
 
     kl_tokens: int = Field(default=1024, ge=4)
     """vocabulary sample for this KL: three quarters are the most frequent tokens of the corpus, the
@@ -298,11 +294,7 @@ class SearchRecipe(Section):
 
 
 class Recipe(Section):
-    """All settings of a training run.
-
-    Paths are relative to the current directory. Each process takes ``gradient_accumulation``
-    micro-batches of ``batch_size`` rows per step.
-    """
+    """All settings of a training run; paths are relative to the current directory."""
 
     corpus: RecipePath
     """the corpus directory"""
@@ -389,9 +381,7 @@ class Recipe(Section):
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe; ``a.b=value`` overrides, parsed as YAML, replace single values.
 
-    Raises:
-        InputError: the file does not exist or is not YAML, or a key is unknown, missing, given
-            twice, of the wrong type or out of range. The error names the file and the dotted key.
+    InputError names the file and the dotted key.
     """
     file = Path(path)
     settings = _parse(read_text(file), str(file))
@@ -405,11 +395,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 
 def build_recipe(settings: dict[str, Any], source: str = "recipe") -> Recipe:
-    """Build a recipe from plain values; errors name ``source`` and the dotted key.
-
-    Raises:
-        InputError: as :func:`load_recipe`.
-    """
+    """Build a recipe from plain values; InputError names ``source`` and the dotted key."""
     try:
         recipe = Recipe.model_validate(settings)
     except ValidationError as error:

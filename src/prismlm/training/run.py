@@ -105,9 +105,7 @@ def train(
 ) -> TrainingResult:
     """Train a model and its prototypes; write the model directory ``recipe.out``.
 
-    Checkpoints, each a model directory, go to ``out/checkpoints``. Ctrl-C finishes the current step
-    and writes a checkpoint.
-
+    Ctrl-C finishes the current step and writes a checkpoint to ``out/checkpoints``.
     ``resume`` continues from the newest checkpoint in ``out``, if there is one; ``on_warning`` is
     called before the first step, for example if the text is read too often.
 

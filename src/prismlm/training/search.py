@@ -235,11 +235,7 @@ def recipe_with(
     seed: int | None = None,
     out: Path | None = None,
 ) -> Recipe:
-    """Return a recipe with other values that trains on as many positions.
-
-    If a step takes more or fewer positions, all settings in steps are scaled, unless ``steps`` is
-    among the values.
-    """
+    """Return a recipe with other values that trains on as many positions, unless they set steps."""
     settings = recipe.to_dict()
     for key, value in values.items():
         _set(settings, key, value)

@@ -150,11 +150,7 @@ def chosen_documents(corpus: Corpus, count: int | None) -> np.ndarray:
 
 
 def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
-    """Return the recipe with its steps, computed from its epochs if necessary.
-
-    The last step of an epoch takes the remaining micro-batches. Rows that do not fill a micro-batch
-    in every process are dropped for the epoch.
-    """
+    """Return the recipe with its steps; the last step of an epoch may have fewer micro-batches."""
     if recipe.steps or recipe.epochs is None:
         return recipe
     micro_batches = len(rows) // (recipe.batch_size * parallel.world_size())

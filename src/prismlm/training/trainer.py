@@ -52,13 +52,9 @@ SCHEDULES = {
 class PrismTrainer(Trainer):
     """Train a :class:`PrismForCausalLM`.
 
-    The head has its own learning rate and gradient clipping and no weight decay: with ``detach``
-    the decoder's weights are bit for bit those of a run without a head. A checkpoint is a model
-    directory, and complete or absent.
-
-    A step's loss is the mean over all of its predictions, however its rows are split into
-    micro-batches and processes. R1 and DIV are of single micro-batches; for R2, RES and losses
-    over a sample of the positions this holds approximately.
+    The head has its own learning rate and gradient clipping: with ``detach`` the decoder's weights
+    are bit for bit those of a run without a head. A step's loss is the mean over its predictions,
+    however its rows are split; R1 and DIV are of single micro-batches.
 
     A step does not synchronise with the device: whether losses are finite is checked when they are
     logged.

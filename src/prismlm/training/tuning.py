@@ -1,8 +1,4 @@
-"""Training on an existing model before a head is attached.
-
-Low-rank adapters fine-tune the model on a corpus; a table of uncertainty codes leaves its weights
-unchanged.
-"""
+"""Training on an existing model before a head is attached: adapters, or a table of codes."""
 
 from __future__ import annotations
 
