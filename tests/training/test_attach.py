@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -138,6 +139,12 @@ def no_tokenizer(model):
         path.unlink()
 
 
+def custom_code(model):
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    config = read_json(model / "config.json") | {"model_type": "own", "auto_map": classes}
+    (model / "config.json").write_text(json.dumps(config))
+
+
 def missing_shard(model):
     complete = AutoModelForCausalLM.from_pretrained(model)
     (model / "model.safetensors").unlink()
@@ -153,6 +160,7 @@ def missing_shard(model):
             missing_shard,
             "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/",
         ),
+        (custom_code, "the model in MODEL needs custom code"),
     ],
 )
 def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path, harm, message):
@@ -259,3 +267,9 @@ def test_wrong_fine_tuning_options_are_refused(base, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"prismlm\[lora\]"):
         attach(str(base), [tmp_path], tmp_path / "m", AttachOptions(lora=LoraOptions()))
     assert not (tmp_path / "m").exists()
+
+
+def test_the_window_is_what_the_text_part_of_a_model_reads():
+    text = SimpleNamespace(max_position_embeddings=64)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+    assert AttachOptions().index(model).window == 64

@@ -185,3 +185,22 @@ def test_weights_that_the_last_step_broke_are_not_returned():
     loop = BrokenAtTheEnd([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.1}], 3)
     with pytest.raises(DivergenceError, match="some weights are not finite: fit with a lower"):
         loop.run([np.arange(1)] * 3, "Fitting", "loss", SILENT)
+
+
+class Rates(Loop):
+    """One weight; notes the rate of each step."""
+
+    what, remedy = "the fit", "fit with a lower --rate"
+
+    def losses(self, rows):
+        self.noted = [*getattr(self, "noted", []), self._optimizer.param_groups[0]["lr"]]
+        return {"loss": 1.0}
+
+
+def test_the_rate_rises_over_a_twentieth_of_the_steps_and_falls_as_a_cosine():
+    loop = Rates([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.2}], 40)
+    loop.run([np.arange(1)] * 40, "Fitting", "loss", SILENT)
+    assert loop.noted[:3] == pytest.approx([0.1, 0.2, 0.2])
+    # Half way down after 2 + 19 of 40 steps.
+    assert loop.noted[21] == pytest.approx(0.1)
+    assert loop.noted[-1] == pytest.approx(0.1 * (1 + math.cos(math.pi * 37 / 38)))

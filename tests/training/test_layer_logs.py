@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from prismlm.corpus import Corpus
 from prismlm.errors import Interrupted
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.presets import build_config, build_model
 from prismlm.probes.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.training import build_recipe, train
 from prismlm.training.evaluation import HeldOut
+from prismlm.training.layer_logs import channels_figures
 from prismlm.training.setup import prepare
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
@@ -134,13 +136,14 @@ def test_reading_changes_no_weight_and_can_be_left_out(request, kind):
         assert torch.equal(value, second[name]), name
 
 
-def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, straight):
+@pytest.mark.parametrize("stop_at", [5, 13])
+def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, straight, stop_at):
     from tensorboard.backend.event_processing import event_accumulator
 
     protot["logging"]["tensorboard"] = True
     recipe = build_recipe(protot)
     with pytest.raises(Interrupted):
-        train(recipe, progress=InterruptAfter(13))
+        train(recipe, progress=InterruptAfter(stop_at))
     train(recipe, resume=True)
     rows = read(recipe.out)
     assert rows == read(straight.directory)
@@ -271,3 +274,36 @@ def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(signal_noise, wi
     )
     for one, other in zip(report["rates"]["rows"], expected["rates"]["rows"], strict=True):
         assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
+
+
+def untrained(settings, corpus):
+    """Return the figures that a model has before its training."""
+    opened = Corpus.open(corpus)
+    model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
+    return channels_figures(model, HeldOut(opened, 32, 0).batches(100))
+
+
+def test_at_the_start_the_rows_are_the_configuration(tiny_corpus):
+    first, second = untrained(PROTOT, tiny_corpus)
+    # −ln 2 / ln ¾ = 2.409 positions.
+    expected = {"alpha": 0.5, "half_life_min": 2.409421, "half_life_median": 2.409421}
+    for row, temperature in ((first, 3.0), (second, 1.5)):
+        for name, value in (
+            expected | dict.fromkeys(("tau_write", "tau_read"), temperature)
+        ).items():
+            assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_decays_by_token_have_no_half_lives(tiny_corpus):
+    for row in untrained(PROTOT | {"decay_mode": "token"}, tiny_corpus):
+        missing = {name for name, value in row.items() if math.isnan(value)}
+        assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
+
+
+def test_a_finished_run_that_is_resumed_has_the_same_rows(with_heads, same_settings):
+    """Norms of the last gradients, too, which are in no model."""
+    rows = read(with_heads.directory, "heads.csv")
+    assert all(row["gradient_norm"] > 0 for row in rows)
+    out = str(with_heads.directory)
+    train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=out)), resume=True)
+    assert read(with_heads.directory, "heads.csv") == rows

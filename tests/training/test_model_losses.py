@@ -5,6 +5,8 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prismlm.models.seam import LogitMap
 from prismlm.training import LossWeights
@@ -16,7 +18,7 @@ from prismlm.training.model import (
     sample_positions,
 )
 from tests.helpers.micro_batches import WEIGHTS, uneven_rows
-from tests.helpers.tiny_head import make
+from tests.helpers.tiny_head import batch, make
 
 CPU = torch.device("cpu")
 NONE = {"prototype_pull": 0.0, "point_pull": 0.0, "residual": 0.0}
@@ -103,3 +105,51 @@ def test_the_divergence_of_two_outcomes_by_hand():
     torch.testing.assert_close(actual, torch.tensor([halves, quarters]))
     (actual * torch.tensor([1.0, 2.0])).sum().backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[0.25, -0.25], [-0.5, 0.5]]))
+
+
+def test_a_head_that_rebuilds_every_state_diverges_by_nothing():
+    model = make(detach=True, weights=LossWeights(prototype_only_kl=1.0))
+    inputs = batch(rows=1, length=6)
+    with torch.no_grad():
+        z = model.model.model(input_ids=inputs["input_ids"]).last_hidden_state[0]
+        model.prototype_head.prototypes[:6] = z
+        # One prototype per token, cosine 1 and τ 1: ẑ is z.
+        model.prototype_head.prototypes_per_token = 1
+        model.prototype_head.log_scale.zero_()
+    parts = model(**inputs).losses
+    assert parts["prototype_only_kl"].item() == pytest.approx(0, abs=1e-5)
+    assert parts["residual"].item() == pytest.approx(0, abs=1e-8)
+
+
+def plain_divergence(target, logits):
+    """KL(p ‖ q) = Σ_v p_v (log p_v − log q_v) per row, p and q the softmaxes of both."""
+    p = target.softmax(-1).detach()
+    return (p * (p.log() - logits.softmax(-1).log())).sum(-1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 9), st.integers(1, 30), st.floats(0.1, 20), st.integers(0, 1000))
+def test_the_divergence_and_its_gradient_are_the_naive_ones(rows, vocabulary, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    target = spread * torch.randn(rows, vocabulary, generator=generator, dtype=torch.float64)
+    logits = spread * torch.randn(rows, vocabulary, generator=generator, dtype=torch.float64)
+    weights = torch.randn(rows, generator=generator, dtype=torch.float64)
+    results = []
+    for function in (divergence, plain_divergence):
+        leaf = logits.clone().requires_grad_()
+        value = function(target, leaf)
+        (value * weights).sum().backward()
+        results.append((value.detach(), leaf.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-8, atol=1e-9)
+
+
+def test_the_divergence_of_bf16_logits_is_exact_and_its_gradient_is_in_bf16():
+    generator = torch.Generator().manual_seed(0)
+    target, logits = (4 * torch.randn(5, 300, generator=generator).bfloat16() for _ in range(2))
+    leaf, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    actual, expected = divergence(target, leaf), plain_divergence(target.double(), exact)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    actual.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(leaf.grad, exact.grad.bfloat16(), rtol=1e-2, atol=1e-6)

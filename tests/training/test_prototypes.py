@@ -5,6 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prismlm.errors import InputError
 from prismlm.models.seam import capture
@@ -83,9 +86,9 @@ def test_clusters_cover_the_states_better_than_states_do():
 @pytest.mark.parametrize(("warmup", "scales"), [(0.5, [0.0, 0.0, 0.5, 1.0]), (0.0, [1.0] * 4)])
 def test_the_losses_rise_from_the_initialisation(warmup, scales):
     model = make(initialised=True)
-    settings = {"corpus": "c", "out": "o", "model": {}, "steps": 100}
+    values = {"corpus": "c", "out": "o", "model": {}, "steps": 100}
     head = {"initialise_at_step": 10}
-    schedule = HeadSchedule([], Recipe(**settings, head=head, losses={"warmup": warmup}))
+    schedule = HeadSchedule([], Recipe(**values, head=head, losses={"warmup": warmup}))
     actual = []
     for step in (0, 10, 30, 50):
         state = SimpleNamespace(global_step=step, max_steps=100)
@@ -120,3 +123,33 @@ def test_an_empty_centre_moves_to_the_worst_placed_vector():
 def test_too_few_vectors_are_refused():
     with pytest.raises(InputError, match="3 vectors for 4 centres"):
         spherical_kmeans(torch.ones(3, 2), torch.ones(4, 2), 1)
+
+
+def plain_kmeans(vectors, centres, iterations):
+    """The same, one vector after the other."""
+    unit = F.normalize(vectors, dim=-1)
+    centres = F.normalize(centres, dim=-1)
+    for _ in range(iterations):
+        nearest = []
+        for vector in unit:
+            cosines = [float(vector @ centre) for centre in centres]
+            best = max(range(len(cosines)), key=lambda i: (cosines[i], -i))
+            nearest.append((cosines[best], best))
+        worst = sorted(range(len(unit)), key=lambda n: nearest[n][0])
+        moved = []
+        for i in range(len(centres)):
+            members = [unit[n] for n, (_, owner) in enumerate(nearest) if owner == i]
+            total = torch.stack(members).sum(0) if members else unit[worst.pop(0)]
+            moved.append(F.normalize(total, dim=-1))
+        centres = torch.stack(moved)
+    return centres
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 5), st.integers(0, 4), st.data())
+def test_k_means_is_the_plain_loop(count, more, width, iterations, data):
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10_000)))
+    vectors = torch.randn(count + more, width + 1, generator=generator)
+    start = vectors[torch.randperm(len(vectors), generator=generator)[:count]]
+    quick = spherical_kmeans(vectors, start, iterations)
+    torch.testing.assert_close(quick, plain_kmeans(vectors, start, iterations))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
+from prismlm.models.presets import build_config, build_model
 from prismlm.training import Recipe, build_recipe, load_recipe
 from prismlm.training.recipe import NoiseWeightRecipe, Section
 
@@ -18,6 +19,14 @@ def write(directory: Path, text: str) -> Path:
     path = directory / "recipe.yaml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
+    recipe = load_recipe(write(tmp_path, MINIMAL))
+    assert recipe.head.prototypes == 2048
+    assert recipe.losses.prototype_only_kl == 1.0
+    assert recipe.head.detach
+    assert recipe.positions_per_step == 8 * 256
 
 
 @pytest.mark.parametrize(
@@ -162,3 +171,26 @@ def test_the_recipes_in_the_repository_are_valid(path):
                 kind = NoiseWeightRecipe()
             if isinstance(kind, Section):
                 assert set(section) == set(type(kind).model_fields), name
+
+
+SMALL = {"hidden_size": 16, "num_channels": 4}
+
+
+def test_the_recipes_of_the_mixers_source_say_what_its_table_says():
+    folder = ROOT / "recipes/prototype_mixer"
+    recipes = {path.stem: load_recipe(path).to_dict() for path in folder.rglob("*/*.yaml")}
+    # Table 15 of the source: shared gates, τ of layer 0, convolution of width 5.
+    table = {
+        "baseline": (True, 3.0, True),
+        "no-shared-gates": (False, 3.0, True),
+        "layer-0-temperature-1": (True, 1.0, True),
+        "no-convolution": (True, 3.0, False),
+        "no-mitigation": (False, 1.0, False),
+    }
+    for name, row in table.items():
+        settings = recipes[f"table-15-{name}"]["model"]
+        first, second = build_model(build_config(settings | SMALL, 50, 0)).model.layers[:2]
+        temperatures = first.mixer.log_write_temperature.exp().item()
+        convolves = {first.mixer.convolves, second.mixer.convolves}
+        assert (first.mixer.shared_gates, round(temperatures, 5), *convolves) == row
+        assert second.mixer.log_write_temperature.item() == 0

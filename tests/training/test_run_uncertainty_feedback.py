@@ -69,6 +69,37 @@ def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):
     for ours, theirs in zip(files(headed), files(plain), strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     lm = prismlm.load(headed.directory)
-    steps = list(lm.explain("The river", generate=3))
-    assert steps[0].uncertainty is None
-    assert all(0 < step.uncertainty <= 1 for step in steps[1:])
+    for text, new in (("The river", 3), ("The river and the old man went", 0)):
+        steps = list(lm.explain(text, generate=new))
+        ids = torch.tensor([[step.token_id for step in steps]])
+        with torch.no_grad():
+            whole = lm.model(ids, use_cache=False).uncertainty_codes[0]
+        prompt = len(lm.tokenizer(text).input_ids)
+        expected = [None if code < 0 else code / 63 for code in whole.tolist()]
+        found = [step.uncertainty for step in steps]
+        assert found[:prompt] == pytest.approx(expected[:prompt])
+        assert found[0] is None
+        # Of what is generated, the code of the prediction before it.
+        assert all(0 < share <= 1 for share in found[1:])
+        assert steps[-1].to_dict()["uncertainty"] == found[-1]
+
+
+def test_documents_of_a_packed_row_know_nothing_of_each_others_uncertainty(fed_back):
+    prepared = prepare(build_recipe(fed_back))
+    rows, model = prepared.rows, prepared.model.model.eval()
+    at = next(i for i in range(len(rows)) if len(rows.pieces(i)[0]) > 1)
+    batch = {name: rows[at][name][None] for name in rows[at]}
+    with torch.no_grad():
+        together = model(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        )
+        first = 0
+        for size in rows.pieces(at)[1].tolist():
+            ids = batch["input_ids"][:, first : first + size]
+            alone = model(input_ids=ids, use_cache=False)
+            model_codes = together.uncertainty_codes[:, first : first + size]
+            assert torch.equal(model_codes, alone.uncertainty_codes)
+            torch.testing.assert_close(
+                together.logits[:, first : first + size], alone.logits, atol=1e-4, rtol=1e-4
+            )
+            first += size

@@ -7,6 +7,7 @@ import re
 import signal
 import statistics
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -25,11 +26,17 @@ from prismlm.training import (
     train,
 )
 from prismlm.training.search import (
+    JOURNAL,
+    _open_study,
     check_search,
     check_space,
     recipe_with,
 )
 from tests.helpers.toy_search import SPACE, settings_of, with_search
+
+
+def outcomes(result):
+    return [(trial.values, trial.ce, trial.seeds) for trial in result.trials]
 
 
 @pytest.fixture
@@ -97,6 +104,10 @@ def test_trials_of_other_batches_train_on_as_many_positions(toy):
     assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
     assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
     assert larger.head.initialise_at_step == 15
+    # So short a run has its prototypes initialised before its only step.
+    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
+    tiny = recipe_with(short, {"batch_size": 32})
+    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
     assert recipe_with(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
     assert recipe_with(recipe, {"steps": 100, "batch_size": 8}).steps == 100
 
@@ -165,8 +176,8 @@ def diverging(settings, *rates):
 
 
 def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy):
-    # With this seed the first three draws have both.
-    result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 0}))
+    # With this seed the first two draws are the first choice, and the third is the other.
+    result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 3}))
     by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
     assert by_rate.keys() == {1e30, 3e-3}
     bad, good = by_rate[1e30], by_rate[3e-3]
@@ -199,17 +210,20 @@ class StopInTrial:
         pass
 
 
-def test_a_stopped_search_keeps_its_finished_trials_and_resumes(toy):
+def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, tmp_path):
     settings = with_search(toy, sampler="random", seeds=1)
+    straight = search(build_recipe(settings | {"out": str(tmp_path / "straight")}))
+    recipe = build_recipe(settings)
     with pytest.raises(Interrupted):
-        search(build_recipe(settings), progress=StopInTrial(1))
-    first = build_recipe(settings).out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
+        search(recipe, progress=StopInTrial(1))
+    first = recipe.out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
     written = first.stat().st_mtime_ns
-    resumed = search(build_recipe(with_search(settings, trials=4)), resume=True)
+    resumed = search(recipe, resume=True)
+    assert outcomes(resumed) == outcomes(straight)
     assert first.stat().st_mtime_ns == written
-    assert [trial.trial for trial in resumed.trials] == [0, 1, 2, 3]
-    assert all(trial.ce is not None for trial in resumed.trials)
-    assert len({trial.values["optimizer.learning_rate"] for trial in resumed.trials}) == 4
+    longer = search(build_recipe(with_search(settings, trials=4)), resume=True)
+    assert outcomes(longer)[:3] == outcomes(straight)
+    assert len(longer.trials) == 4
 
 
 def test_another_search_is_not_resumed_and_the_differences_are_named(toy):
@@ -246,7 +260,7 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(toy):
     space = {"steps": [8, 16], "head.initialise_at_step": [2, 12]}
     head = toy["head"] | {"enabled": True, "detach": False}
     settings = with_search(toy, space=space, sampler="random", seeds=1, trials=4)
-    result = search(build_recipe(settings | {"steps": 16, "head": head, "seed": 1}))
+    result = search(build_recipe(settings | {"steps": 16, "head": head}))
     for trial in result.trials:
         assert (trial.ce is None) == (tuple(trial.values.values()) == (8, 12)), trial
     assert any(trial.failed and "trained" in trial.failed for trial in result.trials)
@@ -296,3 +310,29 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     assert "--resume" in refused.stderr
     left = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--dry-run"])
     assert re.search(r"trials left +0\b", left.stdout)
+
+
+def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, straight):
+    drawn = {"botorch": [trial.values for trial in straight[1].trials]}
+    settings = with_search(toy, sampler="random", seeds=1)
+    drawn["random"] = [trial.values for trial in search(build_recipe(settings)).trials]
+    assert drawn["botorch"][:2] == drawn["random"][:2]
+    assert drawn["botorch"][2] != drawn["random"][2]
+    rates = [values["optimizer.learning_rate"] for values in drawn["random"]]
+    assert len(set(rates)) == 3
+
+
+def test_a_batch_that_the_text_does_not_fill_fails_its_trial_alone(toy):
+    settings = with_search(toy, space={"batch_size": [4, 100_000]}, sampler="random", seeds=1)
+    result = search(build_recipe(settings | {"seed": 3}))
+    assert {trial.values["batch_size"]: trial.ce is None for trial in result.trials} == {
+        4: False,
+        100_000: True,
+    }
+
+
+def test_a_lock_that_a_killed_search_left_delays_nothing(tmp_path):
+    (tmp_path / f"{JOURNAL}.lock").touch()
+    start = time.monotonic()
+    _open_study(tmp_path)
+    assert time.monotonic() - start < 15

@@ -149,3 +149,10 @@ def test_the_history_is_reported_where_the_recipe_says(settings, tmp_path, monke
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(InputError, match="'trackio', which is not installed: pip install trackio"):
         train(recipe)
+
+
+def test_prototypes_cannot_be_initialised_after_the_last_epoch(settings):
+    epochs = {key: value for key, value in settings.items() if key != "steps"} | {"epochs": 1}
+    epochs["head"] = settings["head"] | {"initialise_at_step": 10**6}
+    with pytest.raises(InputError, match=r"would not be trained; lower it\.$"):
+        prepare(build_recipe(epochs))

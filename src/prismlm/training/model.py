@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,11 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
+from prismlm.ops.tiles import at_once
 from prismlm.training.recipe import LossWeights
+
+# Logits whose divergence is computed at a time on a CPU.
+TILE_ELEMENTS = 2**16
 
 
 class OutputMap(NamedTuple):
@@ -135,13 +139,46 @@ def divergence(
 ) -> Float[Tensor, " N"]:
     """Return KL(p ‖ q) per row, p = softmax(target), q = softmax(logits), in nats.
 
-    ``log_weights`` are added to both logits. ``target`` gets no gradient; computed in float32.
+        KL = Σ_v p_v (target_v − logits_v) − lse(target) + lse(logits)        ∂KL/∂logits = q − p
+
+    ``log_weights`` are added to both logits. ``target`` gets no gradient. Computed in float32, or
+    in float64 for such logits. Only q − p, in the dtype of the logits, is kept for the backward
+    pass; autograd through two log-softmaxes takes twice the time.
     """
-    target, logits = target.detach().float(), logits.float()
-    if log_weights is not None:
-        target, logits = target + log_weights, logits + log_weights
-    log_p, log_q = target.log_softmax(-1), logits.log_softmax(-1)
-    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    return cast(
+        "Tensor",
+        _Divergence.apply(target.detach(), logits, log_weights),  # pyright: ignore[reportUnknownMemberType]
+    )
+
+
+class _Divergence(torch.autograd.Function):
+    """Computes the gradient in the forward pass, which has p and q in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, logits: Tensor, log_weights: Tensor | None) -> Tensor:
+        n, vocabulary = logits.shape
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        kl = torch.empty(n, dtype=dtype, device=logits.device)
+        difference = torch.empty_like(logits)
+        rows = max(1, at_once(logits, TILE_ELEMENTS) // max(1, vocabulary))
+        for start in range(0, n, rows):
+            tile = slice(start, start + rows)
+            q_logits, p_logits = logits[tile].to(dtype), target[tile].to(dtype)
+            if log_weights is not None:
+                q_logits, p_logits = q_logits + log_weights, p_logits + log_weights
+            q, p = q_logits.softmax(-1), p_logits.softmax(-1)
+            # lse = max − log(largest probability), without another exponential.
+            log_sums = q_logits.amax(-1) - q.amax(-1).log() - p_logits.amax(-1) + p.amax(-1).log()
+            kl[tile] = ((p_logits - q_logits) * p).sum(-1) + log_sums
+            difference[tile] = q.sub_(p)
+        ctx.save_for_backward(difference)
+        return kl
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+        """Return (q − p) times the gradient of each row."""
+        (difference,) = ctx.saved_tensors
+        return None, difference * grads[0][:, None].to(difference.dtype), None
 
 
 @dataclass

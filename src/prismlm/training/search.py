@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -156,10 +157,12 @@ def search(
         # BoTorch warns of few and unscaled data, and Optuna of its experimental sampler.
         warnings.simplefilter("ignore")
         _check_same_search(directory, run)
-        study = _open_study(recipe)
+        study = _open_study(directory)
         result = _write(recipe, study, run)
         while len(result.trials) < recipe.search.trials:
             number = len(result.trials)
+            # A generator per trial, so that a resumed search draws the same values.
+            study.sampler = _sampler(recipe, number)
             study.optimize(
                 lambda trial, number=number: _run_trial(trial, number, recipe, progress),
                 n_trials=1,
@@ -248,6 +251,10 @@ def recipe_with(
     for key, count in flat(settings).items():
         if key in STEP_KEYS and count:
             _set(settings, key, max(1, round(count * ratio)))
+    head = settings["head"]
+    if head["initialise_at_step"] is not None and settings["steps"]:
+        # In a very short run, rounding may have made it the number of steps.
+        head["initialise_at_step"] = min(head["initialise_at_step"], settings["steps"] - 1)
     return build_recipe(settings, "search.space")
 
 
@@ -270,29 +277,35 @@ def _check_same_search(directory: Path, run: dict[str, Any]) -> None:
     check_same(f"{directory} was begun as another search", before, now, way_out)
 
 
-def _open_study(recipe: Recipe) -> Any:
+def _open_study(directory: Path) -> Any:
     import optuna
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-    backend = JournalFileBackend(str(recipe.out / SEARCH / JOURNAL))
-    study = optuna.create_study(
+    journal = str(directory / JOURNAL)
+    # Left by a killed process: no other process may write here now.
+    for lock in directory.glob(f"{JOURNAL}.lock*"):
+        lock.unlink()
+    backend = JournalFileBackend(journal, JournalFileOpenLock(journal))
+    return optuna.create_study(
         storage=optuna.storages.JournalStorage(backend),
         study_name=STUDY,
         direction="minimize",
         load_if_exists=True,
     )
-    # A resumed search must not repeat its first random trials.
-    seed = (recipe.seed + len(study.trials)) % 2**32
+
+
+def _sampler(recipe: Recipe, number: int) -> Any:
+    from optuna.samplers import RandomSampler, TPESampler
+
+    seed = int(np.random.SeedSequence([recipe.seed, number]).generate_state(1)[0]) >> 1
     startup = recipe.search.startup_trials
     if recipe.search.sampler == "random":
-        study.sampler = optuna.samplers.RandomSampler(seed=seed)
-    elif recipe.search.sampler == "tpe":
-        study.sampler = optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed)
-    else:
-        from optuna_integration.botorch import BoTorchSampler
+        return RandomSampler(seed=seed)
+    if recipe.search.sampler == "tpe":
+        return TPESampler(n_startup_trials=startup, seed=seed)
+    from optuna_integration.botorch import BoTorchSampler
 
-        study.sampler = BoTorchSampler(n_startup_trials=startup, seed=seed)
-    return study
+    return BoTorchSampler(n_startup_trials=startup, seed=seed)
 
 
 def _run_trial(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> float:

@@ -156,7 +156,10 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
     micro_batches = len(rows) // (recipe.batch_size * parallel.world_size())
     steps = recipe.epochs * math.ceil(micro_batches / recipe.gradient_accumulation)
     recipe = recipe.model_copy(update={"steps": steps})
-    recipe.check_initialisation_step()
+    try:
+        recipe.check_initialisation_step()
+    except InputError as error:
+        raise InputError(f"{error}.") from None
     return recipe
 
 

@@ -295,6 +295,7 @@ class PrismTrainer(Trainer):
         if parallel.is_main():
             head, placed = self.model.prototype_head.state_dict(), self.model.initialised
             state = {"head": head, "head_placed": placed, "tokens": tokens}
+            state["gradient_norms"] = self.layer_log.gradient_norms
             torch.save(state, directory / STATE_FILE)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
@@ -326,7 +327,8 @@ class PrismTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        tokens = load_state(Path(resume_from_checkpoint), self.model)
+        tokens, norms = load_state(Path(resume_from_checkpoint), self.model)
+        self.layer_log.gradient_norms = norms
         self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
 
     def diverged(self, cause: str) -> DivergenceError:
@@ -378,8 +380,8 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
     )
 
 
-def load_state(directory: Path, model: PrismForCausalLM) -> int:
-    """Load a checkpoint's weights and state into ``model``; return the tokens trained on."""
+def load_state(directory: Path, model: PrismForCausalLM) -> tuple[int, list[float]]:
+    """Load a checkpoint into ``model``; return the tokens trained on and the gradient norms."""
     try:
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
         decoder: PreTrainedModel = type(model.model).from_pretrained(
@@ -388,7 +390,7 @@ def load_state(directory: Path, model: PrismForCausalLM) -> int:
         model.model.load_state_dict(decoder.state_dict())
         model.prototype_head.load_state_dict(state["head"])
         model.initialised = state["head_placed"]
-        return state["tokens"]
+        return state["tokens"], state["gradient_norms"]
     except Exception as error:  # torch, safetensors and transformers raise various errors
         raise FormatError(
             f"the checkpoint {directory} cannot be resumed from "
