@@ -26,8 +26,16 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import Messages, asked
 from prismlm.files import read_json, write_json
 from prismlm.interventions.plan import plan_for
-from prismlm.interventions.steering import SteeredPredictions, carried, steered_predictions
-from prismlm.interventions.strength import MOST, REPEATED, STEPS, repetition, strongest
+from prismlm.interventions.steering import (
+    MAX_REPETITION,
+    MAX_STRENGTH,
+    STRENGTH_STEPS,
+    SteeredPredictions,
+    evidence_share,
+    repetition,
+    steered_predictions,
+    strongest,
+)
 from prismlm.interventions.values import Clamp, Group
 from prismlm.lens.lens import Lens
 from prismlm.lens.signatures import different_words
@@ -160,7 +168,9 @@ def leading_prompts(
         read.append(steered_predictions(lm, plan_for(lm, []), text, [], ids.shape[1] - 1))
     found: dict[str, list[Prompt]] = {}
     for category, members in list(ranked(lens).items())[:CATEGORIES]:
-        order = np.argsort([-carried(lm, one, members) for one in read], kind="stable").tolist()
+        order = np.argsort(
+            [-evidence_share(lm, one, members) for one in read], kind="stable"
+        ).tolist()
         found[category] = [prompts[n] for n in order[: given.prompts]]
     return found
 
@@ -193,22 +203,22 @@ def repetition_curve(
 
     Of the texts of each subject's first prompt.
     """
-    added: list[list[float]] = [[] for _ in range(STEPS)]
+    added: list[list[float]] = [[] for _ in range(STRENGTH_STEPS)]
     for subject in subjects:
         ids, clamp = lm.encode(subject.prompts[0], given.tokens), subject.edits["edited"]
         assert isinstance(clamp, Clamp)
         texts = [lm.write(ids, given.tokens, 0.0, 0)]
-        for step in range(1, STEPS + 1):
-            with lm.edit(replace(clamp, fraction=MOST * step / STEPS)):
+        for step in range(1, STRENGTH_STEPS + 1):
+            with lm.edit(replace(clamp, fraction=MAX_STRENGTH * step / STRENGTH_STEPS)):
                 texts.append(lm.write(ids, given.tokens, 0.0, 0))
         plain, *edited = (repetition(text[0, ids.shape[1] :].tolist()) for text in texts)
         for values, repeated in zip(added, edited, strict=True):
             values.append(repeated - plain)
     return [
         {
-            "strength": MOST * step / STEPS,
+            "strength": MAX_STRENGTH * step / STRENGTH_STEPS,
             "repeated": float(np.mean(values)),
-            "within": float(np.mean(np.array(values) <= REPEATED)),
+            "within": float(np.mean(np.array(values) <= MAX_REPETITION)),
         }
         for step, values in enumerate(added, start=1)
     ]

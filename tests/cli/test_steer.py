@@ -8,9 +8,8 @@ import pytest
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.interventions.steering import steer
+from prismlm.interventions.steering import steer, strongest
 from prismlm.interventions.steering_effects import measure_effects, perplexity_cost
-from prismlm.interventions.strength import strongest
 
 TEXT = "The patient was given a dose of the drug, and the court"
 TOKEN = {

@@ -11,8 +11,7 @@ from prismlm.errors import InputError
 from prismlm.explain.chain import read_direct_path
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import record, split_predictions
-from prismlm.interventions.plan import plan_for
-from prismlm.interventions.scope import applied
+from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture

@@ -12,8 +12,7 @@ import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
-from prismlm.interventions.steering import cautions, steer
-from prismlm.interventions.strength import strongest
+from prismlm.interventions.steering import cautions, steer, strongest
 from tests.explorer.conftest import Served, Stream
 
 TEXT = "The patient was given a dose of the drug"

@@ -8,7 +8,7 @@ from torch import nn
 
 from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
-from prismlm.layers.mixer_gates import ChannelGates, MixerEvidence
+from prismlm.layers.mixer_gates import MixerEvidence
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 
 IDS = tokens(2, 20)
@@ -122,19 +122,6 @@ def test_reinitialised_is_a_copy_with_that_prototype_drawn_anew(model):
     other = copy.deepcopy(model)
     other.model.layers[1].mixer.prototypes[4] = rows["prototypes"][4]
     torch.testing.assert_close(run(other).logits, drawn[0], rtol=0, atol=0)
-
-
-def test_none_changes_no_bit_and_nothing_is_left_behind(model):
-    before = run(model).logits
-    with intervene(model):
-        assert torch.equal(run(model).logits, before)
-    with intervene(model, MaskWrite(0, 0)), intervene(model, MaskRead(2, 5)):
-        pass
-    assert torch.equal(run(model).logits, before)
-    for module in model.modules():
-        if isinstance(module, ChannelGates):
-            assert not module._forward_hooks
-            assert not module._forward_pre_hooks
 
 
 def test_blocks_nest_and_together_are_one(model):

@@ -14,14 +14,23 @@ from prismlm.corpus.pieces import token_alone
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.interventions.plan import plan_for
-from prismlm.interventions.steering import NEAREST, cautions, control_state, steer
+from prismlm.interventions.steering import (
+    MAX_REPETITION,
+    MAX_STRENGTH,
+    NEAREST,
+    STRENGTH_STEPS,
+    cautions,
+    control_state,
+    repetition,
+    steer,
+    strongest,
+)
 from prismlm.interventions.steering_effects import (
     held_out_batches,
     measure_effects,
     perplexity_cost,
     summarise,
 )
-from prismlm.interventions.strength import MOST, REPEATED, STEPS, repetition, strongest
 from prismlm.lens.labels.write import write_columns
 from prismlm.lens.signatures import signature_ids, tokens_of_group
 from tests.helpers.edit_models import Flat, make_head, plan
@@ -187,7 +196,7 @@ def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits
     edited, clamped = set(made.prototypes.tolist()), 30
     difference = changes.after - changes.before
     raised = any(isinstance(edit, Group) and edit.strength > 0 for edit in edits)
-    rows = made.shown(range(head.num_prototypes)) if raised else head.prototypes
+    rows = made.card_directions(range(head.num_prototypes)) if raised else head.prototypes
     for n in range(len(z)):
         row = zip(
             changes.routing.indices[n].tolist(),
@@ -206,7 +215,7 @@ def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits
             expected += delta[i] * rows[receiver]
         inactive = [j for j in order.tolist() if j not in edited and j not in active]
         if clamped in delta:
-            expected += delta[clamped] * made.shown(inactive[:1])[0]
+            expected += delta[clamped] * made.card_directions(inactive[:1])[0]
         torch.testing.assert_close(state[n], expected, atol=1e-5, rtol=1e-5)
         if not any(delta.values()):
             assert torch.equal(state[n], z[n])
@@ -344,12 +353,12 @@ def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
         with lm.edit(edit):
             text = lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist()
         assert written.repeated == pytest.approx(repetition(text) - plain)
-        assert edit.fraction <= MOST
-        if edit.fraction > MOST / STEPS:
-            assert written.repeated <= REPEATED
+        assert edit.fraction <= MAX_STRENGTH
+        if edit.fraction > MAX_STRENGTH / STRENGTH_STEPS:
+            assert written.repeated <= MAX_REPETITION
             assert not written.repeats
-        above = Clamp(prototype, edit.fraction + MOST / STEPS)
-        if above.fraction < MOST:
+        above = Clamp(prototype, edit.fraction + MAX_STRENGTH / STRENGTH_STEPS)
+        if above.fraction < MAX_STRENGTH:
             stronger = steer(lm, TEXT, [above], generate=30, draws=0)
             assert stronger.repeats
             assert any("begins to repeat" in line for line in cautions(stronger))

@@ -5,8 +5,7 @@ import torch
 
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.errors import InputError
-from prismlm.interventions.plan import part_for, shown_part
-from prismlm.interventions.scope import applied
+from prismlm.interventions.plan import applied, card_direction, token_directions
 from prismlm.models.seam import LogitMap, capture
 from tests.helpers.edit_models import (
     Flat,
@@ -104,12 +103,12 @@ def test_a_clamp_counts_what_the_model_does_after_its_embedding():
 def test_the_part_that_a_card_shows():
     # Orthogonal rows: what the card does not list, and what p lowers, is left out.
     weight, prototype = torch.eye(4), torch.tensor([2.0, -1.0, 0.5, 3.0])
-    part = shown_part(weight, prototype, [0, 1, 2])
+    part = card_direction(weight, prototype, [0, 1, 2])
     torch.testing.assert_close(part, torch.tensor([2.0, 0.0, 0.5, 0.0]))
     # None of the listed tokens is given more than the first.
-    part = shown_part(weight, prototype, [0, 3])
+    part = card_direction(weight, prototype, [0, 3])
     torch.testing.assert_close(part, torch.tensor([2.0, 0.0, 0.0, 2.0]))
-    assert not shown_part(weight, prototype, [1, 0]).any()
+    assert not card_direction(weight, prototype, [1, 0]).any()
 
 
 def test_the_part_that_a_card_shows_moves_other_logits_least():
@@ -119,7 +118,7 @@ def test_the_part_that_a_card_shows_moves_other_logits_least():
         torch.randn(40, generator=generator),
     )
     listed = (weight @ prototype).topk(8).indices.tolist()
-    moved = weight @ shown_part(weight, prototype, listed)
+    moved = weight @ card_direction(weight, prototype, listed)
     given = weight @ prototype
     torch.testing.assert_close(moved[listed], given[listed], atol=1e-3, rtol=1e-3)
     assert moved.square().mean() < 0.7 * given.square().mean()
@@ -137,10 +136,10 @@ def test_a_group_gives_its_tokens_a_share_of_the_top_evidence():
     z = torch.randn(60, head.width, generator=generator)
     members = range(3, 6)
     made = plan(Flat(weight), head, Group(0.3, prototypes=members))
-    told = made.telling(tuple(members))
+    told = made.distinctive_tokens(tuple(members))
     assert 3 * 10 >= len(told) > 10
     before, _ = dense_activations(head, z)
-    part = part_for(weight, head.prototypes[3:6], told)
+    part = token_directions(weight, head.prototypes[3:6], told)
     together = before[:, 3:6] @ part
     moved = (made.apply(z) - z) @ weight.T
     logits = z @ weight.T
@@ -152,7 +151,10 @@ def test_a_group_gives_its_tokens_a_share_of_the_top_evidence():
     assert torch.equal(made.apply(z)[~raised], z[~raised])
     # Fewer tokens than dimensions get what the prototypes give them, and others less than that.
     told = told[:12]
-    part, whole = part_for(weight, head.prototypes[3:6], told), head.prototypes[3:6] @ weight.T
+    part, whole = (
+        token_directions(weight, head.prototypes[3:6], told),
+        head.prototypes[3:6] @ weight.T,
+    )
     torch.testing.assert_close(part @ weight[told].T, whole[:, told], atol=1e-4, rtol=1e-4)
     assert (part @ weight.T).square().mean() < 0.8 * whole.square().mean()
 
@@ -171,14 +173,14 @@ def test_logits_against_dense_edits(family):
     logits = z @ weight.T
     edits = Ablate(7), Scale(11, 2.5), Clamp(4, 0.3)
     made = plan(model, head, *edits)
-    listed = made.listed(4)
+    listed = made.card_tokens(4)
     given = (weight @ head.prototypes[4])[listed[0]]
     held = 0.3 * (logits.max(-1).values - logits.mean(-1)) / given
     after = before.clone()
     after[:, 7] = 0
     after[:, 11] *= 2.5
     expected = edit_naive(z, head.prototypes, before, after)
-    expected = expected + (held - before[:, 4])[:, None] * shown_part(
+    expected = expected + (held - before[:, 4])[:, None] * card_direction(
         weight, head.prototypes[4], listed
     )
     expected = expected @ weight.T

@@ -110,8 +110,8 @@ def steer(
     prompts = [opt.build_prompt(text, chat, system) for text in texts]
     from prismlm.explain.language_model import load
     from prismlm.interventions.steering import steer as steer_text
+    from prismlm.interventions.steering import strongest
     from prismlm.interventions.steering_effects import measure_effects
-    from prismlm.interventions.strength import strongest
     from prismlm.interventions.values import Clamp, Group
 
     search = strength is None and bool(edits) and isinstance(edits[0], (Clamp, Group))

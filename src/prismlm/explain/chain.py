@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain.prediction import tolerance_of
-from prismlm.interventions.channels import interventions_hold
-from prismlm.interventions.scope import edits_hold
+from prismlm.interventions.channels import interventions_active
+from prismlm.interventions.plan import edits_active
 from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.protot import half_life
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
@@ -398,7 +398,7 @@ class ChainsOfText:
 
     def __init__(self, *text: Any) -> None:
         self._text = text
-        if edits_hold() or interventions_hold():
+        if edits_active() or interventions_active():
             _ = self.path
 
     @cached_property

@@ -28,8 +28,7 @@ from prismlm.explain.prediction import (
 from prismlm.explain.sharing import Pushed, push
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
-from prismlm.interventions.plan import plan_for
-from prismlm.interventions.scope import applied
+from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.values import Edit, Only
 from prismlm.lens.layout import find_lens
 from prismlm.lens.lens import Lens

@@ -1,11 +1,17 @@
-"""Edits made ready for one model: which activations they change, and the state that follows."""
+"""Edits prepared for one model: what they change in a state, and the block in which they apply.
+
+A forward pre-hook on the output embedding edits z. The edits themselves are in a context variable,
+so that blocks nest and each thread or task has its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,30 +22,31 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import signature_ids, tokens_of_group
 from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.models.watch import Hook, watch
 from prismlm.ops.prototype_head import Routing, reconstruct
 
-# Of W, where the energy of a direction is measured.
-ROWS = 16_384
+# Rows of W sampled to estimate M = WᵀW / V.
+SAMPLED_ROWS = 16_384
 
 
 class Step(NamedTuple):
-    """What one edit, or all that only scale, change in N states.
+    """What one raising edit, or all scaling edits together, change in N states.
 
     Attributes:
         change: α′ − α of the edited prototypes, [N, E].
-        rows: what one unit of it adds to a state, [E, d].
-        raising: the edit that raises; None for those that scale what is there.
+        rows: direction added to a state per unit of change, [E, d].
+        edit: the raising edit; None for the scaling edits.
     """
 
     change: Tensor
     rows: Tensor
-    raising: Clamp | Group | None
+    edit: Clamp | Group | None
 
 
 class Changes(NamedTuple):
-    """What edits do to N states: activations of the E edited prototypes before and after, [N, E].
+    """Activations of the E edited prototypes before and after the edits, [N, E].
 
-    ``routing`` is of the unedited states; the first of ``steps`` is of all edits that scale.
+    ``routing`` is of the unedited states; the first of ``steps`` has all scaling edits.
     """
 
     routing: Routing
@@ -55,14 +62,14 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Edits of one model, checked, in the order in which they act.
+    """Validated edits of one model, in the order in which they act.
 
     Attributes:
         embedding: the model's output embedding; nothing else of the model is needed.
         head: the prototype head.
-        logit_map: what the model does after its output embedding.
-        listed: the tokens that a prototype's card lists, the first ones first.
-        telling: the tokens that tell a group from other prototypes.
+        logit_map: what follows the output embedding.
+        card_tokens: the tokens on a prototype's card, in order.
+        distinctive_tokens: the tokens that distinguish a group from other prototypes.
         edits: each with the prototypes it acts on.
         only: ``"prototypes"`` drops the residual, ``"residual"`` drops the prototypes.
     """
@@ -70,8 +77,8 @@ class Plan:
     embedding: nn.Module
     head: PrototypeHead
     logit_map: LogitMap
-    listed: Callable[[int], list[int]]
-    telling: Callable[[tuple[int, ...]], list[int]]
+    card_tokens: Callable[[int], list[int]]
+    distinctive_tokens: Callable[[tuple[int, ...]], list[int]]
     edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()
     only: Only | None = None
 
@@ -85,7 +92,7 @@ class Plan:
             )
 
     def then(self, inner: Plan) -> Plan:
-        """Return the plan that does this one's edits first and those of ``inner`` after them."""
+        """Return the plan that applies these edits first, then those of ``inner``."""
         if inner.head is not self.head:
             raise InputError("edits of two different heads on one model cannot be nested.")
         if None not in (self.only, inner.only) and self.only != inner.only:
@@ -102,36 +109,40 @@ class Plan:
 
     @cached_property
     def rows(self) -> dict[Clamp | Group, Tensor]:
-        """What one unit of activation adds to a state under each edit that raises, [E, d]."""
-        found: dict[Clamp | Group, Tensor] = {}
+        """Direction added per unit of activation under each raising edit, [E, d]."""
+        rows: dict[Clamp | Group, Tensor] = {}
         for edit, members in self.edits:
-            if isinstance(edit, Clamp):
-                part = self.shown(members)
-            elif isinstance(edit, Group) and raises(edit):
-                own = self.head.prototypes[list(members)].detach().float()
-                part = part_for(self._weight, own, self.telling(members))
-            else:
+            if not raises(edit):
                 continue
-            found[edit] = torch.zeros_like(self.head.prototypes[self.prototypes])
-            found[edit][self._columns(members)] = part.to(found[edit].dtype)
-        return found
+            if isinstance(edit, Clamp):
+                directions = self.card_directions(members)
+            else:
+                prototypes = self.head.prototypes[list(members)].detach().float()
+                tokens = self.distinctive_tokens(members)
+                directions = token_directions(self._weight, prototypes, tokens)
+            rows[edit] = torch.zeros_like(self.head.prototypes[self.prototypes])
+            rows[edit][self._columns(members)] = directions.to(rows[edit].dtype)
+        return rows
 
     @property
     def _weight(self) -> Tensor:
         return cast("Tensor", self.embedding.weight)
 
     def _columns(self, members: Sequence[int]) -> Tensor:
-        chosen = self.prototypes
-        return torch.searchsorted(chosen, torch.tensor(members, device=chosen.device))
+        return torch.searchsorted(
+            self.prototypes, torch.tensor(members, device=self.prototypes.device)
+        )
 
-    def shown(self, prototypes: Iterable[int]) -> Tensor:
-        """Return :func:`shown_part` of prototypes, [n, d]."""
+    def card_directions(self, prototypes: Iterable[int]) -> Tensor:
+        """Return :func:`card_direction` of prototypes, [n, d]."""
         bank = self.head.prototypes.detach()
-        rows = [shown_part(self._weight, bank[i].float(), self.listed(i)) for i in prototypes]
+        rows = [
+            card_direction(self._weight, bank[i].float(), self.card_tokens(i)) for i in prototypes
+        ]
         return torch.stack(rows) if rows else bank[:0]
 
     def apply(self, z: Tensor) -> Tensor:
-        """Return z′ for states [..., d]; where no edit changes anything, z itself."""
+        """Return z′ for states [..., d]; z itself if no edit changes anything."""
         if z.numel() == 0 or not (self.edits or self.only):
             return z
         flat = z.flatten(0, -2)
@@ -140,12 +151,12 @@ class Plan:
         return z if edited is flat else edited.view_as(z)
 
     def log_probabilities(self, z: Tensor) -> Tensor:
-        """Return the model's own log-probabilities [N, V] from states [N, d], in float32."""
-        # forward itself, not the module, whose hooks would edit them.
+        """Return the model's own float32 log-probabilities [N, V] from states [N, d]."""
+        # forward, not the module: its hooks would edit them.
         return self.logit_map(self.embedding.forward(z).float()).log_softmax(-1)
 
     def edited(self, z: Tensor, changes: Changes) -> Tensor:
-        """Return z′ [N, d] of states and what changes in them; z itself where nothing does."""
+        """Return z′ [N, d] from states and their changes; z itself if nothing changes."""
         if self.only is None:
             return self._moved(z, changes) if bool(changes.touched.any()) else z
         mixture = reconstruct(changes.routing, self.head.prototypes)
@@ -159,55 +170,55 @@ class Plan:
         change = torch.cat([step.change for step in changes.steps], 1)
         rows = rows.to(torch.promote_types(z.dtype, rows.dtype))
         moved = (z.to(rows.dtype) + change @ rows).to(z.dtype)
-        # A state in which nothing changes keeps every bit.
+        # An untouched state stays bit-identical.
         return torch.where((change != 0).any(1, keepdim=True), moved, z)
 
     def changes(self, z: Tensor) -> Changes:
         """Return what the edits change in states [N, d]."""
         routing = self.head(z).routing
-        before = self._activations_of(routing)
-        now, scaled, raised = before, torch.zeros_like(before), []
+        before = self._activations(routing)
+        current, scaled, raised = before, torch.zeros_like(before), []
         for edit, members in self.edits:
-            columns, after = self._columns(members), now.clone()
+            columns, after = self._columns(members), current.clone()
             if raises(edit):
-                after[:, columns] = self._held(edit, members, z, now)[:, columns]
-                raised.append(Step(after - now, self.rows[edit], edit))
+                after[:, columns] = self._target(edit, members, z, current)[:, columns]
+                raised.append(Step(after - current, self.rows[edit], edit))
             else:
                 after[:, columns] *= _factor(edit)
-                scaled += after - now
-            now = after
-        own = self.head.prototypes[self.prototypes].detach()
-        return Changes(routing, before, now, (Step(scaled, own, None), *raised))
+                scaled += after - current
+            current = after
+        rows = self.head.prototypes[self.prototypes].detach()
+        return Changes(routing, before, current, (Step(scaled, rows, None), *raised))
 
-    def _activations_of(self, routing: Routing) -> Tensor:
+    def _activations(self, routing: Routing) -> Tensor:
         """Return the activation of each edited prototype, [N, E]; 0 where it is not routed."""
         count = len(self.prototypes)
         column = torch.full((self.head.num_prototypes,), count, device=self.prototypes.device)
         column[self.prototypes] = torch.arange(count, device=column.device)
-        # All other prototypes share the last column, which is dropped.
+        # All other prototypes share a last column, which is dropped.
         spread = routing.activations.new_zeros(len(routing.indices), count + 1)
         return spread.scatter(1, column[routing.indices], routing.activations)[:, :count]
 
-    def _held(
-        self, edit: Clamp | Group, members: tuple[int, ...], z: Tensor, now: Tensor
+    def _target(
+        self, edit: Clamp | Group, members: tuple[int, ...], z: Tensor, current: Tensor
     ) -> Tensor:
-        """Return the activations that a clamp or a group holds in each state, [N, E]."""
-        # forward itself, not the module: its hooks would edit the logits that are to be unedited.
+        """Return the activations that a raising edit sets in each state, [N, E]."""
+        # forward, not the module: its hooks would edit the logits.
         logits = self.logit_map.before_softcap(self.embedding.forward(z).float())
         evidence = logits.max(-1).values - logits.mean(-1)
         if isinstance(edit, Clamp):
-            target = self._weight[self.listed(edit.prototype)[0]].float()
-            # The part that the card shows gives it what the prototype does.
-            given = self.logit_map.scale * (target @ self.head.prototypes[edit.prototype].float())
-            return (edit.fraction * evidence / given)[:, None].expand_as(now)
-        told = self._weight[self.telling(members)].float()
-        given = self.logit_map.scale * (now @ self.rows[edit] @ told.T).max(1).values
-        more = torch.where(given > 0, edit.strength * evidence / given, 0)
-        return now * (1 + more[:, None])
+            row = self._weight[self.card_tokens(edit.prototype)[0]].float()
+            # p̂ gives the first token as much as p does.
+            gain = self.logit_map.scale * (row @ self.head.prototypes[edit.prototype].float())
+            return (edit.fraction * evidence / gain)[:, None].expand_as(current)
+        rows = self._weight[self.distinctive_tokens(members)].float()
+        gain = self.logit_map.scale * (current @ self.rows[edit] @ rows.T).max(1).values
+        more = torch.where(gain > 0, edit.strength * evidence / gain, 0)
+        return current * (1 + more[:, None])
 
 
 def raises(edit: Edit) -> TypeGuard[Clamp | Group]:
-    """Return whether an edit raises tokens, and does not just scale what prototypes give."""
+    """Return whether an edit raises tokens rather than scaling contributions."""
     return isinstance(edit, Clamp) or (isinstance(edit, Group) and edit.strength > 0)
 
 
@@ -217,81 +228,112 @@ def _factor(edit: Edit) -> float:
     return edit.factor if isinstance(edit, Scale) else 0.0
 
 
-def shown_part(weight: Tensor, prototype: Tensor, listed: Sequence[int]) -> Tensor:
+def card_direction(weight: Tensor, prototype: Tensor, tokens: Sequence[int]) -> Tensor:
     """Return p̂ [d], the part of a prototype that its card shows.
 
-        p̂ = argmin_x xᵀ (M + λI) x   with (W x)[u] = min((W p)[u], (W p)[v]) for the listed u
+        p̂ = argmin_x xᵀ (M + λI) x   with (W x)[u] = min((W p)[u], (W p)[v]) for card tokens u
 
-    Of all directions that give the listed tokens u what the prototype gives them, and none more
-    than the first of them, v, the one that moves the other logits least: M = WᵀW / V, and λ is a
-    thousandth of its mean eigenvalue. p itself moves many others as much, most of all rows of W
-    that were hardly ever trained. Where the conditions exclude one another they are met by least
-    squares, and the first one exactly.
+    Of all directions that give each card token u what the prototype gives it, but none more than
+    the first, v, this one moves the other logits least: M = WᵀW / V, and λ is a thousandth of its
+    mean eigenvalue. p itself moves many others as much, most of all rows of W that were hardly
+    ever trained. Contradictory conditions are met by least squares, the first one exactly.
 
     Args:
         weight: W, [V, d].
         prototype: p, [d].
-        listed: the tokens of its card, of which those count that it raises; p̂ is zero where the
-            first is not one of them.
+        tokens: of the card; those that p does not raise are ignored, and p̂ is zero if the first
+            is among them.
     """
-    own = weight.detach()[list(listed)].float()
-    given = own @ prototype
-    if float(given[0]) <= 0:
+    rows = weight.detach()[list(tokens)].float()
+    gain = rows @ prototype
+    if float(gain[0]) <= 0:
         return torch.zeros_like(prototype)
-    kept = given > 0
-    part = _least(weight, own[kept], given[None, kept].clamp_max(given[0]))[0]
-    return part * (given[0] / (own[0] @ part))
+    raised = gain > 0
+    direction = _smallest(weight, rows[raised], gain[None, raised].clamp_max(gain[0]))[0]
+    return direction * (gain[0] / (rows[0] @ direction))
 
 
-def part_for(weight: Tensor, prototypes: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return the parts of prototypes [n, d] that give tokens what they give, and others least.
+def token_directions(weight: Tensor, prototypes: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Return the parts of prototypes [n, d] that keep these tokens' logits and move others least.
 
-    As :func:`shown_part`, by least squares where there are more tokens than dimensions.
+    As :func:`card_direction`; by least squares if there are more tokens than dimensions.
     """
-    own = weight.detach()[list(tokens)].float()
-    return _least(weight, own, prototypes @ own.T)
+    rows = weight.detach()[list(tokens)].float()
+    return _smallest(weight, rows, prototypes @ rows.T)
 
 
-def _least(weight: Tensor, own: Tensor, wanted: Tensor) -> Tensor:
-    """Return x [n, d] with own · x = wanted [n, u] of which xᵀ (M + λI) x is the smallest."""
-    moved = torch.cholesky_solve(own.T, _energy(weight))
-    return wanted @ torch.linalg.pinv(own @ moved, rtol=1e-5).T @ moved.T
+def _smallest(weight: Tensor, rows: Tensor, logits: Tensor) -> Tensor:
+    """Return the x [n, d] with rows · x = logits [n, u] that minimises xᵀ (M + λI) x."""
+    solved = torch.cholesky_solve(rows.T, _metric(weight))
+    return logits @ torch.linalg.pinv(rows @ solved, rtol=1e-5).T @ solved.T
 
 
 @lru_cache(maxsize=2)
-def _energy(weight: Tensor) -> Tensor:
-    """Return the Cholesky factor of M + λI [d, d], M from at most ``ROWS`` rows, evenly spaced."""
-    sampled = weight.detach()[:: -(-len(weight) // ROWS)].float()
-    energy = sampled.T @ sampled / len(sampled)
-    energy.diagonal().add_(1e-3 * energy.diagonal().mean())
-    return torch.linalg.cholesky(energy)
+def _metric(weight: Tensor) -> Tensor:
+    """Return the Cholesky factor of M + λI [d, d], M from evenly spaced rows."""
+    sampled = weight.detach()[:: -(-len(weight) // SAMPLED_ROWS)].float()
+    metric = sampled.T @ sampled / len(sampled)
+    metric.diagonal().add_(1e-3 * metric.diagonal().mean())
+    return torch.linalg.cholesky(metric)
 
 
 def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
     """Check edits against an opened model, its head and its lens."""
-    head = lm.head
     members: list[tuple[Edit, tuple[int, ...]]] = []
     for edit in edits:
         if not isinstance(edit, (Scale, Ablate, Clamp, Group)):
             raise InputError(
                 f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp or Group."
             )
-        members.append((edit, tuple(members_of(edit, head.num_prototypes, lm.lens))))
+        members.append((edit, tuple(members_of(edit, lm.head.num_prototypes, lm.lens))))
     plan = Plan(
         output_embedding(lm.model),
-        head,
+        lm.head,
         lm.logit_map,
         lru_cache(maxsize=None)(lambda prototype: signature_ids(lm, [prototype])[0]),
         lru_cache(maxsize=None)(lambda members: tokens_of_group(lm, members)),
         tuple(members),
         only,
     )
-    for edit in (one for one, _ in members if isinstance(one, Clamp)):
-        if bool(plan.rows[edit].any()):
-            continue
-        raise InputError(
-            f"prototype {edit.prototype} cannot be clamped: it does not raise the first token of "
-            "its card, so no activation gives that a positive contribution. Clamp another "
-            "prototype."
-        )
+    for edit, _ in members:
+        if isinstance(edit, Clamp) and not bool(plan.rows[edit].any()):
+            raise InputError(
+                f"prototype {edit.prototype} cannot be clamped: it does not raise the first token "
+                "of its card, so no activation gives that a positive contribution. Clamp another "
+                "prototype."
+            )
     return plan
+
+
+_plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())
+
+
+@contextmanager
+def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Apply a plan to every forward pass of ``model`` in this block and context.
+
+    Blocks nest: edits of the outer act first. A thread started inside the block has its own
+    context and is not edited, unless it gets a copy of this one.
+    """
+    outer = _plans.get()
+    same = [p for p in outer if p.embedding is plan.embedding]
+    combined = same[0].then(plan) if same else plan
+    token = _plans.set((*(p for p in outer if p not in same), combined))
+    try:
+        with watch([Hook(plan.embedding, _edit)], unwatched_too=True):
+            yield
+    finally:
+        _plans.reset(token)
+
+
+def edits_active() -> bool:
+    """Return whether any edit applies in this thread or task."""
+    return bool(_plans.get())
+
+
+def _edit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    plan = next((p for p in _plans.get() if p.embedding is module), None)
+    if plan is None:
+        return None
+    edited = plan.apply(args[0])
+    return None if edited is args[0] else ((edited, *args[1:]), kwargs)

@@ -1,22 +1,26 @@
-"""One text written under edits: what each token's probability was, became, and would have become.
+"""One text written under edits: each token's probability before, after, and under a control.
 
-An edit acts after the last layer, so the states of the same tokens are the same with and without
-it: the text written under the edit is read once, and probabilities before, after and under the
-control come from that one pass.
+An edit acts after the last layer, so the same tokens have the same states with and without it: the
+text written under the edit is read once, and all three probabilities come from that pass.
 
 The control makes the same change of activation on random prototypes instead: a change α′ − α goes
 to one of the four active prototypes of that position that are nearest in activation, other than
-those edited; several edited prototypes of a position get different ones as long as there are
-enough. A clamp's change, which does not depend on whether its prototype is active, goes to one that
-is not active there, of which the part is added that its own card shows. Among the prototypes that a
-position allows, a seeded random order decides, so that a draw prefers the same all along a text.
+the edited ones; several edited prototypes of a position get different ones while enough are left.
+A clamp's change, which does not depend on whether its prototype is active, goes to an inactive
+prototype, by the part that its own card shows. Among the allowed prototypes a seeded random order
+decides, so a draw prefers the same ones all along a text.
+
+Strengths are compared by how repetitive the text becomes:
+
+    R(s) = r(text under strength s) − r(text without the edit)
+    r    = share of a text's 3-grams of tokens that occurred earlier in it
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +30,8 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import InputError, check_whole
-from prismlm.interventions.plan import Changes, Plan, plan_for
-from prismlm.interventions.scope import applied
-from prismlm.interventions.strength import REPEATED, repetition
-from prismlm.interventions.values import Clamp, Edit, Only
+from prismlm.interventions.plan import Changes, Plan, applied, plan_for
+from prismlm.interventions.values import Clamp, Edit, Group, Only
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
@@ -38,15 +40,20 @@ from prismlm.ops.prototype_head import Routing
 from prismlm.ops.prototype_head.fast import gather_sum
 
 NEAREST = 4
-LEAST_PROBABILITY = 1e-38
-# Below this share of the evidence, taking a set out changes hardly any top token.
-HARDLY = 0.02
+MIN_PROBABILITY = 1e-38
+# Below this share of the evidence, removing a set changes hardly any top token.
+HARDLY_ACTIVE = 0.02
+NGRAM = 3
+MAX_REPETITION = 0.1
+STRENGTH_STEPS = 8
+# Evidence lies some 15 nats below the top: at 0.8 of that hardly any text is left.
+MAX_STRENGTH = 0.8
 
 
-def planned(
+def plan_with_controls(
     lm: OpenedModel, edits: Sequence[Edit], only: Only | None, draws: int, seed: int
 ) -> tuple[Plan, list[Tensor]]:
-    """Return the plan of edits, and the order of all prototypes, int64 [K], of each control.
+    """Return the plan, and for each control draw a random order of all prototypes, int64 [K].
 
     There is no control for ``only``.
     """
@@ -59,7 +66,7 @@ def planned(
 
 
 def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Tensor:
-    """Return z [N, d] with every change moved to another prototype; without changes, z's bits.
+    """Return z [N, d] with every change moved to another prototype; untouched states stay equal.
 
     Args:
         plan: of the edits, without ``only``.
@@ -71,42 +78,35 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
     edited = torch.zeros(len(bank), dtype=torch.bool, device=z.device)
     edited[plan.prototypes] = True
     free = (routing.activations > 0) & ~edited[routing.indices]
-    moved, taken = torch.zeros_like(z, dtype=bank.dtype), 0
+    moved, used = torch.zeros_like(z, dtype=bank.dtype), 0
     for step in changes.steps:
-        change, received = step.change, []
+        change, receivers = step.change, []
         if not bool(change.any()):
             continue
-        if not isinstance(step.raising, Clamp):
-            received.append(_to_active(plan, routing, change, order, free))
-            # Where nothing else is active, the change goes to what is not.
+        if not isinstance(step.edit, Clamp):
+            receivers.append(_to_active(plan, routing, change, order, free))
+            # Positions without another active prototype use inactive ones.
             change = change * ~free.any(1, keepdim=True)
-        received.append(_to_inactive(routing, change, order[~edited[order]], taken))
-        taken += received[-1].change.shape[1]
-        for prototypes, amounts in received:
+        receivers.append(_to_inactive(routing, change, order[~edited[order]], used))
+        used += receivers[-1][1].shape[1]
+        for prototypes, amounts in receivers:
             if not prototypes.shape[1]:
                 continue
-            unique, place = prototypes.unique(return_inverse=True)
-            rows = bank[unique] if step.raising is None else plan.shown(unique.tolist())
-            moved = moved + gather_sum(place, amounts, rows.to(amounts.dtype))
+            unique, columns = prototypes.unique(return_inverse=True)
+            rows = bank[unique] if step.edit is None else plan.card_directions(unique.tolist())
+            moved = moved + gather_sum(columns, amounts, rows.to(amounts.dtype))
     return torch.where(changes.touched[:, None], (z.to(moved.dtype) + moved).to(z.dtype), z)
-
-
-class _Received(NamedTuple):
-    """Prototypes and the change that each takes over, [N, C] both."""
-
-    prototypes: Tensor
-    change: Tensor
 
 
 def _to_active(
     plan: Plan, routing: Routing, change: Tensor, order: Tensor, free: Tensor
-) -> _Received:
-    """Give changes of active prototypes to ``free`` ones; what takes over nothing is the first."""
+) -> tuple[Tensor, Tensor]:
+    """Move changes to ``free`` active prototypes; return prototypes and amounts, [N, k] both."""
     indices, activations = routing.indices, routing.activations
-    rank, some = order.argsort(), free.any(1, keepdim=True)
-    own = plan.prototypes
-    column = torch.searchsorted(own, indices).clamp_max(len(own) - 1)
-    moving = change.gather(1, column) * ((own[column] == indices) & (activations > 0) & some)
+    rank, edited = order.argsort(), plan.prototypes
+    column = torch.searchsorted(edited, indices).clamp_max(len(edited) - 1)
+    movable = (edited[column] == indices) & (activations > 0) & free.any(1, keepdim=True)
+    moving = change.gather(1, column) * movable
     taken, received = torch.zeros_like(free), torch.zeros_like(moving)
     nearest = min(NEAREST, indices.shape[1])
     for slot in range(indices.shape[1]):
@@ -120,23 +120,25 @@ def _to_active(
         amount = moving[:, slot, None]
         received.scatter_add_(1, receiver, amount)
         taken.scatter_(1, receiver, taken.gather(1, receiver) | (amount != 0))
-    return _Received(torch.where(received != 0, indices, 0), received)
+    return torch.where(received != 0, indices, 0), received
 
 
-def _to_inactive(routing: Routing, change: Tensor, order: Tensor, taken: int) -> _Received:
-    """Give each change to an inactive prototype of ``order``, not to the first ``taken``."""
+def _to_inactive(
+    routing: Routing, change: Tensor, order: Tensor, used: int
+) -> tuple[Tensor, Tensor]:
+    """Move each change to an inactive prototype of ``order`` after the first ``used`` ones."""
     indices = routing.indices
     columns = change.any(0).nonzero()[:, 0]
-    candidates = order[: indices.shape[1] + taken + len(columns)]
+    candidates = order[: indices.shape[1] + used + len(columns)]
     if not len(candidates) or not len(columns):
-        return _Received(indices[:, :0], change[:, :0])
+        return indices[:, :0], change[:, :0]
     active = (routing.activations > 0)[:, :, None]
-    used = ((indices[:, :, None] == candidates) & active).any(1)
-    # Each column in need takes the next of the candidates that are not active at the position.
-    places = (~used).cumsum(1)
-    numbers = range(taken + 1, taken + 1 + len(columns))
-    chosen = [candidates[(places >= number).int().argmax(1)] for number in numbers]
-    return _Received(torch.stack(chosen, 1), change[:, columns])
+    inactive = ~((indices[:, :, None] == candidates) & active).any(1)
+    # The n-th column gets the n-th candidate that is inactive at the position.
+    ordinal = inactive.cumsum(1)
+    numbers = range(used + 1, used + 1 + len(columns))
+    chosen = [candidates[(ordinal >= number).int().argmax(1)] for number in numbers]
+    return torch.stack(chosen, 1), change[:, columns]
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,7 @@ class Leading:
     """What carries most of a token's evidence.
 
     Attributes:
-        category: the category whose prototypes have the most evidence together, or None where no
-            prototype in use has one.
+        category: the one with the most evidence; None if no active prototype has a category.
         prototype: the one with the most evidence.
         name: its name, or None without a lens.
     """
@@ -157,14 +158,14 @@ class Leading:
 
 @dataclass(frozen=True)
 class SteeredToken:
-    """One token of the text and what the edit does to the prediction of it.
+    """What the edit does to the prediction of one token.
 
     Attributes:
         position: of the token, from 0.
-        token, token_id: the token, of a character of several as ``東 2/3``.
+        token, token_id: the token; part of a multi-token character as ``東 2/3``.
         before, after: its probability without and with the edit.
-        control: its probability under the control, the mean over draws; None without a control.
-        leading_before, leading_after: what leads it; None where no prototype is in use.
+        control: its mean probability over control draws; None without a control.
+        leading_before, leading_after: None where no prototype is active.
         changed: Σ |α′ − α| over the edited prototypes.
     """
 
@@ -181,18 +182,17 @@ class SteeredToken:
 
 @dataclass(frozen=True)
 class Steering:
-    """A text written under edits, beside the text without them.
+    """A text written under edits, and the text without them.
 
     Attributes:
-        prompt: what it starts with.
+        prompt: the start of both texts.
         text: prompt and continuation under the edits.
         unedited: prompt and continuation without them.
-        tokens: those written, or those of the prompt where none were asked for.
-        draws: random controls that ``control`` is the mean of; 0 without a control.
-        repeated: share of the 3-grams written under the edits that occurred before in the text,
-            less that of the text without them.
-        active: share of the edited prototypes, as they were, in the positive evidence of all
-            prototypes for the unedited top tokens; None for a clamp, which acts anywhere.
+        tokens: the generated ones, or those of the prompt if none were requested.
+        draws: number of control draws; 0 without a control.
+        repeated: R of the continuation.
+        active: share of the edited prototypes in the positive evidence of all prototypes for the
+            unedited top tokens; None for a clamp, which acts anywhere.
     """
 
     prompt: str
@@ -205,12 +205,12 @@ class Steering:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of ``prismlm steer --json``."""
-        return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        return asdict(self)
 
     @property
     def repeats(self) -> bool:
-        """Whether the text begins to repeat itself, and the one without the edit does not."""
-        return self.repeated > REPEATED
+        """Whether the edit makes the text repetitive."""
+        return self.repeated > MAX_REPETITION
 
     @property
     def change(self) -> float | None:
@@ -225,28 +225,27 @@ class Steering:
 
 
 def cautions(steering: Steering) -> list[str]:
-    """Return what a reader of a steered text is told before it: one sentence each."""
-    said: list[str] = []
+    """Return the warnings to show before a steered text, one sentence each."""
+    sentences: list[str] = []
     if steering.repeats:
-        said.append(
+        sentences.append(
             "The text begins to repeat itself at this strength: "
             f"{steering.repeated:.0%} more of its three-token sequences occurred before than "
             "without the edit."
         )
-    if steering.active is not None and steering.active < HARDLY:
-        said.append(
+    if steering.active is not None and steering.active < HARDLY_ACTIVE:
+        sentences.append(
             "What is edited is hardly active here: it carries "
             f"{steering.active:.1%} of the evidence for the model's top tokens."
         )
-    return said
+    return sentences
 
 
 def _mean_change(probabilities: Sequence[tuple[float, float]]) -> float | None:
-    """Return the mean of ln(after / before)."""
     if not probabilities:
         return None
-    # A probability that float32 cannot hold is none: its logarithm would be.
-    logs = np.log(np.maximum(probabilities, LEAST_PROBABILITY))
+    # Probabilities that underflow in float32 have no logarithm.
+    logs = np.log(np.maximum(probabilities, MIN_PROBABILITY))
     return float((logs[:, 1] - logs[:, 0]).mean())
 
 
@@ -278,21 +277,21 @@ def steer(
     draws: int = 8,
     enough: Callable[[Tensor], bool] | None = None,
 ) -> Steering:
-    """Write a continuation under edits and say what they did to every token of it.
+    """Write a continuation under edits and measure what they do to each of its tokens.
 
     Args:
         lm: the model.
         prompt: a text or messages, of at least two tokens with ``generate=0``.
         edits: what to change.
         only: as for :meth:`PrismLM.edit`; there is no control for it.
-        generate: tokens to write; 0 reads the prompt's own.
+        generate: tokens to write; 0 reads the prompt's own tokens.
         temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
         seed: of the sampling and of the control.
         draws: random controls; 0 for none.
-        enough: is asked after every token, first of the text without edits and then of that under
-            them, with all tokens so far, whether to stop writing that text.
+        enough: called with all tokens so far after each new one, first of the unedited text, then
+            of the edited one; True stops that text.
     """
-    plan, orders = planned(lm, edits, only, draws, seed)
+    plan, orders = plan_with_controls(lm, edits, only, draws, seed)
     ids = lm.encode(prompt, generate)
     length = ids.shape[1]
     if generate == 0 and length < 2:
@@ -305,32 +304,31 @@ def steer(
         ids = lm.write(ids, generate, temperature, seed, enough=enough)
     first, start = length - 1 if generate else 0, lm.as_text(prompt, generate)
     predictions = steered_predictions(lm, plan, ids, orders, first, codes)
-    written, plain = (repetition(text[0, length:].tolist()) for text in (ids, unedited))
+    edited_r, plain_r = (repetition(text[0, length:].tolist()) for text in (ids, unedited))
     return Steering(
         prompt=start,
         text=start + lm.words(ids[0, length:]),
         unedited=start + lm.words(unedited[0, length:]),
         tokens=tuple(_tokens(lm, plan, predictions, ids[0].tolist(), first + 1)),
         draws=len(orders),
-        repeated=written - plain,
+        repeated=edited_r - plain_r,
         active=None
         if plan.only or any(isinstance(edit, Clamp) for edit, _ in plan.edits)
-        else carried(lm, predictions, plan.prototypes.tolist()),
+        else evidence_share(lm, predictions, plan.prototypes.tolist()),
     )
 
 
-def carried(lm: OpenedModel, predictions: SteeredPredictions, members: Sequence[int]) -> float:
-    """Return what prototypes carry, unedited, of the positive evidence for the top tokens.
-
-    Their share in that of all prototypes, of each prediction, and then the mean.
-    """
+def evidence_share(
+    lm: OpenedModel, predictions: SteeredPredictions, members: Sequence[int]
+) -> float:
+    """Return the members' mean share of the unedited positive evidence for the top tokens."""
     routing, weight = predictions.changes.routing, weight_of(lm.model)
     rows = weight[predictions.before.argmax(1)].float() - weight.mean(0, dtype=torch.float32)
-    given = (lm.head.prototypes[routing.indices].float() @ rows[:, :, None])[:, :, 0]
-    raised = (given * routing.activations).clamp_min(0)
+    gain = (lm.head.prototypes[routing.indices].float() @ rows[:, :, None])[:, :, 0]
+    raised = (gain * routing.activations).clamp_min(0)
     chosen = torch.zeros(lm.head.num_prototypes, dtype=torch.bool, device=raised.device)
     chosen[list(members)] = True
-    shares = (raised * chosen[routing.indices]).sum(1) / raised.sum(1).clamp_min(LEAST_PROBABILITY)
+    shares = (raised * chosen[routing.indices]).sum(1) / raised.sum(1).clamp_min(MIN_PROBABILITY)
     return float(shares.mean()) if len(shares) else 0.0
 
 
@@ -344,8 +342,8 @@ def steered_predictions(
 ) -> SteeredPredictions:
     """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan.
 
-    Those of position ``first`` and later: of each, the whole vocabulary is held for each draw.
-    With ``codes`` of uncertainty, those that a run under the plan was fed are fed again.
+    Only positions from ``first`` on: each needs the whole vocabulary for each draw.
+    ``codes`` are the uncertainty codes of a run under the plan, which are fed again.
     """
     with capture(lm.model, logits=False) as seen:
         lm.model(**replay(ids, codes), use_cache=False)
@@ -360,20 +358,20 @@ def steered_predictions(
 
 
 def _tokens(
-    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, written: list[int], first: int
+    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, ids: list[int], first: int
 ) -> Iterator[SteeredToken]:
-    """Yield the tokens from ``first`` on, of which the predictions are."""
+    """Yield the tokens from ``first`` on, which the predictions are of."""
     weight, changes = weight_of(lm.model), predictions.changes
     mean = weight.mean(0, dtype=torch.float32)
-    pieces = pieces_of(lm.tokenizer, written)
+    pieces = pieces_of(lm.tokenizer, ids)
     indices, activations = changes.routing.indices.tolist(), changes.routing.activations.tolist()
-    own, edited = plan.prototypes.tolist(), changes.after.tolist()
+    prototypes, edited = plan.prototypes.tolist(), changes.after.tolist()
     changed = (changes.after - changes.before).abs().sum(1).tolist()
-    for t, position in enumerate(range(first, len(written))):
-        token = written[position]
+    for t, position in enumerate(range(first, len(ids))):
+        token = ids[position]
         row = weight[token].float() - mean
         before = dict(zip(indices[t], activations[t], strict=True))
-        after = before | dict(zip(own, edited[t], strict=True))
+        after = before | dict(zip(prototypes, edited[t], strict=True))
         controls = [float(draw[t, token].exp()) for draw in predictions.control]
         yield SteeredToken(
             position=position,
@@ -389,13 +387,13 @@ def _tokens(
 
 
 def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Leading | None:
-    """Return what leads a token v, by evidence: α (W_v − W̄)·p; ``row`` is W_v − W̄."""
-    used = {i: a for i, a in activations.items() if a > 0}
-    if not used:
+    """Return what leads a token v by evidence α (W_v − W̄)·p; ``row`` is W_v − W̄."""
+    active = {i: a for i, a in activations.items() if a > 0}
+    if not active:
         return None
-    strength = torch.tensor(list(used.values()), device=row.device)
-    given = (strength * (lm.head.prototypes[list(used)].float() @ row)).tolist()
-    evidence = dict(zip(used, given, strict=True))
+    alpha = torch.tensor(list(active.values()), device=row.device)
+    parts = (alpha * (lm.head.prototypes[list(active)].float() @ row)).tolist()
+    evidence = dict(zip(active, parts, strict=True))
     best, lens = max(evidence, key=lambda i: (evidence[i], i)), lm.lens
     if lens is None:
         return Leading(None, best, None)
@@ -405,3 +403,51 @@ def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Lea
             sums[category] += e
     leading = max(sums, key=lambda category: sums[category], default=None)
     return Leading(leading, best, lens.names[best])
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Return the share of the 3-grams of a text that occurred earlier in it; 0 without any."""
+    grams = [tuple(tokens[i : i + NGRAM]) for i in range(len(tokens) - NGRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def strongest(
+    lm: OpenedModel,
+    prompt: str | Messages,
+    edit: Clamp | Group,
+    *,
+    generate: int = 20,
+    temperature: float = 0.0,
+    seed: int = 0,
+    enough: Callable[[Tensor], bool] | None = None,
+) -> Clamp | Group:
+    """Return the edit with the largest of eight strengths for which R(s) ≤ 0.1.
+
+    The steps go up to 0.8, or to −1 for a negative group. Repetition grows with the strength, so
+    a binary search writes three texts. If every step repeats, the lowest is returned.
+    Arguments are as for :func:`steer`.
+    """
+    if generate == 0:
+        raise InputError(
+            "the strength is found by writing, and no tokens are to be written: give a strength."
+        )
+    plan_for(lm, [edit])
+    ids = lm.encode(prompt, generate)
+
+    def repetition_now() -> float:
+        text = lm.write(ids, generate, temperature, seed, enough=enough)
+        return repetition(text[0, ids.shape[1] :].tolist())
+
+    plain, low, high = repetition_now(), 1, STRENGTH_STEPS + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        with applied(lm.model, plan_for(lm, [_at(edit, middle / STRENGTH_STEPS)])):
+            acceptable = repetition_now() - plain <= MAX_REPETITION
+        low, high = (middle, high) if acceptable else (low, middle)
+    return _at(edit, low / STRENGTH_STEPS)
+
+
+def _at(edit: Clamp | Group, share: float) -> Clamp | Group:
+    if isinstance(edit, Clamp):
+        return replace(edit, fraction=MAX_STRENGTH * share)
+    return replace(edit, strength=-share if edit.strength < 0 else MAX_STRENGTH * share)

@@ -1,7 +1,4 @@
-"""How large the effect of an edit is over many prompts, and what it costs on held-out text.
-
-Both stand beside the same edit's control.
-"""
+"""The effect of an edit over many prompts, and its cost on held-out text, each with a control."""
 
 from __future__ import annotations
 
@@ -18,7 +15,11 @@ from torch import Tensor
 from prismlm.corpus.pieces import token_alone
 from prismlm.errors import InputError, check_whole
 from prismlm.interventions.plan import Changes, Plan
-from prismlm.interventions.steering import control_state, planned, steered_predictions
+from prismlm.interventions.steering import (
+    control_state,
+    plan_with_controls,
+    steered_predictions,
+)
 from prismlm.interventions.values import Edit, Only
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import LISTED, signature_ids
@@ -33,22 +34,18 @@ if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
 
 MEASURES = ("signature", "text", "divergence")
-LONGEST_WINDOW = 512
+MAX_WINDOW = 512
 TOKENS_PER_BATCH = 2048
 
 
 @dataclass(frozen=True)
 class SteeringEffect:
-    """One measure over n prompts: mean of the edit, of its control, and of their difference.
+    """Means of one measure over prompts, in nats; those with the control are None without one.
 
     Attributes:
-        prompts: n.
-        edit, control, difference: means over prompts, in nats; control and difference are None
-            without a control.
-        edit_interval, difference_interval: 2.5th and 97.5th percentile of a bootstrap over
-            prompts; None for fewer than two.
-        d: the difference divided by its standard deviation over prompts (Cohen's d of paired
-            differences); None for fewer than two prompts or no spread.
+        edit_interval, difference_interval: 95 % bootstrap intervals over prompts; None for fewer
+            than two.
+        d: Cohen's d of the paired differences; None for fewer than two prompts or no spread.
     """
 
     prompts: int
@@ -65,11 +62,11 @@ class SteeringEffects:
     """Effects of edits over prompts.
 
     Attributes:
-        measures: by name: ``signature``, the change of the log-probability that the next token is
-            one of the ten tokens on the edited prototypes' cards, if any is edited; ``text``, the
-            change of the log-probability of the prompt's own next token; ``divergence``,
-            KL(before ‖ after). Each is a mean over the predictions of a prompt.
-        signature_tokens: the ten tokens; none without an edit.
+        measures: by name: ``signature``, change of the log-probability that the next token is
+            one of the ``signature_tokens``; ``text``, change of the log-probability of the
+            prompt's own next token; ``divergence``, KL(before ‖ after). Each is a mean over the
+            predictions of a prompt.
+        signature_tokens: ten tokens on the edited prototypes' cards; none without an edit.
         predictions: of all prompts.
         changed: share of predictions that the edit changes.
         draws: random controls per prompt.
@@ -97,13 +94,12 @@ def measure_effects(
     draws: int = 8,
     progress: Reporter = SILENT,
 ) -> SteeringEffects:
-    """Measure what edits do to the predictions along each prompt, beside the control."""
+    """Measure what edits and their control do to the predictions along each prompt."""
     if not prompts:
         raise InputError("there are no prompts: expected at least one.")
-    plan, orders = planned(lm, edits, only, draws, seed)
+    plan, orders = plan_with_controls(lm, edits, only, draws, seed)
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
     tokens = signature_tokens(lm, plan) if plan.edits else []
-    # Without an edit no prototype is edited, and so there is no signature to raise.
     measures = MEASURES if plan.edits else MEASURES[1:]
     values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
     count = changed = 0
@@ -115,11 +111,11 @@ def measure_effects(
             for name in measures:
                 if len(sequence[0]) == 1 and name == "text":
                     continue
-                own, *controls = [
+                effect, *controls = [
                     _measure(name, predictions.before, after, sequence, tokens)
                     for after in (predictions.after, *predictions.control)
                 ]
-                values[name].append((own, float(np.mean(controls)) if controls else None))
+                values[name].append((effect, float(np.mean(controls)) if controls else None))
             task.advance()
     return SteeringEffects(
         {name: summarise(pairs) for name, pairs in values.items() if pairs},
@@ -142,25 +138,27 @@ def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
 def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
     """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
     edit = np.array([pair[0] for pair in pairs])
-    alone = SteeringEffect(len(edit), float(edit.mean()), _interval(edit))
+    effect = SteeringEffect(len(edit), float(edit.mean()), _interval(edit))
     control = [pair[1] for pair in pairs if pair[1] is not None]
     if not control:
-        return alone
+        return effect
     difference = edit - np.array(control)
     spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
-    mean = float(difference.mean())
+    mean, d = float(difference.mean()), float(difference.mean()) / spread if spread > 0 else None
     return replace(
-        alone,
+        effect,
         control=float(np.mean(control)),
         difference=mean,
         difference_interval=_interval(difference),
-        d=mean / spread if spread > 0 else None,
+        d=d,
     )
 
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
-    found = bootstrap(values, seed=0) if len(values) > 1 else None
-    return None if found is None else (found.low, found.high)
+    if len(values) < 2:
+        return None
+    interval = bootstrap(values, seed=0)
+    return interval.low, interval.high
 
 
 def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
@@ -171,12 +169,11 @@ def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
 
 
 def _changed(plan: Plan, changes: Changes) -> int:
-    """Return how many predictions are changed; a part alone is another state everywhere."""
+    # With ``only``, every state differs.
     return len(changes.before) if plan.only else int(changes.touched.sum())
 
 
 def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> float:
-    """Return one measure of one sequence, the mean over its predictions; NaN if it has none."""
     if name == "signature":
         change = after[:, tokens].logsumexp(1) - before[:, tokens].logsumexp(1)
     elif name == "divergence":
@@ -189,14 +186,11 @@ def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list
 
 @dataclass(frozen=True)
 class Cost:
-    """What an edit costs on text that the model was not trained on.
+    """Perplexity on held-out text: without an edit, with it, and under its control.
 
     Attributes:
-        corpus: its name.
         tokens: predictions measured.
-        perplexity: exp of the cross-entropy without the edit.
-        edited: with it.
-        control: under the control, from the mean cross-entropy over draws; None without one.
+        control: from the mean cross-entropy over draws; None without a control.
         changed: share of predictions that the edit changes.
     """
 
@@ -222,9 +216,9 @@ def perplexity_cost(
 ) -> Cost:
     """Measure perplexity on held-out documents with and without edits, and under the control.
 
-    Documents in a seeded order, until ``tokens`` predictions are read.
+    Documents come in a seeded order, until ``tokens`` predictions are read.
     """
-    plan, orders = planned(lm, edits, only, draws, seed)
+    plan, orders = plan_with_controls(lm, edits, only, draws, seed)
     losses, count, changed = np.zeros(2 + len(orders)), 0, 0
     with progress.task("Reading held-out text", tokens) as task:
         for batch in held_out_batches(lm, corpus, tokens, seed):
@@ -251,9 +245,9 @@ def perplexity_cost(
 
 
 def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[WindowBatch]:
-    """Return windows over held-out documents in a seeded order, with ``tokens`` predictions.
+    """Return windows over shuffled held-out documents with ``tokens`` predictions in all.
 
-    All there are, where the corpus has fewer; the last document is cut.
+    The last document is cut; a smaller corpus gives all that it has.
     """
     from prismlm.corpus import document_windows, window_batches
     from prismlm.corpus.layout import NONE_HELD_OUT
@@ -262,24 +256,23 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
     tokens = check_whole("the number of held-out tokens", tokens, least=1)
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
-    window = min(lm.context_length or LONGEST_WINDOW, LONGEST_WINDOW)
+    window = min(lm.context_length or MAX_WINDOW, MAX_WINDOW)
     stride = max(1, window * 3 // 4)
     grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride, corpus.prefix)
-    # The target of a window's last token is not in it.
+    # A window does not contain the target of its last token.
     predictions = np.cumsum(grid.length - grid.skip - 1)
     if not len(grid) or not predictions[-1]:
         raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
     last = min(int(np.searchsorted(predictions, tokens)), len(grid) - 1)
-    kept = slice(last + 1)
-    length = grid.length[kept].copy()
-    length[last] -= max(0, int(predictions[last]) - tokens)
-    document, start, skip = grid.document[kept], grid.start[kept], grid.skip[kept]
-    grid = replace(grid, document=document, start=start, length=length, skip=skip)
+    columns = {n: getattr(grid, n)[: last + 1] for n in ("document", "start", "length", "skip")}
+    columns["length"] = columns["length"].copy()
+    columns["length"][last] -= max(0, int(predictions[last]) - tokens)
+    grid = replace(grid, **columns)
     return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
 
 
 def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
-    """Return the states z [N, d] that predict, and the tokens [N] that they are to predict."""
+    """Return the scored states z [N, d] and their target tokens [N]."""
     ids, attended, scored = batch.scored_on(lm.model.device)
     with capture(lm.model, logits=False) as seen:
         lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
@@ -287,7 +280,7 @@ def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
 
 
 def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:
-    """Return the corpus to measure cost on, or None and why there is none."""
+    """Return the corpus to measure the cost on, or None and the reason."""
     from prismlm.corpus import Corpus
 
     if corpus is not None:

@@ -1,14 +1,14 @@
-"""Edits of what a prediction is made of, as values: scale, ablate, clamp, and act on a group.
+"""Edits of prototype activations, as values: scale, ablate, clamp, and act on a group.
 
-An edit gives prototypes another activation α′ and leaves the rest of the state as it is:
+An edit gives prototypes another activation α′ and leaves the rest of the state unchanged:
 
     z′ = z + Σ_i (α′_i − α_i) p_i        logits = W z′
 
-so that a contribution changes by exactly scale · (α′_i − α_i) W p_i; a clamp adds the part of p_i
-that its card shows. Activations of other prototypes stay as they were routed.
-:meth:`prismlm.PrismLM.edit` applies edits.
-Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025), the two demos of
-interventions; docs/edits.md says where it leaves things open.
+so a contribution changes by exactly scale · (α′_i − α_i) W p_i; a clamp adds the part of p_i that
+its card shows. Routed activations of other prototypes stay. :meth:`prismlm.PrismLM.edit` applies
+edits.
+Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025), its two intervention
+demos; docs/edits.md lists what it leaves open.
 """
 
 from __future__ import annotations
@@ -18,23 +18,16 @@ from typing import Literal
 
 import pyarrow.compute as pc
 
-from prismlm.errors import (
-    InputError,
-    check_kind,
-    check_number,
-    check_text,
-    check_whole,
-    suggest,
-)
+from prismlm.errors import InputError, check_kind, check_number, check_text, check_whole, suggest
 from prismlm.lens.lens import Lens
 
-CATEGORIES_LISTED = 20
+MAX_CATEGORIES_LISTED = 20
 
 Only = Literal["prototypes", "residual"]
 
 
 @dataclass(frozen=True)
-class _OfPrototype:
+class _PrototypeEdit:
     prototype: int
 
     def __post_init__(self) -> None:
@@ -42,12 +35,10 @@ class _OfPrototype:
 
 
 @dataclass(frozen=True)
-class Scale(_OfPrototype):
+class Scale(_PrototypeEdit):
     """α′ = factor · α wherever the prototype is active.
 
-    Attributes:
-        prototype: its number.
-        factor: 0 removes the contribution, 1 changes nothing, 2 doubles it; not negative.
+    ``factor``: 0 removes the contribution, 1 changes nothing, 2 doubles it; not negative.
     """
 
     factor: float
@@ -55,33 +46,26 @@ class Scale(_OfPrototype):
     def __post_init__(self) -> None:
         super().__post_init__()
         expected = "a finite number of 0 or more, since activations are not negative"
-        check_number("the factor of Scale", self.factor, expected, lambda number: number >= 0)
+        check_number("the factor of Scale", self.factor, expected, lambda factor: factor >= 0)
 
 
 @dataclass(frozen=True)
-class Ablate(_OfPrototype):
-    """α′ = 0: the prototype's contribution is taken out of every logit.
-
-    Attributes:
-        prototype: its number.
-    """
+class Ablate(_PrototypeEdit):
+    """α′ = 0: the prototype's contribution is removed from every logit."""
 
 
 @dataclass(frozen=True)
-class Clamp(_OfPrototype):
-    """Hold what a prototype gives its first listed token v at a fraction of the top evidence.
+class Clamp(_PrototypeEdit):
+    """Fix the contribution to the card's first token v at a fraction of the top evidence.
 
         α′ = fraction · (ℓ[top] − ℓ̄) / (scale · (W p)[v])        z′ = z + (α′ − α) p̂
 
     at every position, whether the prototype is active there or not. ℓ are the unedited logits
-    before any soft-cap, top their largest, ℓ̄ their mean, v the token that the prototype's card
-    lists first. p̂ is the part of p that the card shows, see
-    :func:`prismlm.interventions.plan.shown_part`.
+    before any soft-cap, top the largest, ℓ̄ their mean, v the first token on the prototype's card,
+    p̂ the part of p that the card shows: :func:`prismlm.interventions.plan.card_direction`.
 
-    Attributes:
-        prototype: its number.
-        fraction: 0 < fraction ≤ 1; :func:`prismlm.interventions.strength.strongest` finds the
-            largest that does not make a text repeat itself.
+    ``fraction`` is in (0, 1]; :func:`prismlm.interventions.steering.strongest` finds the largest
+    without repetitive text.
     """
 
     fraction: float
@@ -97,23 +81,22 @@ class Clamp(_OfPrototype):
 
 @dataclass(frozen=True)
 class Group:
-    """Strengthen or take out what a set of prototypes contributes together.
+    """Strengthen or remove the joint contribution of a set of prototypes.
 
         z′ = z + strength · Σ_{i in set} α_i p_i                            strength ≤ 0
         z′ = z + strength · (ℓ[top] − ℓ̄) / (scale · max_v (W D)[v]) · D     strength > 0
         D  = Σ_{i in set} α_i p̂_i
 
-    p̂_i is the part of p_i that raises the tokens that tell the set from other prototypes, see
+    p̂_i is the part of p_i that raises the set's distinctive tokens, see
     :func:`prismlm.lens.signatures.tokens_of_group` and
-    :func:`prismlm.interventions.plan.part_for`; the largest is over those tokens, and
-    ℓ is as for :class:`Clamp`. Where no member is active, or they raise none of the tokens,
-    nothing changes.
+    :func:`prismlm.interventions.plan.token_directions`; v ranges over these tokens, ℓ is as for
+    :class:`Clamp`. Nothing changes where no member is active or they raise none of the tokens.
 
     Attributes:
-        strength: −1 (taken out) to 1 (the token that the set raises most gets as much as the top).
-        category: all prototypes that the lens gives this category, or
+        strength: −1 (removed) to 1 (the most raised token gets as much as the top).
+        category: all prototypes of this category in the lens, or
         prototypes: these, or
-        document: those whose kept contexts in the lens are in this document.
+        document: those with a stored context in this document.
     """
 
     strength: float
@@ -126,13 +109,13 @@ class Group:
         check_number("the strength of Group", self.strength, expected, lambda s: -1 <= s <= 1)
         if sum(x is not None for x in (self.category, self.prototypes, self.document)) != 1:
             raise InputError("Group needs exactly one of category, prototypes and document.")
-        for what in ("category", "document"):
-            if getattr(self, what) is not None:
-                check_text(f"the {what} of Group", getattr(self, what))
+        for field in ("category", "document"):
+            if getattr(self, field) is not None:
+                check_text(f"the {field} of Group", getattr(self, field))
         if self.prototypes is not None:
             kinds = (list, tuple, set, frozenset, range)
-            given = check_kind("prototypes", self.prototypes, kinds, "a list of whole numbers")
-            members = frozenset(check_whole("the prototype", number, None) for number in given)
+            numbers = check_kind("prototypes", self.prototypes, kinds, "a list of whole numbers")
+            members = frozenset(check_whole("the prototype", number, None) for number in numbers)
             if not members:
                 raise InputError("Group names no prototypes: give at least one.")
             object.__setattr__(self, "prototypes", members)
@@ -148,44 +131,43 @@ def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
         InputError: an unknown prototype, category or document, or no lens to look those up in.
     """
     if isinstance(edit, Group) and edit.prototypes is None:
-        return _looked_up(edit, lens)
-    found = sorted(edit.prototypes or ()) if isinstance(edit, Group) else [edit.prototype]
-    for prototype in found:
+        return _members_in_lens(edit, lens)
+    members = sorted(edit.prototypes or ()) if isinstance(edit, Group) else [edit.prototype]
+    for prototype in members:
         if not 0 <= prototype < num_prototypes:
             raise InputError(
                 f"there is no prototype {prototype}: expected 0 to {num_prototypes - 1}."
             )
-    return found
+    return members
 
 
-def _looked_up(group: Group, lens: Lens | None) -> list[int]:
-    """Return the members of a category or a document, which a lens has."""
-    what, name = (
-        ("category", group.category) if group.category is not None else ("document", group.document)
-    )
+def _members_in_lens(group: Group, lens: Lens | None) -> list[int]:
+    """Return the prototypes of a category or a document."""
+    field = "document" if group.category is None else "category"
+    name = getattr(group, field)
     if lens is None:
         raise InputError(
-            f"the model has no lens, so there is no {what} {name!r}. "
+            f"the model has no lens, so there is no {field} {name!r}. "
             "Build one with `prismlm index`, or name prototypes by number."
         )
-    if what == "document":
+    if field == "document":
         members = lens.index.filter(pc.field("doc_id") == name)["prototype"].to_pylist()
-        known = "no prototype stands for a place in it, or its id is another."
+        hint = "no prototype has a context in it, or the id is wrong."
     else:
         members = [i for i, category in enumerate(lens.categories) if category == name]
-        known = _known_categories(str(name), lens)
+        hint = _category_hint(name, lens)
     if not members:
-        raise InputError(f"there is no {what} {name!r} in the lens {lens.name}: {known}")
+        raise InputError(f"there is no {field} {name!r} in the lens {lens.name}: {hint}")
     return sorted(set(members))
 
 
-def _known_categories(category: str, lens: Lens) -> str:
-    known = sorted({name for name in lens.categories if name is not None})
-    if not known:
+def _category_hint(category: str, lens: Lens) -> str:
+    names = sorted({name for name in lens.categories if name is not None})
+    if not names:
         return (
-            "it has no categories yet. Run `prismlm label`, which fills them, or name prototypes "
-            "by number."
+            "it has no categories yet. Run `prismlm label` to add them, or name prototypes by "
+            "number."
         )
-    listed = ", ".join(known[:CATEGORIES_LISTED])
-    more = f" and {len(known) - CATEGORIES_LISTED} more" if len(known) > CATEGORIES_LISTED else ""
-    return f"it has {listed}{more}.{suggest(category, known)}"
+    hidden = len(names) - MAX_CATEGORIES_LISTED
+    more = f" and {hidden} more" if hidden > 0 else ""
+    return f"it has {', '.join(names[:MAX_CATEGORIES_LISTED])}{more}.{suggest(category, names)}"

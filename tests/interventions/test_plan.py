@@ -7,7 +7,7 @@ import torch
 
 from prismlm import Ablate, Group, Scale
 from prismlm.errors import InputError
-from prismlm.interventions.scope import applied
+from prismlm.interventions.plan import applied
 from tests.helpers.edit_models import PAD, Reference, generate, make_head, make_model, plan
 
 # Prototypes 24 and 25 are active along the first prompt.
