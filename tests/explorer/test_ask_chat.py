@@ -111,15 +111,6 @@ def test_an_answer_is_steered(chats):
     assert plain["probability"] != told["probability"]
 
 
-def test_answers_of_chats_are_audited(chats, lm):
-    events = chats.events("/api/audits", texts_of([{"id": "chat", "messages": CHAT}]))
-    rows = [data for name, data in events if name == "row"]
-    trace = lm.explain(CHAT)
-    assert [row["text_id"] for row in rows] == ["chat"]
-    assert rows[0]["predictions"] == len(trace) - trace.first - 1
-    assert rows[0]["opening"] == QUESTION
-
-
 def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_said(chats):
     texts = [{"id": "answered", "messages": CHAT}, {"id": "asked", "messages": CHAT[:-1]}]
     events = chats.events("/api/audits", texts_of(texts))

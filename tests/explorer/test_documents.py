@@ -11,7 +11,7 @@ from prismlm.corpus import build_corpus
 from prismlm.corpus.layout import is_held_out
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.sources import document_sources
-from prismlm.explorer.documents import MOST
+from prismlm.explorer.documents import MAX_CHARACTERS
 from prismlm.lens.build import IndexOptions, build_index
 from tests.explorer.conftest import PROMPTS, Served, visited
 from tests.helpers.axe import problems
@@ -93,11 +93,11 @@ def test_a_long_document_comes_in_parts_that_make_it_up(served, lm):
     first, last = found["first"], found["last"]
     assert 0 < first < corpus.spans(number)[offset, 0] < last < len(LONG)
     before = asked(served, "/text", id=LONG_ID, first=0, last=first)[1]["text"]
-    after = asked(served, "/text", id=LONG_ID, first=last, last=last + MOST)[1]
+    after = asked(served, "/text", id=LONG_ID, first=last, last=last + MAX_CHARACTERS)[1]
     assert after["last"] == len(LONG)
     assert before + "".join(found["parts"]) + after["text"] == marks_shown(LONG)
     assert found["url"] == "https://example.org/a"
-    status, error = asked(served, "/text", id=LONG_ID, first=0, last=MOST + 1)
+    status, error = asked(served, "/text", id=LONG_ID, first=0, last=MAX_CHARACTERS + 1)
     assert status == 422
     assert "200,000" in error["error"]
 

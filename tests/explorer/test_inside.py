@@ -152,22 +152,6 @@ def test_channels_in_a_browser(page, mixer):
     page.wait_for_selector("text=Layer 1, channel 3")
 
 
-def test_a_reading_that_comes_late_says_nothing_in_another_view(of_heads, browser):
-    with visited(browser, of_heads) as page:
-        # The prompt that is there is read at once.
-        reading = []
-        page.route("**/api/inside/attention", lambda route: reading.append(route))
-        with page.expect_request("**/api/inside/attention"):
-            page.evaluate("location.hash = '#/inside?head=1.2'")
-        page.evaluate("location.hash = '#/audit'")
-        page.wait_for_selector(".x-drop")
-        with page.expect_response("**/api/inside/attention"):
-            reading[0].continue_()
-        page.unroute("**/api/inside/attention")
-        page.wait_for_timeout(200)
-        assert page.inner_text(".x-command").startswith("prismlm audit")
-
-
 def test_attention_in_a_browser(of_heads, browser):
     with visited(browser, of_heads) as page:
         page.evaluate("location.hash = '#/inside?head=1.2'")

@@ -48,20 +48,6 @@ def test_a_corpus_without_domains_is_told_by_titles(tiny_model, tmp_path, fracti
     assert held_out_texts(of_corpus(Corpus(corpus.path, corpus.meta))) == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("A short title\n\nOne two three four five six seven eight nine ten.",
-         "One two three four five six seven eight nine"),
-        ("A\ttitle\nand\r\nlittle  more", "A title and little more"),
-        ("日本" * 100, "日本" * 45),
-        (("long" * 10 + " ") * 9, ("long" * 10 + " ") * 2),
-    ],
-)  # fmt: skip
-def test_a_prompt_is_one_line_of_whole_words(text, words):
-    assert prompts_for(None, {}, {"law": text}) == {"law": words.strip()}
-
-
 def test_prompts_are_of_the_lens_or_of_its_corpus_or_those_given():
     lens = SimpleNamespace(keys=lambda *_: SimpleNamespace(names=["medicine", "law"]))
     given, texts = {"medicine": "The symptoms", "astrology": "The stars"}, {"law": "The court."}

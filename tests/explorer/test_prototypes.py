@@ -9,9 +9,8 @@ import pytest
 import prismlm
 from prismlm.direction_marks import marks_shown
 from prismlm.lens import layout
-from prismlm.lens.labels.write import write_columns
 from tests.explorer.conftest import HOSTILE, Served
-from tests.helpers.named_lens import CATEGORIES, name_by_hand, named_model
+from tests.helpers.named_lens import CATEGORIES, name_by_hand
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +30,6 @@ def test_a_search_finds_names_tokens_and_contexts(served, lm):
     assert served.json("GET", "/api/prototypes?query=nosuchwordanywhere")["total"] == 0
 
 
-def test_of_what_is_found_names_come_first(served, lm):
-    found = served.json("GET", "/api/prototypes?query=word1&limit=500&all=1")["items"]
-    named = ["word1" in one["name"] for one in found]
-    assert named == sorted(named, reverse=True)
-    assert any(named)
-    sizes = [one["positions"] for one, is_named in zip(found, named, strict=True) if is_named]
-    assert sizes == sorted(sizes, reverse=True)
-
-
 def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_model, tmp_path):
     directory = shutil.copytree(tiny_model, tmp_path / "model")
     with Served(prismlm.load(directory)) as server:
@@ -54,22 +44,6 @@ def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_
         layout.write_meta(lens.path, replace(lens.meta, tokens=1, map=None))
         said = server.refused("GET", "/api/model", expected=409)
         assert "rebuilt or removed" in said
-
-
-def test_without_a_name_a_prototype_is_called_by_its_number(tiny_model, tmp_path):
-    lm = named_model(tiny_model, tmp_path / "model")
-    write_columns(lm.lens, {"name": [""] * lm.lens.num_prototypes})
-    with Served(prismlm.load(lm.path)) as server:
-        assert server.json("GET", "/api/map")["names"][7] == "prototype 7"
-        assert server.json("GET", "/api/prototypes/7")["name"] == "prototype 7"
-        document = lm.lens.cells.documents["doc_id"][0].as_py()
-        uses = server.json("GET", f"/api/documents/prototypes?id={document}")["cells"]
-        assert [one["name"] for one in uses] == [f"prototype {one['id']}" for one in uses]
-        _, told = server.events("/api/steer", {"text": "The", "prototype": 7, "strength": -1})[-1]
-        leading = [one["leading_after"] for one in told["tokens"]]
-        assert {one["name"] for one in leading} == {
-            f"prototype {one['prototype']}" for one in leading
-        }
 
 
 def test_filters_orders_and_the_place_of_one(served, lm):

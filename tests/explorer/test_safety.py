@@ -32,20 +32,7 @@ def test_the_key_in_the_address_becomes_a_cookie_that_other_sites_cannot_use(ser
     assert "script-src 'self';" in headers["content-security-policy"]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        'a={"b": [1, "c"]}',
-        "name with spaces=x",
-        "ü=ü",
-        "",
-        "=",
-        "x",
-        "a=1; a=2",
-        "prismlm-1=x",
-        '"',
-    ],
-)
+@pytest.mark.parametrize("other", ['a={"b": [1, "c"]}', "ü=ü", "", "a=1; a=2", "prismlm-1=x", '"'])
 def test_cookies_of_other_programs_lock_nobody_out(served, other):
     _, headers, _ = served.ask("GET", f"/?token={TOKEN}", key=None)
     own = headers["set-cookie"].partition(";")[0]
@@ -118,27 +105,6 @@ def test_a_body_that_cannot_be_parsed_is_told(served, path, body):
     status, _, data = served.ask("POST", path, body)
     assert status in (400, 422), data
     assert json.loads(data)["error"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/api/steer", {"prototype": 1, "strength": 0.5}),
-        ("/api/steer/leading", {}),
-        ("/api/inside/attention", {"layer": 0}),
-        ("/api/inside/feedback", {}),
-    ],
-)
-def test_fifteen_megabytes_are_refused_by_their_characters(served, path, body, monkeypatch):
-    def tokenise(*_, **__):
-        raise AssertionError("tokenised")
-
-    # Known from the model's start on.
-    served.lm.check_length("a")
-    monkeypatch.setattr(type(served.lm.tokenizer), "__call__", tokenise)
-    said = served.refused("POST", path, body | {"text": "word " * 3_000_000})
-    assert "15,000,000 characters" in said
-    assert "tokens, which have at most" in said
 
 
 def test_a_tokenizer_that_panics_is_told_and_the_server_goes_on(served):

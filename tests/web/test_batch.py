@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prismlm.models.seam import capture
-from prismlm.web.batch import Batch, writes_together
+from prismlm.web.batch import Batch, supports_batching
 from tests.helpers.families import FAMILIES
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 
@@ -21,7 +21,7 @@ def family(name):
 
 @pytest.mark.parametrize("name", [*sorted(TOGETHER), "mistral", "gemma2", "mamba"])
 def test_families_that_write_together_are_told_from_others(name):
-    assert writes_together(family(name)) == (name in TOGETHER)
+    assert supports_batching(family(name)) == (name in TOGETHER)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
@@ -29,12 +29,12 @@ def test_rotations_that_change_with_the_longest_text_are_of_one_text(rope_type):
     model = family("llama")
     assert any(getattr(module, "rope_type", None) == "default" for module in model.modules())
     model.model.rotary_emb.rope_type = rope_type
-    assert not writes_together(model)
+    assert not supports_batching(model)
 
 
 def test_codes_of_uncertainty_are_of_one_text():
     for make in (make_fed_gpt2, make_fed_protot):
-        assert not writes_together(make()[0])
+        assert not supports_batching(make()[0])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])

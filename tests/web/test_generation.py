@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from prismlm.web.engine import Engine
-from prismlm.web.writing import Wanted, Writing
+from prismlm.web.generation import Generation, Sampling
 
 END = 256
 LM = SimpleNamespace(
@@ -20,13 +19,13 @@ def written(data, stop=(), tokens=100):
     """Return a writing of these bytes, with what its reader was told of it."""
 
     async def write():
-        wanted = Wanted(tokens, stop=stop, alternatives=0)
-        writing = Writing(LM, "", torch.tensor([[1]]), wanted)
+        wanted = Sampling(tokens, stop=stop, alternatives=0)
+        writing = Generation(LM, "", torch.tensor([[1]]), wanted)
         for token in [*data.encode(), END]:
-            if not writing.over:
+            if not writing.finished:
                 writing.accept(token, torch.zeros(END + 1))
         await asyncio.sleep(0)
-        return writing, [writing.told.get_nowait() for _ in range(writing.told.qsize())]
+        return writing, [writing.chunks.get_nowait() for _ in range(writing.chunks.qsize())]
 
     return asyncio.run(write())
 
@@ -46,33 +45,9 @@ def written(data, stop=(), tokens=100):
 )
 def test_pieces_join_to_the_text_with_every_token_of_it(data, stop, tokens, text):
     writing, told = written(data, stop, tokens)
-    assert writing.words == text
+    assert writing.text == text
     assert "".join(one.text for one in told) == text
     assert all("\ufffd" not in one.text for one in told[:-1])
     own = [one for one in writing.ids if one != END]
     assert LM.words(own) == text
-    assert [choice.token for one in told for choice in one.choices] == own
-
-
-def test_who_had_ended_is_told_so_where_another_text_fails():
-    async def run():
-        ended, going_on = (
-            Writing(LM, "", torch.tensor([[1]]), Wanted(number, traced=False)) for number in (1, 9)
-        )
-        engine = Engine.__new__(Engine)
-        engine._lm, engine._batched, engine._writing = LM, True, []
-        turns = iter([[ended, going_on], None])
-        engine._next = lambda: next(turns)
-
-        def step(batch, new):
-            engine._writing = [ended, going_on]
-            ended.accept(97, torch.zeros(END + 1))
-            raise MemoryError
-
-        engine._step = step
-        engine._run()
-        await asyncio.sleep(0)
-        assert [ended.told.get_nowait().text, ended.told.get_nowait()] == ["a", None]
-        assert isinstance(going_on.told.get_nowait().error, MemoryError)
-
-    asyncio.run(run())
+    assert [choice.token for one in told for choice in one.tokens] == own

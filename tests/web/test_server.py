@@ -367,14 +367,14 @@ def wait_until(holds):
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_full_queue_refuses_and_who_leaves_frees_a_place(chat_model, together):
     lm = prismlm.load(chat_model)
-    with unhurried(lm), Served(lm, together=together, waiting=1) as server:
+    with unhurried(lm), Served(lm, batch_size=together, max_waiting=1) as server:
 
         def begin():
             stream = server.complete(TEXT, max_tokens=400, stream=True)
             return stream
 
         streams = [begin() for _ in range(together)]
-        wait_until(lambda: server.engine.writing == together)
+        wait_until(lambda: server.engine.running == together)
         waits = begin()
         with pytest.raises(openai.RateLimitError) as caught:
             server.complete(TEXT, max_tokens=1)
@@ -383,13 +383,13 @@ def test_a_full_queue_refuses_and_who_leaves_frees_a_place(chat_model, together)
         # One that waits leaves, and one that is written.
         waits.close()
         streams.pop().close()
-        wait_until(lambda: server.engine.writing < together)
+        wait_until(lambda: server.engine.running < together)
         assert server.complete(TEXT, max_tokens=2).usage.completion_tokens == 2
         # And one that does not stream, whose client gives up.
         impatient = openai.OpenAI(**server.address, timeout=0.5)
         with pytest.raises(openai.APITimeoutError):
             impatient.completions.create(model="tiny", prompt=TEXT, max_tokens=400)
-        wait_until(lambda: server.engine.writing + server.engine.waiting == len(streams))
+        wait_until(lambda: server.engine.running + server.engine.waiting == len(streams))
         for stream in streams:
             stream.close()
 

@@ -33,19 +33,9 @@ def test_llm_asks_on_the_command_line(served, lm, tmp_path):
         f"- {{model_id: tiny, model_name: tiny, api_base: {served.address['base_url']!r}}}\n"
     )
     for stream in ([], ["--no-stream"]):
+        command = f"-m llm -m tiny -o max_tokens 12 {' '.join(stream)}".split()
         asked = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "llm",
-                "-m",
-                "tiny",
-                "-o",
-                "max_tokens",
-                "12",
-                *stream,
-                QUESTION,
-            ],
+            [sys.executable, *command, QUESTION],
             env=os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"},
             capture_output=True,
             text=True,
@@ -84,9 +74,9 @@ def test_many_clients_lose_nothing(chat_model, clients, seconds):
         async with openai.AsyncOpenAI(**address, timeout=600) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(clients)))
 
-    with Served(lm, together=6, waiting=clients) as server:
+    with Served(lm, batch_size=6, max_waiting=clients) as server:
         answers = asyncio.run(all_of_them(server.address))
-        assert (server.engine.waiting, server.engine.writing) == (0, 0)
+        assert (server.engine.waiting, server.engine.running) == (0, 0)
     for text, whole, of_client in zip(texts, expected, answers, strict=True):
         for written, value in of_client:
             assert text + written == whole

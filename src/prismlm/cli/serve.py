@@ -117,9 +117,9 @@ def serve(
             name=name,
             api_key=api_key,
             hosts=hosts,
-            together=batch,
-            waiting=queue,
-            kept=Limits().answers if explorer else 0,
+            batch_size=batch,
+            max_waiting=queue,
+            stored_answers=Limits().answers if explorer else 0,
         )
         if api_key is None and host not in LOOPBACK:
             typer.echo("Others can reach this server, and --api-key asks for no key.", err=True)

@@ -17,12 +17,12 @@ from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audit, documents, inside, overview, prototypes, steer
 from prismlm.explorer.safety import Safety
-from prismlm.explorer.session import Limits, Session, Shown
+from prismlm.explorer.session import Limits, PageJSON, Session
 from prismlm.pages.frame import ASSETS
-from prismlm.web.line import Busy
+from prismlm.web.engine import Busy
 from prismlm.web.server import Server, running, v1
 
-# One for the model, one for what answers rely on, and three for short questions.
+# One for the model, one for attribution, and three for short requests.
 THREADS = 5
 VIEWS = (overview, ask, prototypes, steer, inside, audit, documents)
 
@@ -39,33 +39,40 @@ def create_app(
 ) -> FastAPI:
     """Return the application that explores a model.
 
-    Its page asks the model through OpenAI's routes, here under ``/api/v1``, and then asks about
-    the answer by its id.
+    Its page generates through OpenAI's routes, here under ``/api/v1``, and then asks about the
+    answer by its id.
 
     Args:
         lm: the model, with its head and, if it has one, its lens.
-        token: every request must bring it; see :mod:`prismlm.explorer.safety`.
-        hosts: values of the Host header that name this server, such as ``127.0.0.1:8080``.
-        prompts: to try, by domain; where the lens has none of these domains, those of its corpus.
-        questions: to ask, by topic, where the model has a chat template.
+        token: every request must have it; see :mod:`prismlm.explorer.safety`.
+        hosts: accepted Host headers, such as ``127.0.0.1:8080``.
+        prompts: examples by domain; if the lens has none of these domains, the corpus's own text.
+        questions: examples by topic, if the model has a chat template.
         limits: of requests.
-        server: of this model, which others ask too and whose application this one is mounted in;
-            None for one of its own.
+        server: of this model, if this application is mounted in it; by default a new one.
     """
     limits = limits or Limits()
-    own = server or Server(lm, waiting=limits.waiting, kept=limits.answers)
-    session = Session(own, limits, prompts or {}, questions or {})
+    server = server or Server(lm, max_waiting=limits.waiting, stored_answers=limits.answers)
+    session = Session(server, limits, prompts or {}, questions or {})
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Waiting requests are answered in order of arrival.
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
+        async with running(server):
+            yield
+
     app = FastAPI(
         title="prismlm explorer",
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        default_response_class=Shown,
-        lifespan=lambda app: _running(own),
+        default_response_class=PageJSON,
+        lifespan=lifespan,
     )
-    app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
+    app.add_middleware(Safety, token=token, hosts=hosts, max_body=limits.body)
     for kind in (PrismError, RequestValidationError, HTTPException, Busy):
-        app.add_exception_handler(kind, _told)
+        app.add_exception_handler(kind, _error_response)
     for view in VIEWS:
         app.include_router(view.routes(session), prefix="/api")
 
@@ -73,29 +80,22 @@ def create_app(
     def page() -> FileResponse:
         return FileResponse(ASSETS / "index.html", media_type="text/html")
 
-    app.mount("/api/v1", v1(own))
+    app.mount("/api/v1", v1(server))
     app.mount("/static", StaticFiles(directory=ASSETS))
     return app
 
 
-@asynccontextmanager
-async def _running(server: Server) -> AsyncIterator[None]:
-    # What waits its turn is answered in the order it came.
-    to_thread.current_default_thread_limiter().total_tokens = THREADS
-    async with running(server):
-        yield
-
-
-def _told(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
+    status, headers = 422, None
     if isinstance(error, PrismError):
-        status, why = 422 if isinstance(error, InputError) else 409, str(error)
+        status, message = 422 if isinstance(error, InputError) else 409, str(error)
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        status, why = 422, f"{where}: {first['msg']}."
+        field = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        message = f"{field}: {first['msg']}."
     elif isinstance(error, HTTPException):
-        status, why = error.status_code, f"{error.detail}."
+        status, message = error.status_code, f"{error.detail}."
     else:
-        status = 429
-        why = "busy: others are waiting for the model already. Try again in a moment."
-    return Shown({"error": why}, status, {"Retry-After": "5"} if status == 429 else None)
+        status, headers = 429, {"Retry-After": "5"}
+        message = "busy: others are waiting for the model already. Try again in a moment."
+    return PageJSON({"error": message}, status, headers)

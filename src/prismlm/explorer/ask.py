@@ -1,4 +1,4 @@
-"""Asked: an answer that the server wrote or read, what it relies on, and its predictions."""
+"""An answer that the server generated or read, its sources, and its predictions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from starlette.concurrency import run_in_threadpool
 
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Job, Session, Shown, Tell, attachment
+from prismlm.explorer.session import Job, PageJSON, SendEvent, Session, attachment
 from prismlm.files import json_text
 from prismlm.pages.frame import rounded
-from prismlm.pages.trace import Pool, behind, page, trace_data
+from prismlm.pages.trace import Pool, page, sources_data, trace_data
 
-AGAINST = 4
+OPPOSING_PASSAGES = 4
 PASSAGES = 8
 
 
 def routes(session: Session) -> APIRouter:
-    """Return the questions about an answer, whichever client of the server asked for it."""
+    """Return the routes about an answer, whichever client of the server requested it."""
     router = APIRouter(tags=["ask"])
     answers = session.server.answers
 
@@ -28,32 +28,33 @@ def routes(session: Session) -> APIRouter:
     def answer(key: str) -> Response:
         trace = session.trace(key)
         pool = Pool(trace.lens)
-        value = trace_data(trace, pool, each=False)
-        return Shown(value | {"id": key, "shared": pool.to_dict()})
+        data = trace_data(trace, pool, each=False)
+        return PageJSON(data | {"id": key, "shared": pool.to_dict()})
 
     @router.get("/answers/{key}/asked", summary="What it answers, and the chat up to it")
     def asked(key: str) -> Response:
-        one = answers[key]
-        value = {"text": one.trace.question, "messages": list(one.messages)}
-        # Without marks that are shown: the model is to read the same again.
-        return Response(json_text(value), media_type="application/json")
+        answer = answers[key]
+        data = {"text": answer.trace.question, "messages": list(answer.messages)}
+        # Direction marks stay: the model reads the same text again.
+        return Response(json_text(data), media_type="application/json")
 
     @router.post("/answers/{key}/stop", summary="Stop writing")
     def stop(key: str) -> dict[str, bool]:
         if key in session.jobs:
             session.jobs[key].stop.set()
-        elif (writing := session.server.unfinished.get(key)) is not None:
-            writing.stopped = True
+        elif (generation := session.server.unfinished.get(key)) is not None:
+            generation.stop_requested = True
         else:
             _ = answers[key]
         return {"stopped": True}
 
     @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
     def step(key: str, step: int) -> Response:
-        one = _step_of(session.trace(key), step)
-        pool = Pool(one.lens)
-        # As it is sent, and in this thread: others are waiting.
-        return Shown(rounded(behind(one, pool, PASSAGES)) | {"shared": pool.to_dict()})
+        trace = _step_of(session.trace(key), step)
+        pool = Pool(trace.lens)
+        # Rounded and encoded in this thread: others are waiting.
+        data = rounded(sources_data(trace, pool, PASSAGES))
+        return PageJSON(data | {"shared": pool.to_dict()})
 
     @router.get(
         "/answers/{key}/steps/{step}/against",
@@ -61,8 +62,8 @@ def routes(session: Session) -> APIRouter:
         response_class=StreamingResponse,
     )
     async def against(key: str, step: int) -> StreamingResponse:
-        one = _step_of(session.trace(key), step)
-        return session.streamed(Job(), lambda tell: _against(one, tell))
+        trace = _step_of(session.trace(key), step)
+        return session.streamed(Job(), lambda send: _against(trace, send))
 
     @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
     def chat(key: str) -> Response:
@@ -86,13 +87,13 @@ def _step_of(trace: Trace, step: int) -> Trace:
     return trace[step : step + 1]
 
 
-def _against(trace: Trace, tell: Tell) -> None:
-    """Tell the passages by their estimates, and then as the model has read them again."""
+def _against(trace: Trace, send: SendEvent) -> None:
+    """Send the opposing passages by estimate first, then as computed by the model."""
     for event in ("estimated", "done"):
         pool = Pool(trace.lens)
-        passages = trace.against(AGAINST, estimated=event == "estimated")
-        found = rounded({"against": [pool.shared(passage) for passage in passages]})
-        tell(event, found | {"shared": pool.to_dict()})
+        passages = trace.against(OPPOSING_PASSAGES, estimated=event == "estimated")
+        data = rounded({"against": [pool.shared(passage) for passage in passages]})
+        send(event, data | {"shared": pool.to_dict()})
 
 
 def _report(trace: Trace, kind: str) -> Response:

@@ -19,12 +19,12 @@ from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
-from prismlm.explorer.session import Job, Session, Tell, attachment
+from prismlm.explorer.session import Job, SendEvent, Session, attachment
 from prismlm.pages.audit import audit_data, audit_page
 from prismlm.pages.frame import rounded
 
-MOST_TEXTS = 1_000
-KINDS = {
+MAX_TEXTS = 1_000
+MEDIA_TYPES = {
     "parquet": "application/vnd.apache.parquet",
     "jsonl": "application/jsonl; charset=utf-8",
     "csv": "text/csv; charset=utf-8",
@@ -33,16 +33,16 @@ KINDS = {
 
 
 class File(BaseModel):
-    """A file as `prismlm audit` reads it; the ending of its name says how."""
+    """A file as `prismlm audit` reads it, by the extension of its name."""
 
     name: str = Field(min_length=1, max_length=400)
     content: str
 
 
 class Files(BaseModel):
-    """What is to be audited."""
+    """The files to audit."""
 
-    files: list[File] = Field(min_length=1, max_length=MOST_TEXTS)
+    files: list[File] = Field(min_length=1, max_length=MAX_TEXTS)
 
 
 def routes(session: Session) -> APIRouter:
@@ -54,13 +54,12 @@ def routes(session: Session) -> APIRouter:
         summary="Audit texts; server-sent events: start, progress, row, done or error",
         response_class=StreamingResponse,
     )
-    def audit(sent: Files) -> StreamingResponse:
-        documents, left_out = _documents(session.lm, sent.files, session.limits.audited)
-        found = Audit(session.lm, text_options([session.lm]))
-        job = Job(audit=found)
+    def audit(body: Files) -> StreamingResponse:
+        documents, left_out = _documents(session.lm, body.files, session.limits.audited)
+        job = Job(audit=Audit(session.lm, text_options([session.lm])))
         session.jobs.add(job.id, job)
         return session.streamed(
-            job, lambda tell: _read(session.lm, job, found, documents, left_out, tell)
+            job, lambda send: _audit(session.lm, job, documents, left_out, send)
         )
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
@@ -68,74 +67,73 @@ def routes(session: Session) -> APIRouter:
         job = session.jobs[key]
         if not job.summary:
             raise InputError(f"{key!r} is not an audit that has read a text.")
-        if kind not in KINDS:
-            raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
+        if kind not in MEDIA_TYPES:
+            expected = ", ".join(MEDIA_TYPES)
+            raise InputError(f"there is no report of kind {kind!r}: expected {expected}.")
         data = await run_in_threadpool(lambda: _report(job, kind))
-        return attachment(data, f"audit.{kind}", KINDS[kind])
+        return attachment(data, f"audit.{kind}", MEDIA_TYPES[kind])
 
     return router
 
 
-def _documents(lm: PrismLM, files: list[File], most: int) -> tuple[list[Document], dict[str, int]]:
-    """Return the texts that the command reads of files, and how many were left out, by why."""
+def _documents(
+    lm: PrismLM, files: list[File], max_characters: int
+) -> tuple[list[Document], dict[str, int]]:
+    """Return the texts of files, and how many were left out, by reason."""
     with TemporaryDirectory() as directory:
-        named: list[InputFile] = []
+        inputs: list[InputFile] = []
         for number, file in enumerate(files):
-            # A name that was sent is no path: it may lead out of the directory.
+            # The name is untrusted and may point outside the directory.
             name = check_text("the name of a file", file.name)
             path = Path(directory, f"{number}{extension(Path(name)) or ''}")
             path.write_bytes(check_text(f"the file {name}", file.content).encode())
-            named.append(InputFile(path, name))
+            inputs.append(InputFile(path, name))
         try:
-            paths = [file.path for file in named]
+            paths = [file.path for file in inputs]
             reader = DocumentReader(paths, tokenizer=lm.tokenizer, answered_chats="last")
-            reader.files = named
-            found = list(islice(reader, MOST_TEXTS + 1))
+            reader.files = inputs
+            documents = list(islice(reader, MAX_TEXTS + 1))
         except InputError as error:
-            words = str(error)
-            for file in named:
-                words = words.replace(str(file.path), file.name)
-            raise InputError(words.replace(directory, "their folder")) from error
-    fewer = "Give fewer, or use `prismlm audit`, which has no such limit."
-    if len(found) > MOST_TEXTS:
-        raise InputError(f"more than {MOST_TEXTS:,} texts. {fewer}")
-    characters = sum(len(one.text) for one in found)
-    if characters > most:
+            message = str(error)
+            for file in inputs:
+                message = message.replace(str(file.path), file.name)
+            raise InputError(message.replace(directory, "their folder")) from error
+    hint = "Give fewer, or use `prismlm audit`, which has no such limit."
+    if len(documents) > MAX_TEXTS:
+        raise InputError(f"more than {MAX_TEXTS:,} texts. {hint}")
+    characters = sum(len(document.text) for document in documents)
+    if characters > max_characters:
         raise InputError(
-            f"the texts have {characters:,} characters: the explorer reads {most:,} at once. "
-            f"{fewer}"
+            f"the texts have {characters:,} characters: the explorer reads {max_characters:,} at "
+            f"once. {hint}"
         )
-    return found, dict(reader.left_out)
+    return documents, dict(reader.left_out)
 
 
-def _read(
-    lm: PrismLM,
-    job: Job,
-    audit: Audit,
-    documents: list[Document],
-    left_out: dict[str, int],
-    tell: Tell,
+def _audit(
+    lm: PrismLM, job: Job, documents: list[Document], left_out: dict[str, int], send: SendEvent
 ) -> None:
-    """Tell how many predictions there are, how many are done, each row, and the summary."""
-    predictions = sum(max(0, len(document_ids(lm, one)) - 1) for one in documents)
-    tell("start", {"id": job.id, "texts": len(documents), "predictions": predictions})
+    """Send the number of predictions, the progress, each row, and the summary."""
+    assert job.audit is not None
+    predictions = sum(max(0, len(document_ids(lm, document)) - 1) for document in documents)
+    send("start", {"id": job.id, "texts": len(documents), "predictions": predictions})
     done = 0
 
     def on_pass(count: int) -> bool:
         nonlocal done
         done += count
-        tell("progress", {"predictions": done})
+        send("progress", {"predictions": done})
         return not job.stop.is_set()
 
-    for row in audit.read(documents, on_pass):
+    for row in job.audit.read(documents, on_pass):
         job.rows.append(row)
-        # Of what it leans on, the page lists the most.
+        # The page lists only the first of each.
         leading = {name: row[name][:1] for name in ("by_source", "documents")}
-        tell("row", rounded(row | leading))
-    if audit.texts:
-        job.summary = audit.to_dict() | {"left_out": left_out}
-    end: dict[str, Any] = {"id": job.id, "stopped": audit.texts < len(documents)}
-    tell("done", end | {"summary": audit_data(job.summary) if job.summary else None})
+        send("row", rounded(row | leading))
+    if job.audit.texts:
+        job.summary = job.audit.to_dict() | {"left_out": left_out}
+    end: dict[str, Any] = {"id": job.id, "stopped": job.audit.texts < len(documents)}
+    send("done", end | {"summary": audit_data(job.summary) if job.summary else None})
 
 
 def _report(job: Job, kind: str) -> bytes:

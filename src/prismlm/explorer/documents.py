@@ -1,4 +1,4 @@
-"""Documents of the corpus: the whole text at a place, and the prototypes it stands behind."""
+"""Documents of the corpus: the full text, and the prototypes it is indexed under."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from prismlm.lens.lens import Lens
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import called
 
-# Characters: of what is sent at once, and of what a long document is opened with.
-MOST, WINDOW = 200_000, 60_000
-USES = 12
-FACTS = ("doc_id", "title", "source", "domain", "license", "url", "start")
+# Characters: the most that is sent at once, and of the first view of a longer document.
+MAX_CHARACTERS, WINDOW = 200_000, 60_000
+MAX_PROTOTYPES = 12
+FIELDS = ("doc_id", "title", "source", "domain", "license", "url", "start")
 Id = Annotated[str, Query(min_length=1, description="Of a document of the corpus.")]
 Position = Annotated[int | None, Query(ge=0, lt=2**63, description="A token's, in the corpus.")]
 
@@ -30,34 +30,35 @@ def routes(session: Session) -> APIRouter:
     """Return the routes under ``/documents``; ids are of the corpus, never of files."""
     router = APIRouter(tags=["documents"])
     opened: list[Corpus] = []
-    # The model's thread reads the same files: a corpus opened twice shares no cache.
+    # The model's thread reads the same files: a second Corpus has a cache of its own.
     lock = Lock()
 
     def corpus() -> Corpus:
         lens = session.lm.lens_for("document to show")
-        found = lens.corpus
-        if found is None:
+        if lens.corpus is None:
             raise InputError(
                 f"the corpus of the lens is no longer at {lens.corpus_path}, or has changed, so "
                 "its documents cannot be shown. Put it back there, or build the lens again with "
                 f"`prismlm index {session.lm.path} --corpus DIR --overwrite`; then start the "
                 "explorer again."
             )
-        if not opened or opened[0].meta is not found.meta:
-            opened[:] = [Corpus(found.path, found.meta)]
+        if not opened or opened[0].meta is not lens.corpus.meta:
+            opened[:] = [Corpus(lens.corpus.path, lens.corpus.meta)]
         return opened[0]
 
     @router.get("/documents", summary="A document at a place")
     def document(id: Id, at: Position = None) -> dict[str, Any]:
         with lock:
-            return _opened(corpus(), id, at)
+            return _document(corpus(), id, at)
 
     @router.get("/documents/text", summary="A further part of a long document")
     def part(
         id: Id, first: Annotated[int, Query(ge=0)], last: Annotated[int, Query(ge=0)]
     ) -> dict[str, Any]:
-        if not 0 <= last - first <= MOST:
-            raise InputError(f"characters {first} to {last}: expected at most {MOST:,} at once.")
+        if not 0 <= last - first <= MAX_CHARACTERS:
+            raise InputError(
+                f"characters {first} to {last}: expected at most {MAX_CHARACTERS:,} at once."
+            )
         with lock:
             text = corpus().text(_number(corpus(), id))
         return {"first": first, "last": min(last, len(text)), "text": text[first:last]}
@@ -66,60 +67,55 @@ def routes(session: Session) -> APIRouter:
     async def prototypes(id: Id) -> dict[str, Any]:
         def work() -> dict[str, Any]:
             with lock:
-                own = corpus().documents.value(_number(corpus(), id), "doc_id")
-            return _uses(session.lm.lens_for("document to show"), own)
+                doc_id = corpus().documents.value(_number(corpus(), id), "doc_id")
+            return _prototypes(session.lm.lens_for("document to show"), doc_id)
 
-        return await session.line.run(work)
+        return await session.queue.run(work)
 
     return router
 
 
 def _number(corpus: Corpus, doc_id: str) -> int:
-    """Return the number of a document, whose id may be given as it is shown."""
-    try:
-        return corpus.find(doc_id)
-    except InputError:
-        if "‹U+" in doc_id:
-            for number, own in enumerate(corpus.doc_ids):
-                if marks_shown(own) == doc_id:
-                    return number
-        raise
+    """Return the number of a document; its id may have direction marks as visible codes."""
+    if "‹U+" in doc_id:
+        doc_id = next((own for own in corpus.doc_ids if marks_shown(own) == doc_id), doc_id)
+    return corpus.find(doc_id)
 
 
-def _opened(corpus: Corpus, doc_id: str, at: int | None) -> dict[str, Any]:
-    """Return what is known of a document, and its text around the token at a place."""
+def _document(corpus: Corpus, doc_id: str, at: int | None) -> dict[str, Any]:
+    """Return the fields of a document, and its text around the token at position ``at``."""
     number = _number(corpus, doc_id)
     row = corpus.documents.take(np.array([number])).to_pylist()[0]
     text, start, length = corpus.text(number), row["start"], row["length"]
-    mark: list[int] = []
+    span: list[int] = []
     if at is not None:
         if not start <= at < start + length:
             raise InputError(
                 f"position {at:,} is not in the document {row['doc_id']!r}: its tokens are "
                 f"{start:,} to {start + length - 1:,}."
             )
-        mark = corpus.spans(number)[at - start].tolist()
-    left, right = mark or (0, 0)
+        span = corpus.spans(number)[at - start].tolist()
+    left, right = span or (0, 0)
     first, last = 0, len(text)
-    if len(text) > MOST:
+    if len(text) > MAX_CHARACTERS:
         first = max(0, min(left - WINDOW // 2, len(text) - WINDOW))
         last = max(first + WINDOW, right)
-    return {name: row[name] for name in FACTS} | {
+    return {name: row[name] for name in FIELDS} | {
         "tokens": length,
         "characters": len(text),
         "at": at,
         "first": first,
         "last": last,
-        # Before the place, its token, and after it; or all, without a place.
-        "parts": [text[a:b] for a, b in pairwise((first, *mark, last))],
+        # Before the token, the token, and after it; or all, without a position.
+        "parts": [text[a:b] for a, b in pairwise((first, *span, last))],
     }
 
 
-def _uses(lens: Lens, doc_id: str) -> dict[str, Any]:
+def _prototypes(lens: Lens, doc_id: str) -> dict[str, Any]:
     """Return the prototypes whose cells hold most of a document, or that have it as a context."""
-    found = document_sources(lens, doc_id)
+    sources = document_sources(lens, doc_id)
 
-    def shown(uses: Any, *figures: str) -> list[dict[str, Any]]:
+    def listed(uses: Any, *figures: str) -> list[dict[str, Any]]:
         return [
             {
                 "id": use.prototype,
@@ -128,12 +124,12 @@ def _uses(lens: Lens, doc_id: str) -> dict[str, Any]:
                 "colour": colour(lens.categories[use.prototype]),
                 **{figure: getattr(use, figure) for figure in figures},
             }
-            for use in uses[:USES]
+            for use in uses[:MAX_PROTOTYPES]
         ]
 
     return {
-        "cells": shown(found.cells, "positions", "share"),
-        "in_cells": len(found.cells),
-        "contexts": shown(found.uses, "rank", "cosine", "position"),
-        "in_contexts": len(found.uses),
+        "cells": listed(sources.cells, "positions", "share"),
+        "in_cells": len(sources.cells),
+        "contexts": listed(sources.uses, "rank", "cosine", "position"),
+        "in_contexts": len(sources.uses),
     }

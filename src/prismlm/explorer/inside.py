@@ -1,4 +1,4 @@
-"""Inside the model along one text: channels, attention, and the uncertainty fed back."""
+"""The inside of the model along one text: channels, attention, and uncertainty feedback."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from prismlm.pages.frame import rounded
 from prismlm.probes.channels import channel_report
 from prismlm.probes.uncertainty_feedback.signal import recursion
 
-# Of a map, which has a weight for each pair of tokens, and of codes taken token by token.
-MOST_TOKENS = 256
-# Weights are sent as whole numbers.
-ONE = 10_000
-STRONGEST = 8
+# Tokens of a map, which has a weight for each pair, and of codes computed token by token.
+MAX_TOKENS = 256
+# Weights are sent as integers, in units of 1 / WEIGHT_SCALE.
+WEIGHT_SCALE = 10_000
+STRONGEST_LINKS = 8
 
 
-class Read(BaseModel):
-    """A text to look inside with."""
+class Text(BaseModel):
+    """A text to read."""
 
     text: str = Field(min_length=1)
 
 
-class ReadLayer(Read):
+class LayerText(Text):
     """A text, and the layer whose heads are shown."""
 
     layer: Annotated[int, Field(ge=0, lt=2**31)]
@@ -50,24 +50,23 @@ def routes(session: Session) -> APIRouter:
         return _parts(session.lm.model)
 
     @router.post("/inside/channels", summary="Channels with their gates along a text")
-    async def channels(read: Read) -> dict[str, Any]:
-        return await session.line.run(lambda: _channels(session, read.text))
+    async def channels(body: Text) -> dict[str, Any]:
+        return await session.queue.run(lambda: _channels(session, body.text))
 
     @router.post("/inside/attention", summary="What the heads of a layer look at")
-    async def attention(read: ReadLayer) -> dict[str, Any]:
-        return await session.line.run(lambda: _attention(session, read))
+    async def attention(body: LayerText) -> dict[str, Any]:
+        return await session.queue.run(lambda: _attention(session, body))
 
     @router.post("/inside/feedback", summary="The uncertainty fed back to each token")
-    async def feedback(read: Read) -> dict[str, Any]:
-        return await session.line.run(lambda: _feedback(session, read.text))
+    async def feedback(body: Text) -> dict[str, Any]:
+        return await session.queue.run(lambda: _feedback(session, body.text))
 
     return router
 
 
 def _parts(model: Any) -> dict[str, Any]:
     attention = None
-    # A model of prototype mixers alone has none.
-    with suppress(InputError):
+    with suppress(InputError):  # a model without attention
         attention = {"layers": len(attention_layers(model))}
     feedback = uncertainty_of(model)
     return {
@@ -83,34 +82,32 @@ def _channels(session: Session, text: str) -> dict[str, Any]:
     return channels_data(model, None, channel_report(model, session.lm.tokenizer, text=text))
 
 
-def _attention(session: Session, read: ReadLayer) -> dict[str, Any]:
-    """Return the weights of each row up to its own token, in ten thousandths."""
-    session.tokens(read.text, 0, "inspect attention", MOST_TOKENS)
-    model = session.lm.model
-    heads = heads_of(model, layer=read.layer)
-    found = read_maps(model, session.lm.tokenizer, read.text, heads)
-    maps = [
+def _attention(session: Session, body: LayerText) -> dict[str, Any]:
+    session.tokens(body.text, 0, "inspect attention", MAX_TOKENS)
+    lm = session.lm
+    maps = read_maps(lm.model, lm.tokenizer, body.text, heads_of(lm.model, layer=body.layer))
+    data = [
         {
-            "head": one.head.head,
-            "group": one.head.group,
-            "number": one.head.group_head,
-            "title": one.head.title,
+            "head": m.head.head,
+            "group": m.head.group,
+            "number": m.head.group_head,
+            "title": m.head.title,
+            # Each row up to its own token.
             "weights": [
                 row[: t + 1]
-                for t, row in enumerate((one.weights * ONE).round().to(torch.int64).tolist())
+                for t, row in enumerate((m.weights * WEIGHT_SCALE).round().long().tolist())
             ],
-            "on_itself": rounded(one.on_itself()),
-            "strongest": [rounded(list(link)) for link in one.strongest(STRONGEST)],
+            "on_itself": rounded(m.on_itself()),
+            "strongest": [rounded(list(link)) for link in m.strongest(STRONGEST_LINKS)],
         }
-        for one in found
+        for m in maps
     ]
-    tokens = [visible(token) for token in found[0].tokens]
-    return {"layer": read.layer, "tokens": tokens, "maps": maps}
+    return {"layer": body.layer, "tokens": [visible(t) for t in maps[0].tokens], "maps": data}
 
 
 def _feedback(session: Session, text: str) -> dict[str, Any]:
-    """Return what is fed back when the model writes the text token by token."""
-    ids = session.tokens(text, 0, "inspect uncertainty-feedback", MOST_TOKENS)
+    """Return the feedback as if the model generated the text token by token."""
+    ids = session.tokens(text, 0, "inspect uncertainty-feedback", MAX_TOKENS)
     if len(ids) < 2:
         raise InputError("the text is one token, to which nothing is fed back: give a longer one.")
     codes, _ = recursion(session.lm.model, [torch.tensor(ids)])

@@ -1,4 +1,4 @@
-"""What the model is and has, what it lacks, and what to begin with: for the page's first view."""
+"""The page's first view: what the model is, has and lacks, and examples to start with."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from prismlm.pages.colours import colour
 from prismlm.pages.frame import rounded
 
 # Domains or sources whose shares are shown.
-SHOWN = 12
-# Documents to begin with are looked for at some places of a large corpus, so many at each.
-PLACES, AT_EACH = 16, 256
-# Texts of domains, and of a corpus that has no domains.
+MAX_SHARES = 12
+# Example texts come from runs of documents, evenly spaced in the corpus.
+RUNS, RUN_LENGTH = 16, 256
+# Texts, of different domains or of a corpus without domains.
 DOMAINS, DOCUMENTS = 12, 6
-# Characters of a text, of a prompt and of what a text is called; words of a prompt.
+# Characters of a text, a prompt and a name; words of a prompt.
 TEXT, PROMPT, NAME, WORDS = 800, 90, 60, 9
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -36,16 +36,15 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 def routes(session: Session) -> APIRouter:
     """Return ``/model``."""
     router = APIRouter(tags=["model"])
-    # Once, and before the model's thread reads the same files.
+    # Once, before the model's thread reads the same files.
     texts = held_out_texts(session.lm.lens)
 
     @router.get("/model", summary="What the model is and has")
     def model() -> dict[str, Any]:
-        session.look_again()
-        lens = session.lm.lens
+        session.refresh()
         return _overview(session) | {
             "texts": texts,
-            "prompts": prompts_for(lens, session.prompts, texts),
+            "prompts": prompts_for(session.lm.lens, session.prompts, texts),
             "questions": session.questions,
         }
 
@@ -54,7 +53,7 @@ def routes(session: Session) -> APIRouter:
 
 def _overview(session: Session) -> dict[str, Any]:
     lm, lens = session.lm, session.lm.lens
-    seen = Counter(filter(None, [] if lens is None else lens.categories))
+    categories = Counter(filter(None, [] if lens is None else lens.categories))
     return {
         "name": session.server.name,
         "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
@@ -65,7 +64,7 @@ def _overview(session: Session) -> dict[str, Any]:
         "missing": _missing(str(lm.path), lens),
         "categories": [
             {"name": name, "prototypes": count, "colour": colour(name)}
-            for name, count in seen.most_common()
+            for name, count in categories.most_common()
         ],
         "chat": bool(lm.tokenizer.chat_template),
         "limits": {"audited": session.limits.audited},
@@ -74,11 +73,11 @@ def _overview(session: Session) -> dict[str, Any]:
 
 def _lens(lens: Lens) -> dict[str, Any]:
     meta = lens.meta
-    trained = meta.trained_on
+    trained_on = meta.trained_on
     return {
         "tokens": meta.tokens,
         "documents": meta.documents,
-        "trained_on": None if trained is None else trained_on_words(trained, meta.split),
+        "trained_on": None if trained_on is None else trained_on_words(trained_on, meta.split),
         "map": meta.map is not None,
         "corpus": lens.corpus is not None,
         "readable": lens.text_source is not None,
@@ -88,33 +87,30 @@ def _lens(lens: Lens) -> dict[str, Any]:
 
 
 def _shares(lens: Lens) -> dict[str, Any] | None:
-    """Return the share of each domain, or else source, in all positions; None where that is one."""
+    """Return the share of each domain, or of each source if there is only one domain."""
     for by in ("domain", "source"):
         rates = lens.cells.base_rates(by).tolist()
-        names = lens.cells.keys(by).names
-        items = sorted(zip(names, rates, strict=True), key=lambda item: -item[1])
+        pairs = zip(lens.cells.keys(by).names, rates, strict=True)
+        items = [{"key": key, "share": rate} for key, rate in sorted(pairs, key=lambda p: -p[1])]
         if len(items) > 1:
-            shown = [{"key": key, "share": share} for key, share in items[:SHOWN]]
-            others = [rate for _, rate in items[SHOWN:]]
-            return rounded({"by": by, "items": shown, "others": [len(others), sum(others)]})
+            rest = items[MAX_SHARES:]
+            others = [len(rest), sum(item["share"] for item in rest)]
+            return rounded({"by": by, "items": items[:MAX_SHARES], "others": others})
     return None
 
 
 def _missing(name: str, lens: Lens | None) -> list[dict[str, str]]:
-    """Return what the model could have, and the command that makes it."""
+    """Return what the model lacks, and the commands that add it."""
     index = f"prismlm index {name} --corpus DIR"
     if lens is None:
         return [{"what": "a lens: no training text can be named", "command": index}]
-    places = f"the corpus at {lens.corpus_path}: it is not there, or has changed"
+    corpus = f"the corpus at {lens.corpus_path}: it is not there, or has changed"
+    cells = "cells: documents are named, no passages"
     parts = (
-        (
-            lens.cells,
-            "cells: documents are named, no passages",
-            f"{index} --positions 1 --overwrite",
-        ),
+        (lens.cells, cells, f"{index} --positions 1 --overwrite"),
         (lens.meta.labels, "names of prototypes", f"prismlm label {name}"),
         (lens.meta.map, "a map of prototypes", f"prismlm map {name}"),
-        (lens.corpus, places, f"{index} --overwrite"),
+        (lens.corpus, corpus, f"{index} --overwrite"),
     )
     return [{"what": what, "command": command} for part, what, command in parts if part is None]
 
@@ -122,20 +118,19 @@ def _missing(name: str, lens: Lens | None) -> list[dict[str, str]]:
 def prompts_for(
     lens: Lens | None, prompts: Mapping[str, str], texts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return prompts to try.
+    """Return the prompts of domains that the lens has.
 
-    Of those given, the ones of domains that the lens has; where it has none of them, the opening
-    words of ``texts``; without these, all.
+    Without any, the first words of ``texts``; without these, all prompts.
     """
     domains = set() if lens is None else set(lens.keys("mass", "domain").names)
-    own = {domain: prompt for domain, prompt in prompts.items() if domain in domains}
-    return own or {name: _opening(text) for name, text in texts.items()} or dict(prompts)
+    matching = {domain: prompt for domain, prompt in prompts.items() if domain in domains}
+    return matching or {n: _first_words(text) for n, text in texts.items()} or dict(prompts)
 
 
 def held_out_texts(lens: Lens | None) -> dict[str, str]:
-    """Return beginnings of held-out documents: of each domain by its name, or a few by titles.
+    """Return the beginnings of held-out documents: one per domain, or a few by title.
 
-    There are none where the corpus is gone, has changed or holds nothing out.
+    Empty if the corpus is missing, has changed or has no held-out documents.
     """
     corpus = None if lens is None else lens.corpus
     try:
@@ -145,37 +140,38 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
 
 
 def _texts(corpus: Corpus) -> dict[str, str]:
-    starts = np.linspace(0, max(0, len(corpus) - AT_EACH), PLACES, dtype=np.int64)
-    numbers = np.unique(starts[:, None] + np.arange(AT_EACH))
+    starts = np.linspace(0, max(0, len(corpus) - RUN_LENGTH), RUNS, dtype=np.int64)
+    numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
     numbers = numbers[numbers < len(corpus)]
-    rows = corpus.documents.take(numbers)
-    held = np.flatnonzero(held_out(rows, corpus.meta["split"]))
-    found = list(zip(numbers[held].tolist(), rows.take(held).to_pylist(), strict=True))
-    by_domain = len({row["domain"] for _, row in found} - {None}) > 1
-    # Neighbours are often of one kind.
-    spread = found if by_domain else found[:: max(1, len(found) // DOCUMENTS)]
+    table = corpus.documents.take(numbers)
+    indices = np.flatnonzero(held_out(table, corpus.meta["split"]))
+    rows = list(zip(numbers[indices].tolist(), table.take(indices).to_pylist(), strict=True))
+    by_domain = len({row["domain"] for _, row in rows} - {None}) > 1
+    limit = DOMAINS if by_domain else DOCUMENTS
+    # Neighbours are often alike.
+    spread = rows if by_domain else rows[:: max(1, len(rows) // DOCUMENTS)]
     texts: dict[str, str] = {}
     for number, row in spread:
-        own_name = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
-        name = _cut(" ".join(_plain(own_name).split()), NAME)
-        if name not in texts and len(texts) < (DOMAINS if by_domain else DOCUMENTS):
+        label = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
+        name = _cut(" ".join(_plain(label).split()), NAME)
+        if name not in texts and len(texts) < limit:
             text = _plain(corpus.text(number)[: 2 * TEXT]).strip()
             texts |= {name: _cut(text, TEXT)} if text else {}
     return dict(sorted(texts.items()))
 
 
-def _opening(text: str) -> str:
-    """Return the first words of a text, of the first line that has as many."""
+def _first_words(text: str) -> str:
+    """Return the first words of the first line that has enough of them, or of the text."""
     lines = [line.split() for line in text.splitlines()]
     words = next((line for line in lines if len(line) >= WORDS), text.split())
     return _cut(" ".join(words[:WORDS]), PROMPT)
 
 
 def _plain(text: str) -> str:
-    """Return a text without what would turn its direction, or do something in a terminal."""
+    """Return a text without direction marks and control characters."""
     return CONTROLS.sub(" ", MARK.sub(" ", text))
 
 
-def _cut(text: str, most: int) -> str:
-    """Return the beginning of a text, to the end of a word."""
-    return text if len(text) <= most else re.sub(r"\s\S*$", "", text[: most + 1])[:most]
+def _cut(text: str, limit: int) -> str:
+    """Return the beginning of a text, cut after a word."""
+    return text if len(text) <= limit else re.sub(r"\s\S*$", "", text[: limit + 1])[:limit]

@@ -1,8 +1,8 @@
-"""Who may ask, from where, and how much: what stands before every request.
+"""Access control of the explorer: checks on every request before it is handled.
 
 A page of another site can make a browser send requests to 127.0.0.1, and on a shared machine
 others can reach the port. So every request needs the token of this run, as a bearer token, or a
-session: the token in the address that opens the page is exchanged for its cookie.
+session cookie, which the address that opens the page exchanges its token for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prismlm.errors import FormatError, no_panics
+from prismlm.web.server import body_refusal
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -31,22 +32,22 @@ HEADERS = {
 
 
 class Safety:
-    """ASGI middleware: checks Host, Origin, token and size of every request.
+    """ASGI middleware: checks Host, Origin, token and body size of every request.
 
     Args:
-        app: what it stands before.
+        app: the application.
         token: of this run.
-        hosts: values of the Host header that name this server, such as ``127.0.0.1:8080``.
-        largest: bytes of a request's body.
+        hosts: accepted Host headers, such as ``127.0.0.1:8080``.
+        max_body: bytes of a request's body.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], largest: int) -> None:
-        self.app, self.token, self.hosts, self.largest = app, token, hosts, largest
-        # What the cookie holds: whoever reads it there cannot make another session of it.
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], max_body: int) -> None:
+        self.app, self.token, self.hosts, self.max_body = app, token, hosts, max_body
+        # The cookie does not contain the token, so it cannot open another session.
         self._session = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what may not pass; pass on the rest."""
+        """Refuse a request or pass it on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -59,44 +60,43 @@ class Safety:
 
         try:
             with no_panics():
-                answer = self._refusal(Request(scope)) or self.app
-                await answer(scope, receive, send_with_headers)
+                app = self._refusal(Request(scope)) or self.app
+                await app(scope, receive, send_with_headers)
         except FormatError as error:
-            await _no(409, str(error))(scope, receive, send_with_headers)
+            await _refused(409, str(error))(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self.hosts:
-            return _no(421, f"this server is not {host!r}: open the address it printed.")
+            return _refused(421, f"this server is not {host!r}: open the address it printed.")
         if origin is not None and origin != f"http://{host}":
-            return _no(403, "a page of another site may not ask this server.")
-        # Cookies know no ports: two explorers of one machine must not throw each other out.
-        name, given = f"prismlm-{request.scope['server'][1]}", request.query_params.get("token")
-        if given is not None and (request.method, request.url.path) == ("GET", "/"):
-            if not _equal(given, self.token):
-                return _no(401, "this key is of another run: open the address that was printed.")
+            return _refused(403, "a page of another site may not ask this server.")
+        # Cookies ignore the port: two explorers on one machine need different names.
+        name, token = f"prismlm-{request.scope['server'][1]}", request.query_params.get("token")
+        if token is not None and (request.method, request.url.path) == ("GET", "/"):
+            if not _equal(token, self.token):
+                return _refused(
+                    401, "this key is of another run: open the address that was printed."
+                )
             response = RedirectResponse("/", status_code=303)
             response.set_cookie(name, self._session, httponly=True, samesite="strict")
             return response
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        known = kind.lower() == "bearer" and _equal(bearer.strip(), self.token)
-        if not known and not _equal(request.cookies.get(name, ""), self._session):
-            return _no(401, "open the address that `prismlm explore` printed: it holds the key.")
-        length = headers.get("content-length", "0")
-        # The server holds a body to its Content-Length, but a chunked one to nothing.
-        if not length.isdecimal() or "transfer-encoding" in headers:
-            return _no(411, "expected a Content-Length.")
-        if int(length) > self.largest:
-            return _no(413, f"{int(length):,} bytes: at most {self.largest:,} are read at once.")
-        return None
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        valid = scheme.lower() == "bearer" and _equal(bearer.strip(), self.token)
+        if not valid and not _equal(request.cookies.get(name, ""), self._session):
+            return _refused(
+                401, "open the address that `prismlm explore` printed: it holds the key."
+            )
+        refused = body_refusal(headers, self.max_body)
+        return refused and _refused(*refused)
 
 
-def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _equal(value: str, expected: str) -> bool:
+    return hmac.compare_digest(value.encode(), expected.encode())
 
 
-def _no(status: int, why: str) -> Response:
+def _refused(status: int, message: str) -> Response:
     if status == 401:
-        return PlainTextResponse(why + "\n", status_code=status)
-    return JSONResponse({"error": why}, status_code=status)
+        return PlainTextResponse(message + "\n", status_code=status)
+    return JSONResponse({"error": message}, status_code=status)

@@ -1,4 +1,4 @@
-"""What one explorer holds: the model, those who wait for it, and the last answers."""
+"""The state of one explorer: the model, its request queue, and recent answers and audits."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from prismlm.explain.trace import Trace
 from prismlm.files import json_text
 from prismlm.lens.labels.catalogue import Catalogue
 from prismlm.web.answers import Recent
-from prismlm.web.line import Busy, Line
+from prismlm.web.engine import Busy, RequestQueue
 from prismlm.web.server import Server
 
-# Tells an event by its name and value; work may call it from its thread.
-Tell = Callable[[str, dict[str, Any]], None]
+# Sends an event by its name and data; callable from any thread.
+SendEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what one request may ask for.
+    """Limits of the explorer.
 
     Attributes:
-        body: bytes.
-        tokens: of an answer that is shown, with its prompt, and of what is steered.
+        body: bytes of a request.
+        tokens: of an answer that is shown, with its prompt, and of a steered text.
         audited: characters of all texts of an audit.
-        waiting: requests that wait for the model; more are told that it is busy.
-        answers: kept for questions about them, the latest; as many audits.
+        waiting: requests that may wait for the model.
+        answers: number of recent answers kept for questions about them; as many audits.
     """
 
     body: int = 16_000_000
@@ -49,13 +49,7 @@ class Limits:
 
 @dataclass
 class Job:
-    """What a request is doing: it can be stopped, and an audit asked for its files.
-
-    Attributes:
-        id: unguessable.
-        stop: set where it is to end.
-        audit, rows, summary: of an audit; one row for each text, the summary once it has ended.
-    """
+    """A running request, which can be stopped; an audit keeps its rows and summary for files."""
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     stop: threading.Event = field(default_factory=threading.Event)
@@ -65,50 +59,37 @@ class Job:
 
 
 class Prompt(BaseModel):
-    """What a model is to go on from: a text, or with ``chat`` what a user asks it."""
+    """A text to continue, or with ``chat`` a user's message to answer."""
 
     text: str = Field(min_length=1)
     chat: bool = False
 
     @property
-    def put(self) -> str | Messages:
-        """What the model is given."""
+    def source(self) -> str | Messages:
+        """The model's input."""
         return asked(self.text) if self.chat else self.text
 
 
-class Writing(Prompt):
-    """A prompt, and how the model is to go on."""
-
-    generate: int = Field(default=40, ge=0, le=1024)
-    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=2**53)
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """Arguments of whatever writes."""
-        return self.model_dump(include={"generate", "temperature", "seed"})
-
-
-class Shown(JSONResponse):
-    """JSON in which marks that turn the direction of writing are shown, and turn nothing."""
+class PageJSON(JSONResponse):
+    """JSON in which text direction marks are replaced by their visible codes."""
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes that are sent."""
-        return _sent(content).encode()
+        """Return the encoded body."""
+        return _encoded(content).encode()
 
 
 class Session:
     """A model being explored.
 
     Attributes:
-        server: what writes, and keeps the answers that are asked about.
+        server: generates, and keeps the recent answers.
         lm: its model.
         limits: of requests.
-        prompts: to try, by domain.
-        questions: to ask a model that has a chat template, by topic; there may be none.
-        line: of those who wait for it.
-        catalogue: its prototypes to be searched; None without a lens.
-        jobs: the last ones but answers.
+        prompts: examples by domain.
+        questions: examples by topic, for a model with a chat template.
+        queue: of requests to the model other than generation.
+        catalogue: searchable prototypes; None without a lens.
+        jobs: recent ones, without answers.
     """
 
     def __init__(
@@ -121,16 +102,12 @@ class Session:
         self.server, self.lm, self.limits = server, server.lm, limits
         lm, self.prompts = server.lm, dict(prompts)
         self.questions = dict(questions) if lm.tokenizer.chat_template else {}
-        self.line = Line(limits.waiting)
+        self.queue = RequestQueue(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
         self.jobs: Recent[Job] = Recent("audit", limits.answers)
 
-    def look_again(self) -> None:
-        """Search the names of the prototypes anew, where they were written meanwhile.
-
-        Raises:
-            StaleLensError: the lens is gone, or was built again and so is another one.
-        """
+    def refresh(self) -> None:
+        """Reload the names of the prototypes if they changed; StaleLensError for another lens."""
         lens = self.lm.lens
         if lens is None:
             return
@@ -140,11 +117,11 @@ class Session:
             self.catalogue = Catalogue(lens)
 
     def trace(self, key: str) -> Trace:
-        """Return the trace of an answer; InputError if there is none, or not yet, or too long."""
+        """Return the trace of an answer; InputError if it is unknown, unfinished or too long."""
         server = self.server
-        writing = server.unfinished.get(key)
-        if key not in server.answers and writing is not None and not writing.left:
-            raise InputError(f"the answer {key!r} is not there to its end yet. Ask in a moment.")
+        generation = server.unfinished.get(key)
+        if key not in server.answers and generation is not None and not generation.abandoned:
+            raise InputError(f"the answer {key!r} is not finished yet. Ask again in a moment.")
         trace = server.answers[key].trace
         if len(trace) > self.limits.tokens:
             raise InputError(
@@ -154,83 +131,76 @@ class Session:
         return trace
 
     def tokens(
-        self, text: str | Messages, room: int, command: str, most: int | None = None
+        self, source: str | Messages, room: int, command: str, limit: int | None = None
     ) -> list[int]:
-        """Return the tokens of a text or a chat; what is refused is told the bound met first.
+        """Return the tokens of a text or a chat, or raise InputError if it is empty or too long.
 
         Args:
-            text: of at least one token.
-            room: tokens that are to be written after it.
-            command: the one without such a bound.
-            most: tokens, with these; by default the session's limit.
-
-        Raises:
-            InputError: it has more, or none, or more than the model reads.
+            source: the text or chat.
+            room: tokens to be generated after it.
+            command: the prismlm command without such a limit.
+            limit: on all tokens; by default the session's.
         """
-        lm, most = self.lm, most or self.limits.tokens
-        if most <= (lm.context_length or most):
-            lm.check_length(lm.as_text(text), most, "the explorer")
-            length = len(lm.tokens_of(text))
-            if length + room > most:
+        lm, limit = self.lm, limit or self.limits.tokens
+        if limit <= (lm.context_length or limit):
+            lm.check_length(lm.as_text(source), limit, "the explorer")
+            length = len(lm.tokens_of(source))
+            if length + room > limit:
                 wanted = f" and {room:,} are asked for" if room else ""
                 raise InputError(
-                    f"the text has {length:,} tokens{wanted}: the explorer reads {most:,}. "
+                    f"the text has {length:,} tokens{wanted}: the explorer reads {limit:,}. "
                     f"Shorten it, or use `prismlm {command}`."
                 )
-        return lm.encode(text, room)[0].tolist()
+        return lm.encode(source, room)[0].tolist()
 
-    def streamed(self, job: Job, work: Callable[[Tell], None]) -> StreamingResponse:
-        """Return the server-sent events that ``work`` tells, once it is its turn.
+    def streamed(self, job: Job, work: Callable[[SendEvent], None]) -> StreamingResponse:
+        """Return the server-sent events of ``work``, which runs when its turn comes; or raise Busy.
 
-        Before it there may be ``waiting``; an error of ours ends it as ``error``. Whoever leaves
-        sets ``job.stop``, which ``work`` is to look at.
-
-        Raises:
-            Busy: too many wait.
+        A ``waiting`` event may come first; a PrismError ends it with an ``error`` event. When the
+        client disconnects, ``job.stop`` is set, which ``work`` should check.
         """
-        self.line.check()
+        self.queue.check()
         return StreamingResponse(self._events(job, work), media_type="text/event-stream")
 
-    async def _events(self, job: Job, work: Callable[[Tell], None]) -> AsyncIterator[str]:
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+    async def _events(self, job: Job, work: Callable[[SendEvent], None]) -> AsyncIterator[str]:
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
-        def tell(name: str, value: dict[str, Any]) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, _event(name, value))
+        def send(name: str, data: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, _event(name, data))
 
         def run() -> None:
             try:
                 with no_panics():
-                    work(tell)
+                    work(send)
             except PrismError as error:
-                tell("error", {"error": str(error)})
+                send("error", {"error": str(error)})
 
-        if self.line.before:
-            yield _event("waiting", {"before": self.line.before})
-        task = asyncio.ensure_future(self.line.run(run))
-        task.add_done_callback(lambda _: told.put_nowait(None))
+        if self.queue.ahead:
+            yield _event("waiting", {"before": self.queue.ahead})
+        task = asyncio.ensure_future(self.queue.run(run))
+        task.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await told.get()) is not None:
+            while (event := await events.get()) is not None:
                 yield event
             await task
         except Busy:
             yield _event("error", {"error": "busy: others wait for the model already."})
         finally:
-            # Whoever left does not read on, or waits no more.
             job.stop.set()
             task.cancel()
             with CancelScope(shield=True):
                 await asyncio.wait([task])
 
 
-def attachment(data: str | bytes, name: str, kind: str) -> Response:
+def attachment(data: str | bytes, name: str, media_type: str) -> Response:
     """Return a file to be saved."""
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(data, media_type=kind, headers=headers)
+    return Response(data, media_type=media_type, headers=headers)
 
 
-def _event(name: str, value: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {_sent(value)}\n\n"
+def _event(name: str, data: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {_encoded(data)}\n\n"
 
 
-def _sent(value: Any) -> str:
+def _encoded(value: Any) -> str:
     return marks_shown(json_text(value, separators=(",", ":")))

@@ -1,4 +1,4 @@
-"""Steering: a text written under an edit, beside the text without it and under its control."""
+"""Steering: a text generated under an edit, the text without it, and a control."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
-from prismlm.explorer.session import Job, Prompt, Session, Tell, Writing
+from prismlm.explorer.session import Job, Prompt, SendEvent, Session
 from prismlm.interventions.plan import plan_for
-from prismlm.interventions.steering import cautions, steer
-from prismlm.interventions.strength import strongest
+from prismlm.interventions.steering import cautions, steer, strongest
 from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import called, rounded
 
-# Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
-SHOWN = 256
-OFFERED = 5
+# Tokens: each draw holds the probabilities of the whole vocabulary for each.
+MAX_TOKENS = 256
+LEADING_PROTOTYPES = 5
 
 
-class Wanted(Writing):
-    """An edit of a prototype or a category, and what is written under it."""
+class SteerRequest(Prompt):
+    """A prompt, an edit of a prototype or a category, and how to generate."""
 
+    generate: int = Field(default=20, ge=0, le=MAX_TOKENS)
+    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**53)
     prototype: int | None = Field(default=None, ge=0)
     category: str | None = Field(default=None, min_length=1, max_length=1000)
     strength: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
-    generate: int = Field(default=20, ge=0, le=SHOWN)
     draws: int = Field(default=8, ge=0, le=16)
 
 
 def routes(session: Session) -> APIRouter:
-    """Return ``/steer`` and what to begin with; what is written is stopped as an answer is."""
+    """Return ``/steer`` and ``/steer/leading``; steering is stopped as an answer is."""
     router = APIRouter(tags=["steer"])
 
     @router.post(
@@ -47,97 +48,96 @@ def routes(session: Session) -> APIRouter:
         "written, done or error",
         response_class=StreamingResponse,
     )
-    async def steered(wanted: Wanted) -> StreamingResponse:
-        session.line.check()
+    async def steered(body: SteerRequest) -> StreamingResponse:
+        session.queue.check()
 
         def check() -> Edit:
-            edit = edit_of(wanted)
+            edit = edit_of(body)
             plan_for(session.lm, [edit])
-            # Of a text that is only read each token gets a row.
-            most = None if wanted.generate else SHOWN
-            session.tokens(wanted.put, wanted.generate, "steer", most)
+            # Without generation, every token of the prompt gets a row.
+            session.tokens(
+                body.source, body.generate, "steer", None if body.generate else MAX_TOKENS
+            )
             return edit
 
         edit = await run_in_threadpool(check)
         job = Job()
         session.jobs.add(job.id, job)
-        return session.streamed(job, lambda tell: _steer(session, job, wanted, edit, tell))
+        return session.streamed(job, lambda send: _steer(session, job, body, edit, send))
 
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
     async def leading(prompt: Prompt) -> dict[str, Any]:
-        return await session.line.run(lambda: _leading(session, prompt.put))
+        return await session.queue.run(lambda: _leading(session, prompt.source))
 
     return router
 
 
-def edit_of(wanted: Wanted) -> Edit:
-    """Return the edit that a strength from −1 to 1 means.
+def edit_of(body: SteerRequest) -> Edit:
+    """Return the edit for a strength from −1 to 1.
 
-    A category is a group of that strength. A prototype is held at that fraction of the top logit;
-    below zero what it gives is scaled by 1 + strength, to nothing at −1. Without a strength it is
-    the edit whose strength is still to be found.
-
-    Raises:
-        InputError: not exactly one of prototype and category.
+    A category becomes a group of that strength. A prototype is clamped at that fraction of the top
+    logit; below zero its contribution is scaled by 1 + strength, to nothing at −1. Without a
+    strength, it is the edit whose strength is still to be found.
     """
-    if (wanted.prototype is None) == (wanted.category is None):
-        had = "neither" if wanted.prototype is None else "both"
-        raise InputError(f"expected a prototype or a category to steer, got {had}.")
-    strength = 1.0 if wanted.strength is None else wanted.strength
-    if wanted.prototype is None:
-        return Group(strength, category=wanted.category)
+    if (body.prototype is None) == (body.category is None):
+        got = "neither" if body.prototype is None else "both"
+        raise InputError(f"expected a prototype or a category to steer, got {got}.")
+    strength = 1.0 if body.strength is None else body.strength
+    if body.prototype is None:
+        return Group(strength, category=body.category)
     if strength > 0:
-        return Clamp(wanted.prototype, strength)
+        return Clamp(body.prototype, strength)
     if strength == -1:
-        return Ablate(wanted.prototype)
-    # To the digits that a strength is given in, so that a terminal reads the same factor.
-    return Scale(wanted.prototype, round(1 + strength, 6))
+        return Ablate(body.prototype)
+    # Rounded, so that the command line reads the same factor.
+    return Scale(body.prototype, round(1 + strength, 6))
 
 
-def _leading(session: Session, text: str | Messages) -> dict[str, Any]:
-    """Return the top token after a text, and the prototypes with the largest shares in it.
+def _leading(session: Session, source: str | Messages) -> dict[str, Any]:
+    """Return the top token after a text, and the prototypes with the largest shares in its logit.
 
-    Shares are of all that raises its logit: what is above zero of prototypes, residual and bias.
+    Shares are of the sum of positive parts: prototypes, residual and bias.
     """
-    session.tokens(text, 0, "explain")
-    step = session.lm.explain(text)[-1]
+    session.tokens(source, 0, "explain")
+    step = session.lm.explain(source)[-1]
     parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
-    raised = sum(part for part in parts if part > 0)
+    total = sum(part for part in parts if part > 0)
     prototypes = [
         {
             "id": use.id,
             "name": called(use.name, use.id),
             "colour": colour(use.category),
-            "share": use.contribution / raised,
+            "share": use.contribution / total,
         }
-        for use in step.prototypes[:OFFERED]
+        for use in step.prototypes[:LEADING_PROTOTYPES]
         if use.contribution > 0
     ]
     token = {"token": visible(step.pieces[1].label), "probability": step.probability}
     return rounded(token | {"prototypes": prototypes})
 
 
-def _steer(session: Session, job: Job, wanted: Wanted, edit: Edit, tell: Tell) -> None:
-    """Tell how many tokens of both texts are written, and what the edit did to each."""
-    lm, told = session.lm, count(1)
-    tell("start", {"id": job.id})
+def _steer(session: Session, job: Job, body: SteerRequest, edit: Edit, send: SendEvent) -> None:
+    """Send the number of tokens as both texts are generated, then the effect on each token."""
+    lm, source, numbers = session.lm, body.source, count(1)
+    send("start", {"id": job.id})
 
     def enough(_: Tensor) -> bool:
-        tell("written", {"tokens": next(told)})
+        send("written", {"tokens": next(numbers)})
         return job.stop.is_set()
 
-    how: dict[str, Any] = wanted.how | {"enough": enough}
-    if wanted.strength is None and isinstance(edit, (Clamp, Group)):
-        edit = strongest(lm, wanted.put, edit, **how)
-    found = steer(lm, wanted.put, [edit], draws=wanted.draws, **how)
-    strength = wanted.strength
+    options: dict[str, Any] = body.model_dump(include={"generate", "temperature", "seed"})
+    options["enough"] = enough
+    if body.strength is None and isinstance(edit, (Clamp, Group)):
+        edit = strongest(lm, source, edit, **options)
+    steering = steer(lm, source, [edit], draws=body.draws, **options)
+    strength = body.strength
     if isinstance(edit, (Clamp, Group)):
         strength = edit.fraction if isinstance(edit, Clamp) else edit.strength
-    value = found.to_dict() | {"strength": strength, "cautions": cautions(found)}
-    for token in value["tokens"]:
+    data = steering.to_dict() | {"strength": strength, "cautions": cautions(steering)}
+    for token in data["tokens"]:
         token["token"] = visible(token["token"])
         for leading in filter(None, (token["leading_before"], token["leading_after"])):
             categories = None if lm.lens is None else lm.lens.categories
             leading["name"] = called(leading["name"], leading["prototype"])
             leading["colour"] = colour(categories and categories[leading["prototype"]])
-    tell("done", rounded(value | {"change": found.change, "control": found.control_change}))
+    send("done", rounded(data | {"change": steering.change, "control": steering.control_change}))

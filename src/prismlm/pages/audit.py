@@ -1,4 +1,4 @@
-"""An audit as one HTML page that needs nothing but a browser."""
+"""An audit as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def audit_page(summary: dict[str, Any]) -> str:
 
 
 def audit_data(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary as the scripts read it."""
+    """Return an audit's summary as the scripts read it."""
     corpus = summary["corpus"]
     trained_on = trained_on_words(corpus["trained_on"], corpus["split"])
     return rounded(summary | {"corpus": corpus | {"trained_on": trained_on}})

@@ -1,7 +1,6 @@
-"""Figures of a channel report. Each function returns a matplotlib Figure and touches nothing else.
+"""Figures of a channel report, as matplotlib Figures. Needs the extra ``plot``.
 
-Colours are Okabe and Ito's, which people with any common colour blindness tell apart; line styles
-and markers differ too. Needs the extra ``plot``.
+The colours are Okabe and Ito's palette for colour blindness; line styles and markers differ too.
 """
 
 from __future__ import annotations
@@ -36,32 +35,26 @@ PANELS = (
     ("Mutual information with the token", "nats, corrected", "mutual_information_corrected"),
 )
 WIDE_RANGE = 4.0
-TOKENS_IN_A_ROW = 48
-LAYERS_IN_A_LEGEND = 8
+TOKENS_PER_ROW = 48
+LAYERS_PER_LEGEND_COLUMN = 8
 
 
 def metrics_figure(report: ChannelReport, beside: ChannelReport | None = None) -> Figure:
-    """Return the four metrics over depth; a second model's are dashed.
-
-    Source: ProtoT, Figs. 8 and 9.
-
-    Raises:
-        InputError: a report without a corpus.
-    """
+    """Plot the four metrics over depth; a second model's are dashed (ProtoT, Figs. 8 and 9)."""
     reports = [report] if beside is None else [report, beside]
     if not any(layer.metrics for layer in report.layers):
         raise InputError("metrics over depth need a corpus: read one into the report.")
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True).flatten()
     for axes, (title, unit, name) in zip(panels, PANELS, strict=True):
-        for one, line in zip(reports, ("-", "--"), strict=False):
+        for model, line in zip(reports, ("-", "--"), strict=False):
             for kind, style in STYLES.items():
-                found = [layer.metrics[kind] for layer in one.layers if kind in layer.metrics]
-                layers, values = [row["layer"] for row in found], [row[name] for row in found]
-                widths = sorted({row["width"] for row in found})
+                rows = [layer.metrics[kind] for layer in model.layers if kind in layer.metrics]
+                layers, values = [row["layer"] for row in rows], [row[name] for row in rows]
+                widths = sorted({row["width"] for row in rows})
                 count = "–".join(str(width) for width in widths[:: max(1, len(widths) - 1)])
-                label = f"{NAMES[kind]}{f' of {one.model}' if one.model else ''}, P = {count}"
-                if found:
+                label = f"{NAMES[kind]}{f' of {model.model}' if model.model else ''}, P = {count}"
+                if rows:
                     axes.plot(layers, values, line, markersize=5, label=label, **style)
         _dress(axes, title, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -72,11 +65,7 @@ def metrics_figure(report: ChannelReport, beside: ChannelReport | None = None) -
 
 
 def half_life_figure(report: ChannelReport) -> Figure:
-    """Return a histogram of half-lives for each layer, over one axis.
-
-    Raises:
-        InputError: a report without channels, or one of channels without half-lives.
-    """
+    """Plot a histogram of half-lives for each layer, over one axis."""
     layers = _with_half_lives(report)
     lives = [_half_lives(layer) for layer in layers]
     everything = np.concatenate(lives)
@@ -99,19 +88,13 @@ def half_life_figure(report: ChannelReport) -> Figure:
 
 
 def locality_figure(report: ChannelReport) -> Figure:
-    """Return repetition over half-life, a point for each channel, with means of the quartiles.
-
-    Source: ProtoT, A.8, Table 21.
-
-    Raises:
-        InputError: a report without channels, without half-lives or without a corpus.
-    """
+    """Plot repetition over half-life of each channel, with quartile means (ProtoT, Table 21)."""
     layers, locality = _with_half_lives(report), report.locality
     if locality is None:
         raise InputError("half-life against repetition needs a corpus: read one into the report.")
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
-    # From dark to light, which keeps its order in grey and in any eye.
+    # From dark to light, so the order survives colour blindness and grey print.
     colours = colormaps["viridis"](np.linspace(0, 0.88, len(layers)))
     for layer, colour in zip(layers, colours, strict=True):
         repetition = [channel["repetition"] or 0.0 for channel in layer.channels]
@@ -125,11 +108,11 @@ def locality_figure(report: ChannelReport) -> Figure:
             label = "mean of a quartile" if row["quartile"] == 1 else ""
             axes.hlines(mean, left, right, color=ORANGE, linewidth=2.6, label=label, zorder=3)
         left = right
-    title = "Do channels of a short half-life keep to few tokens?"
+    title = "Do channels with a short half-life use few tokens?"
     _dress(axes, title, ylabel="repetition, 1 − distinct / all")
     axes.set_ylim(-0.03, 1.03)
     _half_life_axis(axes, lives)
-    columns = 1 + len(layers) // LAYERS_IN_A_LEGEND
+    columns = 1 + len(layers) // LAYERS_PER_LEGEND_COLUMN
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, ncols=columns)
     facts = (
         f"{name.replace('_', ' ')}: {text_of(value, '' if isinstance(value, int) else '.3g')}"
@@ -140,13 +123,7 @@ def locality_figure(report: ChannelReport) -> Figure:
 
 
 def curves_figure(text_curves: TextCurves, layer: int, channel: int) -> Figure:
-    """Return what each token writes into a channel and reads from it, and what it then holds.
-
-    Source: ProtoT, Fig. 3.
-
-    Raises:
-        InputError: the text was not read in that layer, or there is no such channel.
-    """
+    """Plot a channel's gates along a text, and what it holds of each token (ProtoT, Fig. 3)."""
     curves = next((c for c in text_curves.curves if c.layer == layer), None)
     if curves is None or not 0 <= channel < curves.write.shape[1]:
         raise InputError(f"the text was not read in layer {layer}, channel {channel}.")
@@ -154,24 +131,24 @@ def curves_figure(text_curves: TextCurves, layer: int, channel: int) -> Figure:
         getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
     )
     tokens = [visible(token) for token in text_curves.text.tokens]
-    rows = max(1, math.ceil(len(tokens) / TOKENS_IN_A_ROW))
+    rows = max(1, math.ceil(len(tokens) / TOKENS_PER_ROW))
     columns = math.ceil(len(tokens) / rows)
     size = (max(5.5, 1.2 + 0.19 * columns), 0.6 + 3.1 * rows)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(2 * rows, 1, squeeze=False, height_ratios=[3, 1] * rows).flatten()
     for row, (gates, held) in enumerate(zip(panels[::2], panels[1::2], strict=True)):
         part = slice(row * columns, (row + 1) * columns)
-        place = np.arange(len(tokens))[part]
-        gates.fill_between(place, write[part], color=BLUE, alpha=0.12, linewidth=0)
-        gates.plot(place, write[part], "-", markersize=3.5, label="write gate", **STYLES["write"])
-        gates.plot(place, read[part], "--", markersize=3.5, label="read gate", **STYLES["read"])
+        x = np.arange(len(tokens))[part]
+        gates.fill_between(x, write[part], color=BLUE, alpha=0.12, linewidth=0)
+        gates.plot(x, write[part], "-", markersize=3.5, label="write gate", **STYLES["write"])
+        gates.plot(x, read[part], "--", markersize=3.5, label="read gate", **STYLES["read"])
         gates.set_ylim(0, 1.08 * max(write.max(), read.max(), 1e-6))
-        held.fill_between(place, mass[part], color=GREY, alpha=0.45, linewidth=0, step="mid")
+        held.fill_between(x, mass[part], color=GREY, alpha=0.45, linewidth=0, step="mid")
         held.set_ylim(0, 1.08 * max(mass.max(), 1e-6))
         for axes, unit in ((gates, "share of the gate"), (held, "still held")):
             _dress(axes, ylabel=unit)
-            axes.set_xlim(place[0] - 0.6, place[0] + columns - 0.4)
-            axes.set_xticks(place)
+            axes.set_xlim(x[0] - 0.6, x[0] + columns - 0.4)
+            axes.set_xticks(x)
         gates.tick_params(labelbottom=False)
         held.set_xticklabels(tokens[part], rotation=90, fontsize=8)
     life = f"half-life {curves.half_life[channel].item():.3g} positions"
@@ -183,15 +160,10 @@ def curves_figure(text_curves: TextCurves, layer: int, channel: int) -> Figure:
 
 
 def lag_figure(report: ChannelReport) -> Figure:
-    """Return each layer's cross-correlation of read and write over lags, with its null.
+    """Plot each layer's cross-correlation of read and write over lags, with its null (§5.1).
 
     Thin lines are channels, the thick one their median; the band is the mean of the shuffled gates
     ± 1.96 of their standard deviations, each the median over channels.
-
-    Source: ProtoT, §5.1, which has no figure for it.
-
-    Raises:
-        InputError: a report without channels or without a corpus.
     """
     layers = [layer for layer in _with_channels(report) if layer.lags is not None]
     if not layers:
@@ -208,26 +180,26 @@ def lag_figure(report: ChannelReport) -> Figure:
     words = "lag in positions: above 0, a channel is read before it is written"
     figure.supxlabel(words, fontsize=10)
     figure.supylabel("correlation of read and write", fontsize=10)
-    # A layer whose gates never vary has nothing to name.
-    named = max((axes.get_legend_handles_labels() for axes in panels), key=lambda one: len(one[1]))
-    if named[1]:
-        figure.legend(*named, loc="outside upper right", ncols=3, fontsize=9)
+    # A layer whose gates never vary has an empty legend.
+    legend = max((axes.get_legend_handles_labels() for axes in panels), key=lambda h: len(h[1]))
+    if legend[1]:
+        figure.legend(*legend, loc="outside upper right", ncols=3, fontsize=9)
     return figure
 
 
 def _lags(axes: Axes, layer: LayerReport) -> None:
-    found = layer.lags
-    assert found is not None
-    lags, correlation = found.lags.numpy(), found.correlation.numpy()
-    kept = ~np.isnan(correlation).any(1)
-    if kept.any():
-        mean = np.median(found.null_mean.numpy()[kept], 0)
-        spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
+    result = layer.lags
+    assert result is not None
+    lags, correlation = result.lags.numpy(), result.correlation.numpy()
+    defined = ~np.isnan(correlation).any(1)
+    if defined.any():
+        mean = np.median(result.null_mean.numpy()[defined], 0)
+        spread = 1.96 * np.median(result.null_deviation.numpy()[defined], 0)
         band = {"color": ORANGE, "alpha": 0.35, "linewidth": 0, "label": "shuffled"}
         axes.fill_between(lags, mean - spread, mean + spread, **band)
-        channels = axes.plot(lags, correlation[kept].T, color=GREY, linewidth=0.7, alpha=0.55)
+        channels = axes.plot(lags, correlation[defined].T, color=GREY, linewidth=0.7, alpha=0.55)
         channels[0].set_label("a channel")
-        median = np.median(correlation[kept], 0)
+        median = np.median(correlation[defined], 0)
         axes.plot(lags, median, "o-", color=BLUE, markersize=4, label="median of channels")
     axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -238,30 +210,28 @@ def figures(
     beside: ChannelReport | None = None,
     curve: tuple[int, int] | None = None,
 ) -> dict[str, Figure]:
-    """Return every figure that a report has something for, by name.
+    """Return all figures of a report of channels or heads, by name.
 
-    Args:
-        report: of channels or of heads.
-        beside: a second model's, for the metrics.
-        curve: layer and channel of the text's curves; else where the text writes most at once.
+    ``beside`` adds a second model's metrics; ``curve`` is the layer and channel of the text's
+    curves, by default the one with the largest write gate.
     """
-    found: dict[str, Figure] = {}
+    plots: dict[str, Figure] = {}
     if report.corpus is not None:
-        found["metrics"] = metrics_figure(report, beside)
+        plots["metrics"] = metrics_figure(report, beside)
     lives = any(_has_half_lives(layer) for layer in report.layers)
     if lives:
-        found["half-life"] = half_life_figure(report)
+        plots["half-life"] = half_life_figure(report)
     if report.locality is not None:
-        found |= {"locality": locality_figure(report)} if lives else {}
-        found["lags"] = lag_figure(report)
+        plots |= {"locality": locality_figure(report)} if lives else {}
+        plots["lags"] = lag_figure(report)
     if report.text is not None:
         layer, channel = curve or most_written(report.text)
-        found[f"curves-l{layer}-c{channel}"] = curves_figure(report.text, layer, channel)
-    return found
+        plots[f"curves-l{layer}-c{channel}"] = curves_figure(report.text, layer, channel)
+    return plots
 
 
 def most_written(text_curves: TextCurves) -> tuple[int, int]:
-    """Return the layer and channel that one of a text's tokens writes most into."""
+    """Return the layer and channel with the largest write gate in a text."""
     best = max(text_curves.curves, key=lambda curves: curves.write.max().item())
     return best.layer, int(best.write.amax(0).argmax())
 

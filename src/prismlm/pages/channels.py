@@ -1,9 +1,8 @@
 """A report of channels as the JSON that the explorer and its static page show, and that page.
 
-A gate g is stored in one byte, round(255·√(g / g_max)), g_max being the largest of the channel's on
-the page: the error is at most g_max/255, and 2 % of g or less where g is above 0.04·g_max. Decays
-that depend on the token are a byte each too, in the logarithm of −ln β, so within 4 % of the
-half-life.
+A gate g is stored in one byte, round(255·√(g / g_max)), where g_max is the channel's largest gate
+on the page: the error is at most g_max/255, and at most 2 % of g above 0.04·g_max. Token-dependent
+decays are a byte too, in the logarithm of −ln β, within 4 % of the half-life.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 TITLE = "What the channels carry"
-ROWS_OF_A_PASS = 16
+BATCH_SIZE = 16
 TOKENS_SHOWN = 24
 LEVELS = 255
-# −ln β of the largest and the smallest decay that a mixer can have, and a little more.
+# Bounds of −ln β over all decays that a mixer can have.
 MIN_RATE, MAX_RATE = 1e-6, 14.0
 
 
 class Gates(NamedTuple):
-    """Gates of one layer for one sequence; decays only where they depend on the token."""
+    """Gates of one layer for one sequence; decays only if they depend on the token."""
 
     write: Float[Tensor, "T R"]
     read: Float[Tensor, "T R"]
@@ -50,17 +49,11 @@ class Gates(NamedTuple):
 def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus | None) -> str:
     """Return a complete HTML document of a report of channels.
 
-    A byte for each token and gate of every kept sequence, a third more in base64, beside the texts:
-    10 sequences of 256 tokens of 32 channels take 0.22 MB for each layer.
+    Ten sequences of 256 tokens for each of 32 channels take 0.22 MB per layer.
 
     Args:
-        report: of :func:`channel_report`, with a corpus or a text.
-        model: the report's.
-        corpus: the report's, or None if it has none.
-
-    Raises:
-        InputError: the report has no channels, or neither a corpus nor a text.
-        FormatError: the corpus is damaged.
+        report: from :func:`channel_report`, with a corpus or a text.
+        model, corpus: the report's.
     """
     if report.of != "channels":
         raise InputError(f"{report.model or 'the model'} has no channels, so no page of them.")
@@ -83,7 +76,7 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
 
 
 def _table(table: Table) -> dict[str, Any]:
-    """Return a table with its figures as they are read."""
+    """Return a table with formatted figures."""
     return {
         "title": table.title,
         "columns": [name.replace("_", " ") for name in table.columns],
@@ -103,51 +96,41 @@ def channels_data(
 ) -> dict[str, Any]:
     """Return layers, channels, texts and gates as the scripts read them.
 
-    ``gates`` holds, for each channel in turn and each of its texts, the write gates of the tokens
-    and then the read gates; a layer with shared gates has the write gates only. Decays come last,
-    where they depend on the token and ``decay`` is None. A text that was given comes first in every
-    channel; each passage and each document is held once.
-
-    Args:
-        model: the report's.
-        corpus: the report's, or None if it has none.
-        report: of channels.
-
-    Raises:
-        FormatError: the corpus is damaged.
+    ``gates`` has, for each channel and each of its texts, the write gates of the tokens, then the
+    read gates unless the layer shares them, then the decays if they depend on the token. The
+    report's text comes first in every channel.
     """
-    given = report.text
-    texts = [] if given is None else [_words(given.text) | {"doc": None, "at": 0}]
+    own_text = report.text
+    texts = [] if own_text is None else [_words(own_text.text) | {"doc": None, "at": 0}]
     numbers: dict[int, int] = {}
     documents: dict[str, dict[str, Any]] = {}
     for start, passage in report.passages.items():
-        own = passage.document
+        document = passage.document
         names = ("doc_id", "title", "source", "license", "url")
-        documents.setdefault(own["doc_id"], {name: own[name] for name in names})
+        documents.setdefault(document["doc_id"], {name: document[name] for name in names})
         numbers[start] = len(texts)
-        at = {"doc": list(documents).index(own["doc_id"]), "at": passage.offset}
+        at = {"doc": list(documents).index(document["doc_id"]), "at": passage.offset}
         texts.append(_words(passage.text) | at)
-    gates, stored = _gates_of_passages(model, corpus, report), bytearray()
-    curves = {} if given is None else {one.layer: one for one in given.curves}
+    gates, stored = _passage_gates(model, corpus, report), bytearray()
+    curves = {} if own_text is None else {curve.layer: curve for curve in own_text.curves}
     layers: list[dict[str, Any]] = []
     for layer in report.layers:
-        own = curves.get(layer.layer)
         first = []
-        if own is not None:
-            first = [Gates(own.write, own.read, own.decay if own.decay.ndim == 2 else None)]
+        if (curve := curves.get(layer.layer)) is not None:
+            decay = curve.decay if curve.decay.ndim == 2 else None
+            first = [Gates(curve.write, curve.read, decay)]
         channels: list[dict[str, Any]] = []
         for channel in layer.channels:
             sequences = channel["sequences"]
-            kept = [gates[layer.layer][one["position"]] for one in sequences]
-            # The number of each text, and what it writes in all: None of the text given.
-            of_texts = [[0, None]] * len(first)
-            of_texts += [[numbers[one["position"]], one["total"]] for one in sequences]
+            own_gates = first + [gates[layer.layer][row["position"]] for row in sequences]
+            # The number of each text and its total write, None for the report's own text.
+            own_texts = [[0, None]] * len(first)
+            own_texts += [[numbers[row["position"]], row["total"]] for row in sequences]
             at = len(stored)
-            largest = _store(layer, channel["channel"], first + kept, stored)
-            of_channel = {"at": at, "largest": largest, "texts": of_texts}
-            channels.append(_channel(layer, channel) | of_channel)
-        own_facts = {"layer": layer.layer, "shared": layer.shared_gates}
-        layers.append(own_facts | {"channels": channels})
+            largest = _store(layer, channel["channel"], own_gates, stored)
+            data = {"at": at, "largest": largest, "texts": own_texts}
+            channels.append(_channel(layer, channel) | data)
+        layers.append({"layer": layer.layer, "shared": layer.shared_gates, "channels": channels})
     return finite(
         {
             "layers": layers,
@@ -160,15 +143,15 @@ def channels_data(
 
 
 def _words(text: TokenWords) -> dict[str, Any]:
-    """Return words, and how many tokens each has where it is not one."""
+    """Return words, and the number of tokens of those with more or less than one."""
     many = {number: count for number, count in enumerate(text.counts) if count != 1}
     return {"words": list(text.words), "many": many}
 
 
 def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
     number, lags = channel["channel"], layer.lags
-    # The lag of the largest correlation, the correlation, and its p.
-    lag = lags and [float(one[number]) for one in (lags.peak, lags.correlation.amax(1), lags.p)]
+    # Lag of the largest correlation, that correlation, and its p.
+    lag = lags and [float(f[number]) for f in (lags.peak, lags.correlation.amax(1), lags.p)]
     return {
         "id": number,
         "decay": channel["decay"],
@@ -182,52 +165,52 @@ def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
     }
 
 
-def _gates_of_passages(
+def _passage_gates(
     model: PreTrainedModel, corpus: Corpus | None, report: ChannelReport
 ) -> dict[int, dict[int, Gates]]:
-    """Return the gates of every kept sequence, by layer and start; each is read once."""
-    wanted: dict[int, set[int]] = defaultdict(set)
+    """Return the gates of every passage, by layer and start; each is read once."""
+    layers: dict[int, set[int]] = defaultdict(set)
     for layer in report.layers:
         for channel in layer.channels:
             for sequence in channel["sequences"]:
-                wanted[sequence["position"]].add(layer.layer)
+                layers[sequence["position"]].add(layer.layer)
     alike: dict[tuple[int, bool], list[int]] = defaultdict(list)
-    for start in sorted(wanted):
+    for start in sorted(layers):
         passage = report.passages[start]
         alike[len(passage.text.tokens), passage.offset > 0].append(start)
-    found: dict[int, dict[int, Gates]] = defaultdict(dict)
+    gates: dict[int, dict[int, Gates]] = defaultdict(dict)
     mixers = mixers_of(model)
     for (length, inside), starts in alike.items():
         assert corpus is not None
-        # As they were read: inside a document, after what the tokenizer puts before a text.
-        before = torch.tensor(corpus.prefix if inside else [], dtype=torch.int64)
-        for first in range(0, len(starts), ROWS_OF_A_PASS):
-            part = starts[first : first + ROWS_OF_A_PASS]
-            ids = [torch.from_numpy(corpus.read_tokens(s, length).astype("int64")) for s in part]
+        # As in the report: inside a document, after the tokenizer's prefix of a text.
+        prefix = corpus.prefix if inside else []
+        for first in range(0, len(starts), BATCH_SIZE):
+            batch = starts[first : first + BATCH_SIZE]
+            ids = [[*prefix, *corpus.read_tokens(start, length).tolist()] for start in batch]
             with recording_decays(mixers) as decays:
-                by_layer = gates_of(model, torch.stack([torch.cat([before, own]) for own in ids]))
-            for row, start in enumerate(part):
-                for layer in wanted[start]:
-                    columns = (gate[row, len(before) :] for gate in by_layer[layer])
-                    write, read = (gate.float().cpu() for gate in columns)
+                by_layer = gates_of(model, torch.tensor(ids))
+            for row, start in enumerate(batch):
+                for layer in layers[start]:
+                    own = (gate[row, len(prefix) :] for gate in by_layer[layer])
+                    write, read = (gate.float().cpu() for gate in own)
                     decay = decays[mixers[layer]]
-                    by_token = None if decay.ndim == 1 else decay[row, len(before) :].cpu()
-                    found[layer][start] = Gates(write, read, by_token)
-    return found
+                    by_token = None if decay.ndim == 1 else decay[row, len(prefix) :].cpu()
+                    gates[layer][start] = Gates(write, read, by_token)
+    return gates
 
 
 def _store(layer: LayerReport, channel: int, gates: list[Gates], stored: bytearray) -> list[float]:
     """Append a channel's gates along its texts; return the largest write and read gate."""
     largest = [
-        max((float(getattr(one, kind)[:, channel].max()) for one in gates), default=0.0)
+        max((float(getattr(g, kind)[:, channel].max()) for g in gates), default=0.0)
         for kind in ("write", "read")
     ]
-    for one in gates:
-        parts = [quantise_gates(one.write[:, channel], largest[0])]
+    for write, read, decay in gates:
+        parts = [quantise_gates(write[:, channel], largest[0])]
         if not layer.shared_gates:
-            parts.append(quantise_gates(one.read[:, channel], largest[1]))
-        if one.decay is not None:
-            parts.append(quantise_decay(one.decay[:, channel]))
+            parts.append(quantise_gates(read[:, channel], largest[1]))
+        if decay is not None:
+            parts.append(quantise_decay(decay[:, channel]))
         for part in parts:
             stored += part.contiguous().numpy().tobytes()
     return largest

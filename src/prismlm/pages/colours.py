@@ -1,8 +1,8 @@
-"""The colour of each category: on every page, in the explorer, on maps and in a terminal."""
+"""The colour of each category, on pages and in a terminal."""
 
 from __future__ import annotations
 
-# Any two of these and NONE are 0.1 apart in OKLab, and 0.07 to eyes without one kind of cone.
+# Any two of these and NONE are 0.1 apart in OKLab, and 0.07 in simulated dichromacy.
 COLOURS = {
     "Grammar / Scaffold": "#77bcbf",
     "Misc / Other": "#8a6a91",
@@ -23,8 +23,8 @@ NONE = "#94918a"
 
 
 def colour(category: str | None) -> str:
-    """Return the colour of a category as ``#rrggbb``; of one that is not PRISM's, one of these."""
+    """Return the colour of a category as ``#rrggbb``; categories not in PRISM's list reuse one."""
     if not category:
         return NONE
-    number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
+    number = sum(ord(letter) * position for position, letter in enumerate(category, 1))
     return COLOURS.get(category) or list(COLOURS.values())[number % len(COLOURS)]

@@ -1,7 +1,6 @@
-"""The accuracies of a suite, as PRISM's document draws them, with the band of ±5 % round plain.
+"""The accuracies of a suite as in PRISM's document. Needs the extra ``plot``.
 
-Colours are Okabe and Ito's, which people with any common colour blindness tell apart, and hatches
-differ too. Needs the extra ``plot``.
+The colours are Okabe and Ito's palette for colour blindness; hatches differ too.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ WIDTH = 0.8  # of a task's bars together
 
 
 def accuracy_figure(result: dict[str, Any]) -> Figure:
-    """Return bars of each task and of their mean, for each predictor.
+    """Plot the result of :func:`prismlm.eval.suite.run_suite`: bars of each task and the mean.
 
-    The shaded band spans plain · (1 ± 5 %), lines on bars are ± one standard error, and a dotted
-    line is the chance level.
-
-    Args:
-        result: of :func:`prismlm.eval.suite.run_suite`.
+    The band is plain · (1 ± 5 %), error bars are one standard error, dotted lines are chance.
     """
     tasks, predictors = result["tasks"], result["predictors"]
     names = [task["title"] for task in tasks] + ["mean"]
@@ -35,23 +30,23 @@ def accuracy_figure(result: dict[str, Any]) -> Figure:
     axes = figure.subplots()
 
     def figures(predictor: str) -> list[dict[str, Any]]:
-        own = [task["predictors"][predictor][result["metric"]] for task in tasks]
-        return [*own, result["mean"][predictor]]
+        rows = [task["predictors"][predictor][result["metric"]] for task in tasks]
+        return [*rows, result["mean"][predictor]]
 
     for number, predictor in enumerate(predictors):
         axes.bar(
             places - WIDTH / 2 + (number + 0.5) * width,
-            [one["value"] for one in figures(predictor)],
+            [row["value"] for row in figures(predictor)],
             width,
-            yerr=[one["stderr"] or 0.0 for one in figures(predictor)],
+            yerr=[row["stderr"] or 0.0 for row in figures(predictor)],
             error_kw={"elinewidth": 1, "capsize": 2},
             edgecolor="white",
             linewidth=0.6,
             **STYLES[predictor],
         )
     percent = result["band_percent"]
-    for number, one in enumerate(figures("plain")):
-        ends, value = (number - WIDTH / 2 - 0.04, number + WIDTH / 2 + 0.04), one["value"]
+    for number, row in enumerate(figures("plain")):
+        ends, value = (number - WIDTH / 2 - 0.04, number + WIDTH / 2 + 0.04), row["value"]
         low, high = value * (1 - percent / 100), value * (1 + percent / 100)
         label = "" if number else f"plain ± {percent:g} %"
         axes.fill_between(ends, low, high, color="#8A8A8A", alpha=0.35, label=label, zorder=3)

@@ -1,4 +1,4 @@
-"""The frame of every page: scripts and styles of the explorer in one file, with their data."""
+"""Self-contained HTML pages: the explorer's scripts and styles in one file, with their data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prismlm.outputs import write_text
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("trace.css", "explorer.css", "views.css")
-# What a page may do: its own style and script, and not one request.
+# Inline styles and scripts, and no requests.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 NO_SCRIPT = "<noscript><p class='p-note'>This page needs JavaScript.</p></noscript>"
 NOTICE = (
@@ -37,15 +37,15 @@ def html_page(
 ) -> str:
     """Return a complete HTML document that needs nothing but a browser.
 
-    A content policy forbids every request, text from corpora and models is data of the script, and
-    no mark in it turns the direction of writing.
+    A content policy forbids every request, text from corpora and models is only data of the
+    script, and direction marks in it are made visible.
 
     Args:
         title: as text.
-        entry: the script among the assets that shows the data in ``.p-root``.
+        entry: the asset script that shows the data in ``.p-root``.
         data: JSON values.
-        styles: style sheets among the assets.
-        without_script: HTML for browsers that run none.
+        styles: asset style sheets.
+        without_script: HTML for browsers without JavaScript.
     """
     shown = escape(marks_shown(title))
     return (
@@ -61,23 +61,20 @@ def html_page(
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """Return the element that a script fills with what its data show."""
-    text = json_for_script(data)
+    """Return the element that contains the data and is filled by the script.
+
+    The JSON is escaped, so that no text in it can end the script element or start a comment.
+    """
+    text = marks_shown(json_text(data, separators=(",", ":"), default=str))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
     return f'<div class="p-root"><script type="application/json">{text}</script></div>'
 
 
-def json_for_script(value: dict[str, Any]) -> str:
-    """Return JSON, escaped so that no text in it can end a script element or start a comment."""
-    text = marks_shown(json_text(value, separators=(",", ":"), default=str))
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
-
-
 def bundle(entry: str) -> str:
-    """Return a script of the assets and all that it imports, as one that leaves no name behind.
+    """Return an asset script with all its imports as one script without global names.
 
-    Each module becomes a function that is called once and returns what it exports.
+    Each module becomes a function that is called once and returns its exports.
     """
     names: dict[str, str] = {}
     parts: list[str] = []
@@ -86,15 +83,15 @@ def bundle(entry: str) -> str:
         if module not in names:
             folder = posixpath.dirname(module)
 
-            def imported(found: re.Match[str]) -> str:
-                own = found[1].replace(" as ", ": ").removeprefix("* : ").removeprefix("*: ")
-                path = posixpath.normpath(posixpath.join(folder, found[2]))
-                return f"const {own} = {add(path)};"
+            def imported(match: re.Match[str]) -> str:
+                binding = match[1].replace(" as ", ": ").removeprefix("* : ").removeprefix("*: ")
+                path = posixpath.normpath(posixpath.join(folder, match[2]))
+                return f"const {binding} = {add(path)};"
 
             text = IMPORT.sub(imported, asset(module))
             exported = DECLARED.findall(text)
             for group in EXPORTED.findall(text):
-                exported += [re.sub(r"(\S+) as (\S+)", r"\2: \1", one) for one in group.split(",")]
+                exported += [re.sub(r"(\S+) as (\S+)", r"\2: \1", n) for n in group.split(",")]
             text = DECLARED.sub(r"const \1", EXPORTED.sub("", text))
             text = re.sub("//# sourceMappingURL.*", "", text)
             names[module] = f"module{len(names)}"
@@ -112,7 +109,7 @@ def asset(name: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Return JSON values with six digits of each figure: of float32, more is noise."""
+    """Return JSON values with floats rounded to six digits, about the precision of float32."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -121,10 +118,10 @@ def rounded(value: Any) -> Any:
 
 
 def called(name: str | None, prototype: int) -> str:
-    """Return what a prototype is called: by its number where it has no name."""
+    """Return the name of a prototype, or its number if it has none."""
     return name or f"prototype {prototype}"
 
 
 def write_page(html: str, path: Path | str) -> None:
-    """Write a finished page to a file, whole or not at all."""
+    """Write a page to a file."""
     write_text(path, html)

@@ -1,4 +1,4 @@
-"""All prototypes of a lens: the columns of the explorer's map, and a page that has cards too."""
+"""All prototypes of a lens: the columns of the explorer's map, and a page with the cards."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from prismlm.lens.lens import Lens
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import called, html_page, rounded
 
-# Digits of a place: a map is some tens across, and a screen some thousand points.
+# Digits of coordinates: a map is some tens wide, and a screen some thousand pixels.
 DIGITS = 3
 CONTEXTS, TOKENS = 3, 8
 
 
 def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
-    """Return a page with every prototype of a lens that has a map.
-
-    Args:
-        lens: whose table has ``x`` and ``y``.
-        title: as text.
-    """
+    """Return a page with every prototype of a lens that has a map."""
     catalogue = Catalogue(lens)
     cards = [card_data(catalogue.card(number)) for number in range(lens.num_prototypes)]
     for card in cards:
@@ -53,5 +48,5 @@ def map_data(lens: Lens) -> dict[str, Any]:
 
 
 def card_data(card: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the catalogue with what it is called and the colour of its category."""
+    """Return a catalogue entry with its display name and the colour of its category."""
     return card | {"name": called(card["name"], card["id"]), "colour": colour(card["category"])}

@@ -35,7 +35,7 @@ NO_SCALE = (
 SCRIPT = "trace_page.js"
 FIELDS = ("doc_id", "title", "source", "license", "url")
 CONTEXTS_PER_PROTOTYPE = 3
-# Of each step, the largest: contexts of all would be most of a page.
+# The largest of each step: contexts of all would be most of a page.
 PROTOTYPES_WITH_CONTEXTS = 6
 PASSAGES_PER_STEP = 3
 DOCUMENTS, PASSAGES, QUOTES = 5, 8, 6
@@ -45,29 +45,26 @@ KEYS_SHOWN = 5
 def page(
     traces: Sequence[Trace], title: str = "Where the answer comes from", *, against: int = 0
 ) -> str:
-    """Return a complete HTML document with one article per trace.
-
-    With ``against`` each has so many passages that speak against its predictions.
-    """
+    """Return a complete HTML document of traces, each with ``against`` opposing passages."""
     data = _data(traces, against)
     plain = "".join(
-        f"<h2>{escape(one['question'])}</h2><p>{escape(one['answer'])}</p>"
-        f"<p>{escape(one['support']['sentence'])}</p>"
-        for one in data["answers"]
+        f"<h2>{escape(answer['question'])}</h2><p>{escape(answer['answer'])}</p>"
+        f"<p>{escape(answer['support']['sentence'])}</p>"
+        for answer in data["answers"]
     )
     without_script = marks_shown(f"<noscript>{plain}<p>More needs JavaScript.</p></noscript>")
     return html_page(title, SCRIPT, data, without_script=without_script)
 
 
 def fragment(trace: Trace) -> str:
-    """Return what a notebook shows for a trace; any number of them may stand on one page."""
+    """Return the HTML of a trace for a notebook, which may contain any number of them."""
     style, script = "".join(map(asset, STYLES)), bundle(SCRIPT)
     body = f'<div class="x-page">{embedded(_data([trace], 0))}</div>'
     return f"<style>{style}</style>\n{body}\n<script>{script}</script>"
 
 
 def _data(traces: Sequence[Trace], against: int) -> dict[str, Any]:
-    """Return traces, and what those of one lens share."""
+    """Return the data of traces, with one pool for each lens."""
     pools: dict[int, Pool] = {}
     answers: list[dict[str, Any]] = []
     for trace in traces:
@@ -79,14 +76,14 @@ def _data(traces: Sequence[Trace], against: int) -> dict[str, Any]:
 
 @dataclass
 class Pool:
-    """What the traces of one lens share, each held once: prototypes, places of text, documents.
+    """Prototypes, places and documents that the traces of one lens share.
 
     Attributes:
-        lens: theirs; None without one.
-        prototypes: by id, name, category, colour and the numbers of contexts, if they are kept.
+        lens: of the traces, if any.
+        prototypes: by id: name, category, colour, and the numbers of contexts if they are shown.
         places: text before, token, text after, number of the document, and position in the corpus.
-            Text in which other tokens are marked is a list: as it stands, marked, as it stands, ...
-        documents: doc_id, title, source, license and address.
+            Text with other marked tokens is a list that alternates unmarked and marked parts.
+        documents: doc_id, title, source, license and URL.
     """
 
     lens: Lens | None
@@ -95,63 +92,62 @@ class Pool:
     documents: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is shared as the page's script reads it."""
-        documents = [dict(zip(FIELDS, one, strict=True)) for one in self.documents]
+        """Return the pool as the page's script reads it."""
         return {
             "prototypes": self.prototypes,
             "places": list(self.places),
-            "documents": documents,
+            "documents": [dict(zip(FIELDS, values, strict=True)) for values in self.documents],
         }
 
     def place(
         self, document: dict[str, Any], around: Around | None, also: Sequence[tuple[int, int]] = ()
     ) -> int:
-        """Return the number of a place in a document, in whose text other tokens may be marked."""
+        """Return the number of a place in a document; ``also`` marks other spans of its text."""
         before, token, after = around or (None, None, None)
         if also and around is not None:
             text, end = "".join(around), len(around.before + around.token)
-            before = _parted(text, 0, len(around.before), also)
-            after = _parted(text, end, len(text), also)
+            before = _split_at_marks(text, 0, len(around.before), also)
+            after = _split_at_marks(text, end, len(text), also)
         key = tuple(document[name] for name in FIELDS)
         number = self.documents.setdefault(key, len(self.documents))
         place = (before, token, after, number, document["position"])
         return self.places.setdefault(place, len(self.places))
 
-    def shared(self, document: Passage) -> dict[str, Any]:
-        """Return a document's share and place; of what speaks against, what it speaks against."""
-        place = self.place(vars(document), document.around, document.also)
-        value = {"share": document.share, "place": place}
-        if document.predicted is not None:
-            value |= {"predicted": visible(document.predicted), "probability": document.probability}
-        return value
+    def shared(self, passage: Passage) -> dict[str, Any]:
+        """Return a passage's share and place, and the token that an opposing passage predicts."""
+        place = self.place(vars(passage), passage.around, passage.also)
+        data = {"share": passage.share, "place": place}
+        if passage.predicted is not None:
+            data |= {"predicted": visible(passage.predicted), "probability": passage.probability}
+        return data
 
     def uses(self, step: Step) -> list[list[float]]:
-        """Return id, contribution, evidence and cosine of each prototype, and keep their names.
+        """Return id, contribution, evidence and cosine of each prototype, and add it to the pool.
 
-        Those that carry most get their nearest contexts.
+        Those that contribute most get their nearest contexts.
         """
         largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
         with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]}
         for use in step.prototypes:
             new = [called(use.name, use.id), use.category, colour(use.category)]
-            known = self.prototypes.setdefault(use.id, new)
-            if len(known) == 3 and use.id in with_contexts:
-                known.append(self._nearest(use.id))
+            entry = self.prototypes.setdefault(use.id, new)
+            if len(entry) == 3 and use.id in with_contexts:
+                entry.append(self._contexts(use.id))
         return [[use.id, use.contribution, use.evidence, use.cosine] for use in step.prototypes]
 
-    def _nearest(self, prototype: int) -> list[int]:
+    def _contexts(self, prototype: int) -> list[int]:
         if self.lens is None:
             return []
         rows = self.lens.rows_of(prototype)
         count = min(CONTEXTS_PER_PROTOTYPE, rows.stop - rows.start)
         contexts = self.lens.index.slice(rows.start, count).to_pylist()
-        return [self.place(one, Around(*(one[n] for n in Around._fields))) for one in contexts]
+        return [self.place(row, Around(*(row[n] for n in Around._fields))) for row in contexts]
 
 
-def _parted(
+def _split_at_marks(
     text: str, begin: int, end: int, marked: Sequence[tuple[int, int]]
 ) -> str | tuple[str, ...]:
-    """Return what lies from one place of a text to another, parted where marks begin and end."""
+    """Return a part of a text, split where marks begin and end."""
     inside = [edge for span in marked if span[0] < end and span[1] > begin for edge in span]
     edges = [begin, *(min(max(edge, begin), end) for edge in inside), end]
     parts = tuple(text[left:right] for left, right in pairwise(edges))
@@ -162,10 +158,10 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
     """Return a trace as the scripts read it.
 
     Args:
-        trace: what is shown.
-        pool: where what it shares with other traces is put.
-        against: how many passages that speak against its predictions.
-        each: say what stands behind each step, not behind all alone.
+        trace: the trace.
+        pool: of its lens.
+        against: number of opposing passages.
+        each: include the sources of each step, not only of all together.
     """
     steps = trace.steps
     last = [steps[-1].pieces[1]] if steps and steps[-1].target_from == "generated" else []
@@ -176,7 +172,7 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
         facts.append(("corpus", f"{meta.tokens:,} tokens of {meta.documents:,} documents"))
         if meta.trained_on is not None:
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
-    value = {
+    data = {
         "question": trace.question if trace.first or trace.written else "",
         "answer": trace.answer.strip(),
         "support": _support(trace),
@@ -185,25 +181,25 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
         "tokens": [spelt(piece) for piece in [*(step.pieces[0] for step in steps), *last]],
         "steps": [
             step_data(step, pool)
-            | (behind(trace[t : t + 1], pool, PASSAGES_PER_STEP) if each else {})
+            | (sources_data(trace[t : t + 1], pool, PASSAGES_PER_STEP) if each else {})
             for t, step in enumerate(steps)
         ],
-        # Of a model with feedback the first token has none; of others, no token.
+        # In a model with feedback, only the first token has none.
         "feedback": any(step.uncertainty is not None for step in steps),
         "softcap": trace.softcap,
         "whole": _whole(trace, pool, against) if steps else None,
     }
-    return rounded(value)
+    return rounded(data)
 
 
 def spelt(piece: Piece) -> str:
-    """Return a token as it stands in the text: characters of several tokens at the first."""
+    """Return a token's text; the first of several tokens of one character has the character."""
     return piece.text if piece.number == 1 else DITTO
 
 
 def step_data(step: Step, pool: Pool) -> dict[str, Any]:
     """Return one prediction and its parts, each with its evidence."""
-    value: dict[str, Any] = {
+    data: dict[str, Any] = {
         "token": visible(step.pieces[0].label),
         "target": visible(step.pieces[1].label),
         "text": spelt(step.pieces[1]),
@@ -218,10 +214,10 @@ def step_data(step: Step, pool: Pool) -> dict[str, Any]:
         "uses": pool.uses(step),
     }
     if step.uncertainty is not None:
-        value["fed"] = [step.uncertainty, step.uncertainty_code]
+        data["fed"] = [step.uncertainty, step.uncertainty_code]
     if step.chains is not None:
-        value["chains"] = [_chain(chain) for chain in step.chains]
-    return value
+        data["chains"] = [_chain(chain) for chain in step.chains]
+    return data
 
 
 def _chain(chain: PrototypeChain) -> dict[str, Any]:
@@ -238,13 +234,13 @@ def _chain(chain: PrototypeChain) -> dict[str, Any]:
     }
 
 
-def behind(trace: Trace, pool: Pool, passages: int) -> dict[str, Any]:
+def sources_data(trace: Trace, pool: Pool, passages: int) -> dict[str, Any]:
     """Return shares by domain and source, and the passages with the largest shares."""
     if trace.lens is None:
         return {"shares": [], "documents": []}
     return {
         "shares": _shares(trace, ("domain", "source")),
-        "documents": [pool.shared(one) for one in trace.passages(passages)],
+        "documents": [pool.shared(passage) for passage in trace.passages(passages)],
     }
 
 
@@ -252,47 +248,46 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
     passages: dict[str, list[dict[str, Any]]] = {}
-    for one in trace.passages(PASSAGES):
-        passages.setdefault(one.doc_id, []).append(pool.shared(one))
-    documents = [(one, pool.shared(one)) for one in worth_showing(trace.documents(DOCUMENTS))]
-    value: dict[str, Any] = {
+    for passage in trace.passages(PASSAGES):
+        passages.setdefault(passage.doc_id, []).append(pool.shared(passage))
+    documents: list[dict[str, Any]] = []
+    for document in worth_showing(trace.documents(DOCUMENTS)):
+        shared = pool.shared(document)
+        documents.append(shared | {"passages": passages.get(document.doc_id, [shared])})
+    data: dict[str, Any] = {
         "shares": _shares(trace, ("domain", "source", "license")),
-        # Each with its own of the first passages.
-        "documents": [
-            own | {"passages": passages.get(one.doc_id, [own])} for one, own in documents
-        ],
+        "documents": documents,
     }
     if against:
-        value["against"] = [pool.shared(one) for one in trace.against(against)]
+        data["against"] = [pool.shared(passage) for passage in trace.against(against)]
     if trace.lens.suffixes is not None:
-        value["verbatim"] = [
+        data["verbatim"] = [
             {
-                "text": one.text,
-                "length": one.span.length,
-                "count": one.span.count,
-                "place": one.places[0],
+                "text": quote.text,
+                "length": quote.span.length,
+                "count": quote.span.count,
+                "place": quote.places[0],
             }
-            for one in trace.verbatim(QUOTES)
+            for quote in trace.verbatim(QUOTES)
         ]
-    return value
+    return data
 
 
 def _shares(trace: Trace, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return shares by the columns of which the lens knows anything."""
+    """Return shares by each column that the lens has values for."""
     assert trace.lens is not None
     known = [by for by in columns if trace.lens.keys("mass", by).names != [UNKNOWN]]
     return [_largest(trace.sources(by)) for by in known]
 
 
 def _largest(sources: Sources) -> dict[str, Any]:
-    """Return the largest shares, and what all others come to, so that the bars sum to 1."""
-    value, rest = sources.to_dict(), sources.items[KEYS_SHOWN:]
+    """Return the largest shares, and the number and sum of all others."""
+    data, rest = sources.to_dict(), sources.items[KEYS_SHOWN:]
     others = [len(rest), sum(item.share for item in rest)]
-    return value | {"items": value["items"][:KEYS_SHOWN], "others": others}
+    return data | {"items": data["items"][:KEYS_SHOWN], "others": others}
 
 
 def _support(trace: Trace) -> dict[str, str]:
-    """Return how well the corpus supports the answer, in a sentence."""
     if trace.support is not None:
         return {"level": trace.support.level, "sentence": trace.support.sentence}
     return {"level": "unknown", "sentence": NO_LENS if trace.lens is None else NO_SCALE}

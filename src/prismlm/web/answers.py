@@ -1,8 +1,7 @@
-"""The server's recent answers, which the explorer looks up by the ids of their responses."""
+"""The server's recent answers, which the explorer looks up by their response ids."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,12 +14,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that the model wrote, or that a client sent to have it attributed.
+    """An answer that the model generated, or that a client sent for attribution.
 
-    Attributes:
-        prompt: the text or the messages before it; empty if a text alone was sent.
-        text: the answer.
-        trace: what the answer relies on.
+    ``prompt`` is the text or the messages before it, empty if only a text was sent.
     """
 
     prompt: str | Messages
@@ -40,31 +36,25 @@ class Answer:
 
 
 class Recent(Generic[T]):
-    """The values that were added last, by id.
+    """The last ``limit`` values by id; errors call them ``noun``, such as "answer"."""
 
-    Args:
-        what: the values are called in errors, such as ``answer``.
-        limit: on how many are stored; a newer one replaces the oldest.
-    """
-
-    def __init__(self, what: str, limit: int) -> None:
-        self._what, self._limit = what, limit
-        self._values: OrderedDict[str, T] = OrderedDict()
+    def __init__(self, noun: str, limit: int) -> None:
+        self._noun, self._limit = noun, limit
+        self._values: dict[str, T] = {}
 
     def add(self, key: str, value: T) -> None:
         """Store a value; drop the oldest beyond the limit."""
         self._values[key] = value
         while len(self._values) > self._limit:
-            self._values.popitem(last=False)
+            del self._values[next(iter(self._values))]
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
     def __getitem__(self, key: str) -> T:
-        """Return a value; InputError if it was never added, or has been dropped."""
-        try:
-            return self._values[key]
-        except KeyError:
+        """Return a value; InputError if it is unknown or has been dropped."""
+        if key not in self._values:
             raise InputError(
-                f"there is no {self._what} {key!r}: the last {self._limit} are kept. Ask again."
-            ) from None
+                f"there is no {self._noun} {key!r}: the last {self._limit} are kept. Ask again."
+            )
+        return self._values[key]

@@ -1,4 +1,4 @@
-"""Several texts written together: a left-padded batch with a cache, which texts join and leave."""
+"""A left-padded batch of texts that are generated together, with a cache; texts join and leave."""
 
 from __future__ import annotations
 
@@ -16,79 +16,73 @@ from prismlm.models.seam import output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.models.watch import Hook, watch
 
-# Tokens that a batch's cache has room for before it is copied to a larger one.
-ROOM = 64
+# Tokens by which a full cache grows.
+SPARE_TOKENS = 64
 
 
-class RoomyLayer(DynamicLayer):
-    """Keys and values [B, H, T, d] with room after them.
-
-    To join each new token to all those before, as ``DynamicLayer`` does, slows every step.
-    """
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values [B, H, T, d] with spare room: ``DynamicLayer`` copies them at every step."""
 
     keys: Tensor
     values: Tensor
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these from now on."""
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Replace the cached keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
-        self._buffers = [F.pad(states, (0, 0, 0, ROOM)) for states in (keys, values)]
-        self._show(keys.shape[2])
+        self._buffers = [F.pad(states, (0, 0, 0, SPARE_TOKENS)) for states in (keys, values)]
+        self._resize(keys.shape[2])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Take in new tokens; return all."""
-        new = self._length + key_states.shape[2]
-        if new > self._buffers[0].shape[2]:
-            self.hold(*self._show(self._length))
+        """Append new tokens; return all."""
+        length = self._length + key_states.shape[2]
+        if length > self._buffers[0].shape[2]:
+            self.fill(*self._resize(self._length))
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, self._length : new] = states
-        return self._show(new)
+            buffer[:, :, self._length : length] = states
+        return self._resize(length)
 
-    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+    def _resize(self, length: int) -> tuple[Tensor, Tensor]:
         self._length = length
         self.keys, self.values = keys, values = [buffer[:, :, :length] for buffer in self._buffers]
         return keys, values
 
 
 class Batch:
-    """The cache of several texts, each padded on its left to the longest.
+    """The cache of several texts, left-padded to the longest; ``lengths`` are their token counts.
 
     Args:
-        model: a decoder for which :func:`writes_together` holds.
-
-    Attributes:
-        lengths: how many tokens of each text are in the cache.
+        model: a decoder for which :func:`supports_batching` is true.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._cache: Cache | None = None
-        self._layers: list[RoomyLayer] = []
+        self._layers: list[PreallocatedLayer] = []
         self.lengths: list[int] = []
 
     def join(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Read a text [1, T], the last of the batch from now on.
+        """Append a text [1, T] to the batch.
 
         Returns:
-            its states [T, d], and what follows it: W z + b and the logits, float32, [V] each.
+            its states [T, d], and W z + b and the logits after it, float32, [V] each.
         """
         cache = DynamicCache(config=self._model.config)
         positions = torch.arange(ids.shape[1])[None]
-        z, embedded, logits = self._read(ids, torch.ones_like(ids), positions, cache)
+        z, embedded, logits = self._forward(ids, torch.ones_like(ids), positions, cache)
         new: list[Any] = cache.layers
         if any(type(layer) is not DynamicLayer for layer in new):
-            raise TypeError("the model keeps something else than keys and values of all tokens")
+            raise TypeError("the model caches something other than keys and values of all tokens")
         self.lengths.append(ids.shape[1])
         size = max(self.lengths)
         if self._cache is None:
-            self._layers = [RoomyLayer() for _ in new]
+            self._layers = [PreallocatedLayer() for _ in new]
             self._cache = Cache(layers=[*self._layers])
-        for mine, theirs in zip(self._layers, new, strict=True):
-            rows = [mine, theirs] if mine.is_initialized else [theirs]
-            mine.hold(
+        for batched, single in zip(self._layers, new, strict=True):
+            rows = [batched, single] if batched.is_initialized else [single]
+            batched.fill(
                 torch.cat([_padded(layer.keys, size) for layer in rows]),
                 torch.cat([_padded(layer.values, size) for layer in rows]),
             )
@@ -98,18 +92,18 @@ class Batch:
         """Read the next token of every text.
 
         Returns:
-            states [B, d], W z + b and logits, float32, [B, V] each.
+            states [B, d], and W z + b and logits, float32, [B, V] each.
         """
         assert self._cache is not None
         size, lengths = max(self.lengths), torch.tensor(self.lengths)
         mask = torch.arange(size + 1) >= (size - lengths)[:, None]
         ids = torch.tensor(tokens)[:, None]
-        z, embedded, logits = self._read(ids, mask.long(), lengths[:, None], self._cache)
+        z, embedded, logits = self._forward(ids, mask.long(), lengths[:, None], self._cache)
         self.lengths = [length + 1 for length in self.lengths]
         return z[:, 0], embedded, logits
 
     def keep(self, rows: list[int]) -> None:
-        """Leave out all texts but some, by their numbers, and the padding that nobody needs now."""
+        """Remove all other rows, and padding that is no longer needed."""
         if len(rows) == len(self.lengths):
             return
         self.lengths = [self.lengths[row] for row in rows]
@@ -118,65 +112,62 @@ class Batch:
             return
         last = slice(-max(self.lengths), None)
         for layer in self._layers:
-            layer.hold(layer.keys[rows, :, last], layer.values[rows, :, last])
+            layer.fill(layer.keys[rows, :, last], layer.values[rows, :, last])
 
     @torch.no_grad()
-    def _read(
+    def _forward(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the states of all positions, and W z + b and the logits of the last."""
         seen: list[Tensor] = []
         embedded: list[Tensor] = []
 
-        def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def last_only(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             seen.append(args[0])
             return (args[0][:, -1:], *args[1:]), kwargs
 
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        def store(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             embedded.append(output)
 
+        # By default some models pass only the last position to their output embedding.
+        parameters = signature(self._model.forward).parameters
+        options = {"logits_to_keep": 0} if "logits_to_keep" in parameters else {}
         device = self._model.device
-        with watch([Hook(output_embedding(self._model), last, after)]):
+        with watch([Hook(output_embedding(self._model), last_only, store)]):
             output = self._model(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
                 position_ids=positions.to(device),
                 past_key_values=cache,
                 use_cache=True,
-                **_all_positions(self._model),
+                **options,
             )
         return seen[-1], embedded[-1][:, -1].float(), output.logits[:, -1].float()
-
-
-def _all_positions(model: PreTrainedModel) -> dict[str, int]:
-    # Where a model hands on the last position alone, its output embedding would see no other.
-    return {"logits_to_keep": 0} if "logits_to_keep" in signature(model.forward).parameters else {}
 
 
 def _padded(states: Tensor, size: int) -> Tensor:
     return F.pad(states, (0, 0, size - states.shape[2], 0))
 
 
-def _turns_by_length(module: nn.Module) -> bool:
-    """Say whether rotary embeddings are others for all of a batch once one text of it is long."""
-    kind: Any = getattr(module, "rope_type", None)
-    # A model with several kinds of layers has one for each.
-    kinds: list[Any] = list(kind.values()) if isinstance(kind, dict) else [kind]
-    return any("dynamic" in str(one) or one == "longrope" for one in kinds)
+def _rope_depends_on_length(module: nn.Module) -> bool:
+    rope_type: Any = getattr(module, "rope_type", None)
+    # Models with several kinds of layers have one for each.
+    kinds: list[Any] = list(rope_type.values()) if isinstance(rope_type, dict) else [rope_type]
+    return any("dynamic" in str(kind) or kind == "longrope" for kind in kinds)
 
 
-def writes_together(model: PreTrainedModel) -> bool:
-    """Say whether texts in a batch get the predictions that each gets alone.
+def supports_batching(model: PreTrainedModel) -> bool:
+    """Return whether texts in a batch get the predictions that each gets alone.
 
-    A model must take positions, and keep keys and values of all of them and nothing else: caches of
-    sliding windows, of recurrent states and of codes of uncertainty are of one text each, and so
-    are rotations that change with the longest text. Beyond that it is tried: two texts of random
-    tokens, the second of which joins the first, and stays.
+    A model must accept position ids and cache nothing but keys and values of all positions. Sliding
+    windows, recurrent states and uncertainty codes belong to one text, and so do rotary embeddings
+    that depend on the longest text. Beyond that, two random texts are tried: the second joins
+    the first, and stays when it leaves.
     """
     if (
         uncertainty_of(model) is not None
         or "position_ids" not in signature(model.forward).parameters
-        or any(_turns_by_length(module) for module in model.modules())
+        or any(_rope_depends_on_length(module) for module in model.modules())
     ):
         return False
     generator = torch.Generator().manual_seed(0)
@@ -190,14 +181,14 @@ def writes_together(model: PreTrainedModel) -> bool:
         batch.join(second[:, :-2])
         *_, both = batch.step([int(first[0, -2]), int(second[0, -2])])
         batch.keep([1])
-        *_, left = batch.step([int(second[0, -1])])
+        *_, remaining = batch.step([int(second[0, -1])])
         with torch.no_grad():
             alone = [
                 model(input_ids=ids.to(model.device)).logits[0].float() for ids in (first, second)
             ]
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
         return False
-    found = torch.stack([both[0], both[1], left[0]])
+    actual = torch.stack([both[0], both[1], remaining[0]])
     expected = torch.stack([alone[0][-2], alone[1][-2], alone[1][-1]])
-    error = (found - expected).abs() / expected.abs().clamp_min(1)
+    error = (actual - expected).abs() / expected.abs().clamp_min(1)
     return bool((error <= tolerance_of(rows.dtype)).all())

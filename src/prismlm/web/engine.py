@@ -1,41 +1,86 @@
-"""The thread that writes: a bounded queue before it, and texts that are written together."""
+"""The thread that generates, and the bounded queues in front of the model."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import Recorded, record
-from prismlm.web.batch import Batch, writes_together
-from prismlm.web.line import Busy
-from prismlm.web.writing import Writing
+from prismlm.explain.prediction import record
+from prismlm.web.batch import Batch, supports_batching
+from prismlm.web.generation import Generation
 
+T = TypeVar("T")
 log = logging.getLogger("prismlm.web")
 
 
+class Busy(Exception):
+    """Too many requests are waiting for the model."""
+
+
+class RequestQueue:
+    """Runs calls one at a time, in order of arrival; at most ``max_waiting`` may wait."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._turn = asyncio.Lock()
+        self._max_waiting = max_waiting
+        self.waiting = 0
+
+    @property
+    def ahead(self) -> int:
+        """How many calls a new one would wait for."""
+        return self.waiting + self._turn.locked()
+
+    def check(self) -> None:
+        """Raise Busy if the queue is full."""
+        if self.waiting >= self._max_waiting:
+            raise Busy
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return the result of ``call``, run in a thread when its turn comes, or raise Busy."""
+        self.check()
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            task = asyncio.ensure_future(run_in_threadpool(call))
+            try:
+                return await asyncio.shield(task)
+            finally:
+                # A thread cannot be cancelled: the next call waits for its end.
+                await asyncio.wait([task])
+        finally:
+            self._turn.release()
+
+
 class Engine:
-    """Writes what is submitted, several at a time where the model allows it.
+    """Generates submitted texts, several at a time if the model allows it.
 
     Args:
         lm: the model.
-        together: texts that are written at the same time.
-        waiting: how many more may wait.
+        batch_size: texts generated at the same time.
+        max_waiting: how many more may wait.
 
     Attributes:
-        together: texts that are written at the same time: 1 for models whose cache is of one text,
-            see :func:`~prismlm.web.batch.writes_together`; ``generate`` writes these.
+        batch_size: 1 for models that :func:`~prismlm.web.batch.supports_batching` excludes, whose
+            texts ``generate`` writes.
     """
 
-    def __init__(self, lm: PrismLM, together: int, waiting: int) -> None:
-        self._lm, self._most = lm, waiting
-        self._batched = together > 1 and writes_together(lm.model)
-        self.together = together if self._batched else 1
-        self._queue: deque[Writing] = deque()
-        self._writing: list[Writing] = []
+    def __init__(self, lm: PrismLM, batch_size: int, max_waiting: int) -> None:
+        self._lm, self._max_waiting = lm, max_waiting
+        self._batched = batch_size > 1 and supports_batching(lm.model)
+        self.batch_size = batch_size if self._batched else 1
+        self._queue: deque[Generation] = deque()
+        self._running: list[Generation] = []
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="prismlm-engine", daemon=True)
@@ -47,9 +92,9 @@ class Engine:
         return len(self._queue)
 
     @property
-    def writing(self) -> int:
-        """How many texts are being written."""
-        return len(self._writing)
+    def running(self) -> int:
+        """How many texts are being generated."""
+        return len(self._running)
 
     @property
     def alive(self) -> bool:
@@ -57,26 +102,22 @@ class Engine:
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise Busy where nothing more may wait; who has left waits no longer."""
+        """Raise Busy if the queue is full; abandoned requests leave it."""
         with self._changed:
-            self._queue = deque(one for one in self._queue if not one.left)
-            free = self.together - len(self._writing)
-            if len(self._queue) >= self._most + max(0, free):
+            self._queue = deque(waiting for waiting in self._queue if not waiting.abandoned)
+            free = self.batch_size - len(self._running)
+            if len(self._queue) >= self._max_waiting + max(0, free):
                 raise Busy
 
-    def submit(self, writing: Writing) -> None:
-        """Let a text wait for its turn.
-
-        Raises:
-            Busy: too many wait.
-        """
+    def submit(self, generation: Generation) -> None:
+        """Queue a text, or raise Busy."""
         self.check()
         with self._changed:
-            self._queue.append(writing)
+            self._queue.append(generation)
             self._changed.notify()
 
     def close(self) -> None:
-        """End what is being written, and the thread."""
+        """End the thread, and whatever it generates."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -88,69 +129,67 @@ class Engine:
             try:
                 if self._batched:
                     self._step(batch, new)
-                else:
-                    self._alone(new)
-            except Exception as error:  # whatever a model raises: the others that wait are served
-                log.exception("writing failed")
-                for one in [*self._writing, *new]:
-                    if one.finish_reason is not None:  # it had ended, and was not told so
-                        one.tell(None)
-                    elif not one.left:
-                        one.fail(error)
-                self._writing, batch = [], Batch(self._lm.model)
+                elif new:
+                    self._generate(new[0])
+            except Exception as error:  # whatever a model raises: waiting requests are still served
+                log.exception("generation failed")
+                for generation in [*self._running, *new]:
+                    if generation.finish_reason is not None:  # it had finished before the error
+                        generation.send(None)
+                    elif not generation.abandoned:
+                        generation.fail(error)
+                self._running, batch = [], Batch(self._lm.model)
 
-    def _next(self) -> list[Writing] | None:
-        """Return the texts that begin now, once there is anything to do; None at the end."""
+    def _next(self) -> list[Generation] | None:
+        """Wait for work; return the texts that start now, None on closing."""
         with self._changed:
-            while not (self._closing or self._queue or self._writing):
+            while not (self._closing or self._queue or self._running):
                 self._changed.wait()
             if self._closing:
                 return None
-            new: list[Writing] = []
-            while self._queue and len(self._writing) + len(new) < self.together:
-                one = self._queue.popleft()
-                if not one.left:
-                    new.append(one)
+            new: list[Generation] = []
+            while self._queue and len(self._running) + len(new) < self.batch_size:
+                generation = self._queue.popleft()
+                if not generation.abandoned:
+                    new.append(generation)
             return new
 
-    def _step(self, batch: Batch, new: list[Writing]) -> None:
-        """Write one token of every text in the batch, and the first of those that join it."""
-        rows = self._writing
-        going_on = [number for number, one in enumerate(rows) if not one.over]
-        batch.keep(going_on)
-        rows = self._writing = [rows[number] for number in going_on]
-        if rows:
-            read = zip(*batch.step([one.ids[-1] for one in rows]), strict=True)
-            for one, (state, embedded, logits) in zip(rows, read, strict=True):
-                one.next(state[None], embedded, logits)
-        for one in new:
-            one.next(*batch.join(one.prompt))
-            rows.append(one)
-        for one in rows:
-            if one.finish_reason is not None:
-                one.tell(None)
+    def _step(self, batch: Batch, new: list[Generation]) -> None:
+        """Generate one token of every text in the batch, and the first of those that join it."""
+        rows = [number for number, row in enumerate(self._running) if not row.finished]
+        batch.keep(rows)
+        running = self._running = [self._running[number] for number in rows]
+        if running:
+            outputs = zip(*batch.step([row.ids[-1] for row in running]), strict=True)
+            for generation, (state, embedded, logits) in zip(running, outputs, strict=True):
+                generation.sample(state[None], embedded, logits)
+        for generation in new:
+            generation.sample(*batch.join(generation.prompt))
+            running.append(generation)
+        for generation in running:
+            if generation.finish_reason is not None:
+                generation.send(None)
 
-    def _alone(self, new: list[Writing]) -> None:
-        """Write one text to its end, as ``generate`` does."""
-        for one in new:
-            self._writing = [one]
-            wanted = one.wanted
-            with record(self._lm.model) as recorded:
+    def _generate(self, generation: Generation) -> None:
+        """Generate one text to its end by the model's ``generate``."""
+        self._running = [generation]
+        sampling = generation.sampling
+        with record(self._lm.model) as recorded:
 
-                def enough(ids: Tensor, one: Writing = one, recorded: Recorded = recorded) -> bool:
-                    embedded = recorded.embedded[-1][0, -1].float()
-                    if not one.left:
-                        one.accept(int(ids[0, -1]), self._lm.logit_map(embedded))
-                    if not one.wanted.traced:
-                        del recorded.embedded[:-1], recorded.states[:-1]
-                    return one.over
+            def enough(ids: Tensor) -> bool:
+                embedded = recorded.embedded[-1][0, -1].float()
+                if not generation.abandoned:
+                    generation.accept(int(ids[0, -1]), self._lm.logit_map(embedded))
+                if not sampling.traced:
+                    del recorded.embedded[:-1], recorded.states[:-1]
+                return generation.finished
 
-                self._lm.write(
-                    *(one.prompt, wanted.tokens, wanted.temperature, wanted.seed),
-                    top_p=wanted.top_p,
-                    all_logits=wanted.traced,
-                    enough=enough,
-                )
-            one.recorded = recorded
-            one.tell(None)
-            self._writing = []
+            self._lm.write(
+                *(generation.prompt, sampling.max_tokens, sampling.temperature, sampling.seed),
+                top_p=sampling.top_p,
+                all_logits=sampling.traced,
+                enough=enough,
+            )
+        generation.recorded = recorded
+        generation.send(None)
+        self._running = []

@@ -1,4 +1,4 @@
-"""Requests and answers in the form of OpenAI's API, and what prismlm adds to it."""
+"""Requests and responses of OpenAI's API, and prismlm's additions to it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from prismlm.corpus.pieces import BROKEN, decode_token
 from prismlm.errors import shown
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import MIN_TEMPERATURE
-from prismlm.web.writing import Choice, Wanted
+from prismlm.web.generation import Sampling, TokenLogProbs
 
-STOPS, LONGEST_STOP = 16, 1000
-MOST_DOCUMENTS = 20
-# What would change an answer if it were heeded, and the values that ask for nothing.
-NOT_SERVED: dict[str, tuple[Any, ...]] = {
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
+MAX_DOCUMENTS = 20
+# Unsupported parameters that would change an answer, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "tools": ([],),
@@ -40,19 +40,12 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 Column = Literal["document", "source", "domain", "license"]
-OneStop = Annotated[str, Field(max_length=LONGEST_STOP)]
-Stop = OneStop | Annotated[list[OneStop], Field(max_length=STOPS)]
+OneStop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
+Stop = OneStop | Annotated[list[OneStop], Field(max_length=MAX_STOPS)]
 
 
 class RequestError(Exception):
-    """A request that is answered by an error in OpenAI's form.
-
-    Args:
-        message: what is wrong, what was expected.
-        status: of HTTP.
-        param: the field of the request.
-        code: what programs tell errors apart by.
-    """
+    """A bad request: message, HTTP status, field of the request and machine-readable code."""
 
     def __init__(
         self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None
@@ -62,19 +55,19 @@ class RequestError(Exception):
 
 
 class Shares(BaseModel):
-    """What the ``prismlm`` object of an answer is to hold.
+    """Contents of the ``prismlm`` object of a response.
 
     Attributes:
-        by: the column that shares are by; otherwise domain, or source where all have one.
-        documents: documents, passages and verbatim spans, at most so many of each.
+        by: the column to sum shares by; default domain, or source if there is only one domain.
+        documents: maximum number of documents, passages and verbatim spans, each.
     """
 
     by: Column | None = None
-    documents: int = Field(default=5, ge=1, le=MOST_DOCUMENTS)
+    documents: int = Field(default=5, ge=1, le=MAX_DOCUMENTS)
 
 
-class Asked(BaseModel):
-    """What every request has: the model's name, and whether to say what the answer relies on."""
+class ModelRequest(BaseModel):
+    """Common fields: the model's name, and whether to attribute the answer."""
 
     model_config = ConfigDict(extra="allow")
     model: str
@@ -82,14 +75,14 @@ class Asked(BaseModel):
 
     @property
     def shares(self) -> Shares | None:
-        """What is to be said of the answer's sources; None for nothing."""
-        return (
-            self.prismlm if isinstance(self.prismlm, Shares) else Shares() if self.prismlm else None
-        )
+        """Contents of the ``prismlm`` object; None to leave it out."""
+        if isinstance(self.prismlm, Shares):
+            return self.prismlm
+        return Shares() if self.prismlm else None
 
     def check(self) -> None:
-        """Raise RequestError for what is asked for and not served."""
-        for name, neutral in NOT_SERVED.items():
+        """Raise RequestError for unsupported parameters."""
+        for name, neutral in UNSUPPORTED.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in neutral:
                 raise RequestError(
@@ -100,15 +93,15 @@ class Asked(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a chat: its content is a text, or parts that are texts."""
+    """One message of a chat; its content is a text or a list of text parts."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
 
 
-class ToWrite(Asked):
-    """What a request to write has besides."""
+class GenerationRequest(ModelRequest):
+    """Common fields of the two requests that generate."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=10, allow_inf_nan=False)
@@ -119,31 +112,31 @@ class ToWrite(Asked):
     stream_options: dict[str, Any] | None = None
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """The most tokens that were asked for."""
+    def token_limit(self) -> int | None:
+        """The requested maximum number of tokens."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """How many likeliest tokens are told with each; None for no log-probabilities."""
+        """Number of top tokens to report with each; None for no log-probabilities."""
         return None
 
-    def wanted(self, tokens: int) -> Wanted:
-        """Return how up to so many tokens are to be written."""
+    def sampling(self, max_tokens: int) -> Sampling:
+        """Return how to generate up to ``max_tokens`` tokens."""
         heat = self.temperature or 0.0
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Wanted(
-            tokens=tokens,
+        return Sampling(
+            max_tokens,
             temperature=heat if heat >= MIN_TEMPERATURE else 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
-            stop=tuple(one for one in stop if one),
+            stop=tuple(filter(None, stop)),
             alternatives=self.alternatives,
             traced=self.shares is not None,
         )
 
 
-class ChatRequest(ToWrite):
+class ChatRequest(GenerationRequest):
     """The body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
@@ -152,37 +145,37 @@ class ChatRequest(ToWrite):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """The most tokens that were asked for, by the new name or the old one."""
+    def token_limit(self) -> int | None:
+        """The requested maximum, by the new parameter or the deprecated one."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """How many likeliest tokens are told with each; None for no log-probabilities."""
+        """As of the base class."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(ToWrite):
+class CompletionRequest(GenerationRequest):
     """The body of ``/v1/completions``: one prompt, of text."""
 
     prompt: str | list[Any]
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """The most tokens: as OpenAI has it, few unless more are asked for."""
+    def token_limit(self) -> int | None:
+        """The requested maximum; OpenAI's default is 16."""
         return self.max_tokens or 16
 
     @property
     def alternatives(self) -> int | None:
-        """How many likeliest tokens are told with each; None for no log-probabilities."""
+        """As of the base class."""
         return self.logprobs
 
 
-class AttributionRequest(Asked):
-    """The body of ``/v1/attributions``: messages or a prompt, with an answer of any engine.
+class AttributionRequest(ModelRequest):
+    """The body of ``/v1/attributions``: messages or a prompt, and an answer by any model.
 
-    The answer is ``answer``, or the last of the messages, if that is the assistant's.
+    The answer is ``answer``, or else the last message if it is the assistant's.
     """
 
     messages: list[Message] | None = None
@@ -190,54 +183,41 @@ class AttributionRequest(Asked):
     answer: str | None = None
 
 
-def messages_of(given: Sequence[Message]) -> Messages:
-    """Return messages as a chat template takes them.
-
-    Raises:
-        RequestError: images, sound or tools in them.
-    """
+def messages_of(messages: Sequence[Message]) -> Messages:
+    """Return messages as a chat template takes them; RequestError for images, sound or tools."""
     return [
-        {"role": "system" if one.role == "developer" else one.role, "content": _text(one, number)}
-        for number, one in enumerate(given)
+        {"role": "system" if m.role == "developer" else m.role, "content": _content(m, number)}
+        for number, m in enumerate(messages)
     ]
 
 
-def _text(message: Message, number: int) -> str:
-    where, extra = f"messages[{number}]", message.model_extra or {}
+def _content(message: Message, number: int) -> str:
+    name, extra, code = f"messages[{number}]", message.model_extra or {}, "unsupported_parameter"
     tools = {"tool_calls", "function_call", "tool_call_id"} & {k for k, v in extra.items() if v}
     if message.role in ("tool", "function") or tools:
-        raise RequestError(
-            f"{where} is of tools, which this server does not support.",
-            param=where,
-            code="unsupported_parameter",
-        )
+        error = f"{name} is of tools, which this server does not support."
+        raise RequestError(error, param=name, code=code)
     if isinstance(message.content, str):
         return message.content
-    parts: list[str] = []
-    for part in message.content or []:
+    if message.content is None:
+        raise RequestError(f"{name} has no content.", param=f"{name}.content")
+    for part in message.content:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise RequestError(
-                f"{where} has a part of the type {str(part.get('type'))[:40]!r}: this server reads "
-                "text alone.",
-                param=f"{where}.content",
-                code="unsupported_parameter",
+                f"{name} has a part of the type {str(part.get('type'))[:40]!r}: this server only "
+                "reads text.",
+                param=f"{name}.content",
+                code=code,
             )
-        parts.append(part["text"])
-    if message.content is None:
-        raise RequestError(f"{where} has no content.", param=f"{where}.content")
-    return "".join(parts)
+    return "".join(part["text"] for part in message.content)
 
 
-def prompt_of(given: str | list[Any]) -> str:
-    """Return the one prompt of a request.
-
-    Raises:
-        RequestError: several, or token ids.
-    """
-    if isinstance(given, str):
-        return given
-    if len(given) == 1 and isinstance(given[0], str):
-        return given[0]
+def prompt_of(prompt: str | list[Any]) -> str:
+    """Return the one prompt of a request; RequestError for several, or token ids."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and isinstance(prompt[0], str):
+        return prompt[0]
     raise RequestError(
         "this server takes one prompt a request, as text: neither several nor token ids.",
         param="prompt",
@@ -245,12 +225,8 @@ def prompt_of(given: str | list[Any]) -> str:
     )
 
 
-def answered(request: AttributionRequest) -> tuple[str | Messages, str | Messages, str]:
-    """Return what was asked, the same with the answer, and the answer.
-
-    Raises:
-        RequestError: not exactly one of messages and prompt, or no answer.
-    """
+def answer_of(request: AttributionRequest) -> tuple[str | Messages, str | Messages, str]:
+    """Return the prompt, the prompt with the answer, and the answer of a request."""
     if (request.messages is None) == (request.prompt is None):
         raise RequestError("expected either messages or a prompt.", param="messages")
     answer = request.answer
@@ -271,127 +247,122 @@ def answered(request: AttributionRequest) -> tuple[str | Messages, str | Message
 
 
 def prismlm_object(trace: Trace, shares: Shares) -> dict[str, Any]:
-    """Return what an answer relies on, as the ``prismlm`` object of a response."""
-    lens, support, most = trace.lens, trace.support, shares.documents
+    """Return the ``prismlm`` object of a response: what an answer relies on."""
+    lens, support, limit = trace.lens, trace.support, shares.documents
     assert lens is not None
-    value: dict[str, Any] = {
+    verbatim = [] if lens.suffixes is None else trace.verbatim(limit)
+    return {
         "support": None
         if support is None
         else {"level": support.level, "score": support.score, "sentence": support.sentence},
         "summary": trace.summary,
         "documents": [
-            one.to_dict() | {"title": one.title, "domain": one.domain, "url": one.url}
-            for one in trace.documents(most)
+            doc.to_dict() | {"title": doc.title, "domain": doc.domain, "url": doc.url}
+            for doc in trace.documents(limit)
         ],
-        "passages": [one.to_dict() for one in trace.passages(most)],
+        "passages": [passage.to_dict() for passage in trace.passages(limit)],
         "sources": trace.sources(shares.by or lens.default_group_by).to_dict(),
-        "verbatim": [],
+        "verbatim": [span.to_dict() for span in verbatim],
         "notes": trace.notes,
         "lens": {"name": lens.name, "corpus": lens.meta.corpus_name},
     }
-    if lens.suffixes is not None:
-        value["verbatim"] = [one.to_dict() for one in trace.verbatim(most)]
-    return value
 
 
 def url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
-    """Return the documents with an address that an answer cites, sentence by sentence."""
-    read = trace.answer
-    # A chat template may leave out the blanks around an answer.
-    moved = answer.find(read.strip()) - (len(read) - len(read.lstrip()))
-    cited = trace.citations() if read.strip() in answer else []
+    """Return the documents with a URL that an answer cites, sentence by sentence."""
+    traced = trace.answer
+    # A chat template may strip the answer.
+    shift = answer.find(traced.strip()) - (len(traced) - len(traced.lstrip()))
+    citations = trace.citations() if traced.strip() in answer else []
     return [
         {
             "type": "url_citation",
             "url_citation": {
-                "start_index": one.start + moved,
-                "end_index": one.end + moved,
-                "title": one.document["title"] or one.document["doc_id"],
-                "url": one.document["url"],
+                "start_index": citation.start + shift,
+                "end_index": citation.end + shift,
+                "title": citation.document["title"] or citation.document["doc_id"],
+                "url": citation.document["url"],
             },
         }
-        for one in cited
-        if one.document["url"]
+        for citation in citations
+        if citation.document["url"]
     ]
 
 
-def identity(kind: str) -> str:
-    """Return an id that nobody can guess."""
-    return f"{kind}-{secrets.token_hex(12)}"
+def unique_id(prefix: str) -> str:
+    """Return an unguessable id."""
+    return f"{prefix}-{secrets.token_hex(12)}"
 
 
-class Shape:
-    """Puts one answer, or the chunks of its stream, into OpenAI's form.
-
-    Args:
-        model: its name.
-        chat: whether it is an answer in a chat.
-        tokenizer: for the words of log-probabilities.
-
-    Attributes:
-        id: of the response.
-    """
+class ResponseFormat:
+    """Formats one response, or the chunks of its stream; ``id`` is the response's."""
 
     def __init__(self, model: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> None:
         self.chat, self._tokenizer = chat, tokenizer
-        self.id = identity("chatcmpl" if chat else "cmpl")
-        self._about = {"id": self.id, "created": int(time.time()), "model": model}
+        self.id = unique_id("chatcmpl" if chat else "cmpl")
+        self._common = {"id": self.id, "created": int(time.time()), "model": model}
 
-    def framed(
+    def response(
         self,
-        said: dict[str, Any] | None,
-        reason: str | None = None,
-        choices: Sequence[Choice] | None = None,
+        message: dict[str, Any] | None,
+        finish_reason: str | None = None,
+        tokens: Sequence[TokenLogProbs] | None = None,
         *,
         chunk: bool = False,
     ) -> dict[str, Any]:
         """Return a response, or a chunk of a stream.
 
         Args:
-            said: the message, or what is new of it, with ``content``; None for no choice at all.
-            reason: why it ended.
-            choices: tokens with log-probabilities; None where none were asked for.
-            chunk: whether it is a part of a stream.
+            message: the message, or its new part, with ``content``; None for no choice.
+            finish_reason: at the end.
+            tokens: with log-probabilities; None if they were not requested.
+            chunk: whether it is a chunk of a stream.
         """
         kind = ("chat.completion" + ".chunk" * chunk) if self.chat else "text_completion"
-        framed = {**self._about, "object": kind, "choices": []}
-        if said is not None:
-            about = {"index": 0, "finish_reason": reason, "logprobs": self._logprobs(choices)}
+        response = {**self._common, "object": kind, "choices": []}
+        if message is not None:
+            choice = {
+                "index": 0,
+                "finish_reason": finish_reason,
+                "logprobs": self._logprobs(tokens),
+            }
             name = "delta" if chunk else "message"
-            body = {name: said} if self.chat else {"text": said.get("content") or ""}
-            framed["choices"] = [about | body]
-        return framed
+            body = {name: message} if self.chat else {"text": message.get("content") or ""}
+            response["choices"] = [choice | body]
+        return response
 
-    def _logprobs(self, choices: Sequence[Choice] | None) -> dict[str, Any] | None:
-        if choices is None:
+    def _logprobs(self, tokens: Sequence[TokenLogProbs] | None) -> dict[str, Any] | None:
+        if tokens is None:
             return None
         if self.chat:
             content = [
-                self._logprob(one.token, one.log_probability)
-                | {"top_logprobs": [self._logprob(*other) for other in one.others]}
-                for one in choices
+                self._logprob(token.token, token.log_probability)
+                | {"top_logprobs": [self._logprob(*other) for other in token.alternatives]}
+                for token in tokens
             ]
             return {"content": content, "refusal": None}
-        words = [decode_token(self._tokenizer, one.token) for one in choices]
-        others = [
-            {decode_token(self._tokenizer, token): value for token, value in one.others}
-            for one in choices
-        ]
+        texts = [self._text(token.token) for token in tokens]
         return {
-            "tokens": words,
-            "token_logprobs": [one.log_probability for one in choices],
-            "top_logprobs": others,
-            "text_offset": [sum(map(len, words[:number])) for number in range(len(words))],
+            "tokens": texts,
+            "token_logprobs": [token.log_probability for token in tokens],
+            "top_logprobs": [
+                {self._text(other): value for other, value in token.alternatives}
+                for token in tokens
+            ],
+            "text_offset": [sum(map(len, texts[:number])) for number in range(len(texts))],
         }
 
+    def _text(self, token: int) -> str:
+        return decode_token(self._tokenizer, token)
+
     def _logprob(self, token: int, value: float) -> dict[str, Any]:
-        word = decode_token(self._tokenizer, token)
-        # A part of a character has no bytes in UTF-8 of its own.
-        data = None if BROKEN in word else list(word.encode())
-        return {"token": word, "logprob": value, "bytes": data}
+        text = self._text(token)
+        # An incomplete character has no UTF-8 bytes of its own.
+        data = None if BROKEN in text else list(text.encode())
+        return {"token": text, "logprob": value, "bytes": data}
 
 
-def usage_of(prompt: int, written: int) -> dict[str, Any]:
-    """Return how many tokens were read and written, as a part of a response."""
-    total = {"total_tokens": prompt + written}
-    return {"usage": {"prompt_tokens": prompt, "completion_tokens": written} | total}
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    """Return the ``usage`` field of a response: numbers of tokens."""
+    total = {"total_tokens": prompt + completion}
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": completion} | total}

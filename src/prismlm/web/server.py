@@ -1,4 +1,4 @@
-"""The server: OpenAI's routes over one model, and what each answer relies on."""
+"""The server: OpenAI's routes over one model, with the sources of each answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from weakref import WeakValueDictionary
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -32,52 +39,72 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
 from prismlm.web.answers import Answer, Recent
-from prismlm.web.engine import Engine
-from prismlm.web.line import Busy, Line
-from prismlm.web.metrics import Metrics
+from prismlm.web.engine import Busy, Engine, RequestQueue
+from prismlm.web.generation import Chunk, Generation, Sampling, TokenLogProbs
 from prismlm.web.protocol import (
     AttributionRequest,
     ChatRequest,
     CompletionRequest,
+    GenerationRequest,
     RequestError,
-    Shape,
+    ResponseFormat,
     Shares,
-    ToWrite,
-    answered,
-    identity,
+    answer_of,
     messages_of,
     prismlm_object,
     prompt_of,
+    unique_id,
     url_citations,
-    usage_of,
+    usage,
 )
-from prismlm.web.writing import Choice, Wanted, Writing, Written
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LARGEST_BODY = 16_000_000
-# Tokens of a text, for models without a bound of their own.
-LONGEST = 8192
+MAX_BODY_BYTES = 16_000_000
+# Tokens of a text, for models without a limit.
+DEFAULT_CONTEXT_LENGTH = 8192
+BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
-class Served(JSONResponse):
-    """JSON as prismlm writes it, without NaN."""
+class StrictJSON(JSONResponse):
+    """JSON without NaN."""
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes that are sent."""
+        """Return the encoded body."""
         return json_text(content, separators=(",", ":")).encode()
+
+
+class Metrics:
+    """Prometheus metrics of one server, in a registry of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = registry = CollectorRegistry()
+        labels = ("path", "status")
+        self.requests = Counter("prismlm_requests", "Requests answered.", labels, registry=registry)
+        self.tokens = Counter("prismlm_tokens", "Tokens of requests.", ("kind",), registry=registry)
+        self.first_token, self.answer, self.attribution = (
+            Histogram(f"prismlm_{name}_seconds", text, registry=registry, buckets=BUCKETS_SECONDS)
+            for name, text in (
+                ("first_token", "Time to first token."),
+                ("answer", "Time to the end of an answer."),
+                ("attribution", "Time to attribute an answer."),
+            )
+        )
+        for name in ("waiting", "running"):
+            gauge = Gauge(f"prismlm_requests_{name}", f"Requests {name}.", registry=registry)
+            gauge.set_function(partial(getattr, engine, name))
 
 
 class Server:
     """One model behind OpenAI's routes.
 
     Args:
-        lm, name, together, waiting, kept: as of :func:`create_app`; here the model may be without
-            a lens, and has no sources to point to.
+        lm, name, batch_size, max_waiting, stored_answers: as of :func:`create_app`; here the model
+            may lack a lens, and then has no sources to return.
 
     Attributes:
-        answers: the last answers that have ended, by the ids of their responses.
-        unfinished: those that are being written, likewise.
+        answers: the last finished answers by response id.
+        unfinished: running generations by response id.
     """
 
     def __init__(
@@ -85,27 +112,24 @@ class Server:
         lm: PrismLM,
         name: str | None = None,
         *,
-        together: int = 8,
-        waiting: int = 64,
-        kept: int = 0,
+        batch_size: int = 8,
+        max_waiting: int = 64,
+        stored_answers: int = 0,
     ) -> None:
-        self.lm, self._most = lm, waiting
+        self.lm, self._max_waiting = lm, max_waiting
         self.name = name or lm.path.resolve().name
-        self.answers: Recent[Answer] = Recent("answer", kept)
-        self.unfinished: WeakValueDictionary[str, Writing] = WeakValueDictionary()
-        self.engine = Engine(lm, together, waiting)
-        engine = self.engine
-        self.metrics = Metrics(
-            {"waiting": lambda: engine.waiting, "running": lambda: engine.writing}
-        )
-        # One attribution at a time; what was written gets one in any case.
-        self._attributions = Line(waiting=2 * (together + waiting))
-        self._began = int(time.time())
+        self.answers: Recent[Answer] = Recent("answer", stored_answers)
+        self.unfinished: WeakValueDictionary[str, Generation] = WeakValueDictionary()
+        self.engine = Engine(lm, batch_size, max_waiting)
+        self.metrics = Metrics(self.engine)
+        # One attribution at a time; every generated answer gets one.
+        self._attributions = RequestQueue(2 * (batch_size + max_waiting))
+        self._started = int(time.time())
 
     def model(self) -> dict[str, Any]:
         """Return the entry of the model in ``/v1/models``."""
-        about = {"id": self.name, "object": "model", "created": self._began}
-        return about | {"owned_by": "prismlm"}
+        entry = {"id": self.name, "object": "model", "created": self._started}
+        return entry | {"owned_by": "prismlm"}
 
     def check_model(self, name: str) -> None:
         """Raise RequestError for the name of another model."""
@@ -113,186 +137,182 @@ class Server:
             message = f"the model {shown(name)} does not exist: this server has {self.name!r}."
             raise RequestError(message, 404, param="model", code="model_not_found")
 
-    async def write(self, body: ToWrite, text: str | Messages, request: Request) -> Response:
-        """Answer a request to write after a prompt, or messages."""
+    async def generate(
+        self, body: GenerationRequest, source: str | Messages, request: Request
+    ) -> Response:
+        """Answer a request to continue a prompt or a chat."""
         self._check_queues()
-        chat, began = not isinstance(text, str), time.monotonic()
-        prompt, wanted = await run_in_threadpool(partial(self._prompt, body, text))
+        start = time.monotonic()
+        prompt, sampling = await run_in_threadpool(partial(self._prepare, body, source))
         self._check_queues()
-        writing = Writing(self.lm, text, prompt, wanted)
-        self.engine.submit(writing)
-        shape = Shape(self.name, chat, self.lm.tokenizer)
-        self.unfinished[shape.id] = writing
+        generation = Generation(self.lm, source, prompt, sampling)
+        self.engine.submit(generation)
+        form = ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
+        self.unfinished[form.id] = generation
         if not body.stream:
-            whole = self._whole(writing, shape, body.shares, began)
-            return Served(await unless_gone(request, whole))
-        events = self._streamed(writing, shape, body, began)
+            response = self._respond(generation, form, body.shares, start)
+            return StrictJSON(await unless_disconnected(request, response))
+        events = self._stream(generation, form, body, start)
         return StreamingResponse(events, media_type="text/event-stream")
 
     def check_lens(self) -> None:
-        """Raise StaleLensError where the lens was built again since it was opened."""
+        """Raise StaleLensError if the lens was rebuilt since it was opened."""
         if self.lm.lens is not None:
             self.lm.lens.check_unchanged()
 
     def _check_queues(self) -> None:
-        """Raise Busy where as many wait to be written, or attributed, as may."""
         self.engine.check()
-        if self._attributions.waiting > self._most:
+        if self._attributions.waiting > self._max_waiting:
             raise Busy
 
-    def _prompt(self, body: ToWrite, text: str | Messages) -> tuple[Tensor, Wanted]:
-        """Return the tokens of a prompt [1, T], and how is to be written after it.
-
-        Raises:
-            RequestError: too long a prompt.
-            InputError: messages, and no chat template or one that refuses them.
-            StaleLensError: the lens was built again since it was opened.
-        """
+    def _prepare(self, body: GenerationRequest, source: str | Messages) -> tuple[Tensor, Sampling]:
+        """Return the tokens of a prompt [1, T], and how to continue it."""
         if body.shares is not None:
             self.check_lens()
         with no_panics():
-            room = self._room(text, body.wanted_tokens, 1)
-            return self.lm.encode(text, room), body.wanted(room)
+            room = self._room(source, body.token_limit, 1)
+            return self.lm.encode(source, room), body.sampling(room)
 
-    def _room(self, text: str | Messages, asked: int | None, least: int) -> int:
-        """Return how many tokens may follow a text: those asked for, or all that fit.
+    def _room(self, source: str | Messages, requested: int | None, minimum: int) -> int:
+        """Return the number of tokens that may follow: as requested, or all that fit.
 
         Raises:
-            RequestError: there is no room for so many, or for the ``least``.
-            InputError: as of :meth:`_prompt`.
+            RequestError: there is no room for as many, or for the minimum.
         """
         lm = self.lm
-        longest = lm.context_length or LONGEST
-        param = "prompt" if isinstance(text, str) else "messages"
+        limit = lm.context_length or DEFAULT_CONTEXT_LENGTH
+        param = "prompt" if isinstance(source, str) else "messages"
         too_long = partial(RequestError, param=param, code="context_length_exceeded")
-        rendered = lm.as_text(text, least)
+        rendered = lm.as_text(source, minimum)
         try:
-            lm.check_length(rendered, longest)
+            lm.check_length(rendered, limit)
         except InputError as error:
             raise too_long(str(error)) from error
-        length = len(lm.tokens_of(text, least))
-        room = max(least, longest - length) if asked is None else asked
-        if length + room > longest:
-            more = "." if asked is None else f" and asks for {asked:,} more."
-            has = f"the request has {length:,} in its {param}{more}"
-            raise too_long(f"this model reads {longest:,} tokens, and {has}")
+        length = len(lm.tokens_of(source, minimum))
+        room = max(minimum, limit - length) if requested is None else requested
+        if length + room > limit:
+            more = "." if requested is None else f" and asks for {requested:,} more."
+            raise too_long(
+                f"this model reads {limit:,} tokens, and the request has {length:,} in its "
+                f"{param}{more}"
+            )
         return room
 
-    async def _whole(
-        self, writing: Writing, shape: Shape, shares: Shares | None, began: float
+    async def _respond(
+        self, generation: Generation, form: ResponseFormat, shares: Shares | None, start: float
     ) -> dict[str, Any]:
-        choices: list[Choice] = []
+        tokens: list[TokenLogProbs] = []
         try:
-            async for written in self._told(writing, began):
-                choices += written.choices
-            cited, value = await self._attributed(writing, shares, shape.id)
+            async for chunk in self._chunks(generation, start):
+                tokens += chunk.tokens
+            citations, value = await self._attribute(generation, shares, form.id)
         finally:
-            writing.left = True
-        said = {"role": ASSISTANT, "content": writing.words, "refusal": None, "annotations": cited}
-        given = choices if writing.wanted.alternatives is not None else None
-        return shape.framed(said, writing.finish_reason, given) | _used(writing) | value
+            generation.abandoned = True
+        message = {"role": ASSISTANT, "content": generation.text, "refusal": None}
+        response = form.response(
+            message | {"annotations": citations},
+            generation.finish_reason,
+            None if generation.sampling.alternatives is None else tokens,
+        )
+        return response | _usage(generation) | value
 
-    async def _streamed(
-        self, writing: Writing, shape: Shape, body: ToWrite, began: float
+    async def _stream(
+        self, generation: Generation, form: ResponseFormat, body: GenerationRequest, start: float
     ) -> AsyncIterator[str]:
-        framed = partial(shape.framed, chunk=True)
+        response = partial(form.response, chunk=True)
         try:
-            if shape.chat:
-                yield _event(framed({"role": ASSISTANT, "content": ""}))
-            async for written in self._told(writing, began):
-                given = written.choices if writing.wanted.alternatives is not None else None
-                if written.text or given:
-                    yield _event(framed({"content": written.text}, choices=given))
-            cited, value = await self._attributed(writing, body.shares, shape.id)
-            last = {} if body.shares is None else {"annotations": cited}
-            yield _event(framed(last, writing.finish_reason) | value)
+            if form.chat:
+                yield _event(response({"role": ASSISTANT, "content": ""}))
+            async for chunk in self._chunks(generation, start):
+                tokens = None if generation.sampling.alternatives is None else chunk.tokens
+                if chunk.text or tokens:
+                    yield _event(response({"content": chunk.text}, tokens=tokens))
+            citations, value = await self._attribute(generation, body.shares, form.id)
+            last = {} if body.shares is None else {"annotations": citations}
+            yield _event(response(last, generation.finish_reason) | value)
             if (body.stream_options or {}).get("include_usage"):
-                yield _event(framed(None) | _used(writing))
+                yield _event(response(None) | _usage(generation))
             yield "data: [DONE]\n\n"
-        except Exception as error:  # the headers are gone: OpenAI's clients read it from the stream
+        except Exception as error:  # the headers are sent: OpenAI's clients read it from the stream
             yield _event(_error(error)[1])
         finally:
-            writing.left = True
+            generation.abandoned = True
 
-    async def _told(self, writing: Writing, began: float) -> AsyncIterator[Written]:
-        observe = self.metrics.first_token.observe
-        while (written := await writing.told.get()) is not None:
-            if written.error is not None:
-                raise written.error
-            observe(time.monotonic() - began)
-            observe = _ignored
-            yield written
-        self.metrics.answer.observe(time.monotonic() - began)
-        self.metrics.tokens.labels("prompt").inc(writing.prompt.shape[1])
-        self.metrics.tokens.labels("completion").inc(len(writing.ids))
+    async def _chunks(self, generation: Generation, start: float) -> AsyncIterator[Chunk]:
+        first = True
+        while (chunk := await generation.chunks.get()) is not None:
+            if chunk.error is not None:
+                raise chunk.error
+            if first:
+                self.metrics.first_token.observe(time.monotonic() - start)
+                first = False
+            yield chunk
+        self.metrics.answer.observe(time.monotonic() - start)
+        self.metrics.tokens.labels("prompt").inc(generation.prompt.shape[1])
+        self.metrics.tokens.labels("completion").inc(len(generation.ids))
 
-    async def _attributed(
-        self, writing: Writing, shares: Shares | None, key: str
+    async def _attribute(
+        self, generation: Generation, shares: Shares | None, key: str
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the annotations of what was written, and what stands beside the choices."""
-
+        """Return the annotations of a generated answer, and its ``prismlm`` field."""
         if shares is None:
             return [], {}
 
-        def work() -> tuple[Trace | None, list[dict[str, Any]], dict[str, Any] | None]:
-            trace = writing.trace()
+        def attribute() -> tuple[Trace | None, list[dict[str, Any]], dict[str, Any] | None]:
+            trace = generation.trace()
             if trace is None or trace.lens is None:
                 return trace, [], None
-            return trace, url_citations(trace, writing.words), prismlm_object(trace, shares)
+            return trace, url_citations(trace, generation.text), prismlm_object(trace, shares)
 
-        trace, cited, value = await self._timed(work)
+        trace, citations, value = await self._timed(attribute)
         if trace is not None:
-            self.answers.add(key, Answer(writing.text, writing.words, trace))
-        return cited, {"prismlm": value}
+            self.answers.add(key, Answer(generation.source, generation.text, trace))
+        return citations, {"prismlm": value}
 
-    async def _timed(self, work: Callable[[], T]) -> T:
-        began = time.monotonic()
-        found = await self._attributions.run(work)
-        self.metrics.attribution.observe(time.monotonic() - began)
-        return found
+    async def _timed(self, call: Callable[[], T]) -> T:
+        start = time.monotonic()
+        result = await self._attributions.run(call)
+        self.metrics.attribution.observe(time.monotonic() - start)
+        return result
 
     async def attribute(self, body: AttributionRequest) -> dict[str, Any]:
-        """Return what an answer, to messages or a prompt, that anybody wrote relies on."""
+        """Return the sources of an answer, to messages or a prompt, by any model."""
         self._check_queues()
-        key, (asked, whole, answer) = identity("attribution"), answered(body)
+        key, (prompt, full, answer) = unique_id("attribution"), answer_of(body)
 
-        def work() -> tuple[Trace, dict[str, Any]]:
+        def attribute() -> tuple[Trace, dict[str, Any]]:
             self.check_lens()
             with no_panics():
-                self._room(whole, None, 0)
-            trace = self.lm.explain(whole)
-            if isinstance(asked, str) and asked:
-                read = zip(self.lm.tokens_of(asked), trace.steps, strict=False)
-                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, read))
-                trace = replace(trace, first=max(0, same - 1), question=asked)
-            used = usage_of(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            about = {"id": key, "object": "attribution", "model": self.name, **used}
+                self._room(full, None, 0)
+            trace = self.lm.explain(full)
+            if isinstance(prompt, str) and prompt:
+                pairs = zip(self.lm.tokens_of(prompt), trace.steps, strict=False)
+                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
+                trace = replace(trace, first=max(0, same - 1), question=prompt)
+            used = usage(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
+            value = {"id": key, "object": "attribution", "model": self.name, **used}
             if trace.lens is None:
-                return trace, about | {"annotations": [], "prismlm": None}
-            about["annotations"] = url_citations(trace, answer)
-            return trace, about | {"prismlm": prismlm_object(trace, body.shares or Shares())}
+                return trace, value | {"annotations": [], "prismlm": None}
+            value["annotations"] = url_citations(trace, answer)
+            return trace, value | {"prismlm": prismlm_object(trace, body.shares or Shares())}
 
-        trace, found = await self._timed(work)
-        self.answers.add(key, Answer(asked, answer, trace))
-        return found
-
-
-def _used(writing: Writing) -> dict[str, Any]:
-    return usage_of(writing.prompt.shape[1], len(writing.ids))
+        trace, value = await self._timed(attribute)
+        self.answers.add(key, Answer(prompt, answer, trace))
+        return value
 
 
-def _ignored(_: float) -> None:
-    pass
+def _usage(generation: Generation) -> dict[str, Any]:
+    return usage(generation.prompt.shape[1], len(generation.ids))
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what ``work`` returns; it is cancelled where the client goes first."""
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, which is cancelled if the client disconnects."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    tasks = working, going = asyncio.create_task(work), asyncio.create_task(gone())
+    tasks = working, waiting = asyncio.create_task(work), asyncio.create_task(disconnected())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -300,11 +320,11 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         return working.result()
     finally:
         working.cancel()
-        going.cancel()
+        waiting.cancel()
 
 
-class Door:
-    """ASGI middleware: checks host, key, kind and size of every request, and counts it."""
+class Guard:
+    """ASGI middleware: checks host, key, content type and size of every request, and counts it."""
 
     def __init__(
         self,
@@ -317,19 +337,17 @@ class Door:
         self.app, self._key, self._hosts, self._metrics = app, api_key, hosts, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what may not pass; pass on the rest."""
+        """Refuse a request or pass it on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-
-        begun = False
+        started = False
 
         async def counted(message: Message) -> None:
-            nonlocal begun
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
-                route = scope.get("route")
-                path = getattr(route, "path", "other")
+                started = True
+                path = getattr(scope.get("route"), "path", "other")
                 self._metrics.requests.labels(path, str(message["status"])).inc()
             await send(message)
 
@@ -338,41 +356,47 @@ class Door:
             try:
                 await self.app(scope, receive, counted)
             except Exception as raised:
-                if begun:
+                if started:
                     raise
-                # Raised further, it would be answered by a closed connection, which a client
-                # may have begun to use again.
+                # Raised further, it would close a connection that a client may reuse.
                 log.exception("a request failed")
                 error = raised
         if error is not None:
-            await _refused(None, error)(scope, receive, counted)
+            await _error_response(None, error)(scope, receive, counted)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._hosts is not None and re.sub(r":\d*$", "", host).lower() not in self._hosts:
             return RequestError(f"this server is not {shown(host)}.", 421)
-        # Mounted in another application, the path begins with the place.
+        # In a mounted application, the path begins with the mount point.
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if self._key is not None and path.startswith("/v1"):
-            kind, _, given = headers.get("authorization", "").partition(" ")
-            # Headers are bytes, which starlette shows as Latin-1.
-            known = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
-            if kind.lower() != "bearer" or not known:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            # Headers are bytes, which starlette decodes as Latin-1.
+            valid = hmac.compare_digest(key.strip().encode("latin-1"), self._key.encode())
+            if scheme.lower() != "bearer" or not valid:
                 message = "the API key is missing or wrong: expected Authorization: Bearer KEY."
                 return RequestError(message, 401, code="invalid_api_key")
         if scope["method"] != "POST":
             return None
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A page of another site can make a browser send other kinds without asking first.
+        # A page of another site can send other types without a preflight request.
         if kind != "application/json":
             return RequestError(f"expected a body of application/json, got {kind or 'none'}.", 415)
-        length = headers.get("content-length", "")
-        if not length.isdecimal() or "transfer-encoding" in headers:
-            return RequestError("expected a Content-Length.", 411)
-        if int(length) > LARGEST_BODY:
-            return RequestError(f"{int(length):,} bytes: at most {LARGEST_BODY:,} are read.", 413)
-        return None
+        refused = body_refusal(headers, MAX_BODY_BYTES)
+        return refused and RequestError(refused[1], refused[0])
+
+
+def body_refusal(headers: Headers, limit: int) -> tuple[int, str] | None:
+    """Return status and message if a body has an unknown length or is above the limit."""
+    length = headers.get("content-length", "0")
+    # uvicorn enforces the Content-Length, but a chunked body has no limit.
+    if not length.isdecimal() or "transfer-encoding" in headers:
+        return 411, "expected a Content-Length."
+    if int(length) > limit:
+        return 413, f"{int(length):,} bytes: at most {limit:,} are read."
+    return None
 
 
 def create_app(
@@ -381,21 +405,21 @@ def create_app(
     name: str | None = None,
     api_key: str | None = None,
     hosts: Collection[str] | None = None,
-    together: int = 8,
-    waiting: int = 64,
-    kept: int = 0,
+    batch_size: int = 8,
+    max_waiting: int = 64,
+    stored_answers: int = 0,
 ) -> FastAPI:
     """Return the application that serves a model.
 
     Args:
         lm: the model, with a lens.
-        name: of the model in requests; otherwise that of its directory.
-        api_key: that requests to ``/v1`` must bring as a bearer token; None asks for none.
-        hosts: that requests may call this server, without ports; None for any. A page of another
-            site can have its own name point to 127.0.0.1, and then ask what it likes.
-        together: answers that are written at the same time.
-        waiting: requests that may wait for their turn; more are refused with 429.
-        kept: answers that the explorer can still show, the last ones.
+        name: of the model in requests; by default that of its directory.
+        api_key: bearer token that requests to ``/v1`` need; None for no authentication.
+        hosts: accepted host names without ports, None for any: a page of another site can have its
+            own name resolve to 127.0.0.1, and would then be able to send any request.
+        batch_size: answers generated at the same time.
+        max_waiting: requests that may wait; others are refused with 429.
+        stored_answers: number of recent answers that the explorer can still show.
 
     Raises:
         InputError: the model has no lens, or the key is empty.
@@ -403,77 +427,79 @@ def create_app(
     if api_key is not None and not api_key.strip():
         raise InputError("the API key is empty, which would be none: give one, or leave it out.")
     lm.lens_for("training text to point to")
-    server = Server(lm, name, together=together, waiting=waiting, kept=kept)
+    server = Server(
+        lm, name, batch_size=batch_size, max_waiting=max_waiting, stored_answers=stored_answers
+    )
     app = _application(lifespan=lambda app: running(server))
     app.state.server = server
-    app.add_middleware(Door, api_key=api_key, hosts=hosts, metrics=server.metrics)
-    _routes(app, server, "/v1")
+    app.add_middleware(Guard, api_key=api_key, hosts=hosts, metrics=server.metrics)
+    _add_routes(app, server, "/v1")
 
     @app.get("/health", summary="Whether it serves", response_model=dict[str, Any])
     def health() -> Response:
         if not server.engine.alive:
             raise RequestError("the thread that writes has ended: start the server again.", 503)
         server.check_lens()
-        return Served({"status": "ok", "model": server.name})
+        return StrictJSON({"status": "ok", "model": server.name})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     def metrics() -> Response:
-        return Response(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(server.metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
 def v1(server: Server) -> FastAPI:
-    """Return OpenAI's routes alone, to be mounted where something else guards the door."""
+    """Return only OpenAI's routes, to be mounted in an application with its own guard."""
     app = _application()
-    _routes(app, server, "")
+    _add_routes(app, server, "")
     return app
 
 
 def _application(**options: Any) -> FastAPI:
-    told: dict[str, Any] = {"title": "prismlm", "version": __version__}
-    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
-    app = FastAPI(**told, **pages, default_response_class=Served, **options)
+    options |= {"title": "prismlm", "version": __version__, "docs_url": None, "redoc_url": None}
+    app = FastAPI(default_response_class=StrictJSON, **options)
     for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _refused)
+        app.add_exception_handler(kind, _error_response)
     return app
 
 
-def _routes(app: FastAPI, server: Server, place: str) -> None:
+def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
     anything = dict[str, Any]
 
-    @app.get(f"{place}/models", summary="The one model", response_model=anything)
+    @app.get(f"{prefix}/models", summary="The one model", response_model=anything)
     def models() -> Response:
-        return Served({"object": "list", "data": [server.model()]})
+        return StrictJSON({"object": "list", "data": [server.model()]})
 
-    one = f"{place}/models/{{name:path}}"
+    path = f"{prefix}/models/{{name:path}}"
 
-    @app.get(one, summary="A model by its name", response_model=anything)
+    @app.get(path, summary="A model by its name", response_model=anything)
     def model(name: str) -> Response:
         server.check_model(name)
-        return Served(server.model())
+        return StrictJSON(server.model())
 
-    @app.post(f"{place}/chat/completions", summary="Answer a chat", response_model=anything)
+    @app.post(f"{prefix}/chat/completions", summary="Answer a chat", response_model=anything)
     async def chat(body: ChatRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.write(body, messages_of(body.messages), request)
+        return await server.generate(body, messages_of(body.messages), request)
 
-    @app.post(f"{place}/completions", summary="Write after a prompt", response_model=anything)
+    @app.post(f"{prefix}/completions", summary="Write after a prompt", response_model=anything)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.write(body, prompt_of(body.prompt), request)
+        return await server.generate(body, prompt_of(body.prompt), request)
 
-    @app.post(f"{place}/attributions", summary="What an answer relies on", response_model=anything)
+    @app.post(f"{prefix}/attributions", summary="What an answer relies on", response_model=anything)
     async def attributions(body: AttributionRequest) -> Response:
         server.check_model(body.model)
-        return Served(await server.attribute(body))
+        return StrictJSON(await server.attribute(body))
 
 
 @asynccontextmanager
 async def running(server: Server) -> AsyncIterator[None]:
-    """Read the tables that the first answer would wait for; end the engine at the end."""
+    """Read the tables that the first answer needs; close the engine at the end."""
     lens = server.lm.lens
 
     def read() -> None:
@@ -497,7 +523,7 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message, param, code = error.status, str(error), error.param, error.code
     elif isinstance(error, Busy):
         status, code = 429, "queue_full"
-        message = "busy: as many requests wait for the model as may. Try again in a moment."
+        message = "busy: too many requests are waiting for the model. Try again in a moment."
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:]) or None
@@ -506,16 +532,17 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message = error.status_code, f"{error.detail}."
     elif isinstance(error, InputError):
         status, message = 400, str(error)
+    elif isinstance(error, FormatError):
+        # The lens was rebuilt, or files changed: what is served no longer exists.
+        status, message, code = 409, str(error), "stale_lens"
     elif isinstance(error, PrismError):
-        # A lens that was built again, or files that changed: what is served is no longer there.
-        status, message = (409, str(error)) if isinstance(error, FormatError) else (500, str(error))
-        code = "stale_lens" if status == 409 else None
+        message = str(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _refused(request: Request | None, error: Exception) -> Response:
+def _error_response(request: Request | None, error: Exception) -> Response:
     status, body = _error(error)
     headers = {"Retry-After": "1"} if status == 429 else None
-    return Served(body, status_code=status, headers=headers)
+    return StrictJSON(body, status_code=status, headers=headers)

@@ -1,0 +1,209 @@
+"""One text being generated: its next token, where it ends, and the chunks sent to its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prismlm.corpus.chat import Messages
+from prismlm.corpus.pieces import BROKEN
+from prismlm.explain.language_model import PrismLM
+from prismlm.explain.prediction import Kept, Recorded
+from prismlm.explain.trace import Trace
+from prismlm.lens.opened_model import MIN_TEMPERATURE, settings_not_applied
+
+FinishReason = Literal["stop", "length"]
+
+
+class TokenLogProbs(NamedTuple):
+    """The model's own log-probability of a generated token, and those of the top tokens."""
+
+    token: int
+    log_probability: float
+    alternatives: list[tuple[int, float]]
+
+
+class Chunk(NamedTuple):
+    """The next part of a text, as sent to its client.
+
+    Attributes:
+        text: complete characters, and no part of a stop sequence.
+        tokens: the tokens that end in it, if log-probabilities were requested.
+        error: what ended the generation early.
+    """
+
+    text: str = ""
+    tokens: Sequence[TokenLogProbs] = ()
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to generate a text.
+
+    Attributes:
+        max_tokens: of the continuation.
+        temperature: 0 takes the top token.
+        top_p: sample from the smallest set of tokens with this probability.
+        seed: of the sampling.
+        stop: strings before which the text ends.
+        alternatives: number of top tokens reported with each; None for no log-probabilities.
+        traced: whether the text will be attributed.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    alternatives: int | None = None
+    traced: bool = True
+
+
+@dataclass(eq=False)
+class Generation:
+    """A continuation that the engine's thread generates and an event loop sends.
+
+    Attributes:
+        lm: the model.
+        source: the prompt or messages.
+        prompt: its tokens, [1, T].
+        sampling: how to generate.
+        ids: generated tokens.
+        text: their text, cut at a stop sequence.
+        finish_reason: set at a regular end.
+        abandoned: the client has gone, or an error ended it.
+        stop_requested: the next token is to be the last.
+        chunks: for the client; None at the end.
+        recorded: what passed the output embedding, if ``generate`` wrote the text.
+        states, logits: what the batch read, and the model's own logit of each token before any
+            soft-cap, otherwise.
+    """
+
+    lm: PrismLM
+    source: str | Messages
+    prompt: Tensor
+    sampling: Sampling
+    ids: list[int] = field(default_factory=list[int])
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    abandoned: bool = False
+    stop_requested: bool = False
+    chunks: asyncio.Queue[Chunk | None] = field(default_factory=asyncio.Queue)
+    recorded: Recorded | None = None
+    states: list[Tensor] = field(default_factory=list[Tensor])
+    logits: list[Tensor] = field(default_factory=list[Tensor])
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._generator = torch.Generator().manual_seed(self.sampling.seed)
+        self._sent_characters, self._sent_tokens = 0, 0
+        self._log_probs: list[TokenLogProbs] = []
+        eos = self.lm.model.generation_config.eos_token_id
+        self._end_ids = set(eos if isinstance(eos, list) else [eos])
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more tokens are needed."""
+        return self.abandoned or self.finish_reason is not None
+
+    def sample(self, states: Tensor, embedded: Tensor, logits: Tensor) -> None:
+        """Choose the next token after reading states [n, d]; W z + b and the logits are [V]."""
+        token = pick(logits, self.sampling, self._generator)
+        if self.sampling.traced:
+            self.states.append(states)
+            self.logits.append(self.lm.logit_map.before_softcap(embedded[token].clone()))
+        self.accept(token, logits)
+
+    def accept(self, token: int, logits: Tensor) -> None:
+        """Append a token that was chosen from logits [V], and send what is ready."""
+        self.ids.append(token)
+        settings = self.sampling
+        if token in self._end_ids:
+            self.finish_reason = "stop"
+        elif settings.alternatives is not None:
+            self._log_probs.append(_log_probs(token, logits, settings.alternatives))
+        self.text = self.lm.words(self.ids)
+        stops = [at for stop in settings.stop if (at := self.text.find(stop)) >= 0]
+        if stops:
+            self.text, self.finish_reason = self.text[: min(stops)], "stop"
+            self.ids = self.ids[: self._count_tokens(self.text)]
+        elif self.finish_reason is None:
+            if self.stop_requested:
+                self.finish_reason = "stop"
+            elif len(self.ids) >= settings.max_tokens:
+                self.finish_reason = "length"
+        self._send_ready()
+
+    def _count_tokens(self, beginning: str) -> int:
+        """Return the smallest number of tokens that spell the beginning of the text."""
+        count = len(self.ids)
+        while count and self.lm.words(self.ids[: count - 1]).startswith(beginning):
+            count -= 1
+        return count
+
+    def _send_ready(self) -> None:
+        ready, count = self.text, len(self.ids)
+        if self.finish_reason is None:
+            # Incomplete characters, and beginnings of stop sequences, wait.
+            ready = ready.rstrip(BROKEN)
+            partial = (
+                size
+                for stop in self.sampling.stop
+                for size in range(1, len(stop))
+                if ready.endswith(stop[:size])
+            )
+            ready = ready[: len(ready) - max(partial, default=0)]
+            count = self._count_tokens(ready)
+        if len(ready) > self._sent_characters or self.finish_reason is not None:
+            tokens = self._log_probs[self._sent_tokens : count]
+            self.send(Chunk(ready[self._sent_characters :], tokens))
+            self._sent_characters = max(len(ready), self._sent_characters)
+            self._sent_tokens += len(tokens)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        self.abandoned = True
+        self.send(Chunk(error=error))
+
+    def send(self, chunk: Chunk | None) -> None:
+        """Put a chunk, or the end, into the client's queue."""
+        self._loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
+
+    @torch.no_grad()
+    def trace(self) -> Trace | None:
+        """Return the trace of the text; None if it is empty."""
+        if not self.ids:
+            return None
+        ids = torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], dim=1)
+        recorded: Recorded | Kept | None = self.recorded
+        if recorded is None:
+            states, logits = torch.cat(self.states), torch.stack(self.logits)
+            recorded = Kept(states[: ids.shape[1] - 1], logits[: len(self.ids)])
+        settings = settings_not_applied(self.lm.model, self.sampling.temperature)
+        return self.lm.trace_of(self.source, ids, self.prompt.shape[1], recorded, settings=settings)
+
+
+def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return the next token from float32 logits [V], as ``generate`` takes or samples it."""
+    if sampling.temperature < MIN_TEMPERATURE:
+        return int(logits.argmax())
+    scores = logits.cpu() / sampling.temperature
+    if sampling.top_p < 1:
+        ascending, order = scores.sort()
+        excluded = ascending.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
+        excluded[-1] = False
+        scores[order[excluded]] = -torch.inf
+    return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+
+
+def _log_probs(token: int, logits: Tensor, alternatives: int) -> TokenLogProbs:
+    log_probs = logits.log_softmax(-1)
+    values, ids = log_probs.topk(min(alternatives, len(log_probs)))
+    top = list(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogProbs(token, float(log_probs[token]), top)
