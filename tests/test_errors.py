@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prismlm.errors import (
-    LONGEST_SHOWN,
+    MAX_SHOWN,
     InputError,
     check_choice,
     check_number,
@@ -86,7 +86,7 @@ def test_choices(value):
 
 def test_long_values_are_cut():
     assert shown("x" * 1000).endswith("xxx …")
-    assert len(shown("x" * 1000)) == LONGEST_SHOWN
+    assert len(shown("x" * 1000)) == MAX_SHOWN
 
 
 @pytest.mark.parametrize(

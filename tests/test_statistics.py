@@ -49,16 +49,6 @@ def test_seeds_and_what_cannot_be_resampled():
         bootstrap(np.zeros(0), np.zeros(0))
 
 
-def test_a_mean_without_weights_is_of_ones():
-    values = np.random.default_rng(1).normal(2.0, 3.0, 400)
-    found = bootstrap(values)
-    error = values.std() / 20
-    assert found == bootstrap(values, np.ones(400))
-    assert found.low == pytest.approx(values.mean() - 1.96 * error, abs=0.05)
-    assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.05)
-    assert bootstrap(values[:1]) == Interval(*[values[0]] * 3)
-
-
 @pytest.mark.filterwarnings("error")
 def test_resamples_without_weight_count_for_nothing_and_warn_of_nothing():
     # Of the first text alone, one, two or three times: 8 in 27 resamples have no weight.

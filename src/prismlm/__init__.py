@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names are imported when they are first used: PyTorch and transformers take seconds to load.
+# Imported on first use: PyTorch and transformers take seconds to load.
 _MODULES = {
     "prismlm.explain.attributor": ("Attributor",),
     "prismlm.explain.audit": ("Audit",),

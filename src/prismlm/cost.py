@@ -1,4 +1,4 @@
-"""What a command would take: one value for every dry run, and the clock behind its rates."""
+"""The expected cost of a command, for dry runs, and the measurements behind it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SECONDS_MEASURED = 5.0
 
 @dataclass(frozen=True)
 class Cost:
-    """The expected cost of a command, all of it rough; figures and parts are attributes as well.
+    """A rough estimate of a command's cost; None means unknown.
 
     Attributes:
-        seconds: of all that is left to do; None: not known.
+        seconds: for the remaining work.
         memory_bytes: peak.
-        disk_bytes: still to be written, at most where ``seconds`` are not known; None: not known.
-        figures: what else is known, such as ``tokens`` or ``tokens_per_second``; None: not known.
-        parts: costs that this one is made of.
+        disk_bytes: still to be written; an upper bound if ``seconds`` are unknown.
+        figures: others, such as ``tokens`` or ``tokens_per_second``; also as attributes.
+        parts: costs of parts; also as attributes by their names.
         name: of a part.
-        basis: what the estimate rests on, as sentences.
-        unknown: what it cannot tell, as sentences.
+        basis: what the estimate is based on, as sentences.
+        unknown: what cannot be estimated, as sentences.
     """
 
     seconds: float | None
@@ -39,13 +39,12 @@ class Cost:
     unknown: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Only of what is not a field; copying asks for names before there are any figures.
-        found = self.__dict__.get("figures", {}) | {
-            p.name: p for p in self.__dict__.get("parts", ())
-        }
-        if name not in found:
-            raise AttributeError(f"this cost has no {name}: it has {', '.join(found)}")
-        return found[name]
+        # copy.copy looks up names before there are any fields.
+        parts = {part.name: part for part in self.__dict__.get("parts", ())}
+        values = self.__dict__.get("figures", {}) | parts
+        if name not in values:
+            raise AttributeError(f"this cost has no {name}: it has {', '.join(values)}")
+        return values[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as JSON values, each part by its name."""
@@ -61,34 +60,27 @@ class Cost:
 
 
 def seconds_of(call: Callable[[], object], times: int = 1) -> float:
-    """Return the seconds of one call: the mean of some, after one that is not counted."""
+    """Return the mean seconds of a call, after one call to warm up."""
     call()
-    _wait_for_device()
+    _synchronise()
     began = time.perf_counter()
     for _ in range(times):
         call()
-    _wait_for_device()
+    _synchronise()
     return (time.perf_counter() - began) / times
 
 
 def rate_of(
     amounts: Iterable[int], seconds: float = SECONDS_MEASURED, *, enough: float = math.inf
 ) -> float:
-    """Return amounts per second of work that yields how much each step of it did.
+    """Return amounts per second of work that yields the amount of each step; 0 without steps.
 
-    The first step warms up; it counts where it is the only one.
-
-    Args:
-        amounts: of each step, which is taken when the amount is asked for.
-        seconds: no step is begun after so long.
-        enough: nor after so much.
-
-    Returns:
-        0 where nothing was done.
+    The first step is a warm-up, and counts only if it is the only one. No step starts after so
+    many ``seconds`` or after an amount of ``enough``.
     """
     began, done, first, stop = time.perf_counter(), 0, None, math.inf
     for amount in amounts:
-        _wait_for_device()
+        _synchronise()
         now = time.perf_counter()
         if first is None:
             first = amount / (now - began)
@@ -101,7 +93,7 @@ def rate_of(
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Return the most bytes that this process held so far: of the GPU, where it computes there."""
+    """Return the peak memory of this process in bytes; with ``cuda`` that of the GPU."""
     if device == "cuda":
         import torch
 
@@ -109,7 +101,7 @@ def peak_memory(device: str = "cpu") -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
-def _wait_for_device() -> None:
+def _synchronise() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()

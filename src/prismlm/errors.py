@@ -1,7 +1,6 @@
-"""Errors that a user can act on: each names the input, what was expected and how to fix it.
+"""Errors that a user can act on, and checks of single values.
 
-The checks of a single value stand here too: what a parameter takes is said in one line where it is
-used, and every value of another kind is refused in the same words.
+Each message names the input, what was expected and how to fix it.
 """
 
 from __future__ import annotations
@@ -15,22 +14,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-LONGEST_SHOWN = 80
+MAX_SHOWN = 80
 
 
 class PrismError(Exception):
-    """Base of every error that prismlm raises on purpose. The CLI prints it without a traceback."""
+    """Base of all deliberate errors of prismlm. The CLI prints them without a traceback."""
 
 
 class InputError(PrismError, ValueError):
-    """An argument, file or text that cannot be used as it is."""
+    """An invalid argument, file or text."""
 
 
 class BadRow(InputError):
-    """A row of a file that cannot be used, while the others can.
-
-    ``reason`` says what is wrong in a few words, the same for all rows of a kind.
-    """
+    """An invalid row of an otherwise usable file; ``reason`` is a short category of the error."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -38,7 +34,7 @@ class BadRow(InputError):
 
 
 class NotFiniteError(InputError):
-    """A figure that is infinite or no number: weights that training has broken give such."""
+    """Infinity or NaN, as from weights after a diverged training."""
 
 
 class FormatError(PrismError):
@@ -46,13 +42,13 @@ class FormatError(PrismError):
 
 
 class DivergenceError(PrismError):
-    """Training that cannot go on: a loss, a gradient or a weight is no longer finite."""
+    """Training diverged: a loss, gradient or weight is no longer finite."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended something that can be resumed; the message says from where.
+    """A signal ended resumable work; the message says where it resumes.
 
-    ``exit_code`` is that of a command that it ends, 128 plus the signal.
+    ``exit_code`` is 128 plus the signal.
     """
 
     def __init__(self, message: str, exit_code: int = 130) -> None:
@@ -65,15 +61,12 @@ class StaleLensError(FormatError):
 
 
 class DecompositionError(PrismError):
-    """Parts that do not add up to the model's own logit; nothing built on them can be trusted."""
+    """Parts that do not sum to the model's own logit, so no result based on them is valid."""
 
 
 @contextmanager
 def no_panics() -> Iterator[None]:
-    """Raise FormatError where a library written in Rust panics during the block.
-
-    Its PanicException derives from BaseException, which no ``except Exception`` sees.
-    """
+    """Convert a Rust library's panic, a BaseException, to a FormatError."""
     try:
         yield
     except BaseException as error:
@@ -86,7 +79,7 @@ def no_panics() -> Iterator[None]:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise InputError unless a setting has one of its names."""
+    """Raise InputError unless a value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         expected = f"{', '.join(others)} or {last}" if others else last
@@ -96,14 +89,14 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a value that is of a kind; raise InputError for another."""
+    """Return a value of a type, or raise InputError."""
     if not isinstance(value, kind):
         raise InputError(f"{name} is {shown(value)}: expected {expected}.")
     return value
 
 
 def check_text(name: str, value: object) -> str:
-    """Return a text; raise InputError for anything else, or half of a surrogate pair in it."""
+    """Return a string, or raise InputError; also for a lone surrogate in it."""
     text = check_kind(name, value, str, "one text; give several one after another")
     try:
         text.encode()
@@ -116,7 +109,7 @@ def check_text(name: str, value: object) -> str:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return a path; raise InputError for what is none, empty, or too long for a file system."""
+    """Return a path, or raise InputError; also for one that is empty or too long."""
     check_kind(name, value, (str, os.PathLike), "a path, as text or as pathlib.Path")
     given: object = os.fspath(cast("str | os.PathLike[str]", value))
     if not isinstance(given, str) or not given or "\0" in given:
@@ -131,10 +124,9 @@ def check_path(name: str, value: object) -> Path:
 
 
 def check_whole(name: str, value: object, least: int | None = 0, most: int | None = None) -> int:
-    """Return a whole number of any kind as an int; neither True nor 1.0 is one.
+    """Return an integer of any type from ``least`` to ``most`` as an int, or raise InputError.
 
-    Raises:
-        InputError: another kind of value, or a number below ``least`` or above ``most``.
+    Neither True nor 1.0 is an integer here.
     """
     number = None
     with suppress(TypeError):
@@ -150,19 +142,16 @@ def check_whole(name: str, value: object, least: int | None = 0, most: int | Non
 def check_number(
     name: str, value: object, expected: str, holds: Callable[[float], bool] = math.isfinite
 ) -> float:
-    """Return a finite number of any kind as a float.
+    """Return a finite number of any type as a float, or raise InputError.
 
     Args:
         name: of the input.
-        value: what was given.
+        value: to check.
         expected: in words, such as "a number from 0 to 1".
-        holds: whether a finite number is in its range.
-
-    Raises:
-        InputError: another kind of value, no finite number, or one out of range.
+        holds: whether a finite number is in range.
     """
     number = math.nan
-    # Text and flags turn into numbers, which nobody means; whole numbers may be too large.
+    # float() also accepts strings and booleans, and fails for huge integers.
     if not isinstance(value, (str, bytes, bool)):
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             number = float(cast("float", value))
@@ -172,7 +161,7 @@ def check_number(
 
 
 def check_finite(what: str, *tensors: Any) -> None:
-    """Raise NotFiniteError where a tensor holds NaN or infinity; ``what`` is a plural."""
+    """Raise NotFiniteError if a tensor has NaN or infinity; ``what`` is a plural noun."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         raise NotFiniteError(
             f"{what} are not finite: the model's weights hold NaN or infinity. Take a checkpoint "
@@ -181,22 +170,22 @@ def check_finite(what: str, *tensors: Any) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as messages quote it: cut, where it is long."""
+    """Return the repr of a value for a message, truncated."""
     try:
         text = repr(value)
-    except ValueError:  # a whole number of more digits than Python writes
+    except ValueError:  # an integer with more digits than Python converts
         text = f"a number of {int(value).bit_length():,} bits" if isinstance(value, int) else "?"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 2]} …"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 2]} …"
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of another library says first, or what kind it is of."""
+    """Return the first line of another library's error, or its type."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
-    """Return what a run has now that it did not have before, as ``key: before → now``."""
+    """Return the differences between two settings, as ``key: before → now``."""
     return [
         f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
         for key in sorted(before | now)

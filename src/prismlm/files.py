@@ -1,4 +1,4 @@
-"""Writing so that nothing is ever half-written: a temporary sibling, then one rename."""
+"""Atomic writes of files and directories, by one rename; JSON; and reading of text files."""
 
 from __future__ import annotations
 
@@ -19,63 +19,61 @@ from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_t
 
 from prismlm.errors import BadRow, FormatError, InputError, PrismError, shown
 
-# What torch.save says, as a RuntimeError, of a write that failed.
+# Names in torch.save's RuntimeError of a failed write.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
 TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)$")
 ASIDE = ".old"
 WAY_OUT = "Make room, and give the same command again."
-PRIVATE = stat.S_IRUSR | stat.S_IWUSR
-# Bytes of one text, or of the line that it is in.
+PRIVATE = stat.S_IFREG | stat.S_IRUSR | stat.S_IWUSR
+# Bytes of one text, or of its line.
 LARGEST_TEXT = 2**27
 SURROGATE = re.compile("[\ud800-\udfff]")
-# Of the numbers in a file: what does not fit 63 bits, NaN among it, is none of ours.
-LARGEST = 2**63
+# Numbers of our files fit 63 bits.
+MAX_NUMBER = 2**63
 T = TypeVar("T")
 
 
 def temporary_sibling(path: Path) -> Path:
-    """Return a hidden name beside ``path``, of which nothing has been made yet."""
+    """Return an unused hidden name beside ``path``."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def remove_left_behind(path: Path, *, within: bool = False) -> None:
-    """Remove the temporary siblings that a killed process left of ``path``, or of all within it.
+    """Remove temporary siblings of ``path`` left by a killed process; the caller holds its lock.
 
-    Within a directory, they are looked for in it and in those it holds: what lies deeper, such as
-    in a lens, may be another's work. A directory that was moved aside, where the kill came before
-    the new one took its place, is moved back. To be called by whoever holds the lock on it: no
-    other process is writing one.
+    ``within`` looks inside the directory instead, two levels deep: anything deeper, such as in a
+    lens, may be in use. A directory that was moved aside and not yet replaced is moved back.
     """
     patterns = (".*", "*/.*") if within else (f".{glob.escape(path.name)}.*",)
-    place = path if within else path.parent
-    found = [one for pattern in patterns for one in place.glob(pattern)]
-    for left in sorted(one for one in found if TEMPORARY.search(one.name)):
-        whole = left.with_name(left.name[1:-13])
-        if left.suffix == ASIDE and not os.path.lexists(whole):
-            os.rename(left, whole)
-        elif left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
+    parent = path if within else path.parent
+    hidden = [sibling for pattern in patterns for sibling in parent.glob(pattern)]
+    for leftover in sorted(path for path in hidden if TEMPORARY.search(path.name)):
+        target = leftover.with_name(leftover.name[1:-13])
+        if leftover.suffix == ASIDE and not os.path.lexists(target):
+            os.rename(leftover, target)
+        elif leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
         else:
-            left.unlink(missing_ok=True)
+            leftover.unlink(missing_ok=True)
 
 
 def discard(directory: Path) -> None:
-    """Remove a directory: at once under its name, its files thereafter."""
+    """Remove a directory; its name is free at once."""
     hidden = temporary_sibling(directory)
     os.rename(directory, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def share(path: Path) -> None:
-    """Give the files of safetensors, which only their owner may read, the usual permissions.
+    """Give safetensors files, which are private to their owner, the usual permissions.
 
-    safetensors from 0.8 on makes files so, whatever the umask: nobody else could open a model that
-    lies in a shared folder. Links, and files that have another name as well, stay as they are.
+    From version 0.8, safetensors ignores the umask, so nobody else could open a model in a shared
+    directory. Links, and files with other hard links, stay unchanged.
     """
     for file in path.glob("*.safetensors") if path.is_dir() else [path]:
         status = file.lstat() if os.path.lexists(file) else None
-        if status and status.st_nlink == 1 and status.st_mode == stat.S_IFREG | PRIVATE:
-            # The umask can only be read by setting it, which other threads would notice.
+        if status and status.st_nlink == 1 and status.st_mode == PRIVATE:
+            # Reading the umask means setting it, which would affect other threads.
             probe = temporary_sibling(file)
             probe.touch()
             try:
@@ -86,9 +84,9 @@ def share(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it onto ``path`` if the block succeeds.
+    """Yield a temporary path beside ``path``, which is renamed onto it if the block succeeds.
 
-    On any exception, Ctrl-C among them, the temporary file is removed and ``path`` is as it was.
+    On any exception the temporary file is removed and ``path`` is unchanged.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,10 +101,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary directory beside ``path``; move it to ``path`` on success.
+    """Yield a temporary directory beside ``path``, which replaces it if the block succeeds.
 
-    An existing directory at ``path`` stays until the new one is complete. On any exception the
-    temporary directory is removed and ``path`` is as it was.
+    On any exception the temporary directory is removed and ``path`` is unchanged.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -130,16 +127,13 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 def room_to_write(
     what: str, directory: Path, way_out: str | Callable[[], str], needed: float = 0
 ) -> Iterator[None]:
-    """Turn a disk that is full, or fails, into an error that says how much is free and what to do.
+    """Raise PrismError if a write in the block fails, or fewer than ``needed`` bytes are free.
 
     Args:
-        what: the block writes, and where.
-        directory: on the same disk; it need not be there yet.
-        way_out: what is left and what to do, as sentences.
-        needed: bytes that it takes.
-
-    Raises:
-        PrismError: fewer than ``needed`` bytes are free, or a write in the block failed.
+        what: is written, and where.
+        directory: on the same disk; it need not exist yet.
+        way_out: what remains and what to do, as sentences.
+        needed: bytes.
     """
     import pyarrow as pa
     from safetensors import SafetensorError
@@ -154,51 +148,47 @@ def room_to_write(
         raise _not_written(what, directory, way_out, needed, error) from error
 
 
-def check_room(what: str, directory: Path, expected: float, there: Path | None = None) -> None:
-    """Check before long work that half of what will come of it, at least, can be written.
+def check_room(what: str, directory: Path, expected: float, partial: Path | None = None) -> None:
+    """Raise PrismError, before long work, unless half of the expected bytes are free.
 
     Args:
         what: will be written, and where.
-        directory: on the same disk; it need not be there yet.
-        expected: bytes that it takes, about.
-        there: a directory that may hold some of it already.
-
-    Raises:
-        PrismError: not half of the bytes that are expected are free.
+        directory: on the same disk; it need not exist yet.
+        expected: bytes.
+        partial: a directory that may already have some of them.
     """
-    files = there.rglob("*") if there is not None else ()
+    files = partial.rglob("*") if partial is not None else ()
     expected -= sum(path.stat().st_size for path in files if path.is_file())
     if _free(directory) < expected / 2:
         raise _not_written(what, directory, WAY_OUT, expected, "the disk is full")
 
 
+def existing_directory(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    path = path.absolute()
+    return next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+
+
 def _free(directory: Path) -> int:
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(existing_directory(directory)).free
 
 
 def _not_written(
     what: str, directory: Path, way_out: str | Callable[[], str], needed: float, cause: object
 ) -> PrismError:
     takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
-    rest = way_out if isinstance(way_out, str) else way_out()
+    hint = way_out if isinstance(way_out, str) else way_out()
     free = f"{_free(directory) / 1e6:,.1f} MB are free"
-    return PrismError(f"{what} could not be written ({cause}): {takes}{free}. {rest}")
+    return PrismError(f"{what} could not be written ({cause}): {takes}{free}. {hint}")
 
 
-def json_text(value: Any, **how: Any) -> str:
-    """Return JSON, the only way that prismlm writes it: NaN and infinity, which it lacks, are null.
-
-    Args:
-        value: JSON values.
-        how: as ``json.dumps`` takes it, such as ``indent``.
-    """
-    how = {"ensure_ascii": False, "allow_nan": False} | how
+def json_text(value: Any, **options: Any) -> str:
+    """Return JSON, with null for NaN and infinity; ``options`` are those of ``json.dumps``."""
+    options = {"ensure_ascii": False, "allow_nan": False} | options
     try:
-        return json.dumps(value, **how)  # noqa: TID251
-    # Rare: a number that is not finite, or a mapping that is no dict.
-    except (ValueError, TypeError):
-        return json.dumps(finite(value), **how)  # noqa: TID251
+        return json.dumps(value, **options)  # noqa: TID251
+    except (ValueError, TypeError):  # rare: NaN, infinity, or a mapping other than dict
+        return json.dumps(finite(value), **options)  # noqa: TID251
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, indent: int = 2) -> None:
@@ -208,34 +198,22 @@ def write_json(path: str | os.PathLike[str], value: Any, *, indent: int = 2) -> 
 
 
 def keep_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write JSON as :func:`write_json`, where no block around it says that the disk is full.
-
-    Raises:
-        PrismError: the disk is full or failing.
-    """
+    """Write JSON as :func:`write_json`, or raise PrismError if the disk is full."""
     with room_to_write(str(path), Path(path).parent, WAY_OUT):
         write_json(path, value)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        FormatError: the file is not valid JSON, nested too deep, or of numbers without end.
-    """
+    """Read a JSON file, or raise FormatError."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    # A number of too many digits is a ValueError, as are bytes that are no UTF-8.
+    # ValueError also covers invalid UTF-8 and integers with too many digits.
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not valid JSON ({error}). Build it again.") from error
 
 
 def read_text(file: Path | str, stream: IO[bytes] | None = None) -> str:
-    """Return a text file, or what a stream of that name gives, as one text.
-
-    Raises:
-        InputError: it cannot be read, is larger than 128 MiB, or :func:`decoded` refuses it.
-    """
+    """Return a text file, or an open stream with that name, of at most 128 MiB."""
     try:
         with open(file, "rb") if stream is None else nullcontext(stream) as opened:
             data = opened.read(LARGEST_TEXT + 1)
@@ -248,7 +226,7 @@ def read_text(file: Path | str, stream: IO[bytes] | None = None) -> str:
 
 
 def too_large(where: str) -> InputError:
-    """Return the error of a text, or a line of texts, that is larger than is held at once."""
+    """Return the error for a text, or a line of a file, above the limit."""
     return InputError(
         f"{where} is larger than {LARGEST_TEXT >> 20:,} MiB, more than is read as one text: split "
         "it, for example into JSON lines with a document on each."
@@ -256,11 +234,7 @@ def too_large(where: str) -> InputError:
 
 
 def decoded(data: bytes, where: str) -> str:
-    """Return UTF-8 as text, without its mark of byte order.
-
-    Raises:
-        BadRow: another encoding, or not text at all; the message says which, and what to do.
-    """
+    """Decode UTF-8 without its byte order mark; BadRow for another encoding or binary data."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -271,14 +245,14 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> BadRow:
-    """Return the error of bytes that are not UTF-8, or that hold NUL, which no text does."""
+    """Return the error for bytes that are not UTF-8, or contain NUL; it names the encoding."""
     begin, name = data[:4096], None
-    even, odd = (begin[place::2].count(0) for place in (0, 1))
+    even, odd = (begin[offset::2].count(0) for offset in (0, 1))
     if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         name = "utf-32"
     elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         name = "utf-16"
-    elif max(even, odd) > 0.2 * len(begin):  # of Latin text in UTF-16 every other byte is 0
+    elif max(even, odd) > 0.2 * len(begin):  # every other byte of Latin text in UTF-16 is 0
         name = "utf-16be" if even > odd else "utf-16le"
     if name is not None:
         advice = f"Convert it first: iconv -f {name} -t utf-8 IN > OUT."
@@ -294,19 +268,10 @@ def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -
 
 
 def from_json(kind: type[T], value: Any, where: str) -> T:
-    """Return a dataclass with the fields of a JSON object, each of the type that it has there.
-
-    Args:
-        kind: the dataclass.
-        value: what JSON holds.
-        where: the file and what it describes, to name in the error.
-
-    Raises:
-        FormatError: a field that is missing or unknown, or a value of another type.
-    """
+    """Return a dataclass from a JSON object, or raise FormatError; ``where`` names it in errors."""
     types = get_type_hints(kind)
-    given = types.keys() & value.keys() if isinstance(value, dict) else types.keys()
-    check_json(value, {name: types[name] for name in given}, where)
+    names = types.keys() & value.keys() if isinstance(value, dict) else types.keys()
+    check_json(value, {name: types[name] for name in names}, where)
     try:
         return kind(**value)
     except TypeError as error:
@@ -314,11 +279,7 @@ def from_json(kind: type[T], value: Any, where: str) -> T:
 
 
 def check_json(value: Any, kind: Any, where: str) -> None:
-    """Check that a JSON value is of a type, or an object or list as one of types describes it.
-
-    Raises:
-        FormatError: it is not; it says where.
-    """
+    """Raise FormatError unless a JSON value matches a type, or a dict or list of types."""
     if isinstance(kind, dict):
         check_json(value, dict[str, Any], where)
         for name, item in kind.items():
@@ -335,26 +296,26 @@ def check_json(value: Any, kind: Any, where: str) -> None:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Say whether a JSON value is of an annotated type."""
-    origin, of = get_origin(kind), get_args(kind)
+    """Return whether a JSON value is of an annotated type."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_is(value, one) for one in of)
+        return any(_is(value, option) for option in arguments)
     if origin is Literal:
-        return value in of
+        return value in arguments
     if origin is list:
-        return isinstance(value, list) and all(_is(item, of[0]) for item in value)
+        return isinstance(value, list) and all(_is(item, arguments[0]) for item in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_is(item, of[1]) for item in value.values())
+        return isinstance(value, dict) and all(_is(v, arguments[1]) for v in value.values())
     if kind in (int, float):
         number = isinstance(value, int if kind is int else (int, float))
-        return number and not isinstance(value, bool) and abs(value) < LARGEST
+        return number and not isinstance(value, bool) and abs(value) < MAX_NUMBER
     if kind is str:
         return isinstance(value, str) and not SURROGATE.search(value)
     return kind is Any or isinstance(value, kind)
 
 
 def finite(value: Any) -> Any:
-    """Return JSON values in which NaN and infinity are None."""
+    """Return JSON values with None for NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

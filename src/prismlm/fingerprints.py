@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 LENGTH = 32
-# Where it was read and by what.
-NOT_OF_A_MODEL = ("_name_or_path", "transformers_version")
+# Configuration that does not affect what a model computes.
+IGNORED_CONFIG = ("_name_or_path", "transformers_version")
 
 
 def of_bytes(*parts: bytes | memoryview) -> str:
@@ -29,44 +29,46 @@ def of_bytes(*parts: bytes | memoryview) -> str:
 
 def of_json(value: Any) -> str:
     """Fingerprint a JSON-serialisable value, independent of key order."""
-    # Half a surrogate pair, which JSON can spell, is no text of UTF-8.
+    # JSON can contain lone surrogates, which UTF-8 cannot encode.
     return of_bytes(json_text(value, sort_keys=True).encode(errors="surrogatepass"))
 
 
 def of_file(path: Path) -> str:
-    """Fingerprint what a file holds; half a gigabyte a second."""
+    """Fingerprint the contents of a file; half a gigabyte a second."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
 
 
 def of_tensor(tensor: torch.Tensor) -> str:
-    """Fingerprint a tensor's dtype, shape and bytes (device and strides do not matter)."""
+    """Fingerprint a tensor's dtype, shape and bytes, regardless of device and strides."""
     import torch
 
-    # A copy: memory lent to numpy can never be resized again, which sharded models live by.
+    # A copy: memory shared with numpy can never be resized again, which sharded models need.
     plain = tensor.detach().cpu().contiguous().clone()
     header = f"{plain.dtype}{tuple(plain.shape)}".encode()
     return of_bytes(header, plain.view(-1).view(torch.uint8).numpy().data)
 
 
 def of_model(module: nn.Module) -> str:
-    """Fingerprint a model by every byte of its weights and by its configuration.
+    """Fingerprint a model by all bytes of its weights and its configuration.
 
-    Half a gigabyte a second. It tells what was computed with one model from what was computed with
-    another; the same weights in another type are another model here.
+    Half a gigabyte a second. The same weights in another dtype are another model.
     """
     config: Any = getattr(module, "config", None)
     settings = {} if config is None else config.to_dict()
-    named = module.named_parameters()
-    held = {part: of_tensor(one) for n, v in named for part, one in _held(n, v.detach())}
-    kept = {key: str(value) for key, value in settings.items() if key not in NOT_OF_A_MODEL}
-    return of_json([held, kept])
+    weights = {
+        part: of_tensor(tensor)
+        for name, parameter in module.named_parameters()
+        for part, tensor in _plain_tensors(name, parameter.detach())
+    }
+    config = {key: str(value) for key, value in settings.items() if key not in IGNORED_CONFIG}
+    return of_json([weights, config])
 
 
-def _held(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a tensor with its name, or those that a quantised one holds: it has no elements."""
+def _plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a tensor with its name, or the tensors that a quantised one consists of."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor
         return
     for part in tensor.__tensor_flatten__()[0]:
-        yield from _held(f"{name}.{part}", getattr(tensor, part))
+        yield from _plain_tensors(f"{name}.{part}", getattr(tensor, part))

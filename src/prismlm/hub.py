@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: whether it answers, and models fetched from it."""
+"""The Hugging Face Hub: whether it can be reached, and models downloaded from it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from typing import Any
 from prismlm.errors import InputError, check_path, first_line
 from prismlm.run_state import answering
 
-# Its own client would try for minutes; names that nobody resolves have no limit but this one.
+# The hub's own client retries for minutes, and DNS lookups have no timeout.
 SECONDS = 6.0
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def silence() -> str | None:
-    """Return why the hub cannot be reached, or None if it answers, or is not to be asked.
-
-    It takes at most six seconds.
-    """
+    """Return why the hub cannot be reached, within six seconds; None if it can, or if offline."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -32,53 +29,42 @@ def silence() -> str | None:
         answering(lambda: session.head(constants.ENDPOINT, timeout=SECONDS), SECONDS)
     except TimeoutError:
         return f"{constants.ENDPOINT} does not answer"
-    except Exception as error:  # the client raises what it likes, from OSError to its own kinds
+    except Exception as error:  # the client's errors have no common base
         return f"{constants.ENDPOINT} cannot be reached: {error}"
     return None
 
 
 @contextmanager
 def fetching(what: str, instead: str) -> Iterator[None]:
-    """Let the clients of models and datasets fetch something during the block.
+    """Let the hub's clients download ``what`` in the block, from their caches if it is unreachable.
 
-    Where the hub is silent, they use what they have fetched before, and no network.
-
-    Args:
-        what: is fetched.
-        instead: of it, what a command takes by ``--data``.
-
-    Raises:
-        InputError: it cannot be had.
+    InputError if that fails; it suggests ``instead`` for ``--data``.
     """
-    silent, held = silence(), list[tuple[Any, bool]]()
+    silent, before = silence(), list[tuple[Any, bool]]()
     for name in ("huggingface_hub.constants", "datasets.config") if silent else ():
         settings: Any = import_module(name)
-        held.append((settings, settings.HF_HUB_OFFLINE))
+        before.append((settings, settings.HF_HUB_OFFLINE))
         settings.HF_HUB_OFFLINE = True
     try:
         yield
-    except Exception as error:  # the clients raise what they like, from OSError to their own kinds
+    except Exception as error:  # the clients' errors have no common base
         raise InputError(
-            f"{what} cannot be had from the hub ({silent or error}). With a network, what is "
-            f"missing is fetched once; without, name {instead} by --data."
+            f"{what} cannot be downloaded from the hub ({silent or error}). With a network, what "
+            f"is missing is downloaded once; without, name {instead} by --data."
         ) from error
     finally:
-        for settings, before in held:
-            settings.HF_HUB_OFFLINE = before
+        for settings, offline in before:
+            settings.HF_HUB_OFFLINE = offline
 
 
 def model_directory(model: Path | str, revision: str | None = None) -> Path:
-    """Return where a model directory lies; one named ``org/name`` is fetched from the hub.
+    """Return a local model directory, or that of ``org/name``, downloaded from the hub.
 
-    A directory of that name here comes first. What was fetched before is taken from the hub's
-    cache where the hub does not answer.
+    A local directory of that name takes precedence; if the hub does not answer, its cache is used.
 
     Args:
         model: a directory, or a model's name on the hub.
         revision: a branch, tag or commit on the hub.
-
-    Raises:
-        InputError: there is neither; or a revision of a directory.
     """
     directory = check_path("the model", model)
     name = str(model)
@@ -93,11 +79,11 @@ def model_directory(model: Path | str, revision: str | None = None) -> Path:
 
     silent = silence()
     try:
-        fetched: Any = snapshot_download(name, revision=revision, local_files_only=bool(silent))
-    except Exception as error:  # the client raises what it likes, from OSError to its own kinds
+        path: Any = snapshot_download(name, revision=revision, local_files_only=bool(silent))
+    except Exception as error:  # the client's errors have no common base
         wanted = name if revision is None else f"{name} at {revision}"
         raise InputError(
-            f"{wanted} is neither a directory here nor a model that can be had from the hub: "
-            f"{silent or first_line(error)}"
+            f"{wanted} is neither a directory here nor a model that can be downloaded from the "
+            f"hub: {silent or first_line(error)}"
         ) from error
-    return Path(fetched)
+    return Path(path)

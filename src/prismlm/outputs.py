@@ -1,7 +1,7 @@
-"""Every file that a command writes: never over what it reads, and over nothing unasked.
+"""Output files of commands: never over an input, and replaced only on request.
 
-:func:`check_outputs` says so before the work that the results come from; :func:`output_files` opens
-them, each as a temporary sibling that gets its name at the end.
+:func:`check_outputs` checks this before the work; :func:`output_files` opens the files, each as a
+temporary sibling that is renamed at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError, check_path
-from prismlm.files import atomic_file, room_to_write, temporary_sibling
+from prismlm.files import atomic_file, existing_directory, room_to_write, temporary_sibling
 from prismlm.run_state import writing
 
 if TYPE_CHECKING:
@@ -29,72 +29,57 @@ def check_outputs(
     inputs: Sequence[Path | str | None] = (),
     overwrite: bool = False,
 ) -> None:
-    """Check that results can be written and replace nothing, before the work that they come from.
+    """Raise InputError, before the work, for outputs that cannot or must not be written.
 
     Args:
-        *files: to be written; None is passed over.
+        *files: to be written; None is ignored.
         directory: to be written into, or None.
-        inputs: files and directories that are read; None and what is not there are passed over.
-        overwrite: whether files that exist may be replaced; those that are read never are.
-
-    Raises:
-        InputError: a file that is read, or lies in a directory that is read; one that exists; two
-            outputs in one place; a directory or a device in the place of a file, a file in the
-            place of a directory, or a place that cannot be written to.
+        inputs: files and directories that are read; None and missing ones are ignored.
+        overwrite: whether existing files may be replaced; inputs never are.
     """
-    given = [path for path in files if path is not None]
-    read = [path for path in inputs if path is not None and os.path.exists(path)]
-    for number, path in enumerate(given):
-        _check_kind(path)
-        for one in read:
-            _check_apart(path, one)
-        if any(_same(path, other) for other in given[:number]):
+    paths = [path for path in files if path is not None]
+    existing_inputs = [path for path in inputs if path is not None and os.path.exists(path)]
+    for number, path in enumerate(paths):
+        _check_regular(path)
+        for source in existing_inputs:
+            _check_distinct(path, source)
+        if any(_same(path, other) for other in paths[:number]):
             raise InputError(f"{path} is to be written twice: give each result a name of its own.")
-    for path in [*given, *([] if directory is None else [directory / "x"])]:
-        _check_place(path)
-    if directory is not None and any(_same(directory, one) for one in read):
+    for path in [*paths, *([] if directory is None else [directory / "x"])]:
+        _check_writable(path)
+    if directory is not None and any(_same(directory, source) for source in existing_inputs):
         raise InputError(f"{directory} is read by this command: give another directory.")
     if overwrite:
         return
-    for path in given:
+    for path in paths:
         if os.path.lexists(path):
             raise InputError(f"{path} exists: give another name, or replace it with --overwrite.")
     if directory is not None and os.path.isdir(directory) and os.listdir(directory):
         raise InputError(
-            f"{directory} is not empty: give another directory, or replace what is there and has "
-            "the same names with --overwrite."
+            f"{directory} is not empty: give another directory, or use --overwrite to replace "
+            "files of the same names."
         )
 
 
 def check_ending(path: Path | None, *endings: str) -> None:
-    """Check the name of a file to write; None is passed over.
-
-    Raises:
-        InputError: it ends with none of ``endings``.
-    """
+    """Raise InputError unless the name of a file to write has one of the extensions."""
     if path is not None and path.suffix.lower() not in endings:
         raise InputError(f"{path}: expected a name that ends with {' or '.join(endings)}.")
 
 
 @contextmanager
 def output_files(*paths: str | os.PathLike[str]) -> Iterator[list[Path]]:
-    """Yield a temporary path for each; all get their names at the end, or none is there.
+    """Yield a temporary path for each file; all are renamed at the end, or none if it fails.
 
-    If the block fails, Ctrl-C among it, files from before are as they were. While it runs, no other
-    process can write them, and what one that was killed left beside them is removed.
-
-    Raises:
-        InputError: another process writes one of them, a directory or a device stands there, or
-            a place cannot be written to.
-        PrismError: the disk is full.
+    Meanwhile no other process can write them, and leftovers of killed processes are removed.
     """
     targets = [check_path("the file to write", path) for path in paths]
     names = ", ".join(map(str, targets))
     with ExitStack() as stack:
         for target in targets:
-            _check_kind(target)
-            _check_place(target)
-            stack.enter_context(room_to_write(names, _existing(target.parent), WAY_OUT))
+            _check_regular(target)
+            _check_writable(target)
+            stack.enter_context(room_to_write(names, target.parent, WAY_OUT))
             target.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(writing(target))
         yield [stack.enter_context(atomic_file(target)) for target in targets]
@@ -124,13 +109,13 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 def write_csv(
     path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write rows as CSV, as :func:`output_files`; a column that a row lacks is empty there."""
+    """Write rows as CSV, as :func:`output_files`; missing columns are empty."""
     with output_file(path) as temporary:
         put_csv(temporary, columns, rows)
 
 
 def put_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as CSV to a place that the caller opened; as :func:`write_csv` otherwise."""
+    """Write rows as CSV to a temporary path of :func:`output_files`."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -138,47 +123,39 @@ def put_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]
 
 
 def _same(one: Path | str, other: Path | str) -> bool:
-    """Say whether two paths are of one place, through links and however they are spelled."""
+    """Return whether two paths lead to the same file, through links or not."""
     if os.path.realpath(one) == os.path.realpath(other):
         return True
     return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
-def _check_kind(path: Path) -> None:
+def _check_regular(path: Path) -> None:
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory: give the name of a file to write.")
     if os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f"{path} is a device or a pipe: give the name of a file to write.")
 
 
-def _check_apart(path: Path, read: Path | str) -> None:
-    if _same(path, read):
+def _check_distinct(path: Path, source: Path | str) -> None:
+    if _same(path, source):
         raise InputError(f"{path} is read by this command: give another name to write to.")
-    within = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(read))
-    if os.path.isdir(read) and within and os.path.lexists(path):
+    within = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
+    if os.path.isdir(source) and within and os.path.lexists(path):
         raise InputError(
-            f"{path} belongs to {read}, which this command reads: give another name to write to."
+            f"{path} belongs to {source}, which this command reads: give another name to write to."
         )
 
 
-def _existing(place: Path) -> Path:
-    """Return the nearest directory above that is there."""
-    there = place.absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    return there
-
-
-def _check_place(path: Path) -> None:
-    there = _existing(path.parent)
-    if not os.path.isdir(there):
-        raise InputError(f"{there} is a file: give the name of a directory to write into.")
-    # With the name as long as it will be while it is written.
-    probe = temporary_sibling(there / path.name)
+def _check_writable(path: Path) -> None:
+    parent = existing_directory(path.parent)
+    if not os.path.isdir(parent):
+        raise InputError(f"{parent} is a file: give the name of a directory to write into.")
+    # As long a name as the temporary file will have.
+    probe = temporary_sibling(parent / path.name)
     try:
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"{there} cannot be written to ({error.strerror}): give another place."
+            f"{parent} cannot be written to ({error.strerror}): give another directory."
         ) from error

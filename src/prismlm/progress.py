@@ -1,4 +1,4 @@
-"""How long work reports on itself without printing: the caller brings the reporter."""
+"""Progress of long work, through a reporter that the caller provides."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Protocol
 
 
 class Task(Protocol):
-    """One piece of work under way."""
+    """A running piece of work."""
 
     def advance(self, amount: int = 1) -> None:
-        """Say that ``amount`` more units are done."""
+        """Add ``amount`` finished units."""
         ...
 
     def note(self, text: str) -> None:
-        """Show a few words beside the figures; they replace the last ones."""
+        """Show a short note; it replaces the last one."""
         ...
 
 
 class Reporter(Protocol):
-    """Shows work under way; the command line brings one that draws bars on stderr."""
+    """Shows progress; that of the command line draws bars on stderr."""
 
     def task(
         self, description: str, total: int | None = None, unit: str = "tokens"
@@ -29,7 +29,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """Shows nothing: the default reporter of every library function, and each of its tasks."""
+    """Shows nothing: the default reporter of every library function, and its tasks."""
 
     def task(
         self, description: str, total: int | None = None, unit: str = "tokens"

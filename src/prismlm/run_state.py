@@ -1,4 +1,4 @@
-"""Long work on one place: who is writing there, what it was begun with, and how it ends early."""
+"""Long-running work: locks on its output, its recorded settings, and signals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,6 @@ from prismlm.files import keep_json, read_json, remove_left_behind
 LOCK_FILE = ".lock"
 RUN_FILE = "run.json"
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-# What a wait wakes up for at the latest: a signal that came to another thread.
-WAIT_SECONDS = 0.2
 
 T = TypeVar("T")
 
@@ -31,29 +29,26 @@ T = TypeVar("T")
 def writing(
     path: str | os.PathLike[str], *, within: bool = False, wait: bool = False
 ) -> Iterator[None]:
-    """Keep other processes that ask for it from writing to ``path`` during the block.
+    """Lock ``path`` against other processes that write to it, during the block.
 
-    The kernel gives the lock back however the process ends. What one that was killed left
-    half-written is removed, and at the end so are directories that were made for the lock alone.
+    The kernel releases the lock if the process is killed; the next one removes leftover temporary
+    files. At the end, directories that were created only for the lock are removed.
 
     Args:
-        path: a file or directory; it need not be there.
-        within: it is a directory that grows, which the lock and what is half-written lie in;
-            otherwise it appears whole, and they lie beside it.
-        wait: until no other process writes to it, instead of raising.
-
-    Raises:
-        InputError: another process writes to it, or its place cannot be written to.
+        path: a file or directory; it need not exist.
+        within: the lock and temporary files are inside the directory, which grows; otherwise
+            beside the path, which appears complete.
+        wait: for another process instead of raising InputError.
     """
     target = Path(path) if Path(path).name else Path(path).absolute()
     if not target.name:
-        raise InputError(f"{path} is no place for what is written: name a file or directory.")
+        raise InputError(f"{path} is not a name to write to: name a file or directory.")
     lock = target / LOCK_FILE if within else target.with_name(f".{target.name}.lock")
-    place = lock.parent
-    with ExitStack() as held:
+    directory = lock.parent
+    with ExitStack() as stack:
         try:
-            made = [one for one in (place, *place.parents) if not one.exists()]
-            place.mkdir(parents=True, exist_ok=True)
+            created = [p for p in (directory, *directory.parents) if not p.exists()]
+            directory.mkdir(parents=True, exist_ok=True)
             descriptor = _locked(lock, wait)
         except BlockingIOError as error:
             raise InputError(
@@ -61,27 +56,27 @@ def writing(
                 "ended, or choose another place."
             ) from None
         except OSError as error:
-            raise InputError(f"cannot write to {place} ({error}). Choose another.") from error
-        held.callback(os.close, descriptor)
-        for one in reversed(made):
-            held.callback(_remove_empty, one)
-        held.callback(lock.unlink, missing_ok=True)
+            raise InputError(f"cannot write to {directory} ({error}). Choose another.") from error
+        stack.callback(os.close, descriptor)
+        for parent in reversed(created):
+            stack.callback(_remove_empty, parent)
+        stack.callback(lock.unlink, missing_ok=True)
         remove_left_behind(target, within=within)
         yield
 
 
 def _locked(path: Path, wait: bool) -> int:
-    """Return the descriptor of a lock file that is ours; BlockingIOError names who has it."""
+    """Return the descriptor of the locked file; BlockingIOError names the process that has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # Whoever held the lock before may have removed the file in between.
+            # The previous holder may have removed the file in between.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 return descriptor
-        except FileNotFoundError:  # removed: there is a new one to be opened
+        except FileNotFoundError:  # removed: open a new one
             pass
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
@@ -99,115 +94,94 @@ def _remove_empty(directory: Path) -> None:
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any], way_out: str) -> None:
-    """Check that work is resumed with what it was begun with.
+    """Raise InputError, with all differences, if settings changed since the work was started.
 
-    Args:
-        what: the beginning of the error: "DIR was begun with another corpus".
-        before: what it was begun with.
-        now: what it is to be resumed with.
-        way_out: what else to do than to put things back, as sentences.
-
-    Raises:
-        InputError: they differ; it names every difference.
+    ``what`` begins the error, such as "DIR was begun with another corpus"; ``way_out`` ends it.
     """
-    changed = changes(dict(before), dict(now))
-    if changed:
+    if changed := changes(dict(before), dict(now)):
         raise InputError(f"{what} ({'; '.join(changed)}). {way_out}")
 
 
 def read_note(path: Path, directory: Path, **expected: Any) -> dict[str, Any]:
-    """Return what was noted of work under way, which was written with what is ``expected``.
-
-    Raises:
-        FormatError: it is damaged, or of another version; to start anew, remove ``directory``.
-    """
-    found = read_json(path)
-    if not isinstance(found, dict) or any(found.get(k) != v for k, v in expected.items()):
+    """Return the recorded settings of unfinished work; FormatError if ``expected`` ones differ."""
+    note = read_json(path)
+    if not isinstance(note, dict) or any(note.get(k) != v for k, v in expected.items()):
         raise FormatError(
-            f"{path} is of another version or damaged: remove {directory} to start anew."
+            f"{path} is of another version or damaged: remove {directory} to start over."
         )
-    return found
+    return note
 
 
 def begin(directory: Path, run: Mapping[str, Any], *, made: bool) -> None:
-    """Note in ``run.json`` what is made in a directory, or check that it is what was begun there.
+    """Record the settings of a run in ``run.json``, or check that they are unchanged.
 
-    Args:
-        directory: that everything is kept in.
-        run: JSON values, ``format_version`` among them.
-        made: whether anything is there; a finished run does not constrain a new one.
-
-    Raises:
-        InputError: runs of something else are there; it names every difference.
-        FormatError: the note is damaged.
+    ``made``: whether the directory has partial results; otherwise the record is replaced.
     """
     path = directory / RUN_FILE
     if not made or not path.is_file():
         keep_json(path, run)
         return
+    what = f"{directory} has runs with other settings"
     way_out = "Resume that one, write elsewhere with --out, or remove it."
-    check_same(
-        f"{directory} holds runs of something else", read_note(path, directory), run, way_out
-    )
+    check_same(what, read_note(path, directory), run, way_out)
 
 
 class Interrupts:
-    """Notes signals during the block; the work stops itself between two steps.
+    """Records signals during the block, so that the work can stop between two steps.
 
-    A signal is answered with a line on stderr. A second one, and any while ``now`` is set, ends
-    the work where it is. Handlers that are not Python's own are left alone, as is everything
-    outside of the main thread.
+    A second signal, or any while ``now`` is set, stops at once. Only Python's default handlers are
+    replaced, and only in the main thread.
 
     Args:
-        rest: says in sentences what is kept and how to resume.
-        numbers: the signals.
+        message: returns what is saved and how to resume, as sentences.
+        signals: to record.
 
     Attributes:
-        received: the signal that came.
-        now: raise at once, because everything is saved.
+        received: the signal, if any.
+        now: stop at once, because everything is saved.
     """
 
     def __init__(
         self,
-        rest: Callable[[], str] = lambda: "",
-        numbers: tuple[signal.Signals, ...] = tuple(EXIT_CODES),
+        message: Callable[[], str] = lambda: "",
+        signals: tuple[signal.Signals, ...] = tuple(EXIT_CODES),
     ) -> None:
         self.received: signal.Signals | None = None
         self.now = False
-        self._rest, self._numbers = rest, numbers
+        self._message, self._signals = message, signals
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in self._numbers:
+            for number in self._signals:
                 if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
-                    self._before[number] = signal.signal(number, self._note)
+                    self._before[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.received is not None and exception[0] is None:
-            # It came in the last step: what follows must not begin.
+            # It came in the last step.
             self.stop()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         again = self.received is not None
         self.received = signal.Signals(number)
         if again or self.now:
             self.stop()
-        # Not print: the signal may have come while it holds the lock of the stream.
+        # Not print: the signal may have interrupted a print.
         os.write(2, b"\nstopping after this step, to save it; a second time stops at once\n")
 
     def stop(self) -> None:
-        """Raise Interrupted, which ends the work and says what is kept."""
+        """Raise Interrupted with the message."""
         assert self.received is not None
-        raise Interrupted(self._rest(), EXIT_CODES[self.received])
+        raise Interrupted(self._message(), EXIT_CODES[self.received])
 
 
 @contextmanager
 def keeping(kept: Callable[[], str]) -> Iterator[None]:
-    """Say of Ctrl-C during the block what is kept, and how to resume."""
+    """Convert Ctrl-C in the block to Interrupted, with what is kept and how to resume."""
     try:
         yield
     except Interrupted:
@@ -218,7 +192,7 @@ def keeping(kept: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Turn SIGTERM into an exit that closes every open block, during the block."""
+    """Convert SIGTERM in the block to SystemExit, which closes all open blocks."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -235,29 +209,17 @@ def orderly_end() -> Iterator[None]:
 
 
 def answering(call: Callable[[], T], seconds: float = math.inf) -> T:
-    """Return what a call returns that is long in code which Python's signals cannot end.
+    """Return the result of a long call into code that Python signals cannot interrupt.
 
-    It runs in a thread, while this one waits: Ctrl-C leaves it behind, to end with the process.
-
-    Raises:
-        TimeoutError: it took longer than ``seconds``, and was left behind as well.
+    It runs in a daemon thread, which Ctrl-C, or a TimeoutError after ``seconds``, leaves running.
     """
-    found: list[T] = []
-    failed: list[BaseException] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.append(call())
-        except BaseException as error:  # raised again where it is waited for
-            failed.append(error)
+            future.set_result(call())
+        except BaseException as error:  # raised again below
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    until = time.monotonic() + seconds
-    while thread.is_alive():
-        thread.join(WAIT_SECONDS)
-        if thread.is_alive() and time.monotonic() > until:
-            raise TimeoutError
-    if failed:
-        raise failed[0]
-    return found[0]
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(None if math.isinf(seconds) else seconds)

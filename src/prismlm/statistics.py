@@ -1,4 +1,4 @@
-"""Bootstrap intervals and rank correlations; what is drawn comes from the seed alone."""
+"""Bootstrap intervals and rank correlations; resamples depend only on the seed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from scipy import stats
 from prismlm.errors import InputError
 
 RESAMPLES = 10_000
-# Resamples that are held at once.
+# Resamples in memory at once.
 CHUNK = 1000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its 95 % percentile interval over resampled texts, or other rows.
+    """A statistic with its 95 % percentile interval over resampled rows, such as texts.
 
-    ``value`` is of the rows as they are; NaN where there was nothing to take it of.
+    ``value`` is of the original rows; NaN if it is undefined.
     """
 
     value: float
@@ -29,12 +29,12 @@ class Interval:
 
     @property
     def above_zero(self) -> bool:
-        """Whether all of it is above 0."""
+        """Whether the whole interval is above 0."""
         return self.low > 0
 
     @property
     def below_zero(self) -> bool:
-        """Whether all of it is below 0."""
+        """Whether the whole interval is below 0."""
         return self.high < 0
 
 
@@ -48,19 +48,15 @@ class RankCorrelation:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> RankCorrelation:
-    """Return Spearman's ρ of n ≥ 3 pairs; 0, with p = 1, where all of x or all of y are alike.
-
-    Raises:
-        InputError: fewer than 3 pairs, or figures that are not finite.
-    """
+    """Return Spearman's ρ of n ≥ 3 finite pairs; 0, with p = 1, if x or y is constant."""
     if x.shape != y.shape or x.ndim != 1 or len(x) < 3:
         raise InputError(f"{list(x.shape)} and {list(y.shape)} figures: expected 3 pairs or more.")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise InputError("figures to be ranked are not finite.")
     if not (np.ptp(x) and np.ptp(y)):
         return RankCorrelation(0.0, 1.0, len(x))
-    found: Any = stats.spearmanr(x, y)
-    return RankCorrelation(float(found.statistic), float(found.pvalue), len(x))
+    result: Any = stats.spearmanr(x, y)
+    return RankCorrelation(float(result.statistic), float(result.pvalue), len(x))
 
 
 def bootstrap(
@@ -72,18 +68,14 @@ def bootstrap(
 ) -> Interval:
     """Return Σ_c κ_c (Σ_i s_ic / Σ_i w_ic) with its percentile interval over resampled texts i.
 
-    All columns c are of the same resampled texts, so that differences are paired by text; so are
-    two calls with as many texts and the same seed. A resample that leaves a column without weight
-    counts for nothing.
+    All columns c use the same resamples, so differences are paired by text; so are two calls with
+    equally many texts and the same seed. Resamples without weight in a column are ignored.
 
     Args:
-        sums: s, [texts] or [texts, C]: of what a mean is taken, such as losses.
-        weights: w, of the same shape: how much there is of it, such as tokens; None for 1 each.
+        sums: s, [texts] or [texts, C], such as summed losses.
+        weights: w, of the same shape, such as numbers of tokens; None for 1 each.
         coefficients: κ [C]; (1, −1) for a difference.
         seed: of the resamples.
-
-    Raises:
-        InputError: no text, or shapes that do not go together.
     """
     parts = [sums, np.ones_like(sums) if weights is None else weights]
     s, w = (np.asarray(a, dtype=np.float64) for a in parts)
@@ -95,51 +87,46 @@ def bootstrap(
             "expected [texts, C] twice, at least one text, and C of them."
         )
 
-    def of(texts: np.ndarray) -> np.ndarray:
-        found = np.zeros(texts.shape[:-1])
-        for sign, own, whole in zip(signs, s.T, w.T, strict=True):
-            weight = whole[texts].sum(-1)
-            none = np.full_like(weight, np.nan)
-            found = found + sign * np.divide(
-                own[texts].sum(-1), weight, out=none, where=weight != 0
-            )
-        return found
+    def statistic(texts: np.ndarray) -> np.ndarray:
+        total = np.zeros(texts.shape[:-1])
+        for sign, column, column_weights in zip(signs, s.T, w.T, strict=True):
+            weight = column_weights[texts].sum(-1)
+            nan = np.full_like(weight, np.nan)
+            mean = np.divide(column[texts].sum(-1), weight, out=nan, where=weight != 0)
+            total = total + sign * mean
+        return total
 
-    return interval_of(of, len(s), seed=seed)
+    return interval_of(statistic, len(s), seed=seed)
 
 
 def mean_intervals(columns: np.ndarray, *, seed: int = 0) -> list[Interval]:
     """Return the mean of each column [n, C] with its percentile interval over resampled rows.
 
-    All columns are of the same resamples, so that one of differences is paired by row. Many columns
-    take little longer than one.
+    All columns use the same resamples; many take little longer than one.
     """
-    own, count = np.ascontiguousarray(columns.T, dtype=np.float64), len(columns)
-    found: list[np.ndarray] = []
-    for drawn in _resamples(count, seed):
-        places = drawn + count * np.arange(len(drawn))[:, None]
-        times = np.bincount(places.ravel(), minlength=drawn.size).reshape(drawn.shape)
-        # Not a product of matrices, whose sums depend on threads.
-        found.append(np.einsum("rn,cn->rc", times.astype(np.float64), own) / count)
-    low, high = np.percentile(np.concatenate(found), [2.5, 97.5], axis=0)
-    return [Interval(*map(float, one)) for one in zip(own.mean(-1), low, high, strict=True)]
+    values, count = np.ascontiguousarray(columns.T, dtype=np.float64), len(columns)
+    means: list[np.ndarray] = []
+    for rows in _resamples(count, seed):
+        indices = rows + count * np.arange(len(rows))[:, None]
+        counts = np.bincount(indices.ravel(), minlength=rows.size).reshape(rows.shape)
+        # Not a matrix product, whose sums depend on the number of threads.
+        means.append(np.einsum("rn,cn->rc", counts.astype(np.float64), values) / count)
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+    return [Interval(*map(float, row)) for row in zip(values.mean(-1), low, high, strict=True)]
 
 
 def interval_of(
-    figure: Callable[[np.ndarray], np.ndarray], count: int, *, seed: int = 0
+    statistic: Callable[[np.ndarray], np.ndarray], count: int, *, seed: int = 0
 ) -> Interval:
-    """Return a figure of n rows with its percentile interval over 10,000 resamples of them.
+    """Return a statistic of n ≥ 1 rows with its percentile interval over 10,000 resamples.
 
-    Args:
-        figure: row numbers [..., n] to figures [...]; NaN counts for nothing.
-        count: n, at least 1.
-        seed: of the resamples.
+    ``statistic`` maps row numbers [..., n] to values [...]; NaN is ignored.
     """
-    value = float(figure(np.arange(count)))
+    value = float(statistic(np.arange(count)))
     if count == 1 or not np.isfinite(value):
         return Interval(value, value, value)
-    drawn = np.concatenate([figure(rows) for rows in _resamples(count, seed)])
-    low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    resampled = np.concatenate([statistic(rows) for rows in _resamples(count, seed)])
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
     return Interval(value, float(low), float(high))
 
 
