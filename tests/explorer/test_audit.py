@@ -94,20 +94,6 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
 
 
 @pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        ([{"id": "a", "text": "One."}, {"id": "a", "text": "Two."}], "has the id 'a' too"),
-        ([{"id": "a", "text": " \n"}], "no text"),
-        ([{"id": "a", "text": "x" * 2_000_001}], "2,000,001 characters"),
-        ([{"id": "a", "text": "half \ud800"}], "texts.jsonl:1: the text holds half"),
-    ],
-)
-def test_what_is_refused(served, texts, words):
-    assert words in served.refused("POST", "/api/audits", texts_of(texts))
-    assert "files" in served.refused("POST", "/api/audits", {"files": []})
-
-
-@pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("../../a.txt", " ", "No documents: no text in ../../a.txt"),
@@ -120,6 +106,8 @@ def test_what_is_refused(served, texts, words):
         ("a.jsonl", '{"text": "One."}\n{"text": \n', "a.jsonl:2 is not valid JSON"),
         ("a.jsonl", '{"text": "One."}\n' * 1001, "more than 1,000 texts"),
         ("a.txt", "half \ud800", "the file a.txt holds half"),
+        ("a.jsonl", '{"id": "a", "text": "One."}\n' * 2, "has the id 'a' too"),
+        ("a.txt", "x" * 2_000_001, "2,000,001 characters"),
     ],
 )
 def test_files_that_are_refused(served, name, content, words):

@@ -179,13 +179,6 @@ def test_contexts_are_the_index_and_held_once(trace):
             assert all(known[key] == row[key] for key in ("doc_id", "source", "license", "title"))
 
 
-def test_traces_of_two_lenses_share_nothing(lm, tiny_model):
-    other = prismlm.load(tiny_model).explain("Another text")
-    answers, shared = data_of(page([lm.explain("A text"), other, lm.explain("A text")]))
-    assert [answer["shared"] for answer in answers] == [0, 1, 0]
-    assert len(shared) == 2
-
-
 def test_without_a_lens_there_are_no_shares(trace):
     ((data,), (shared,)) = data_of(page([replace(trace, lm=replace(trace.lm, lens=None))]))
     assert data["whole"] is None

@@ -32,14 +32,7 @@ HEADERS = {
 
 
 class Safety:
-    """ASGI middleware: checks Host, Origin, token and body size of every request.
-
-    Args:
-        app: the application.
-        token: of this run.
-        hosts: accepted Host headers, such as ``127.0.0.1:8080``.
-        max_body: bytes of a request's body.
-    """
+    """ASGI middleware: checks Host, Origin, token and body size of every request."""
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], max_body: int) -> None:
         self.app, self.token, self.hosts, self.max_body = app, token, hosts, max_body

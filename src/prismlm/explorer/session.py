@@ -79,14 +79,9 @@ class PageJSON(JSONResponse):
 
 
 class Session:
-    """A model being explored.
+    """A model being explored: its server with recent answers, and what else the views share.
 
     Attributes:
-        server: generates, and keeps the recent answers.
-        lm: its model.
-        limits: of requests.
-        prompts: examples by domain.
-        questions: examples by topic, for a model with a chat template.
         queue: of requests to the model other than generation.
         catalogue: searchable prototypes; None without a lens.
         jobs: recent ones, without answers.
@@ -135,11 +130,8 @@ class Session:
     ) -> list[int]:
         """Return the tokens of a text or a chat, or raise InputError if it is empty or too long.
 
-        Args:
-            source: the text or chat.
-            room: tokens to be generated after it.
-            command: the prismlm command without such a limit.
-            limit: on all tokens; by default the session's.
+        ``limit``, by default the session's, includes ``room`` for tokens to generate; the error
+        suggests the ``command`` without such a limit.
         """
         lm, limit = self.lm, limit or self.limits.tokens
         if limit <= (lm.context_length or limit):

@@ -30,12 +30,9 @@ SAMPLED_ROWS = 16_384
 
 
 class Step(NamedTuple):
-    """What one raising edit, or all scaling edits together, change in N states.
+    """Changes α′ − α [N, E] by a raising ``edit``, or by all scaling edits together (None).
 
-    Attributes:
-        change: α′ − α of the edited prototypes, [N, E].
-        rows: direction added to a state per unit of change, [E, d].
-        edit: the raising edit; None for the scaling edits.
+    ``rows`` [E, d] are the directions added to a state per unit of change.
     """
 
     change: Tensor
@@ -65,9 +62,7 @@ class Plan:
     """Validated edits of one model, in the order in which they act.
 
     Attributes:
-        embedding: the model's output embedding; nothing else of the model is needed.
-        head: the prototype head.
-        logit_map: what follows the output embedding.
+        embedding, head, logit_map: of the model.
         card_tokens: the tokens on a prototype's card, in order.
         distinctive_tokens: the tokens that distinguish a group from other prototypes.
         edits: each with the prototypes it acts on.

@@ -68,11 +68,8 @@ def plan_with_controls(
 def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Tensor:
     """Return z [N, d] with every change moved to another prototype; untouched states stay equal.
 
-    Args:
-        plan: of the edits, without ``only``.
-        z: unedited states.
-        changes: what the plan changes in them.
-        order: prototypes in random order, int64 [K].
+    ``changes`` are those of the plan, which is without ``only``; ``order`` has all prototypes in
+    random order, int64 [K].
     """
     order, bank, routing = order.to(z.device), plan.head.prototypes, changes.routing
     edited = torch.zeros(len(bank), dtype=torch.bool, device=z.device)
@@ -143,13 +140,7 @@ def _to_inactive(
 
 @dataclass(frozen=True)
 class Leading:
-    """What carries most of a token's evidence.
-
-    Attributes:
-        category: the one with the most evidence; None if no active prototype has a category.
-        prototype: the one with the most evidence.
-        name: its name, or None without a lens.
-    """
+    """The category and the prototype with the most evidence for a token, if known."""
 
     category: str | None
     prototype: int
@@ -158,15 +149,10 @@ class Leading:
 
 @dataclass(frozen=True)
 class SteeredToken:
-    """What the edit does to the prediction of one token.
+    """One token and its probability before, after, and on average under the control.
 
-    Attributes:
-        position: of the token, from 0.
-        token, token_id: the token; part of a multi-token character as ``東 2/3``.
-        before, after: its probability without and with the edit.
-        control: its mean probability over control draws; None without a control.
-        leading_before, leading_after: None where no prototype is active.
-        changed: Σ |α′ − α| over the edited prototypes.
+    ``changed`` is Σ |α′ − α| over the edited prototypes; ``leading_before`` and ``leading_after``
+    are None where no prototype is active.
     """
 
     position: int
@@ -185,9 +171,7 @@ class Steering:
     """A text written under edits, and the text without them.
 
     Attributes:
-        prompt: the start of both texts.
-        text: prompt and continuation under the edits.
-        unedited: prompt and continuation without them.
+        text, unedited: prompt and continuation with and without the edits.
         tokens: the generated ones, or those of the prompt if none were requested.
         draws: number of control draws; 0 without a control.
         repeated: R of the continuation.
@@ -250,13 +234,7 @@ def _mean_change(probabilities: Sequence[tuple[float, float]]) -> float | None:
 
 
 class SteeredPredictions(NamedTuple):
-    """T predictions of one sequence with and without an edit.
-
-    Attributes:
-        changes: of activations.
-        before, after: log-probabilities, [T, V].
-        control: log-probabilities of each draw, [T, V] each.
-    """
+    """Log-probabilities [T, V] of one sequence before, after, and for each control draw."""
 
     changes: Changes
     before: Tensor
@@ -280,14 +258,12 @@ def steer(
     """Write a continuation under edits and measure what they do to each of its tokens.
 
     Args:
-        lm: the model.
-        prompt: a text or messages, of at least two tokens with ``generate=0``.
-        edits: what to change.
+        lm, prompt, edits: the prompt has at least two tokens with ``generate=0``.
         only: as for :meth:`PrismLM.edit`; there is no control for it.
         generate: tokens to write; 0 reads the prompt's own tokens.
         temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
         seed: of the sampling and of the control.
-        draws: random controls; 0 for none.
+        draws: random controls.
         enough: called with all tokens so far after each new one, first of the unedited text, then
             of the edited one; True stops that text.
     """

@@ -67,9 +67,7 @@ class SteeringEffects:
             prompt's own next token; ``divergence``, KL(before ‖ after). Each is a mean over the
             predictions of a prompt.
         signature_tokens: ten tokens on the edited prototypes' cards; none without an edit.
-        predictions: of all prompts.
         changed: share of predictions that the edit changes.
-        draws: random controls per prompt.
     """
 
     measures: dict[str, SteeringEffect]

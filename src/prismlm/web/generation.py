@@ -47,10 +47,8 @@ class Sampling:
     """How to generate a text.
 
     Attributes:
-        max_tokens: of the continuation.
         temperature: 0 takes the top token.
         top_p: sample from the smallest set of tokens with this probability.
-        seed: of the sampling.
         stop: strings before which the text ends.
         alternatives: number of top tokens reported with each; None for no log-probabilities.
         traced: whether the text will be attributed.
@@ -70,12 +68,8 @@ class Generation:
     """A continuation that the engine's thread generates and an event loop sends.
 
     Attributes:
-        lm: the model.
-        source: the prompt or messages.
-        prompt: its tokens, [1, T].
-        sampling: how to generate.
-        ids: generated tokens.
-        text: their text, cut at a stop sequence.
+        source, prompt: a text or messages, and the tokens [1, T].
+        ids, text: generated tokens and their text, cut at a stop sequence.
         finish_reason: set at a regular end.
         abandoned: the client has gone, or an error ended it.
         stop_requested: the next token is to be the last.

@@ -312,11 +312,8 @@ class ResponseFormat:
     ) -> dict[str, Any]:
         """Return a response, or a chunk of a stream.
 
-        Args:
-            message: the message, or its new part, with ``content``; None for no choice.
-            finish_reason: at the end.
-            tokens: with log-probabilities; None if they were not requested.
-            chunk: whether it is a chunk of a stream.
+        ``message`` is the message or its new part, None for no choice; ``tokens`` is None if
+        log-probabilities were not requested.
         """
         kind = ("chat.completion" + ".chunk" * chunk) if self.chat else "text_completion"
         response = {**self._common, "object": kind, "choices": []}
