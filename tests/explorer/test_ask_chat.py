@@ -9,7 +9,7 @@ from prismlm.corpus.chat import asked
 from prismlm.corpus.pieces import visible
 from prismlm.corpus.read import DocumentReader
 from prismlm.web.answers import Answer
-from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, texts_of, unfold, visited
+from tests.explorer.conftest import QUESTIONS, Served, texts_of, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
 
@@ -165,19 +165,3 @@ def test_a_person_asks_a_question(browser, chats):
         page.click(".x-example")
         page.wait_for_selector(".x-answer .p-text:has-text('The symptoms')")
         assert not page.inner_text(".x-answer .p-text").startswith("<user>")
-
-
-def test_a_person_steers_the_answer_to_a_question(browser, chats):
-    with visited(browser, chats) as page:
-        page.click(".x-nav a:has-text('Steer')")
-        page.wait_for_selector(".x-lead")
-        assert page.input_value(".x-steer .x-prompt") == QUESTIONS["medicine"]
-        asked_ = page.inner_text(".x-offer")
-        page.get_by_label("as a question").uncheck()
-        page.wait_for_function(
-            "(old) => document.querySelector('.x-offer')?.innerText !== old", arg=asked_
-        )
-        page.click(".x-lead")
-        assert "--chat" not in page.inner_text(".x-command")
-        page.click(".x-steer .x-example")
-        assert page.input_value(".x-steer .x-prompt") == PROMPTS["medicine"]

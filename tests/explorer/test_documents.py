@@ -13,7 +13,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.documents import MAX_CHARACTERS
 from prismlm.lens.build import IndexOptions, build_index
-from tests.explorer.conftest import PROMPTS, Served, visited
+from tests.explorer.conftest import PROMPTS, Served
 from tests.helpers.axe import problems
 
 HURT = "document.title = 'hurt'"
@@ -169,19 +169,6 @@ def test_another_corpus_in_the_place_of_the_first_is_not_shown(directory, tiny_m
         before.rename(corpus)
         assert (status, "has changed" in error["error"]) == (422, True)
         assert asked(server, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
-
-
-def test_a_corpus_of_no_known_domain_gives_prompts_of_its_own(served, browser):
-    told = served.json("GET", "/api/model")
-    words = "Sentence 0 of a long document ends. Sentence 1"
-    assert told["prompts"] == {LONG_ID: words}
-    assert told["lens"]["shares"] is None
-    assert LONG.replace("\u202e", " ").startswith(told["texts"][LONG_ID])
-    with visited(browser, served) as page:
-        page.click(f".x-try:has-text('{LONG_ID}')")
-        page.wait_for_selector(".x-exports")
-        assert page.text_content(".x-answer .p-text").strip().startswith(words)
-        assert page.locator(".x-held .p-bars").count() == 0
 
 
 def open_at(page, doc_id, at):

@@ -180,13 +180,6 @@ def test_decays_by_token_are_stored_for_every_position(corpus):
     assert "NaN" not in write
 
 
-def test_each_passage_and_document_is_held_once(corpus, model, report):
-    data = channels_data(model, corpus, report)
-    assert len(data["texts"]) == 1 + len(report.passages)
-    ids = [document["doc_id"] for document in data["documents"]]
-    assert len(set(ids)) == len(ids)
-
-
 def test_nothing_in_a_text_or_corpus_becomes_markup(page):
     reader = Reader(page)
     assert len(reader.blocks) == len(reader.scripts) == 1

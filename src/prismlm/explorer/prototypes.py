@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -57,19 +56,14 @@ def routes(session: Session) -> APIRouter:
     def card(prototype: int) -> dict[str, Any]:
         return card_data(catalogue().card(prototype))
 
-    # The encoded body: encoding takes longer than everything else.
-    @lru_cache(1)
-    def columns(known: Catalogue) -> bytes:
-        lens = known.lens
+    @router.get("/map", summary="Place, category and name of every prototype, by number")
+    def the_map() -> Response:
+        lens = catalogue().lens
         if lens.meta.map is None or lens.prototypes["x"].null_count:
             raise InputError(
                 f"the lens {lens.name} has no map: make it with `prismlm map {session.lm.path}`, "
                 "then open the page anew."
             )
-        return bytes(PageJSON(map_data(lens)).body)
-
-    @router.get("/map", summary="Place, category and name of every prototype, by number")
-    def the_map() -> Response:
-        return Response(columns(catalogue()), media_type="application/json")
+        return PageJSON(map_data(lens))
 
     return router

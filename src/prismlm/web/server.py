@@ -438,7 +438,7 @@ def create_app(
     @app.get("/health", summary="Whether it serves", response_model=dict[str, Any])
     def health() -> Response:
         if not server.engine.alive:
-            raise RequestError("the thread that writes has ended: start the server again.", 503)
+            raise RequestError("the generation thread has ended: start the server again.", 503)
         server.check_lens()
         return StrictJSON({"status": "ok", "model": server.name})
 

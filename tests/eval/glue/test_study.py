@@ -74,7 +74,7 @@ def test_other_settings_and_another_model_are_refused(models, quick, tmp_path):
     other = GlueOptions(data=quick.data, learning_rate=1e-4, warmup=0.1)
     with pytest.raises(InputError, match=r"limit: 16 → None; warmup|learning_rate: 0.005 → 0.0001"):
         run_glue(models["llama"], tmp_path, other, ["sst2"], [0])
-    with pytest.raises(InputError, match=r"runs of something else \(model: .*--out"):
+    with pytest.raises(InputError, match=r"runs with other settings \(model: .*--out"):
         run_glue(models["gpt2"], tmp_path, quick, ["sst2"], [0])
     kept = tmp_path / "runs" / "sst2-0.json"
     run = json.loads(kept.read_text())
