@@ -36,7 +36,9 @@ def test_a_place_of_another_kind_is_named(tmp_path):
 
 @pytest.mark.skipif(not NOWHERE.is_dir(), reason="needs a directory that nobody can write to")
 def test_a_place_that_cannot_be_written_to_is_named():
-    with pytest.raises(InputError, match=r"/proc cannot be written to \(.+\): give another directory"):
+    with pytest.raises(
+        InputError, match=r"/proc cannot be written to \(.+\): give another directory"
+    ):
         check_outputs(directory=NOWHERE / "plots")
     with pytest.raises(InputError, match="/proc cannot be written to"):
         check_outputs(NOWHERE / "page.html")

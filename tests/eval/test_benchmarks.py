@@ -96,5 +96,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
 
 
 def test_a_hub_that_cannot_be_reached_is_said():
-    with pytest.raises(InputError, match=r"documents of piqa cannot be downloaded from the hub.*--data"):
+    with pytest.raises(
+        InputError, match=r"documents of piqa cannot be downloaded from the hub.*--data"
+    ):
         load_tasks(benchmarks_of("seed", ["piqa"])[0])
