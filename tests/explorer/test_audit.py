@@ -98,7 +98,7 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
     [
         ("../../a.txt", " ", "No documents: no text in ../../a.txt"),
         ("a.pdf", "One.", "a.pdf does not have a supported extension"),
-        ("..", "One.", ".. has no extension"),
+        ("..", "One.", ".. does not have a supported extension"),
         ("a.csv", 'id,text\na,"One."x\n', "a.csv is not valid CSV"),
         ("a.csv", "body\nOne.\n", "a.csv: there is no column 'text'; the columns are: body."),
         ("a.json", "{", "a.json is not valid JSON"),

@@ -200,8 +200,8 @@ def test_characters_of_several_tokens_are_whole(lm):
     ((data,), _) = data_of(html)
     assert "\ufffd" not in html
     assert "".join(data["tokens"]).replace("″", "") == "Go to 東京 now 🤖."
-    (several, *_) = [step.pieces[0] for step in trace if step.pieces[0].of > 1]
-    assert several.label == f"{several.text} {several.number}/{several.of}"
+    (several, *_) = [step.pieces[0] for step in trace if step.pieces[0].count > 1]
+    assert several.label == f"{several.text} {several.number}/{several.count}"
     assert any(several.label in step["token"] for step in data["steps"])
 
 

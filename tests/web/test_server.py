@@ -357,6 +357,23 @@ def test_a_name_of_another_site_that_points_here_is_refused(served):
             assert client.get("/v1/models").status_code == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [({}, 400, "the body: Field required."), ({"transfer-encoding": "chunked"}, 411, "expected a")],
+)
+def test_a_body_of_unknown_length_is_refused_and_none_is_said_to_be_missing(
+    served, headers, status, words
+):
+    client = TestClient(create_app(served.lm))
+    kind = {"content-type": "application/json"}
+    request = client.build_request("POST", "/v1/completions", headers=kind)
+    del request.headers["content-length"]
+    request.headers.update(headers)
+    response = client.send(request)
+    assert response.status_code == status
+    assert words in response.json()["error"]["message"]
+
+
 def wait_until(holds):
     deadline = time.monotonic() + 30
     while not holds():

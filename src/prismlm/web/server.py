@@ -527,7 +527,7 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:]) or None
-        status, message = 400, f"{param or 'the request'}: {first['msg']}."
+        status, message = 400, f"{param or 'the body'}: {first['msg']}."
     elif isinstance(error, HTTPException):
         status, message = error.status_code, f"{error.detail}."
     elif isinstance(error, InputError):
