@@ -11,10 +11,13 @@ question is one of these, and sentences of the plain text are asked about, too
 (``demo_plain_pairs.jsonl``, ``demo_plain_pairs_prompt.md``; their answers are the bundled sample's,
 under its licences). No question is taught that the finished model is measured with.
 
-What ships was taught the epochs before ``ALL_FROM``, with the first four questions to each answer
-and other rates: of the first epochs linear in place of a cosine, over 16 epochs at first, over 12
-from step 350 on and over 14 from step 950 on; the last six began anew with a rate of 8e-4. A run
-makes a model that has learned more, and not the same one.
+What ships is the mean of two adapters, matrix by matrix. One was taught the epochs before
+``ALL_FROM``, with the first four questions to each answer and other rates: of the first epochs
+linear in place of a cosine, over 16 epochs at first, over 12 from step 350 on and over 14 from step
+950 on; the last six began anew with a rate of 8e-4. The other went on from there with seven epochs
+of ``ALL_FROM`` and after, again with 8e-4. Of 80 questions for choosing, the first answers 68
+right, the second 66, the mean 70. A run makes a model
+that has learned as much, and not the same one.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=
 WRITTEN = Path(__file__).with_name("demo_questions.jsonl")
 PLAIN = Path(__file__).with_name("demo_plain_pairs.jsonl")
 # What the finished model is asked.
-REPORTED = RESULTS / "asked" / "questions.jsonl"
+REPORTED = Path(__file__).parents[2] / RESULTS / "asked" / "questions.jsonl"
 WRITTEN_FROM, ALL_FROM = 14, 20
 # Plain text is read in every so manieth epoch.
 PLAIN_EVERY = 4

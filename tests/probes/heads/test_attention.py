@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_refused():
     with pytest.raises(InputError, match="least_visible is 1"):
         head_uses(model, [batch], least_visible=1)
     assert head_uses(model, [make_batch([5])]).rows == ()
-    with pytest.raises(InputError, match="learned an embedding of 64 positions"):
+    with pytest.raises(InputError, match="embeddings of 64 positions"):
         head_uses(make_gpt2(), [make_batch(*random_rows(65))])
     protot = ProtoTForCausalLM(
         ProtoTConfig(vocab_size=19, hidden_size=16, num_hidden_layers=1, num_channels=4)

@@ -255,7 +255,7 @@ def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
     assert fed != bare
     assert bare == {**controls[0], "signal": "", "own_less": None}
     assert shuffled not in (fed, bare)
-    with pytest.raises(InputError, match="has learned an embedding of 64"):
+    with pytest.raises(InputError, match="embeddings of 64"):
         hedging(inputs_of(model, texts, codes, tokenizer, tokens=60))
 
 
