@@ -74,12 +74,13 @@ def index(
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
-    stream = None
+    source: Corpus | _Stream
     if named := open_dataset(dataset, None, dataset_split, data_files):
-        stream = _Stream(model, named, _parse_columns(column or []), corpus, skip_bad_rows)
+        source = _Stream(model, named, _parse_columns(column or []), corpus, skip_bad_rows)
     elif corpus is None:
         raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
-    source = stream or Corpus.open(corpus)  # pyright: ignore[reportArgumentType]
+    else:
+        source = Corpus.open(corpus)
     place, part = _local_device(device_named(device)), _parse_shard(shard)
     sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
@@ -91,14 +92,15 @@ def index(
     if dry_run:
         head = checkpoint.sidecar.head
         estimate = partial(estimate_index, checkpoint.model, head, options=options)
-        cost = stream.estimate(estimate) if stream else estimate(source)
+        cost = source.estimate(estimate) if isinstance(source, _Stream) else estimate(source)
         output.print_cost(cost, as_json=as_json)
         return
     progress = ConsoleReporter() if opt.is_first_process() else SILENT
     start = time.monotonic()
-    corpus_read = stream.build(progress, wait=part.count > 1) if stream else source
+    if isinstance(source, _Stream):
+        source = source.build(progress, wait=part.count > 1)
     written = index_checkpoint(
-        checkpoint, corpus_read, out, options, overwrite=overwrite, progress=progress
+        checkpoint, source, out, options, overwrite=overwrite, progress=progress
     )
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
