@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -27,7 +27,8 @@ APOSTROPHES = "'’"
 DITTO = "″"
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True)
+class Piece:
     """The display form of a token: a text, or part ``number`` of ``count`` tokens that spell it."""
 
     text: str

@@ -115,7 +115,7 @@ class _Namer:
         self.kinds = kind_rates(text, places, num_cells)
         # How many times as many words of each subject are near as elsewhere, [K, subjects]. One
         # position's worth of the mean is added, which bounds the ratios of small cells.
-        hits = np.asarray((counts["about"] @ subject_words).todense())
+        hits = sparse.csr_array(counts["about"] @ subject_words).toarray()
         base = hits.sum(0) / max(1, self.count.sum())
         self.subjects = (hits + base) / (np.maximum(base, 1e-9) * (self.count + 1)[:, None])
         self.domains, codes = cells.keys("domain")

@@ -134,8 +134,9 @@ def regions(lens: Lens) -> list[Region]:
         if frequent and region not in categorised and len(shown) < WORDS_SHOWN:
             shown.append(name)
     return [
-        Region(*np.median(points[region_of == region], axis=0).round(3).tolist(), ", ".join(name))
+        Region(x, y, ", ".join(name))
         for region in np.argsort(-sizes).tolist()
+        for x, y in [np.median(points[region_of == region], axis=0).round(3).tolist()]
         if (name := names.get(region))
     ]
 
