@@ -40,7 +40,7 @@ from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.explain.positions import SAME_TOKEN, TEMPERATURE
+from prismlm.explain.attribution import SAME_TOKEN, TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint

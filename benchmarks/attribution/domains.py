@@ -23,8 +23,7 @@ from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, sample_path
-from prismlm.explain.attribution import attribute, joined
-from prismlm.explain.positions import carriers_of
+from prismlm.explain.attribution import attribute, carriers_of, joined
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.attribution.judges.passages import mean_with_error
 from benchmarks.shared.figures import paired
-from prismlm.explain.positions import TEMPERATURE
+from prismlm.explain.attribution import TEMPERATURE
 
 Row = dict[str, Any]
 PRODUCT = f"explain T={TEMPERATURE:g}"

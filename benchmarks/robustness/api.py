@@ -139,7 +139,6 @@ def _explaining(trace: Any) -> list[Call]:
     one, limit = {"method": METHODS, "where": WHERE}, {"limit": LIMIT, "where": WHERE}
     page = Pool((None, *TARGET.right), tuple(v for v in TARGET.wrong if v is not None))
     entries = {"by": COLUMNS, "documents": LIMIT, **one, "against": LIMIT}
-    rows = trace.documents(3)
     return [
         # What no sequence takes is IndexError and TypeError in every sequence of Python.
         Call("Trace[]", lambda key: trace[key], {"key": Pool((0, -1, slice(1, 3)), ())}),
@@ -152,8 +151,6 @@ def _explaining(trace: Any) -> list[Call]:
         Call("Trace.to_html", trace.to_html, {"path": page, "against": LIMIT}),
         Call("Trace.to_json", trace.to_json, {"path": TARGET}),
         Call("Trace.to_parquet", trace.to_parquet, {"path": TARGET}),
-        Call("Rows.to_json", rows.to_json, {"path": TARGET}),
-        Call("Rows.to_parquet", rows.to_parquet, {"path": TARGET}),
     ]
 
 

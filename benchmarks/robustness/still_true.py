@@ -34,8 +34,8 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.pages import RESULTS
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import PrismError
+from prismlm.explain.attribution import Method
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.positions import Method
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead

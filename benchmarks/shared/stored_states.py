@@ -17,7 +17,7 @@ def measure_states(
 
     The model is not run: its logits are those of its output embedding.
     """
-    output = OutputLayer.of(model, LogitMap.of(model))
+    output = OutputLayer.from_model(model, LogitMap.of(model))
     sums, device = QualitySums(output, head), output.weight.device
     for z, targets in states:
         z = z.to(device).float()

@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prismlm.explain.attributor import Attributor
     from prismlm.explain.audit import Audit
-    from prismlm.explain.language_model import PrismLM, load
+    from prismlm.explain.language_model import Attributor, PrismLM, load
     from prismlm.explain.trace import Trace
     from prismlm.interventions.values import Ablate, Clamp, Group, Scale
     from prismlm.lens.build import index
@@ -28,9 +27,8 @@ __version__ = "0.1.0"
 
 # Imported on first use: PyTorch and transformers take seconds to load.
 _MODULES = {
-    "prismlm.explain.attributor": ("Attributor",),
     "prismlm.explain.audit": ("Audit",),
-    "prismlm.explain.language_model": ("PrismLM", "load"),
+    "prismlm.explain.language_model": ("Attributor", "PrismLM", "load"),
     "prismlm.explain.trace": ("Trace",),
     "prismlm.interventions.values": ("Ablate", "Clamp", "Group", "Scale"),
     "prismlm.lens.build": ("index",),

@@ -16,4 +16,4 @@ def test_a_new_directory_is_written(tiny_model, tmp_path, prism, refused, to):
         assert SAE.load_from_disk(out).cfg.architecture() == "prismlm_prototypes"
     else:
         assert list(out.glob("*/*/features/batch-0.jsonl.gz"))
-    assert "there already" in refused("export", tiny_model, out, "--to", to)
+    assert "exists already" in refused("export", tiny_model, out, "--to", to)

@@ -12,7 +12,7 @@ import prismlm
 from prismlm.corpus import build_corpus, document_windows
 from prismlm.errors import InputError
 from prismlm.explain import against as module
-from prismlm.explain.positions import TEMPERATURE
+from prismlm.explain.attribution import TEMPERATURE
 from prismlm.lens.where import UNKNOWN
 from tests.helpers.next_tokens import next_tokens
 
@@ -77,7 +77,7 @@ STEPS = [(TEXTS[0], slice(-1, None)), (TEXTS[1], slice(2, 5)), (TEXTS[0], slice(
 
 @pytest.mark.parametrize(("text", "steps"), STEPS)
 def test_weights_are_the_equations(lm, everything, predicted_by_place, text, steps, monkeypatch):
-    monkeypatch.setattr(module, "LOOKED_AT", EVERYTHING)
+    monkeypatch.setattr(module, "MAX_COMPARED", EVERYTHING)
     monkeypatch.setattr(module, "CANDIDATES", EVERYTHING)
     expected = naive(lm, text, steps, everything, predicted_by_place)
     trace = lm.explain(text, generate=4)[steps]

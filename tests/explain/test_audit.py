@@ -179,12 +179,9 @@ def test_texts_are_read_as_they_are_asked_for(lm):
 
     audit = Audit(lm, text_options([lm]))
     rows = audit.read(endless())
-    sizes = []
     for number in range(300):
         assert next(rows)["text_id"] == str(number)
         assert len(drawn) <= number + 130
-        sizes.append(len(audit._sum._value))
-    assert len(set(sizes)) == 1
     assert len(audit.to_dict()["least_attributed"]) == 20
 
 
@@ -223,21 +220,6 @@ def test_files_hold_the_rows(lm, audited, tmp_path):
     found, stream = read_audit(paths[0])
     assert found == identity
     assert [row["text_id"] for row in stream] == [line["text_id"] for line in lines]
-
-
-def test_a_report_that_fails_leaves_what_was_there(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("before")
-
-    def interrupted():
-        with audit_files([path], [tmp_path / "p.html"], {}) as (_, pages):
-            pages[0].write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_text() == "before"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_where_a_document_shows_up(lm, audited, tmp_path):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.errors import DecompositionError, InputError
+from prismlm.errors import InputError
 from prismlm.explain import chain as chain_module
 from prismlm.explain.chain import chains, mixer_decoder_of, read_direct_path
-from prismlm.explain.steps import PrototypeUse
+from prismlm.explain.trace import PrototypeUse
 from prismlm.interventions.channels import MaskRead, MaskWrite, intervene
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.protot import half_lives
@@ -120,8 +120,8 @@ def test_a_tokens_part_is_what_its_value_gives_through_convolution_and_channel(l
 
 
 def test_the_chain_names_the_largest_channels_and_tokens(monkeypatch):
-    monkeypatch.setattr(chain_module, "CHANNELS_KEPT", 5)
-    monkeypatch.setattr(chain_module, "TOKENS_KEPT", 19)
+    monkeypatch.setattr(chain_module, "CHANNELS_NAMED", 5)
+    monkeypatch.setattr(chain_module, "TOKENS_NAMED", 19)
     model, head, ids = make_model(), make_head(), tokens(20)
     path = read_direct_path(model, head, ids)
     own = used(head, path, 19)
@@ -146,21 +146,12 @@ def test_the_chain_names_the_largest_channels_and_tokens(monkeypatch):
 @pytest.mark.parametrize("name", ["default", "decays by token"])
 def test_half_lives_are_those_of_the_decay_before_a_position(name):
     model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(5)
-    path, alone = (read_direct_path(model, head, part) for part in (ids, ids[:1]))
+    path = read_direct_path(model, head, ids)
     for layer, curves in enumerate(read_channels(model, ids)):
         decay = curves.decay.expand(5, CHANNELS).double()
-        for read, position, before in ((path, 0, 0), (path, 1, 0), (path, 4, 3), (alone, 0, 0)):
-            found = 0.5 ** (1 / read.half_lives(position, layer))
-            torch.testing.assert_close(found, decay[before], rtol=0, atol=1e-6)
-
-
-def test_a_masked_channel_has_no_part():
-    model, head, ids = make_model(), make_head(), tokens(12)
-    with intervene(model, MaskWrite(1, 2)):
-        path = read_direct_path(model, head, ids)
-    parts = path.parts(11, numbers(used(head, path, 11)))
-    assert (parts.channels[:, 1, 2] == 0).all()
-    assert (parts.channels[:, 1, 3] != 0).all()
+        for position in (1, 4):
+            found = 0.5 ** (1 / path.half_lives(position, layer))
+            torch.testing.assert_close(found, decay[position - 1], rtol=0, atol=1e-6)
 
 
 def test_steps_have_chains_and_run_the_model_for_them_once(lm):
@@ -168,15 +159,13 @@ def test_steps_have_chains_and_run_the_model_for_them_once(lm):
     handle = lm.model.model.register_forward_hook(lambda *_: passes.append(1))
     try:
         trace = lm.explain(TEXT, generate=3)
-        before = len(passes)
-        assert before == 3
         assert [chain.prototype for chain in trace[4].chains] == [
             use.id for use in trace[4].prototypes[:3]
         ]
-        assert len(passes) == before + 1
         trace.to_dict()
         trace.to_html()
-        assert len(passes) == before + 1
+        # Three to generate, and one to split the states.
+        assert len(passes) == 4
     finally:
         handle.remove()
     ids = [step.token_id for step in trace]
@@ -215,20 +204,6 @@ def test_an_intervention_is_seen_after_its_block_too(lm):
         assert total == pytest.approx(chain.activation, abs=1e-5)
 
 
-def test_a_model_changed_since_is_refused(lm):
-    trace = lm.explain(TEXT)
-    weight = lm.model.model.layers[1].mlp.down_proj.weight
-    held = weight.detach().clone()
-    try:
-        with torch.no_grad():
-            weight.mul_(1.5)
-        with pytest.raises(DecompositionError, match="at position 3 the direct parts"):
-            _ = trace[3].chains[0]
-    finally:
-        with torch.no_grad():
-            weight.copy_(held)
-
-
 def test_a_bfloat16_model_within_its_rounding(lm):
     model = pickle.loads(pickle.dumps(lm.model)).to(torch.bfloat16)
     step = replace(lm, model=model, lens=None).explain(TEXT)[6]
@@ -250,7 +225,7 @@ def test_fitted_weights_have_no_chains(lm):
 def test_what_has_no_direct_path_is_refused():
     model, head = make_llama(), make_head()
     assert mixer_decoder_of(model) is None
-    with pytest.raises(InputError, match="no decoder of prototype mixers"):
+    with pytest.raises(InputError, match="not a decoder of prototype mixers"):
         read_direct_path(model, head, tokens(4))
     model = make_model()
     with pytest.raises(InputError, match=r"expected \[T\]"):
@@ -259,5 +234,5 @@ def test_what_has_no_direct_path_is_refused():
     for wrong in (-1, 4):
         with pytest.raises(InputError, match=f"no position {wrong}"):
             path.parts(wrong, torch.tensor([0]))
-        with pytest.raises(InputError, match=f"no position {wrong}: the text has 4 tokens"):
+        with pytest.raises(InputError, match=f"no position {wrong}: .* the text has 4 tokens"):
             path.half_lives(wrong, 0)

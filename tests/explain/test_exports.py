@@ -112,5 +112,5 @@ def test_the_hook_has_the_states_of_the_head(tiny_model, lm, tmp_path):
 
 
 def test_nothing_is_replaced(lm, tmp_path):
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists already"):
         export_neuronpedia(lm, tmp_path)

@@ -71,7 +71,7 @@ def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
 
 def test_an_answer_of_no_token_has_no_attribution(lm, monkeypatch):
     """As of a template that writes nothing around an answer without words."""
-    monkeypatch.setattr(type(lm), "asked", lambda _, text, ids: len(ids))
+    monkeypatch.setattr(type(lm), "answer_start", lambda _, text, ids: len(ids))
     document = Document("chat", ANSWERED, messages=CHAT)
     (found,) = read_texts(lm, [document], text_options([lm]))
     assert (len(found.losses), found.attribution, found.support) == (0, None, None)

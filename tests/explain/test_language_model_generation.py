@@ -1,12 +1,7 @@
 """What the model writes to be explained, whatever its generation_config.json holds."""
 
-import copy
 import json
 import shutil
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +11,7 @@ from typer.testing import CliRunner
 import prismlm
 from prismlm.cli.app import app
 from prismlm.errors import PrismError
-from prismlm.explain.prediction import OutputLayer, record, split_predictions
+from prismlm.explain.prediction import record, split_predictions
 from prismlm.lens.opened_model import settings_not_applied
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -131,7 +126,7 @@ def test_states_of_another_text_are_refused(lm, how):
     other = ids[:1].clone()
     other[0, -3] = 5
     steps = other.shape[1] - 1
-    with pytest.raises(PrismError, match="the states are of another text"):
+    with pytest.raises(PrismError, match="their states belong to another text"):
         split_predictions(lm.model, lm.head, lm.output_layer, other, steps, recorded)
 
 
@@ -144,39 +139,3 @@ def test_what_is_read_anew_in_each_pass_is_read_once_more(lm, ids_of):
     given = lm.model, lm.head, lm.output_layer, ids, steps
     anew, once = split_predictions(*given, recorded), split_predictions(*given)
     assert torch.equal(anew.scores.logits, once.scores.logits)
-
-
-@pytest.mark.parametrize("of", ["itself", "its data"])
-def test_the_output_layer_is_computed_anew_where_weights_have_changed(lm, of):
-    """An adapter is merged into a weight's data, which leaves its version as it was."""
-    before, weight = lm.output_layer, lm.model.get_output_embeddings().weight
-    assert lm.output_layer is before
-    changed = weight if of == "itself" else weight.data
-    with torch.no_grad():
-        changed.mul_(2)
-        try:
-            torch.testing.assert_close(lm.output_layer.mean, 2 * before.mean)
-        finally:
-            changed.mul_(0.5)
-
-
-def test_weights_of_inference_mode_have_no_version(lm):
-    with torch.inference_mode():
-        other = replace(lm, model=copy.deepcopy(lm.model))
-        assert torch.equal(other.output_layer.mean, lm.output_layer.mean)
-
-
-def test_threads_that_ask_together_get_the_output_layer(tiny_model, monkeypatch):
-    lm, begun = prismlm.load(tiny_model), threading.Event()
-    make = OutputLayer.of
-
-    def slowly(*given):
-        begun.set()
-        time.sleep(0.2)
-        return make(*given)
-
-    monkeypatch.setattr(OutputLayer, "of", slowly)
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(lambda: lm.output_layer)
-        begun.wait()
-        assert torch.equal(lm.output_layer.mean, first.result().mean)

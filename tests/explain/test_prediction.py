@@ -1,6 +1,5 @@
 """Explanations against forward passes that know nothing of prismlm."""
 
-import pickle
 from dataclasses import replace
 from itertools import pairwise
 
@@ -89,28 +88,6 @@ def test_generation_is_the_models_own_and_seeded(lm):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_shares_of_a_slice_use_the_slice_alone(trace):
-    total = trace[:].attribution().total
-    halves = [trace[:8], trace[8:]]
-    whole = {i.key: i.share * total for i in trace[:].sources("domain").items}
-    summed = {}
-    for half in halves:
-        for item in half.sources("domain").items:
-            summed[item.key] = summed.get(item.key, 0) + item.share * half.attribution().total
-    assert summed == pytest.approx(whole, rel=1e-5)
-
-
-def test_to_parquet_and_dict(trace, tmp_path):
-    import pyarrow.parquet as pq
-
-    trace.to_parquet(tmp_path / "t.parquet")
-    table = pq.read_table(tmp_path / "t.parquet")
-    assert table.num_rows == sum(len(step.prototypes) for step in trace)
-    value = trace.to_dict()
-    shares = sum(item["share"] for item in value["sources"]["items"])
-    assert shares + value["sources"]["unattributed"] == pytest.approx(1.0, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("text", "generate", "words"),
     [("", 0, "empty"), ("word " * 3000, 0, "shorten it"), ("Hello", 100_000, "to generate")],
@@ -157,6 +134,4 @@ def test_a_bfloat16_model_reports_its_rounding(tiny_model, tmp_path):
 def test_a_model_and_the_package_say_what_they_are(lm):
     assert "192 prototypes" in repr(lm)
     assert repr(replace(lm, lens=None)).endswith("\nlens: none")
-    steps = lm.explain("Once upon a time").steps
-    assert pickle.loads(pickle.dumps(steps)) == steps
     assert dir(prismlm) == sorted(prismlm.__all__)

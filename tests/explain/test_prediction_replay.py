@@ -67,13 +67,13 @@ def test_generate(lm, first):
     ids, recorded = first
     count = ids.shape[1] - 1
     trace = lm.explain(TEXT, generate=NEW)
-    logits = torch.cat(recorded.embedded, 1)[0]
+    logits = torch.cat(recorded.raw_logits, 1)[0]
     own = logits.gather(1, ids[0, 1:, None])[:, 0]
     torch.testing.assert_close(torch.tensor([s.model_logit for s in trace]), own, **SAME)
     codes = torch.cat(recorded.codes, 1)[0].tolist()
     assert [step.uncertainty_code for step in trace][1:] == codes[1:]
     # Of a model that kept fewer states than it read, they are read again.
-    partial = recorded._replace(states=[], embedded=[])
+    partial = recorded._replace(states=[], raw_logits=[])
     split = split_predictions(lm.model, lm.head, lm.output_layer, ids, count, partial)
     torch.testing.assert_close(split.scores.logits, own, **SAME)
     z, embedded = seen_again(lm, **replay(ids, recorded.codes))
@@ -106,7 +106,7 @@ def test_chain(lm, first):
     ids, recorded = first
     codes = torch.cat(recorded.codes, 1)
     if lm.model.config.model_type != "prismlm_protot":
-        with pytest.raises(InputError, match="no decoder of prototype mixers"):
+        with pytest.raises(InputError, match="not a decoder of prototype mixers"):
             read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
         return
     path = read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
@@ -123,7 +123,7 @@ def test_steer(lm):
     with applied(lm.model, plan), record(lm.model) as recorded:
         ids = lm.write(prompt, NEW, 0.0, 0, all_logits=True)
     assert [token.token_id for token in steering.tokens] == ids[0, prompt.shape[1] :].tolist()
-    shares = torch.cat(recorded.embedded, 1)[0, prompt.shape[1] - 1 :].softmax(-1)
+    shares = torch.cat(recorded.raw_logits, 1)[0, prompt.shape[1] - 1 :].softmax(-1)
     own = shares.gather(1, ids[0, prompt.shape[1] :, None])[:, 0]
     torch.testing.assert_close(torch.tensor([t.after for t in steering.tokens]), own, **SAME)
 

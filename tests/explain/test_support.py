@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import prismlm
-from prismlm.explain.support import LEAST, Told, token_weights
+from prismlm.explain.support import MIN_WEIGHT, Coverage, token_information
 from prismlm.lens.support import SupportScale
 
 SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
@@ -14,7 +14,7 @@ TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
 
 def level_of(*carried):
     pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
-    return Told(TOKENS, TELLING, NEAREST, pairs).support(SCALE)
+    return Coverage(TOKENS, TELLING, NEAREST, pairs).support(SCALE)
 
 
 def test_levels_by_hand():
@@ -33,7 +33,7 @@ def test_levels_by_hand():
 def test_an_answer_of_common_words_is_neither_strong_nor_none():
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
         carried = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        assert Told(TOKENS, TELLING / 100, NEAREST, carried).support(SCALE).level == "weak"
+        assert Coverage(TOKENS, TELLING / 100, NEAREST, carried).support(SCALE).level == "weak"
 
 
 def test_levels_of_single_tokens_by_hand():
@@ -42,7 +42,7 @@ def test_levels_of_single_tokens_by_hand():
     assert {token.level for token in tokens} == {"weak"}
     scale = SupportScale(np.linspace(-1, 1, 101).tolist(), 100)
     nearest, nothing = np.array([0.99, -0.99, 0.5]), np.empty((0, 2), int)
-    found = Told(TOKENS[:3], TELLING[:3], nearest, nothing).support(scale)
+    found = Coverage(TOKENS[:3], TELLING[:3], nearest, nothing).support(scale)
     assert [token.level for token in found.tokens] == ["strong", "none", "weak"]
     assert found.to_dict()["tokens"][1]["nearest"] == -0.99
 
@@ -85,9 +85,9 @@ def test_steps_that_were_chosen_and_texts_that_were_read_count_whole(tiny_model)
 
 def test_a_token_counts_by_what_it_tells():
     rates = np.exp([-2.0, -5.0, -7.0])
-    found = token_weights(rates, 10**6, common=5.0)
-    assert found == pytest.approx([LEAST, LEAST, LEAST + 4])
+    found = token_information(rates, 10**6)
+    assert found == pytest.approx([MIN_WEIGHT, MIN_WEIGHT, MIN_WEIGHT + 4])
     # What never comes next counts as half a position: in a small corpus that says little.
     telling = np.log(2e4) - 5
-    assert token_weights(np.zeros(1), 10**4)[0] == pytest.approx(LEAST + telling**2)
-    assert token_weights(np.zeros(1), 50) == pytest.approx([LEAST])
+    assert token_information(np.zeros(1), 10**4)[0] == pytest.approx(MIN_WEIGHT + telling**2)
+    assert token_information(np.zeros(1), 50) == pytest.approx([MIN_WEIGHT])

@@ -13,7 +13,7 @@ def lm(tiny_model):
 
 def naive(trace):
     """Of each sentence, the documents that carry s ≥ 0.8 of it: by loops over its tokens."""
-    told, ids = trace.attribution("evidence").told, trace.answer_ids
+    told, ids = trace.attribution("evidence").coverage, trace.answer_ids
     words = [len(trace.lm.words(ids[:count])) for count in range(len(ids) + 1)]
     shift = 0 if trace.first or trace.written else 1
     expected = set()

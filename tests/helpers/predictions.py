@@ -2,8 +2,7 @@
 
 import torch
 
-from prismlm.explain.attribution import attribute
-from prismlm.explain.positions import carriers_of
+from prismlm.explain.attribution import attribute, carriers_of
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.ops.prototype_head import Nearest
 

@@ -16,15 +16,7 @@ import torch
 from benchmarks.attribution.judges.passages import Prediction, answer_predictions
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_of
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
-from prismlm.explain.positions import (
-    CONCENTRATION,
-    SAME_TOKEN,
-    SPAN,
-    STRAY,
-    TEMPERATURE,
-    ContextPrior,
-    spread,
-)
+from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import Cells
@@ -75,17 +67,7 @@ class Explained:
         predictions = self._split(asked)
         alone = [slice(row, row + 1) for row in range(count)]
         texts = [predictions[rows] for rows in (alone if self.alone else [slice(None)])]
-        found = [
-            spread(
-                one,
-                self.cells,
-                self.head,
-                ContextPrior(self.cells, STRAY, CONCENTRATION, SPAN),
-                temperature=TEMPERATURE,
-                same_token=SAME_TOKEN,
-            )
-            for one in texts
-        ]
+        found = [spread(one, self.cells, self.head) for one in texts]
         scores = np.zeros((len(asked), len(bank)), dtype=np.float32)
         for first, one in enumerate(found):
             passage = bank.passage_at(one.place)

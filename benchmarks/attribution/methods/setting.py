@@ -146,13 +146,13 @@ class Setting:
         read = [*last.ids[-self.window :].tolist(), last.target]
         ids = torch.tensor([read], device=self.model.device)
         with capture(self.model) as seen:
-            output = OutputLayer.of(self.model, self.logit_map)
+            output = OutputLayer.from_model(self.model, self.logit_map)
             split = split_predictions(self.model, self.head, output, ids, len(read) - 1)
         columns = (
             split.states,
             seen.z[0, : len(read) - 1].float().norm(dim=-1),
             split.targets,
-            split.read,
+            split.tokens,
             split.scores.log_probabilities.exp(),
             split.routing.indices,
             split.evidence,

@@ -73,7 +73,7 @@ def demo(
 
 
 def _print_summary(result: DemoResult) -> None:
-    from prismlm.explain.summary import percent
+    from prismlm.explain.support import percent
     from prismlm.models.sidecar import load_sidecar
     from prismlm.pages.trace import CAVEAT
 
@@ -106,8 +106,7 @@ def _print_summary(result: DemoResult) -> None:
 def _print_answer(answer: Answer) -> None:
     """Print a question, its answer, how well the corpus supports it, and the leading passage."""
     from prismlm.cli.trace import print_passage
-    from prismlm.explain.summary import percent
-    from prismlm.explain.support import Level, sentence
+    from prismlm.explain.support import Level, percent, sentence
     from prismlm.lens.text import Around
 
     output.say(f"\n{answer.prompt}", style="dim")

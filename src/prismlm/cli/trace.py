@@ -21,12 +21,9 @@ from prismlm.cli.output import (
     stdout_console,
     token_text,
 )
-from prismlm.explain.attribution import Passage, Sources, worth_showing
-from prismlm.explain.positions import Method
-from prismlm.explain.steps import Step
-from prismlm.explain.summary import LEAST_SAID
-from prismlm.explain.trace import Trace
-from prismlm.explain.verbatim import Quote
+from prismlm.explain.attribution import Method, Passage, Sources, worth_showing
+from prismlm.explain.support import MIN_PERCENT, Quote
+from prismlm.explain.trace import Step, Trace
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around, joined
 from prismlm.lens.where import UNKNOWN, Where
@@ -201,7 +198,7 @@ def _print_evidence(
 
 def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:
     # Zero states are already reported.
-    if trace.support is None and not trace.doubts:
+    if trace.support is None and not trace.warnings:
         yield f"Support is unknown: this lens has no support scale. To measure one: {REBUILD}"
     if lens.corpus is None:
         decoded = lens.text_source is not None
@@ -281,7 +278,7 @@ def _chain(step: Step) -> Iterator[Row]:
 
 def print_shares(sources: Sources) -> None:
     """Print shares as bars, with the share that the corpus has of each."""
-    items = [item for item in sources.items[:MAX_SHARES] if item.share >= LEAST_SAID]
+    items = [item for item in sources.items[:MAX_SHARES] if item.share >= MIN_PERCENT]
     others = sources.items[len(items) :]
     rows = [(item.key, item.share, item.base_rate, "cyan") for item in items]
     if others:
@@ -393,4 +390,4 @@ def _one_line(text: str) -> str:
 
 def percent(share: float) -> str:
     """Return a share without decimals."""
-    return f"{share:.0%}" if share >= LEAST_SAID else "<1%"
+    return f"{share:.0%}" if share >= MIN_PERCENT else "<1%"

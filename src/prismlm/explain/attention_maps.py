@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 
 
 class Head(NamedTuple):
-    """One attention head.
+    """One attention head: its index in the layer, and in its group of the layer.
 
-    Attributes:
-        layer: from 0.
-        head: index in the layer, as on the second axis of its weights.
-        group: ``attention`` for a model whose heads are all of one kind.
-        group_head: index in the group.
+    The group is ``attention`` for a model whose heads are all of one kind.
     """
 
     layer: int
@@ -42,7 +38,7 @@ class Head(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The head in words: ``layer 6 · signal head 2``."""
+        """The head as ``layer 6 · signal head 2``."""
         kind = "" if self.group == "attention" else f"{self.group} "
         return f"layer {self.layer} · {kind}head {self.group_head}"
 
@@ -57,30 +53,20 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The attention of one head along a text of T tokens.
-
-    Attributes:
-        head: the head.
-        tokens: the T tokens as text, one for each column.
-        positions: the position of each of the R rows: all T, or those of a slice.
-        weights: float32 [R, T] on the CPU; a row sums to 1 and is 0 after its own position. Rows
-            of a noise head sum to 1 too: λ is not in them.
-    """
+    """The attention of one head along a text of T tokens."""
 
     head: Head
-    tokens: tuple[str, ...]
-    positions: tuple[int, ...]
+    tokens: tuple[str, ...]  # as text, one for each column
+    positions: tuple[int, ...]  # of the R rows: all T, or those of a slice
+    # Float32 [R, T] on the CPU; a row sums to 1, in noise heads too (λ is not applied).
     weights: Tensor
 
     def __getitem__(self, key: slice) -> AttentionMap:
-        """Return the map of some rows; its columns remain all tokens."""
+        """Return the map of some rows, with all columns."""
         return replace(self, positions=self.positions[key], weights=self.weights[key])
 
     def strongest(self, count: int = 5) -> tuple[Link, ...]:
-        """Return the largest weights on other tokens, largest first.
-
-        The second token can only choose between itself and the first, so it is often among them.
-        """
+        """Return the largest weights on other tokens, largest first."""
         rows = torch.tensor(self.positions, dtype=torch.int64)
         row, column = (torch.arange(len(self.tokens)) < rows[:, None]).nonzero(as_tuple=True)
         order = self.weights[row, column].argsort(descending=True)[:count]
@@ -88,15 +74,12 @@ class AttentionMap:
         return tuple(Link(self.positions[r], c, float(self.weights[r, c])) for r, c in pairs)
 
     def on_itself(self) -> float:
-        """Return the mean weight of a token on itself; NaN for a map of the first token alone.
-
-        The first token has nothing else to attend to, so it does not count.
-        """
+        """Return the mean weight of a token on itself, without the first; NaN if it is alone."""
         own = [float(row[t]) for t, row in zip(self.positions, self.weights, strict=True) if t]
         return sum(own) / len(own) if own else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the map as JSON documents of ``prismlm`` have it."""
+        """Return the map as in the JSON of ``prismlm explain``."""
         return self.head._asdict() | {
             "tokens": list(self.tokens),
             "positions": list(self.positions),
@@ -111,33 +94,32 @@ def heads_of(
     head: int | None = None,
     group: str | None = None,
 ) -> tuple[Head, ...]:
-    """Return the heads of a model, layer by layer, or some of them.
+    """Return the heads of a model, layer by layer.
 
-    Args:
-        model: a decoder with attention.
-        layer: only this one, from 0.
-        head: only the head of this index in each layer, or in ``group`` of each layer.
-        group: only ``signal`` or ``noise`` heads.
+    ``layer`` selects one layer, ``group`` the ``signal`` or ``noise`` heads, and ``head`` the head
+    of this index in each layer, or in ``group`` of each layer.
 
     Raises:
         InputError: the model has no attention, or not that layer, group or head.
     """
-    wanted = None if layer is None else (check_whole("the layer", layer, None),)
-    layers = chosen_layers(len(attention_layers(model)), wanted)
+    layers = chosen_layers(
+        len(attention_layers(model)),
+        None if layer is None else (check_whole("the layer", layer, None),),
+    )
     groups = head_groups(model)
     if group is not None:
-        check_choice("the group of heads", group, [one.name for one in groups])
-        groups = tuple(one for one in groups if one.name == group)
-    heads = [(one, n) for one in groups for n in range(one.start, one.stop)]
+        check_choice("the group of heads", group, [kind.name for kind in groups])
+        groups = tuple(kind for kind in groups if kind.name == group)
+    heads = [(kind, n) for kind in groups for n in range(kind.start, kind.stop)]
     if head is not None:
         if not 0 <= check_whole("the head", head, None) < len(heads):
-            kind = "" if group is None else f" {group}"
+            name = "" if group is None else f" {group}"
             raise InputError(
-                f"there is no{kind} head {head}: the{kind} heads of a layer are 0 to "
+                f"there is no{name} head {head}: the{name} heads of a layer are 0 to "
                 f"{len(heads) - 1}."
             )
         heads = [heads[head]]
-    return tuple(Head(i, n, one.name, n - one.start) for i in layers for one, n in heads)
+    return tuple(Head(i, n, kind.name, n - kind.start) for i in layers for kind, n in heads)
 
 
 def heads_at(model: PreTrainedModel, pairs: Sequence[tuple[int, int]]) -> tuple[Head, ...]:
@@ -157,10 +139,10 @@ def read_maps(
     text: str,
     heads: Sequence[Head],
 ) -> tuple[AttentionMap, ...]:
-    """Return the attention of ``heads`` along ``text``, in the order given.
+    """Return the attention of ``heads`` along ``text``.
 
-    The text of a token has every character that one of its bytes belongs to; a token that only
-    continues the character of the token before it is ``″``.
+    A token's text has every character that one of its bytes belongs to; a token that only continues
+    the character of the token before it is ``″``.
 
     Raises:
         InputError: a text of fewer than two tokens or more than the model reads, a slow tokenizer,
@@ -181,11 +163,13 @@ def maps_of(
 ) -> tuple[AttentionMap, ...]:
     """Return the attention of ``heads`` along ``ids`` [1, T], whose text is ``tokens``.
 
-    With ``codes`` [1, T], the uncertainty codes of an earlier pass are fed back, not new ones.
+    ``codes`` [1, T] are uncertainty codes of an earlier pass, to be fed back again.
     """
     weights, positions = read_weights(model, ids, heads, codes), tuple(range(ids.shape[1]))
-    pairs = zip(heads, weights, strict=True)
-    return tuple(AttentionMap(head, tuple(tokens), positions, one) for head, one in pairs)
+    return tuple(
+        AttentionMap(head, tuple(tokens), positions, row)
+        for head, row in zip(heads, weights, strict=True)
+    )
 
 
 def read_weights(
@@ -201,17 +185,17 @@ def read_weights(
             f"the text has {count:,} token(s): a map of attention needs at least 2, and "
             f"the model reads {longest or 'any number'}. Give a text of another length."
         )
-    heads_at(model, [(one.layer, one.head) for one in heads])  # refuses heads of another model
+    heads_at(model, [(head.layer, head.head) for head in heads])  # refuses heads of another model
     # A layer that never ran leaves NaN, which is refused below.
-    read = torch.full((len(heads), count, count), torch.nan)
+    result = torch.full((len(heads), count, count), torch.nan)
 
     def store(layer: int, weights: Tensor) -> None:
-        for row, one in zip(read, heads, strict=True):
-            if one.layer == layer:
-                row.copy_(weights[0, one.head])
+        for row, head in zip(result, heads, strict=True):
+            if head.layer == layer:
+                row.copy_(weights[0, head.head])
 
-    layers = sorted({one.layer for one in heads})
+    layers = sorted({head.layer for head in heads})
     with evaluating(model), reading_attention(model, store, layers=layers):
         model(**replay(ids.to(model.device), codes), use_cache=False)
-    check_finite("attention weights", read)
-    return read
+    check_finite("attention weights", result)
+    return result

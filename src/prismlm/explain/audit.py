@@ -1,4 +1,4 @@
-"""What a model's predictions over many texts rely on: one row per text, sums over all, files."""
+"""What a model's predictions over many texts rely on: one row per text, sums, and their files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from prismlm.corpus.build import draw_sample, sample_corpus
 from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
-from prismlm.explain.attribution import Attribution, AttributionSum
-from prismlm.explain.positions import Method
-from prismlm.explain.summary import fits
+from prismlm.explain.attribution import Attribution, AttributionSum, Method
+from prismlm.explain.prediction import is_plausible
 from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.files import json_text
@@ -33,20 +32,18 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.language_model import PrismLM
 
-OF_A_LENS = ("split", "documents", "tokens", "trained_on")
-KEYS_KEPT = 20  # of each column and text; the rest is summed as "others"
-TEXTS_LISTED = 20
-DOCUMENTS_LISTED = 20
-LEAST_SHARE = 0.01  # of a document that a row names
-# Characters of a text that say which it is; more of those listed, which may begin alike.
-OPENING, OPENING_LISTED = 120, 400
-# Explained shares are counted in bins of 0.001, so that their median needs no list of all.
-BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
+CORPUS_FIELDS = ("split", "documents", "tokens", "trained_on")
+MAX_KEYS = 20  # of each column and text; the rest is summed as "others"
+MAX_TEXTS = 20
+MAX_DOCUMENTS = 20
+MIN_SHARE = 0.01  # of a document in a row
+# Characters that identify a text; more in the lists, whose texts may begin alike.
+OPENING, LISTED_OPENING = 120, 400
 MISFIT = (
     "The prototype head does not fit this model: the median explained share is not one that a "
     "working head has, from 0% to 100%. Attach a new one."
 )
-ROWS_AT_ONCE = 256
+BATCH_ROWS = 256
 IDENTITY_KEY = b"prismlm.audit"
 DOCUMENT = pa.schema(
     [
@@ -82,11 +79,9 @@ SCHEMA = pa.schema(
 
 
 class Audit:
-    """The sums over all texts; its size depends on the lens and not on how many texts there are.
+    """The sums over all texts, in memory of the lens's size and four bytes for each prediction.
 
-    Attributes:
-        texts: how many were read.
-        tokens, predictions: over all texts.
+    ``texts``, ``tokens`` and ``predictions`` are counts so far.
     """
 
     def __init__(
@@ -94,7 +89,7 @@ class Audit:
         lm: PrismLM,
         options: TextOptions,
         where: Where | None = None,
-        least_share: float = LEAST_SHARE,
+        least_share: float = MIN_SHARE,
     ) -> None:
         self.lens = lm.lens_for("training text to point to")
         self.model, self.options = str(lm.path), options
@@ -102,34 +97,29 @@ class Audit:
         self.texts = self.tokens = self.predictions = 0
         self._lm = lm
         self._loss = 0.0
-        self._explained = np.zeros(BINS, dtype=np.int64)
+        self._explained: list[np.ndarray] = []
         self._sum = AttributionSum(self.lens, options.method)
         self._support = SupportCount()
-        # The texts that stand out, each with the amount that they are ordered by.
+        # Texts that stand out, each with the amount that it is ranked by.
         names = ("least_supported", "least_attributed", "most_matching")
         self._listed = {name: list[tuple[float, dict[str, Any]]]() for name in names}
-        if self.where:
-            # A filter that matches no text is refused before the work.
-            self.attribution().sources(where=dict(self.where))
+        # A filter that matches no text is refused before the work.
+        self.attribution().sources(where=dict(self.where))
 
     @property
     def identity(self) -> dict[str, str]:
-        """What ties the files of this audit to its model, lens and least share."""
+        """The model, lens, method and least share of this audit, as its files store them."""
         least = f"{self.least_share:g}"
         return audit_identity(self.lens, self.options.method) | {"least_share": least}
 
     def read(
         self, documents: Iterable[Document], on_pass: OnPass | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield one row per text, in order; the sums hold those that were yielded.
+        """Yield one row per text, in order, with the columns that docs/attribution.md lists.
 
-        A row has the columns of the report, as docs/attribution.md lists them; ``ce`` and the
-        shares are None for a text of one token, which predicts nothing.
-
-        Args:
-            documents: the texts.
-            on_pass: is called after every forward pass; where it returns False, the reading ends
-                there, without the texts that are not finished.
+        ``ce`` and the shares are None for a text of one token, which has no prediction. The sums
+        include the rows yielded so far. ``on_pass`` is called after every forward pass; False ends
+        the run, without the texts that are not finished.
 
         Raises:
             DecompositionError: the parts of a logit do not sum to the model's own.
@@ -143,13 +133,14 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary: shares of all predictions, documents and the texts that stand out."""
-        whole, meta, where = self.attribution(), self.lens.meta, dict(self.where)
-        explained = self._median_explained()
-        about = {name: getattr(meta, name) for name in OF_A_LENS}
+        attribution, meta, where = self.attribution(), self.lens.meta, dict(self.where)
+        shares = np.concatenate([np.empty(0), *self._explained])
+        explained = float(np.median(shares)) if len(shares) else None
+        fields = {name: getattr(meta, name) for name in CORPUS_FIELDS}
         return {
             "model": self.model,
             "lens": str(self.lens.path),
-            "corpus": {"name": meta.corpus_name, "fingerprint": meta.corpus, **about},
+            "corpus": {"name": meta.corpus_name, "fingerprint": meta.corpus, **fields},
             "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},
             "least_share": self.least_share,
@@ -160,11 +151,11 @@ class Audit:
             "predictions": self.predictions,
             "ce": self._loss / self.predictions if self.predictions else None,
             "explained_share": explained,
-            "notes": [] if explained is None or fits(explained) else [MISFIT],
-            "shares": {by: whole.sources(by, where).to_dict() for by in GROUP_COLUMNS},
+            "notes": [] if explained is None or is_plausible(explained) else [MISFIT],
+            "shares": {by: attribution.sources(by, where).to_dict() for by in GROUP_COLUMNS},
             "documents": [
-                one.to_dict() | {"around": one.around}
-                for one in whole.documents(DOCUMENTS_LISTED, where)
+                document.to_dict() | {"around": document.around}
+                for document in attribution.documents(MAX_DOCUMENTS, where)
             ],
             "support": self._support.to_dict(),
             **{name: [entry for _, entry in rows] for name, rows in self._listed.items()},
@@ -172,9 +163,9 @@ class Audit:
 
     def _add(self, text: TextFigures) -> dict[str, Any]:
         """Add a text to the sums, and return its row."""
-        count, found, support = len(text.losses), text.attribution, text.support
+        count, support = len(text.losses), text.support
         loss = float(text.losses.sum(dtype=np.float64))
-        opening = text.document.opening[:OPENING_LISTED]
+        opening = text.document.opening[:LISTED_OPENING]
         self.texts += 1
         self.tokens += text.tokens
         self.predictions += count
@@ -187,19 +178,16 @@ class Audit:
             "explained_share": float(np.median(text.explained)) if count else None,
             "support": support and support.level,
             "support_score": support and support.score,
-            "documents": [],
-            "other_documents": 0.0,
         }
-        row |= {f"by_{column}": [] for column in GROUP_COLUMNS}
-        row |= {f"other_{column}": 0.0 for column in GROUP_COLUMNS}
-        if found is None:
+        row |= {name: [] for name in row if name.startswith("by_")} | {"documents": []}
+        row |= {name: 0.0 for name in row if name.startswith("other_")}
+        if text.attribution is None:
             return row
-        row |= self._shares_of(found)
+        row |= self._shares_of(text.attribution)
         self._loss += loss
-        self._sum.add(found)
+        self._sum.add(text.attribution)
         self._support.add(support)
-        place = (np.nan_to_num(text.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
-        np.add.at(self._explained, place.clip(0, BINS - 1).astype(np.int64), 1)
+        self._explained.append(text.explained)
         entry, rest = {"text_id": row["text_id"], "opening": opening}, row["unattributed"]
         self._list("least_attributed", rest, entry | {"share": rest})
         sources = row["by_source"]
@@ -209,74 +197,65 @@ class Audit:
         elif sources:
             self._list("most_matching", sources[0]["share"], entry | sources[0])
         if support is not None:
-            about = {"level": support.level, "score": support.score}
-            self._list("least_supported", -support.score, entry | about)
+            level = {"level": support.level, "score": support.score}
+            self._list("least_supported", -support.score, entry | level)
         return row
 
-    def _shares_of(self, found: Attribution) -> dict[str, Any]:
-        """Return what a row says of shares and documents."""
+    def _shares_of(self, attribution: Attribution) -> dict[str, Any]:
+        """Return the row's shares and documents."""
         where, row = dict(self.where), dict[str, Any]()
         for column in GROUP_COLUMNS:
-            sources = found.sources(column, where)
-            items = [{"key": one.key, "share": one.share} for one in sources.items]
-            row[f"by_{column}"] = items[:KEYS_KEPT]
-            row[f"other_{column}"] = sum(one["share"] for one in items[KEYS_KEPT:])
+            sources = attribution.sources(column, where)
+            items = [{"key": item.key, "share": item.share} for item in sources.items]
+            row[f"by_{column}"] = items[:MAX_KEYS]
+            row[f"other_{column}"] = sum(item["share"] for item in items[MAX_KEYS:])
             row |= {"unattributed": sources.unattributed, "elsewhere": sources.elsewhere}
-        shares = [one.share for one in found.sources("document", where).items]
-        named = found.documents(sum(one >= self.least_share for one in shares), where)
-        row["documents"] = [{name: getattr(d, name) for name in DOCUMENT.names} for d in named]
-        row["other_documents"] = float(sum(shares[len(named) :]))
+        shares = [item.share for item in attribution.sources("document", where).items]
+        count = sum(share >= self.least_share for share in shares)
+        row["documents"] = [
+            {name: getattr(document, name) for name in DOCUMENT.names}
+            for document in attribution.documents(count, where)
+        ]
+        row["other_documents"] = float(sum(shares[count:]))
         return row
 
     def _list(self, name: str, amount: float, entry: dict[str, Any]) -> None:
-        """Note a text among those with the largest amounts; of equal ones the earliest."""
+        """Add a text to a list of those with the largest amounts; of equal ones the earliest."""
         rows = [*self._listed[name], (amount, entry)]
-        self._listed[name] = sorted(rows, key=lambda one: -one[0])[:TEXTS_LISTED]
-
-    def _median_explained(self) -> float | None:
-        total = int(self._explained.sum())
-        if not total:
-            return None
-        middle = int(np.searchsorted(np.cumsum(self._explained), (total + 1) // 2))
-        return BINS_FROM + (middle + 0.5) * (BINS_TO - BINS_FROM) / BINS
+        self._listed[name] = sorted(rows, key=lambda row: -row[0])[:MAX_TEXTS]
 
 
 def audit_identity(lens: Lens, method: Method) -> dict[str, str]:
-    """Return what ties an audit's file to the model and lens it was made with."""
+    """Return what identifies the model and lens of an audit in its file."""
     meta = lens.meta
-    of_lens = {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
-    return of_lens | {"method": method}
+    keys = {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
+    return keys | {"method": method}
 
 
 @contextmanager
 def audit_files(
     paths: Sequence[Path], pages: Sequence[Path], identity: dict[str, str]
 ) -> Iterator[tuple[Callable[[dict[str, Any]], None], list[Path]]]:
-    """Open files for rows, and temporary paths for pages, as :func:`prismlm.outputs.output_files`.
+    """Yield a function that adds a row to files, and temporary paths for pages.
 
-    Yielded are a function that adds a row, some hundred of which are written at a time, and the
-    paths.
-
-    Args:
-        paths: of rows; the extension says the format: .parquet, .jsonl or .csv.
-        pages: of files that the block itself writes.
-        identity: what the rows were made with.
+    See :func:`prismlm.outputs.output_files`. The extension of a path of rows is its format:
+    .parquet, .jsonl or .csv; ``pages`` are written in the block. ``identity`` is stored in Parquet.
     """
     with output_files(*paths, *pages) as temporary, ExitStack() as writers:
         opened = [
             writers.enter_context(FORMATS[path.suffix.lower()](file, identity))
             for path, file in zip(paths, temporary, strict=False)
         ]
-        waiting: list[dict[str, Any]] = []
+        pending: list[dict[str, Any]] = []
 
         def flush() -> None:
             for write in opened:
-                write(waiting)
-            waiting.clear()
+                write(pending)
+            pending.clear()
 
         def add(row: dict[str, Any]) -> None:
-            waiting.append(row)
-            if len(waiting) >= ROWS_AT_ONCE:
+            pending.append(row)
+            if len(pending) >= BATCH_ROWS:
                 flush()
 
         yield add, temporary[len(paths) :]
@@ -302,7 +281,7 @@ def _json_lines(path: Path, identity: dict[str, str]) -> Iterator[Write]:
 
 @contextmanager
 def _csv(path: Path, identity: dict[str, str]) -> Iterator[Write]:
-    """A CSV has the same figures, and the largest share of each kind."""
+    """Write the figures and the largest share of each kind."""
     tops = [f"top_{kind}{part}" for kind in (*GROUP_COLUMNS, "document") for part in ("", "_share")]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -326,8 +305,8 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
 
 
-def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
-    """Return what an audit's Parquet was made with, and its rows as a stream.
+def read_audit(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return the identity in an audit's Parquet, and its rows.
 
     Raises:
         InputError: there is no such file.
@@ -335,34 +314,20 @@ def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
     """
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
-    with _readable(path):
-        schema = pq.read_schema(path)
-        if IDENTITY_KEY not in (schema.metadata or {}) or not schema.equals(SCHEMA):
-            raise FormatError(
-                f"{path} is not the Parquet of `prismlm audit` of this version. Run the audit "
-                "again."
-            )
-        return json.loads(schema.metadata[IDENTITY_KEY]), _rows(path)
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with _readable(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(ROWS_AT_ONCE):
-            yield from batch.to_pylist()
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
     try:
-        yield
-    except FormatError:
-        raise
+        table = pq.read_table(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
+    metadata = table.schema.metadata or {}
+    if IDENTITY_KEY not in metadata or not table.schema.equals(SCHEMA):
+        raise FormatError(
+            f"{path} is not the Parquet of `prismlm audit` of this version. Run the audit again."
+        )
+    return json.loads(metadata[IDENTITY_KEY]), table.to_pylist()
 
 
 def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
-    """Audit some of the texts for some seconds, and multiply; nothing is written.
+    """Estimate an audit's cost by auditing some of the texts for some seconds; nothing is written.
 
     The figures are ``texts``, ``tokens`` and ``tokens_per_second``; disk is of the rows as Parquet.
 
@@ -373,18 +338,17 @@ def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
     assert sample.scale is not None
     assert sample.num_documents is not None
 
-    def read() -> Iterator[int]:
+    def tokens_read() -> Iterator[int]:
         for row in audit.read(sample.documents):
             rows.append(row)
             yield row["tokens"]
 
-    rate = rate_of(read())
+    rate = rate_of(tokens_read())
     with sample_corpus(sample, reader.tokenizer, 0.0) as corpus:  # pyright: ignore[reportArgumentType]
         tokens = sample.scale * (corpus.num_tokens - len(sample.documents))
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
     disk = round(sink.getvalue().size * sample.num_documents / len(rows))
     figures = {"texts": sample.num_documents, "tokens": round(tokens), "tokens_per_second": rate}
-    # Memory does not grow with the number of texts.
     basis = f"Measured on {len(rows):,} of the texts."
     return Cost(tokens / max(rate, 1e-9), peak_memory(), disk, figures, basis=basis)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import sparse
+from scipy import sparse, stats
 from torch import Tensor
 
 from prismlm.errors import InputError
@@ -27,17 +27,11 @@ TILE = 1024
 
 
 class Matches(NamedTuple):
-    """For every prototype of A, its counterpart in B.
+    """For every prototype of A, its counterpart in B."""
 
-    Attributes:
-        best: the most similar prototype of B; −1 where none has anything in common, int64 [K_A].
-        similarity: how similar, float64 [K_A].
-        mutual: whether A's prototype is in turn the most similar to it, bool [K_A].
-    """
-
-    best: np.ndarray
-    similarity: np.ndarray
-    mutual: np.ndarray
+    best: np.ndarray  # the most similar prototype of B; −1 if none is similar, int64 [K_A]
+    similarity: np.ndarray  # float64 [K_A]
+    mutual: np.ndarray  # whether A's prototype is in turn the most similar to it, bool [K_A]
 
     def to_dict(self) -> dict[str, float]:
         """Return the median similarity, and the share of mutual matches."""
@@ -59,13 +53,11 @@ def check_comparable(a: PrismLM, b: PrismLM) -> None:
 def compare_texts(
     a: PrismLM, b: PrismLM, documents: Iterable[Document], options: TextOptions
 ) -> dict[str, Any]:
-    """Read the same texts with both models, window by window.
+    """Run both models on the same texts, window by window.
 
     Returns:
-        ``texts, predictions, ce {a, b, difference}``, the mean of the difference over texts with
-        predictions and its standard error, ``shares`` by source, domain and license where both
-        have a lens, and ``support`` {a, b}, how many texts have each level with the mean score,
-        where both lenses have a scale of it.
+        ``texts``, ``predictions``, ``ce``, its difference per text with predictions, mean and
+        standard error, ``shares`` if both have a lens, and ``support`` if both have a scale of it.
     """
     pairs = zip(
         *(read_texts(lm, copy, options) for lm, copy in zip((a, b), tee(documents), strict=True)),
@@ -81,23 +73,25 @@ def compare_texts(
             continue
         sizes.append(len(pair[0].losses))
         totals.append([float(text.losses.sum(dtype=np.float64)) for text in pair])
-        for text, total, counted in zip(pair, sums, counts, strict=True):
+        for text, total, count in zip(pair, sums, counts, strict=True):
             if total is not None and text.attribution is not None:
                 total.add(text.attribution)
-            counted.add(text.support)
+            count.add(text.support)
     if not totals:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     losses = np.array(totals)
     ce, differences = losses.sum(0) / sum(sizes), (losses[:, 1] - losses[:, 0]) / sizes
-    count = len(differences)
-    error = float(np.std(differences, ddof=1)) / count**0.5 if count > 1 else None
-    found, supports = [total.result() for total in sums if total], [one.to_dict() for one in counts]
+    error = float(stats.sem(differences)) if len(differences) > 1 else None
+    attributions = [total.result() for total in sums if total]
+    supports = [count.to_dict() for count in counts]
     return {
         "texts": texts,
         "predictions": sum(sizes),
         "ce": {"a": ce[0], "b": ce[1], "difference": ce[1] - ce[0]},
         "ce_difference_per_text": {"mean": float(np.mean(differences)), "standard_error": error},
-        "shares": {by: _shares(by, *found) for by in GROUP_COLUMNS} if len(found) == 2 else None,
+        "shares": {by: _shares(by, *attributions) for by in GROUP_COLUMNS}
+        if len(attributions) == 2
+        else None,
         "support": None if None in supports else dict(zip("ab", supports, strict=True)),
     }
 
@@ -148,7 +142,7 @@ def context_matches(a: Lens, b: Lens) -> Matches:
     number = {name: n for n, name in enumerate({*a.documents.names, *b.documents.names})}
 
     def contexts(lens: Lens) -> sparse.csr_array:
-        """Return how many contexts of each prototype are of each document, [K, documents]."""
+        """Return each prototype's number of contexts in each document, [K, documents]."""
         names, codes = lens.documents
         column = np.array([number[name] for name in names], dtype=np.int64)[codes]
         entries = np.ones(len(codes), dtype=np.int64), (lens.index["prototype"].to_numpy(), column)
@@ -159,59 +153,59 @@ def context_matches(a: Lens, b: Lens) -> Matches:
 
     def tiles() -> Iterator[Tensor]:
         for first in range(0, a.num_prototypes, TILE):
-            some = slice(first, first + TILE)
-            common = (of_a[some] @ of_b.T).toarray()
-            either = sizes_a[some, None] + sizes_b - common
+            rows = slice(first, first + TILE)
+            common = (of_a[rows] @ of_b.T).toarray()
+            either = sizes_a[rows, None] + sizes_b - common
             yield torch.from_numpy(common / np.maximum(either, 1))
 
     return _best(tiles(), b.num_prototypes, 0.0)
 
 
-def _best(tiles: Iterable[Tensor], count: int, least: float) -> Matches:
-    """Return the most similar of ``count`` columns of each row; only what is above ``least``."""
+def _best(tiles: Iterable[Tensor], count: int, threshold: float) -> Matches:
+    """Return the most similar of ``count`` columns of each row, if it is above the threshold."""
     best: list[Tensor] = []
     similarity: list[Tensor] = []
-    back, back_to = torch.full((count,), least, dtype=torch.float64), torch.full((count,), -1)
-    rows = 0
+    highest = torch.full((count,), threshold, dtype=torch.float64)
+    best_row, rows = torch.full((count,), -1), 0
     for tile in tiles:
         value, column = tile.max(1)
-        best.append(column.where(value > least, -1))
+        best.append(column.where(value > threshold, -1))
         similarity.append(value)
         column_value, row = tile.max(0)
-        back_to = torch.where(column_value > back, row + rows, back_to)
-        back = torch.maximum(back, column_value)
+        best_row = torch.where(column_value > highest, row + rows, best_row)
+        highest = torch.maximum(highest, column_value)
         rows += len(tile)
     chosen = torch.cat(best)
-    mutual = (chosen >= 0) & (back_to[chosen] == torch.arange(rows))
+    mutual = (chosen >= 0) & (best_row[chosen] == torch.arange(rows))
     return Matches(chosen.numpy(), torch.cat(similarity).numpy(), mutual.numpy())
 
 
 def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
-    """Say how many prototypes of A have a counterpart in B, beside what chance gives.
+    """Return how many prototypes of A have a counterpart in B, and how many would by chance.
 
     Chance is the same search after the rows of B's output embedding, its tokens, are shuffled.
 
     Returns:
-        ``by_signature`` and ``pairs``, and ``by_contexts`` where both have a lens of one corpus.
+        ``by_signature`` and ``pairs``, and ``by_contexts`` if both have a lens of one corpus.
     """
     weight_a, weight_b = weight_of(a.model).cpu(), weight_of(b.model).cpu()
     tokens = min(len(weight_a), len(weight_b))
     weight_a, weight_b = weight_a[:tokens], weight_b[:tokens]
-    banks = [lm.head.prototypes.detach().cpu() for lm in (a, b)]
-    found = signature_matches(banks[0], weight_a, banks[1], weight_b)
+    prototypes_a, prototypes_b = (lm.head.prototypes.detach().cpu() for lm in (a, b))
+    signatures = signature_matches(prototypes_a, weight_a, prototypes_b, weight_b)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
-    chance = signature_matches(banks[0], weight_a, banks[1], weight_b[order])
+    chance = signature_matches(prototypes_a, weight_a, prototypes_b, weight_b[order])
     contexts = by_contexts = None
     if a.lens is not None and b.lens is not None and a.lens.meta.corpus == b.lens.meta.corpus:
         contexts = context_matches(a.lens, b.lens)
         known = contexts.best >= 0
-        same = (contexts.best == found.best)[known].mean() if known.any() else 0.0
+        same = (contexts.best == signatures.best)[known].mean() if known.any() else 0.0
         by_contexts = contexts.to_dict() | {"same_as_by_signature": float(same)}
     return {
-        "prototypes": {"a": len(banks[0]), "b": len(banks[1])},
-        "by_signature": found.to_dict() | {"chance": chance.to_dict()},
+        "prototypes": {"a": len(prototypes_a), "b": len(prototypes_b)},
+        "by_signature": signatures.to_dict() | {"chance": chance.to_dict()},
         "by_contexts": by_contexts,
-        "pairs": _pairs(a, b, found, contexts),
+        "pairs": _pairs(a, b, signatures, contexts),
     }
 
 
@@ -222,17 +216,16 @@ def _pairs(
     rows: list[dict[str, Any]] = []
     for i in np.argsort(-signatures.similarity, kind="stable").tolist():
         j = int(signatures.best[i])
-        known = contexts if contexts is not None and contexts.best[i] >= 0 else None
-        rows.append(
-            {
-                "a": i,
-                "b": j,
-                "a_name": None if a.lens is None else a.lens.names[i],
-                "b_name": None if b.lens is None else b.lens.names[j],
-                "cosine": float(signatures.similarity[i]),
-                "mutual": bool(signatures.mutual[i]),
-                "b_by_contexts": None if known is None else int(known.best[i]),
-                "jaccard": None if known is None else float(known.similarity[i]),
-            }
-        )
+        similar = contexts if contexts is not None and contexts.best[i] >= 0 else None
+        row = {
+            "a": i,
+            "b": j,
+            "a_name": None if a.lens is None else a.lens.names[i],
+            "b_name": None if b.lens is None else b.lens.names[j],
+            "cosine": float(signatures.similarity[i]),
+            "mutual": bool(signatures.mutual[i]),
+            "b_by_contexts": None if similar is None else int(similar.best[i]),
+            "jaccard": None if similar is None else float(similar.similarity[i]),
+        }
+        rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""A head and the cards of its lens, in the formats of SAELens and Neuronpedia."""
+"""A head and the contexts of its lens, in the formats of SAELens and Neuronpedia."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEATURES_IN_A_FILE = 1024
 # Neuronpedia's name of its own account, which its importer expects as creator.
 CREATOR = "clkht01d40000jv08hvalcvly"
 LOGITS, NEAREST = 10, 10
-PROTOTYPES_AT_ONCE = 64
+PROTOTYPE_BATCH = 64
 # The state that enters the output embedding, in a TransformerBridge of TransformerLens; its
 # ln_final.hook_normalized comes before the gain of the last norm.
 HOOK = "unembed.hook_in"
@@ -36,7 +36,7 @@ def export_sae_lens(lm: OpenedModel, directory: Path | str) -> None:
     features are the head's activations; with ``use_error_term`` the state passes unchanged.
 
     Raises:
-        InputError: the directory is there already, or sae-lens is not installed.
+        InputError: the directory exists, or sae-lens is not installed.
     """
     try:
         from prismlm.models.sae_lens import PrototypeSAE
@@ -48,22 +48,22 @@ def export_sae_lens(lm: OpenedModel, directory: Path | str) -> None:
 
 
 def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
-    """Write the cards of the lens as Neuronpedia's exports are, for the importer of one's own.
+    """Write prototypes and contexts of the lens as Neuronpedia's own exports are, for its importer.
 
     ``DIRECTORY/MODEL/SOURCE/`` has model, release, source set and source, and a line for each
-    prototype, its names and the places in its card. A place has the activation of its own token;
-    those of the others are not kept, and are 0.
+    prototype, its names and its contexts. Activations are those of each context's own token; the
+    others are not stored, and are 0.
 
     Raises:
-        InputError: the directory is there already, or the model has no lens.
+        InputError: the directory exists, or the model has no lens.
     """
     lens = lm.lens_for("cards to export")
     model, layers = _short(_base_of(lm)).lower(), lm.model.config.num_hidden_layers
     # Another head of this model, or another lens, is another source.
-    own = fingerprints.of_json([lens.meta.prototypes, lens.meta.corpus])[:8]
-    source = f"{layers}-prismlm-{lens.num_prototypes}-{own}"
-    about = {"modelId": model, "layer": source}
-    # Of rows with one id, whatever their model, only the first is imported.
+    digest = fingerprints.of_json([lens.meta.prototypes, lens.meta.corpus])[:8]
+    source = f"{layers}-prismlm-{lens.num_prototypes}-{digest}"
+    keys = {"modelId": model, "layer": source}
+    # The importer skips rows whose id it has, of whatever model.
     prefix = f"{model}-{source}"
     with _new(directory) as out:
         folder = out / model / source
@@ -76,12 +76,12 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
             "activations": _activations(lm, lens, prefix),
         }
         for kind, rows in kinds.items():
-            _write_batches(folder / kind, ({**about, **row} for row in rows))
+            _write_batches(folder / kind, ({**keys, **row} for row in rows))
 
 
 def _new(directory: Path | str) -> Any:
     if Path(directory).exists():
-        raise InputError(f"{directory} is there already: name a directory that is not.")
+        raise InputError(f"{directory} exists already: choose a new directory.")
     return atomic_directory(directory)
 
 
@@ -97,7 +97,7 @@ def _short(name: str) -> str:
 def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]]:
     creator, name = {"creatorId": CREATOR}, _set_name(source)
     config = lm.model.config
-    described = "The prototypes that prismlm splits every logit of this model into."
+    description = "The prototypes that prismlm splits every logit of this model into."
     return {
         "model": creator
         | {
@@ -105,11 +105,11 @@ def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]
             **{"layers": config.num_hidden_layers, "neuronsPerLayer": 0, "owner": ""},
             "dimension": lm.head.width,
         },
-        "release": creator | {"name": name, "description": described, "creatorName": "prismlm"},
+        "release": creator | {"name": name, "description": description, "creatorName": "prismlm"},
         "sourceset": creator
         | {
             **{"modelId": model, "name": name, "type": "Prototypes", "releaseName": name},
-            **{"description": described, "creatorName": "prismlm"},
+            **{"description": description, "creatorName": "prismlm"},
         },
         "source": creator | {"id": source, "modelId": model, "setName": name},
     }
@@ -123,29 +123,29 @@ def _set_name(source: str) -> str:
 def _features(lm: OpenedModel, lens: Lens, set_name: str) -> Iterator[dict[str, Any]]:
     bank, weight = lm.head.prototypes.detach().float(), weight_of(lm.model).detach().float()
     unit, centred = unit_rows(bank), weight - weight.mean(0)
-    cards = lens.index.group_by("prototype").aggregate([("activation", "max")]).to_pylist()
-    largest = {one["prototype"]: one["activation_max"] for one in cards}
+    maxima = lens.index.group_by("prototype").aggregate([("activation", "max")]).to_pylist()
+    max_activation = {row["prototype"]: row["activation_max"] for row in maxima}
     rows = lens.prototypes.to_pylist()
-    for start in range(0, len(bank), PROTOTYPES_AT_ONCE):
-        own = slice(start, start + PROTOTYPES_AT_ONCE)
-        raised = bank[own] @ centred.T
-        most, least = (values.topk(min(LOGITS, len(weight))) for values in (raised, -raised))
-        alike = (unit[own] @ unit.T).topk(min(NEAREST + 1, len(unit)))
-        for place, row in enumerate(rows[own]):
+    for start in range(0, len(bank), PROTOTYPE_BATCH):
+        batch = slice(start, start + PROTOTYPE_BATCH)
+        logits = bank[batch] @ centred.T
+        highest, lowest = (values.topk(min(LOGITS, len(weight))) for values in (logits, -logits))
+        similar = (unit[batch] @ unit.T).topk(min(NEAREST + 1, len(unit)))
+        for i, row in enumerate(rows[batch]):
             number = row["prototype"]
             yield {
                 "index": str(number),
                 "creatorId": CREATOR,
                 "sourceSetName": set_name,
                 "hookName": HOOK,
-                "maxActApprox": largest.get(number, 0.0),
+                "maxActApprox": max_activation.get(number, 0.0),
                 "frac_nonzero": row["usage"],
-                "pos_str": _words(lm, most.indices[place]),
-                "pos_values": _rounded(most.values[place]),
-                "neg_str": _words(lm, least.indices[place]),
-                "neg_values": _rounded(-least.values[place]),
-                "topkCosSimIndices": alike.indices[place].tolist(),
-                "topkCosSimValues": _rounded(alike.values[place]),
+                "pos_str": _words(lm, highest.indices[i]),
+                "pos_values": _rounded(highest.values[i]),
+                "neg_str": _words(lm, lowest.indices[i]),
+                "neg_values": _rounded(-lowest.values[i]),
+                "topkCosSimIndices": similar.indices[i].tolist(),
+                "topkCosSimValues": _rounded(similar.values[i]),
                 "hasVector": True,
                 "vector": _rounded(bank[number]),
             }
@@ -158,21 +158,24 @@ def _words(lm: OpenedModel, tokens: Tensor) -> list[str]:
 def _explanations(lens: Lens, prefix: str) -> Iterator[dict[str, Any]]:
     for row in lens.prototypes.to_pylist():
         if row["name"]:
-            said = f"{row['name']}: {row['description']}" if row["description"] else row["name"]
+            text = f"{row['name']}: {row['description']}" if row["description"] else row["name"]
             yield {
                 **{"id": f"{prefix}-{row['prototype']}", "index": str(row["prototype"])},
-                **{"authorId": CREATOR, "description": said, "notes": row["label_source"]},
+                **{"authorId": CREATOR, "description": text, "notes": row["label_source"]},
                 **{"umap_x": row["x"], "umap_y": row["y"]},
             }
 
 
 def _activations(lm: OpenedModel, lens: Lens, prefix: str) -> Iterator[dict[str, Any]]:
-    texts = lm.tokenizer
+    tokenizer = lm.tokenizer
     for number, row in enumerate(lens.index.to_pylist()):
         if row["token"] is None:
             continue
         before, after = (
-            [one.shown for one in pieces_of(texts, texts.encode(text, add_special_tokens=False))]
+            [
+                piece.shown
+                for piece in pieces_of(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+            ]
             for text in (row["before"] or "", row["after"] or "")
         )
         values = [0.0] * (len(before) + 1 + len(after))
@@ -190,11 +193,11 @@ def _rounded(values: Tensor) -> list[float]:
 
 
 def _write_batches(directory: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows by prototype, those of ``FEATURES_IN_A_FILE`` in a file."""
+    """Write the rows of each ``FEATURES_IN_A_FILE`` prototypes to one file."""
     directory.mkdir()
     lines: dict[int, list[str]] = {}
     for row in rows:
         lines.setdefault(int(row["index"]) // FEATURES_IN_A_FILE, []).append(json_text(row))
-    for batch, own in lines.items():
-        text = "\n".join(own) + "\n"
+    for batch, rows_of_batch in lines.items():
+        text = "\n".join(rows_of_batch) + "\n"
         (directory / f"batch-{batch}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -1,43 +1,56 @@
-"""A model with its prototype head and lens, ready to be asked."""
+"""A model with its prototype head and lens: explained, streamed, or without its decoder.
+
+An engine such as vLLM writes an answer and hands over the hidden states of its last layer. What
+``explain`` says of them needs the output layer alone, so :class:`Attributor` opens no other layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from prismlm.corpus.chat import ASSISTANT, Messages, question_of
-from prismlm.corpus.pieces import pieces_of
+from prismlm.corpus.pieces import BROKEN, MOST_JOINED, Piece, pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
-from prismlm.errors import check_kind, check_path
+from prismlm.errors import InputError, check_kind, check_path, check_whole
 from prismlm.explain.attention_maps import Head, heads_at, maps_of
-from prismlm.explain.chain import chains_of
-from prismlm.explain.following import Following, OnStep
+from prismlm.explain.chain import mixer_decoder_of, read_direct_path
 from prismlm.explain.prediction import (
-    Kept,
     OutputLayer,
     Recorded,
+    StoredStates,
+    fed_back,
     record,
     split_predictions,
+    split_states,
 )
 from prismlm.explain.sharing import Pushed, push
-from prismlm.explain.trace import Trace
+from prismlm.explain.trace import Step, Trace, steps_of
 from prismlm.hub import model_directory
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.values import Edit, Only
 from prismlm.lens.layout import find_lens
 from prismlm.lens.lens import Lens
-from prismlm.lens.opened_model import OpenedModel, settings_not_applied
+from prismlm.lens.opened_model import OpenedModel, check_embedded, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
+from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
+from prismlm.models.sidecar import weight_of
+from prismlm.ops.prototype_head.routing import inverse_norms
 
-# Rows of W that are summed to see whether it has changed.
-ROWS_COMPARED = 256
+# Seconds between reports of new steps: splitting one state takes as long as splitting several.
+REPORT_INTERVAL = 0.2
+# Called with each step, in order, once its target is whole characters; False stops generation.
+OnStep = Callable[[Step], bool | None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,20 +59,16 @@ class PrismLM(OpenedModel):
 
     @property
     def output_layer(self) -> OutputLayer:
-        """What turns states into logits; the mean row is computed anew where weights changed."""
-        embedding: Any = output_embedding(self.model)
-        weight, bias = embedding.weight, getattr(embedding, "bias", None)
-        now = [None if one is None else _version_of(one) for one in (weight, bias)]
-        known = self._known_layers.get(0)
-        if known is None or known[0] is not weight or known[1] != now:
-            # Whole, in one assignment: other threads may ask meanwhile.
-            known = weight, now, OutputLayer.of(self.model, self.logit_map)
-            self._known_layers[0] = known
-        return known[2]
+        """The map from states to logits, as the weights are now."""
+        return OutputLayer.from_model(self.model, self.logit_map)
 
     @cached_property
-    def _known_layers(self) -> dict[int, tuple[Tensor, list[Any], OutputLayer]]:
-        return {}
+    def _has_chains(self) -> bool:
+        """Whether activations split over the channels of prototype mixers.
+
+        Fitted weights do not: each depends on the other prototypes of its position.
+        """
+        return self.head.weights == "cosine" and mixer_decoder_of(self.model) is not None
 
     def explain(
         self,
@@ -77,93 +86,83 @@ class PrismLM(OpenedModel):
         without ``generate``, the last target is the model's top token.
 
         Args:
-            text: at least one token, and no more than the model reads; or messages, each with
-                ``role`` and ``content``, which the model's chat template makes a text of. Of a
-                chat that ends with the assistant's message, that is the answer.
-            generate: how many tokens to add and explain.
+            text: a text of at least one token, or messages, each with ``role`` and ``content``, for
+                the model's chat template. If the last message is the assistant's, it is the answer.
+            generate: the number of tokens to add and explain.
             temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
             seed: of the sampling.
-            attention: (layer, head) of each head whose attention ``trace.attention`` is to hold,
-                along all that is explained; it takes one more forward pass.
-            on_step: is called with each step while the model writes, at most ten times a second
-                with all that are new; where it returns False, the text ends there. Without
-                ``generate`` it is not called.
+            attention: (layer, head) of the heads in ``trace.attention``; one more forward pass.
+            on_step: called with each step during generation, at most five times a second with all
+                new ones; False ends the text there. Not called without ``generate``.
 
         Raises:
-            InputError: empty or over-long text; messages, and no chat template or one that
-                refuses them; a head that the model does not have, or attention along a single
-                token.
-            DecompositionError: parts that do not sum to the model's logit.
+            InputError: empty or over-long text; messages without a chat template or refused by it;
+                a head that the model does not have, or attention along a single token.
+            DecompositionError: the parts do not sum to the model's logit.
         """
         prompt = self.encode(text, generate)
         check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
         heads = heads_at(self.model, attention) if attention else ()
         length = prompt.shape[1]
         with record(self.model) as recorded:
-            follow = on_step and Following(self, recorded, length, on_step)
-            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=follow)
-        if follow is not None:
-            follow.finish(ids)
-            # Steps are reported some at a time, so more may have been written than was asked for.
-            ids = ids[:, : follow.end]
-        left_out = settings_not_applied(self.model, temperature) if generate else ""
-        return self.trace_of(text, ids, length, recorded, heads=heads, settings=left_out)
+            stream = on_step and StepStream(self, recorded, length, on_step)
+            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=stream)
+        if stream is not None:
+            stream.finish(ids)
+            # Steps are reported several at a time, so more than wanted may have been written.
+            ids = ids[:, : stream.end]
+        not_applied = settings_not_applied(self.model, temperature) if generate else ""
+        return self.trace_of(text, ids, length, recorded, heads=heads, settings=not_applied)
 
     def trace_of(
         self,
         text: str | Messages,
         ids: Tensor,
         prompt_length: int,
-        recorded: Recorded | Kept,
+        recorded: Recorded | StoredStates,
         *,
         heads: Sequence[Head] = (),
         settings: str = "",
     ) -> Trace:
-        """Return the trace of a text that was read, or written after, as :meth:`explain` does.
+        """Return the trace of prompt and answer ``ids`` [1, T], as :meth:`explain` does.
 
-        Args:
-            text: what was asked.
-            ids: its tokens and those written after it, [1, T].
-            prompt_length: how many of them are its own.
-            recorded: what passed the output embedding meanwhile; where that is not of these
-                tokens, the model reads them once more.
-            heads: that ``trace.attention`` is to hold.
-            settings: what of the model's own settings was left out, in words.
+        The model reads the text again if ``recorded`` are not its states. ``settings`` is a note on
+        generation settings that were not applied.
         """
-        wrote = ids.shape[1] > prompt_length
-        count, tokens = ids.shape[1] - wrote, ids[0].tolist()
+        generated = ids.shape[1] > prompt_length
+        count, tokens = ids.shape[1] - generated, ids[0].tolist()
         split = split_predictions(self.model, self.head, self.output_layer, ids, count, recorded)
-        maps = None
+        maps = path = None
         if heads:
             labels = [piece.label for piece in pieces_of(self.tokenizer, tokens[:count])]
             maps = maps_of(self.model, ids[:, :count], labels, heads, split.codes)
-        # The last token of the prompt is the one that the first written token comes after.
-        asked = prompt_length if wrote else self.asked(text, ids[0])
+        if self._has_chains:
+            path = read_direct_path(self.model, self.head, ids[0, :count], split.codes)
+        # The first written token is predicted after the last token of the prompt.
+        start = prompt_length if generated else self.answer_start(text, ids[0])
         return Trace(
             self,
             split,
             tokens,
             prompt_length,
             range(count),
-            max(0, asked - 1),
-            maps,
-            chains_of(self.model, self.head, ids[0, :count], split.codes),
-            settings,
-            question_of(text),
+            first=max(0, start - 1),
+            attention=maps,
+            path=path,
+            settings=settings,
+            question=question_of(text),
         )
 
-    def asked(self, text: str | Messages, ids: Tensor) -> int:
-        """Return how many of a text's tokens ``ids`` [T] come before the answer in it.
+    def answer_start(self, text: str | Messages, ids: Tensor) -> int:
+        """Return how many tokens of ``ids`` [T] come before the answer.
 
-        The answer is the last message of a chat, where that is the assistant's; of other texts it
-        is all.
+        The answer is the assistant's last message of a chat, or all of another text.
         """
         if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
             return 0
         before = self.tokens_of(text[:-1])
-        # A template may write earlier messages otherwise than one that is still to be answered.
-        same = ids[: len(before)].tolist() == before
-        return len(before) if same else 0
+        # A template may write earlier messages differently if the last one is not answered yet.
+        return len(before) if ids[: len(before)].tolist() == before else 0
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
         """Return a context in which the model predicts from edited states.
@@ -171,18 +170,13 @@ class PrismLM(OpenedModel):
             with lm.edit(prismlm.Ablate(prototype=412)):
                 lm.generate("Aspirin reduces")
 
-        It holds for every forward pass of ``lm.model``, with or without a cache, in batches and
-        beams, in the thread or task that entered it and in no other. Blocks nest, and edits act in
-        the order they are given, the outer block's first. No edits change no bit.
+        It applies to every forward pass of ``lm.model`` in the thread or task that entered it, with
+        or without a cache, in batches and beams. Blocks nest, and edits act in order, those of the
+        outer block first. Without edits, no bit changes.
 
-        Args:
-            edits: what to change.
-            only: ``"prototypes"`` predicts from the (edited) mixture alone, z′ = ẑ′;
-                ``"residual"`` from the residual alone, z′ = r.
-
-        Raises:
-            InputError: an unknown prototype, category or document, a clamp that nothing can hold,
-                or edits that exclude one another.
+        ``only="prototypes"`` predicts from the (edited) mixture alone, z′ = ẑ′, and
+        ``only="residual"`` from the residual alone, z′ = r. Edits of unknown prototypes, categories
+        or documents, and those that exclude one another, raise InputError.
         """
         return applied(self.model, plan_for(self, edits, only))
 
@@ -196,19 +190,8 @@ class PrismLM(OpenedModel):
         dry_run: bool = False,
     ) -> Pushed:
         """Upload the model with its lens and a card; see :func:`prismlm.explain.sharing.push`."""
-        how = {"private": private, "with_lens": with_lens, "dry_run": dry_run}
-        return push(self, name, allow_licenses=allow_licenses, **how)
-
-
-def _version_of(weight: Tensor) -> tuple[Any, ...]:
-    """Return what tells a weight from the same one after a change.
-
-    Changes through ``weight.data``, as of an adapter that is merged, and tensors of inference mode
-    have no version, so the sum of some rows is in it.
-    """
-    version = None if weight.is_inference() else weight._version
-    some = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]
-    return weight.data_ptr(), weight.dtype, version, float(some.cpu().double().sum())
+        options = {"private": private, "with_lens": with_lens, "dry_run": dry_run}
+        return push(self, name, allow_licenses=allow_licenses, **options)
 
 
 def load(
@@ -222,15 +205,15 @@ def load(
     """Open a model directory with its head and lens.
 
     Args:
-        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint, or ``org/name``
-            on the Hugging Face Hub, which is fetched.
+        path: a directory with ``prismlm.json`` in a Hugging Face checkpoint, or ``org/name`` on the
+            Hugging Face Hub.
         lens: the lens to use; by default the only one under ``lens/``.
-        corpus: where the lens's corpus is now, if it is no longer where it was indexed.
+        corpus: where the lens's corpus is now, if it has moved since it was indexed.
         device: where to run.
         revision: of a model on the hub: a branch, tag or commit.
 
     Raises:
-        InputError: no such directory or model, several lenses and none named, or another corpus.
+        InputError: no such directory or model, several lenses and none chosen, or another corpus.
         FormatError: no head, a damaged file, or files that do not belong together.
         StaleLensError: the lens was built for other weights.
     """
@@ -244,3 +227,158 @@ def load(
     if corpus is not None:
         lm.lens_for("corpus of one").use_corpus(check_path("the corpus", corpus))
     return lm
+
+
+class StepStream:
+    """Reports the steps of a generation while it runs: those that ``explain`` returns at the end.
+
+    A model that does not pass all of its prompt through the output embedding reports none. Once
+    ``on_step`` has ended the text, ``end`` is the number of tokens up to the last reported target.
+    """
+
+    end: int | None = None
+
+    def __init__(
+        self, lm: PrismLM, recorded: Recorded, prompt_length: int, on_step: OnStep
+    ) -> None:
+        self._lm, self._recorded, self._prompt_length = lm, recorded, prompt_length
+        self._on_step, self._output = on_step, lm.output_layer
+        self._inverse = inverse_norms(lm.head.prototypes.detach().float())
+        self._passes, self._next_report = 0, 0.0
+        self._pieces: list[Piece] = []
+        self._waiting: list[Step] = []
+
+    def __call__(self, ids: Tensor) -> bool:
+        """Report the steps up to the last of ``ids`` [1, T], if it is time; say whether to stop."""
+        if time.monotonic() < self._next_report:
+            return False
+        stop = self._split_new(ids)
+        self._next_report = time.monotonic() + REPORT_INTERVAL
+        return stop
+
+    def finish(self, ids: Tensor) -> None:
+        """Report the rest of the finished ``ids``, including incomplete characters."""
+        if self.end is None and not self._split_new(ids):
+            for step in self._waiting:
+                self._on_step(step)
+
+    @torch.no_grad()
+    def _split_new(self, ids: Tensor) -> bool:
+        """Split the new passes, and report their steps; return whether to stop."""
+        lm, passes = self._lm, slice(self._passes, None)
+        states = self._recorded.states[passes]
+        if not states or not self._recorded.covers(ids[:, :-1]):
+            return False
+        self._passes += len(states)
+        z, raw = (torch.cat(one, 1)[0] for one in (states, self._recorded.raw_logits[passes]))
+        codes, new = self._recorded.codes[passes], ids[0, -len(z) - 1 :]
+        split = split_states(self._output, lm.head, z, raw, new[:-1], new[1:], self._inverse)
+        feedback = fed_back(lm.model, torch.cat(codes, 1)[0] if codes else None)
+        tokens, pieces = ids[0].tolist(), self._pieces
+        # The last tokens are decoded again if they wait for the rest of a character.
+        first = len(pieces)
+        earliest = max(0, first - MOST_JOINED)
+        while first > earliest and BROKEN in pieces[first - 1].text:
+            first -= 1
+        pieces[first:] = pieces_of(lm.tokenizer, tokens[first:])
+        new_steps = steps_of(
+            replace(split, fed_back=feedback),
+            tokens,
+            self._prompt_length,
+            lm.tokenizer,
+            lm.lens,
+            pieces=pieces,
+        )
+        self._waiting = [
+            replace(step, pieces=(pieces[step.position], pieces[step.position + 1]))
+            for step in (*self._waiting, *new_steps)
+        ]
+        return self._report()
+
+    def _report(self) -> bool:
+        while self._waiting:
+            if BROKEN in self._waiting[0].pieces[1].text and len(self._waiting) < MOST_JOINED:
+                return False
+            step = self._waiting.pop(0)
+            if self._on_step(step) is False:
+                self.end = max(step.position + 1, self._prompt_length) + 1
+                return True
+        return False
+
+
+@dataclass(frozen=True, repr=False)
+class Attributor:
+    """Head, lens, final norm and W of a model directory, for states of another engine."""
+
+    lm: PrismLM  # the model directory, opened with a model that has no layers and cannot read
+
+    @classmethod
+    def load(cls, path: Path | str, *, lens: Path | str | None = None) -> Attributor:
+        """Open head, lens, final norm and W of a model directory.
+
+        The head must belong to W, and W must give the logits that the lens stored for its states.
+        Earlier layers are not checked: states of another checkpoint with the same W pass.
+
+        Paths and errors are those of :func:`load`; a lens is required, and adapters, uncertainty
+        feedback and prototype mixers are refused.
+        """
+        directory = model_directory(path)
+        model, tokenizer, sidecar = read_output_layer(directory)
+        if mixer_decoder_of(model) is not None:
+            raise InputError(
+                f"{directory} is a prototype mixer, whose predictions are traced through its "
+                "channels: open the whole model with prismlm.load()."
+            )
+        lens_path = find_lens(directory, lens)
+        if lens_path is None:
+            raise InputError(
+                f"{directory} has no lens, so there is no training text to point to. Build one "
+                f"with `prismlm index {directory} --corpus DIR`."
+            )
+        fingerprint = tokenizer_fingerprint(tokenizer)
+        opened = Lens.open(lens_path, model, sidecar.head, fingerprint, decoder=False)
+        opened.tokenizer = tokenizer
+        return cls(PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened))
+
+    @torch.no_grad()
+    def attribute(
+        self,
+        token_ids: Sequence[int] | np.ndarray | Tensor,
+        states: np.ndarray | Tensor,
+        *,
+        prompt: int | None = None,
+        normalised: bool = True,
+    ) -> Trace:
+        """Return the trace of a text from its hidden states, as ``explain`` would.
+
+        Args:
+            token_ids: of prompt and answer, [T].
+            states: of the last layer after each token, [T, d]; that of an answer's last token may
+                be missing.
+            prompt: the number of prompt tokens; None for a text that was only read.
+            normalised: whether the states are inputs of the output embedding; otherwise the model's
+                final norm is applied to them first, as to vLLM's.
+
+        Raises:
+            InputError: other shapes, unknown tokens, or states that are not finite.
+            DecompositionError: the parts do not sum to the model's logit.
+        """
+        ids = torch.as_tensor(token_ids, dtype=torch.int64).cpu()
+        if ids.ndim != 1 or not len(ids):
+            raise InputError(f"token_ids has the shape {list(ids.shape)}: expected [T], T > 0.")
+        check_embedded(self.lm.model, self.lm.tokenizer, ids.tolist(), self.lm.path)
+        prompt = len(ids) if prompt is None else check_whole("prompt", prompt, 1, len(ids))
+        count = len(ids) - (prompt < len(ids))
+        weight, z = weight_of(self.lm.model), torch.as_tensor(states)
+        if z.ndim != 2 or z.shape[1] != weight.shape[1] or len(z) not in (count, len(ids)):
+            raise InputError(
+                f"states have the shape {list(z.shape)}: expected [{len(ids)}, {weight.shape[1]}], "
+                "a row for each token."
+            )
+        if not bool(z.isfinite().all()):
+            raise InputError("the states are not finite: the engine that gave them has overflowed.")
+        z = z[:count].to(weight)
+        z = z if normalised else final_norm(self.lm.model)(z)
+        raw: Any = output_embedding(self.lm.model)(z)
+        recorded = Recorded([z[None]], [raw[None]], [], [ids[None, :count]])
+        return self.lm.trace_of("", ids[None], prompt, recorded)

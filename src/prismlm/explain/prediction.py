@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,8 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
 FedBack = list[tuple[float | None, int | None]]
+# Median explained shares beyond these are not those of a head that was fitted to the model.
+MIN_EXPLAINED, MAX_EXPLAINED = -0.5, 1.5
 
 
 class Parts(NamedTuple):
@@ -69,37 +71,31 @@ def decompose(
 
     contribution_i = scale · α_i (W p_i)[v] and residual = scale · (W r)[v] with r = z − Σ α_i p_i
     taken as a vector. Evidence subtracts each part's mean over the vocabulary, to which a softmax
-    is blind: e_i = scale · α_i (W_v − W̄)·p_i. ``weight_mean`` is W̄, if it is at hand, and
-    ``scale`` the model's own factor on W z, 1 for most families.
+    is blind: e_i = scale · α_i (W_v − W̄)·p_i. ``weight_mean`` is W̄ if it is known, and
+    ``scale`` the model's factor on W z, 1 for most families.
     """
-    # Over one dimension, index_select gathers several times as fast as indexing does; and sums of
-    # products are quicker than batches of small matrix products.
+    # index_select gathers several times as fast as indexing over one dimension, and sums of
+    # products are faster than batches of small matrix products.
     chosen = prototypes.index_select(0, indices.flatten()).view(*indices.shape, -1)
-    mean = weight.mean(0) if weight_mean is None else weight_mean
     rows = weight[targets]
-    centred = rows - mean
+    centred = rows - (weight.mean(0) if weight_mean is None else weight_mean)
     weighted = scale * activations
     residual = z - torch.einsum("nk,nkd->nd", activations, chosen)
-    none = z.new_zeros(z.shape[0])
+    zeros = z.new_zeros(z.shape[0])
     return Parts(
         weighted * (chosen * rows[:, None]).sum(-1),
         weighted * (chosen * centred[:, None]).sum(-1),
         scale * (residual * rows).sum(-1),
         scale * (residual * centred).sum(-1),
-        none if bias is None else bias[targets],
-        none if bias is None else bias[targets] - bias.mean(),
+        zeros if bias is None else bias[targets],
+        zeros if bias is None else bias[targets] - bias.mean(),
     )
 
 
 class OutputLayer(NamedTuple):
-    """What turns states into logits, in float32.
+    """The map from states to logits, in float32: W [V, d], b [V] or None, and the mean row of W.
 
-    Attributes:
-        weight: W, [V, d].
-        bias: b, [V], or None.
-        mean: the mean row of W, [d].
-        logit_map: what the model does after W z + b.
-        dtype: the model's own.
+    ``dtype`` is the model's own.
     """
 
     weight: Tensor
@@ -109,7 +105,7 @@ class OutputLayer(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: nn.Module, logit_map: LogitMap) -> OutputLayer:
+    def from_model(cls, model: nn.Module, logit_map: LogitMap) -> OutputLayer:
         """Return the output layer of a model."""
         embedding: Any = output_embedding(model)
         weight = embedding.weight.detach().float()
@@ -123,24 +119,31 @@ class OutputLayer(NamedTuple):
         """Return the logits of states."""
         return self.logit_map(F.linear(z, self.weight, self.bias))
 
+    def scores(self, z: Tensor, targets: Tensor) -> Scores:
+        """Return the scores of targets at states [N, d]."""
+        return Scores.from_raw_logits(self.logit_map, F.linear(z, self.weight, self.bias), targets)
+
     def parts(
         self, head: PrototypeHead, z: Tensor, routing: Nearest | Routing, targets: Tensor
     ) -> Parts:
         """Split the logit of each state's target."""
         scale = self.logit_map.scale
-        bias = None if self.bias is None else self.bias * scale
-        of_routing = routing.indices, routing.activations, head.prototypes
-        how: dict[str, Any] = {"scale": scale, "bias": bias, "weight_mean": self.mean}
-        return decompose(z, *of_routing, self.weight, targets, **how)
+        return decompose(
+            z,
+            routing.indices,
+            routing.activations,
+            head.prototypes,
+            self.weight,
+            targets,
+            scale=scale,
+            bias=None if self.bias is None else self.bias * scale,
+            weight_mean=self.mean,
+        )
 
 
 class Scores(NamedTuple):
-    """What the model said of N targets.
-
-    Attributes:
-        logits: the model's own of the targets, before any soft-cap, [N].
-        log_probabilities: of the targets, [N].
-        top: the model's top tokens, [N].
+    """The model's own figures, [N] each: logits of the targets before any soft-cap, their
+    log-probabilities, and the top tokens.
     """
 
     logits: Tensor
@@ -148,45 +151,38 @@ class Scores(NamedTuple):
     top: Tensor
 
     @classmethod
-    def of(cls, logit_map: LogitMap, embedded: Tensor, targets: Tensor) -> Scores:
+    def from_raw_logits(cls, logit_map: LogitMap, raw: Tensor, targets: Tensor) -> Scores:
         """Return the scores of targets, from W z + b, [N, V]."""
-        embedded = embedded.float()
-        raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
+        raw = raw.float()
+        uncapped, logits = logit_map.before_softcap(raw), logit_map(raw)
         # log_softmax and max take a fraction of the time of logsumexp and argmax on a CPU.
-        columns = raw, logits.log_softmax(-1)
-        own, log_probabilities = (one.gather(1, targets[:, None])[:, 0] for one in columns)
-        return cls(own, log_probabilities, logits.max(-1).indices)
+        target_logits, log_probabilities = (
+            column.gather(1, targets[:, None])[:, 0]
+            for column in (uncapped, logits.log_softmax(-1))
+        )
+        return cls(target_logits, log_probabilities, logits.max(-1).indices)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """T predictions of one text, split; k prototypes each.
+    """T predictions of one text, split; k prototypes each."""
 
-    Attributes:
-        routing: the prototypes of each state: indices, cosines and activations, [T, k].
-        parts: of the logit of each target.
-        score: returns what the model said of the targets, see :attr:`scores`.
-        read, targets: the last token read, and the predicted one, [T] each.
-        states: unit hidden states, [T, d].
-        rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
-        fed_back: what uncertainty feedback gave to each position, as a share of the largest entropy
-            and as a code; None without it.
-        codes: the same codes, int64 [1, T], to read the text again as it was read.
-    """
-
-    routing: Nearest
-    parts: Parts
-    score: Callable[[], Scores]
-    read: Tensor
+    routing: Nearest  # indices, cosines and activations of each state's prototypes, [T, k]
+    parts: Parts  # of the logit of each target
+    score: Callable[[], Scores]  # returns :attr:`scores`
+    # tokens, targets: the last token read, and the predicted one, [T] each.
+    tokens: Tensor
     targets: Tensor
-    states: Tensor
-    rounding: float = 0.0
+    states: Tensor  # unit hidden states, [T, d]
+    rounding: float = 0.0  # the largest |sum of parts − model's logit| / max(1, |logit|)
+    # The uncertainty fed back to each position, as a share of the largest entropy and as a code;
+    # None without uncertainty feedback.
     fed_back: FedBack | None = None
-    codes: Tensor | None = None
+    codes: Tensor | None = None  # the same codes, int64 [1, T], to replay the pass
 
     @cached_property
     def scores(self) -> Scores:
-        """What the model said of the targets: shares need none of it."""
+        """The model's own figures of the targets, computed on first use: shares need none."""
         return self.score()
 
     def __len__(self) -> int:
@@ -194,22 +190,22 @@ class Predictions:
 
     def __getitem__(self, rows: slice | list[int]) -> Predictions:
         """Return some of the predictions as a text of their own, without what was fed back."""
-        return replace(self, fed_back=None, codes=None)._each(lambda column: column[rows])
+        return replace(self, fed_back=None, codes=None)._map(lambda column: column[rows])
 
     def cpu(self) -> Predictions:
         """Return the predictions on the CPU."""
-        return self._each(Tensor.cpu)
+        return self._map(Tensor.cpu)
 
-    def _each(self, change: Any) -> Predictions:
-        columns: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name == "score":
-                columns["score"] = lambda: Scores(*(change(column) for column in self.scores))
-            elif isinstance(value, Tensor):
-                columns[one.name] = change(value)
-            elif isinstance(value, (Nearest, Parts)):
-                columns[one.name] = value._make(change(column) for column in value)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Predictions:
+        columns: dict[str, Any] = {
+            "score": lambda: Scores(*map(change, self.scores)),
+            "codes": None if self.codes is None else change(self.codes),
+        }
+        for name in ("routing", "parts"):
+            value = getattr(self, name)
+            columns[name] = value._make(map(change, value))
+        for name in ("tokens", "targets", "states"):
+            columns[name] = change(getattr(self, name))
         return replace(self, **columns)
 
     @property
@@ -218,26 +214,47 @@ class Predictions:
         return self.parts.evidence
 
     @property
-    def beside(self) -> np.ndarray:
+    def other_evidence(self) -> np.ndarray:
         """Positive evidence of residual and bias, which no training text carries: float64 [T]."""
         residual, bias = self.parts.residual_evidence.double(), self.parts.bias_evidence.double()
         return (residual.clamp_min(0) + bias.clamp_min(0)).numpy()
 
     def uses(self, method: Literal["evidence", "source"] = "evidence") -> Uses:
-        """Return the uses of prototypes with positive evidence, or activation; none is netted."""
+        """Return the uses of prototypes with positive evidence, or activation."""
         weights = self.evidence if method == "evidence" else self.routing.activations
         prediction, slot = (weights > 0).nonzero(as_tuple=True)
         prototype = self.routing.indices[prediction, slot].numpy()
         return Uses(prediction.numpy(), prototype, weights[prediction, slot].double().numpy())
 
+    def warnings(self) -> list[str]:
+        """Return what is wrong with model or head, by figures that no working ones have."""
+        count = len(self)
+        if not count:
+            return []
+        zero = int((~(self.states.norm(dim=1) > 0.5)).sum())
+        if zero:
+            return [
+                f"The hidden states of {zero:,} of {count:,} predictions are zero, so nothing in "
+                "the corpus is near to them: the model's weights, such as its final norm, are "
+                "damaged."
+            ]
+        share = float(self.parts.explained_share.median())
+        if not self.evidence.any():
+            why = "no prototype is active"
+        elif not is_plausible(share):
+            why = f"the median explained share is {share:,.0%}, where 0% to 100% can be"
+        else:
+            return []
+        return [f"The prototype head does not fit this model: {why}. Attach a new one."]
+
+
+def is_plausible(explained_share: float) -> bool:
+    """Say whether a median explained share can be that of a head fitted to the model."""
+    return MIN_EXPLAINED <= explained_share <= MAX_EXPLAINED
+
 
 class Uses(NamedTuple):
-    """Uses of prototypes, in the order of predictions; [u] each.
-
-    Attributes:
-        prediction, prototype: int64.
-        weight: positive evidence, or α; float64.
-    """
+    """Uses of prototypes in the order of predictions, with positive evidence or α; [u] each."""
 
     prediction: np.ndarray
     prototype: np.ndarray
@@ -248,25 +265,21 @@ def split_states(
     output: OutputLayer,
     head: PrototypeHead,
     z: Tensor,
-    embedded: Tensor,
-    read: Tensor,
+    raw_logits: Tensor,
+    tokens: Tensor,
     targets: Tensor,
     inverse: Tensor | None = None,
 ) -> Predictions:
     """Split the logits of targets, and check their sums.
 
     Args:
-        output, head: of the model.
         z: states as the output embedding took them, [N, d].
-        embedded: W z + b as the model computed them, [N, V].
-        read, targets: the tokens read last and those predicted, [N] each.
-        inverse: 1/‖p‖ of the prototypes, [K, 1], where they are known already.
-
-    Raises:
-        DecompositionError: the parts of a logit do not sum to the model's own.
+        raw_logits: W z + b as the model computed them, [N, V].
+        tokens, targets: the tokens read last and those predicted, [N] each.
+        inverse: 1/‖p‖ of the prototypes, [K, 1], if known.
     """
-    scores = Scores.of(output.logit_map, embedded, targets)
-    split = _split(output, head, z, read, targets, scores.logits, inverse)
+    scores = Scores.from_raw_logits(output.logit_map, raw_logits, targets)
+    split = _split(output, head, z, tokens, targets, scores.logits, inverse)
     return replace(split, score=lambda: scores)
 
 
@@ -274,112 +287,106 @@ def _split(
     output: OutputLayer,
     head: PrototypeHead,
     z: Tensor,
-    read: Tensor,
+    tokens: Tensor,
     targets: Tensor,
-    own: Tensor,
+    target_logits: Tensor,
     inverse: Tensor | None = None,
 ) -> Predictions:
-    """Split as :func:`split_states`, where the model's own logits of the last targets are known."""
+    """Split, given the model's own logits of the last targets."""
     z = z.float()
     routing = head.nearest(z, inverse)
     parts = output.parts(head, z, routing, targets)
     return Predictions(
         routing,
         parts,
-        lambda: Scores.of(output.logit_map, F.linear(z, output.weight, output.bias), targets),
-        read,
+        lambda: output.scores(z, targets),
+        tokens,
         targets,
         z * inverse_norms(z),
-        check_sums(parts.logit, own, output.dtype),
+        check_sums(parts.logit, target_logits, output.dtype),
     )
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return how far sums may be off: models in half precision round their own figures."""
+    """Return the relative error allowed of sums: half-precision models round their own figures."""
     return 1e-3 if dtype in (torch.float32, torch.float64) else 2e-2
 
 
-def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
-    """Compare summed parts with the model's own logits; return the largest relative difference.
+def check_sums(logits: Tensor, target_logits: Tensor, dtype: torch.dtype) -> float:
+    """Return the largest |sum of parts − model's logit| / max(1, |logit|), unless it is too large.
 
-    Relative to max(1, |logit|). The model's own are of the last positions, or of all. A model in
-    half precision rounds its own logits to 8 or 11 bits; the parts are computed in float32 from its
-    states and weights, so the difference is its own.
+    The model's logits are those of the last positions, or of all. A model in half precision rounds
+    them to 8 or 11 bits, while parts are computed in float32 from its states and weights.
     """
-    tolerance, first = tolerance_of(dtype), len(logits) - len(own)
+    tolerance, first = tolerance_of(dtype), len(logits) - len(target_logits)
     logits = logits[first:]
-    error = (logits - own).abs() / own.abs().clamp_min(1)
+    error = (logits - target_logits).abs() / target_logits.abs().clamp_min(1)
     if not bool((error <= tolerance).all()):
         worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
         raise DecompositionError(
             f"at position {first + worst} the parts sum to {float(logits[worst]):.6g} and the "
-            f"model's own logit is {float(own[worst]):.6g}: the head or its logit map does not "
-            "belong to this model, or its weights are not finite."
+            f"model's own logit is {float(target_logits[worst]):.6g}: the head or its logit map "
+            "does not belong to this model, or its weights are not finite."
         )
     return float(error.max())
 
 
 class Recorded(NamedTuple):
-    """What a generation sent through the output embedding, one entry per forward pass.
+    """What passed the output embedding during generation, one entry per forward pass."""
 
-    Attributes:
-        states: its inputs, each [1, positions, d].
-        embedded: its outputs W z + b, each [1, positions, V].
-        codes: of uncertainty that were fed back, each [1, positions]; none without feedback.
-        read: the tokens that each pass read, each [1, tokens].
-    """
-
-    states: list[Tensor]
-    embedded: list[Tensor]
+    states: list[Tensor]  # its inputs, each [1, positions, d]
+    raw_logits: list[Tensor]  # its outputs W z + b, each [1, positions, V]
+    # Uncertainty codes that were fed back, each [1, positions]; empty without feedback.
     codes: list[Tensor]
-    read: list[Tensor]
+    input_ids: list[Tensor]  # the tokens of each pass, each [1, tokens]
 
-    def is_of(self, ids: Tensor) -> bool:
-        """Say whether there is a state after each of ``ids`` [1, T], which may go on further.
+    def covers(self, ids: Tensor) -> bool:
+        """Say whether there is a state after each of ``ids`` [1, T].
 
-        A model that keeps only the last position of its prompt, or reads all tokens anew in each
-        pass, has no such states. If the passes read other tokens, that is a PrismError.
+        There is not for a model that keeps only the last position of its prompt, or that reads all
+        tokens again in each pass. Passes over other tokens raise a PrismError.
         """
-        if not self.read:
+        if not self.input_ids:
             return False
-        read = torch.cat(self.read, 1) if len({len(one) for one in self.read}) == 1 else ids[:, :0]
-        if torch.equal(read[:, : ids.shape[1]], ids):
-            return [z.shape[:2] for z in self.states] == [one.shape for one in self.read]
-        pairs = ((one, ids[:, : one.shape[1]]) for one in self.read)
-        if not all(torch.equal(one[:, : known.shape[1]], known) for one, known in pairs):
-            raise PrismError(
-                "the model's generate() returned other tokens than its forward passes read, so "
-                "that the states are of another text than the answer. Write the text with the "
-                "model itself, and explain it as it is, with generate=0."
-            )
+        rows = {len(tokens) for tokens in self.input_ids}
+        tokens = torch.cat(self.input_ids, 1) if len(rows) == 1 else ids[:, :0]
+        if torch.equal(tokens[:, : ids.shape[1]], ids):
+            return [z.shape[:2] for z in self.states] == [one.shape for one in self.input_ids]
+        for tokens in self.input_ids:
+            known = ids[:, : tokens.shape[1]]
+            if not torch.equal(tokens[:, : known.shape[1]], known):
+                raise PrismError(
+                    "the model's generate() returned tokens other than those its forward passes "
+                    "read, so their states belong to another text. Generate the text with the "
+                    "model itself, then explain it with generate=0."
+                )
         return False
 
 
-class Kept(NamedTuple):
-    """What an engine keeps of a text while it writes it, by the token.
+class StoredStates(NamedTuple):
+    """What a serving engine stores of a text while it writes it.
 
-    Attributes:
-        states: what entered the output embedding after each token but the last, [T − 1, d].
-        own: the model's own logit of each token that it wrote, before any soft-cap, [n].
+    ``states`` are inputs of the output embedding after each token but the last, [T − 1, d], and
+    ``target_logits`` the model's logit of each written token, before any soft-cap, [n].
     """
 
     states: Tensor
-    own: Tensor
+    target_logits: Tensor
 
 
 @contextmanager
 def record(model: PreTrainedModel) -> Iterator[Recorded]:
-    """Keep every position that this thread sends through the output embedding in the block."""
+    """Record every position that this thread sends through the output embedding in the block."""
     recorded = Recorded([], [], [], [])
     feeds_back = uncertainty_of(model) is not None
 
     def after(_: nn.Module, args: tuple[Tensor, ...], kwargs: Any, output: Tensor) -> None:
         recorded.states.append(args[0])
-        recorded.embedded.append(output)
+        recorded.raw_logits.append(output)
 
     def called(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if (ids := kwargs.get("input_ids", *args[:1])) is not None:
-            recorded.read.append(ids)
+            recorded.input_ids.append(ids)
         if feeds_back:
             recorded.codes.append(output[CODES])
 
@@ -391,14 +398,14 @@ def _states(
     model: PreTrainedModel, ids: Tensor, steps: int, recorded: Recorded | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return z [steps, d], W z + b [steps, V] and codes [steps], recorded or of a forward pass."""
-    if recorded is not None and recorded.is_of(ids[:, :steps]):
+    if recorded is not None and recorded.covers(ids[:, :steps]):
         codes = torch.cat(recorded.codes, 1)[0, :steps] if recorded.codes else None
-        z, embedded = (torch.cat(one, 1)[0, :steps] for one in (recorded.states, recorded.embedded))
-        return z, embedded, codes
+        z, raw = (torch.cat(one, 1)[0, :steps] for one in (recorded.states, recorded.raw_logits))
+        return z, raw, codes
+    known = recorded.codes if recorded is not None else []
+    # There is a code for each token even if fewer states were kept.
+    known = known if sum(one.shape[1] for one in known) == steps else []
     with capture(model) as seen:
-        # Codes of a pass each where it kept fewer states than it read.
-        known = recorded.codes if recorded is not None else []
-        known = known if sum(one.shape[1] for one in known) == steps else []
         output = model(**replay(ids, known), use_cache=False)
     assert seen.embedded is not None
     codes = output[CODES][0, :steps] if uncertainty_of(model) is not None else None
@@ -412,33 +419,30 @@ def split_predictions(
     output: OutputLayer,
     ids: Tensor,
     steps: int,
-    recorded: Recorded | Kept | None = None,
+    recorded: Recorded | StoredStates | None = None,
 ) -> Predictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T].
 
     The target of prediction t is token t + 1; the last token's target is the model's top token.
-    The model runs once, or not at all where its generation of ``ids`` was recorded; of what was
-    ``Kept``, sums are checked for the written tokens.
-
-    Raises:
-        DecompositionError: the parts of a logit do not sum to the model's own.
+    The model runs once, or not at all if the states of ``ids`` were recorded; with
+    ``StoredStates``, sums are checked for the written tokens.
     """
-    if isinstance(recorded, Kept):
-        z, own = recorded
-        return _split(output, head, z, ids[0, :-1], ids[0, 1:], own).cpu()
-    states, embedded, codes = _states(model, ids, steps, recorded)
-    top = output.logit_map(embedded[-1:].float()).argmax(-1)
+    if isinstance(recorded, StoredStates):
+        z, target_logits = recorded
+        return _split(output, head, z, ids[0, :-1], ids[0, 1:], target_logits).cpu()
+    states, raw, codes = _states(model, ids, steps, recorded)
+    top = output.logit_map(raw[-1:].float()).argmax(-1)
     targets = torch.cat([ids[0, 1:], top])[:steps]
-    split = split_states(output, head, states, embedded, ids[0, :steps], targets).cpu()
+    split = split_states(output, head, states, raw, ids[0, :steps], targets).cpu()
     if codes is None:
         return split
     return replace(split, fed_back=fed_back(model, codes), codes=codes[None])
 
 
 def fed_back(model: PreTrainedModel, codes: Tensor | None) -> FedBack | None:
-    """Return codes as shares of the largest entropy, and codes; None where there is no code."""
+    """Return codes as shares of the largest entropy, and codes; None if there is no code."""
     feedback = uncertainty_of(model)
     if feedback is None or codes is None:
         return None
-    most = feedback.embedding.levels - 1
-    return [(None, None) if code == NO_CODE else (code / most, code) for code in codes.tolist()]
+    largest = feedback.embedding.levels - 1
+    return [(None, None) if code == NO_CODE else (code / largest, code) for code in codes.tolist()]

@@ -26,37 +26,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadQuality:
-    """Metrics of a head over held-out predictions; their names are keys in files.
+    """Metrics of a head over held-out predictions; their names are keys in files."""
 
-    Attributes:
-        tokens: number of predictions.
-        ce: cross-entropy of the model itself, in nats per token.
-        prototype_only_ce: cross-entropy with ẑ in place of z, in nats per token.
-        explained_share: median over predictions of Σ e_i / (Σ e_i + e_residual + e_bias) for the
-            model's top token, where e is evidence.
-        fvu: fraction of variance unexplained, Σ‖r‖² / Σ‖z − mean z‖².
-        agreement: share of predictions with the same top token from ẑ as from z.
-        in_use: share of prototypes with a positive activation for at least one prediction.
-        usage_perplexity: exp of the entropy of the distribution of uses over prototypes; at most K.
-        mean_state_ce: cross-entropy with the mean of all z in place of every z. None in files of
-            versions that did not measure it.
-    """
-
-    tokens: int
-    ce: float
-    prototype_only_ce: float
+    tokens: int  # number of predictions
+    ce: float  # cross-entropy of the model itself, in nats per token
+    prototype_only_ce: float  # cross-entropy with ẑ in place of z, in nats per token
+    # Median of Σ e_i / (Σ e_i + e_residual + e_bias) for the model's top token, with evidence e.
     explained_share: float
-    fvu: float
-    agreement: float
-    in_use: float
-    usage_perplexity: float
+    fvu: float  # fraction of variance unexplained, Σ‖r‖² / Σ‖z − mean z‖²
+    agreement: float  # share of predictions with the same top token from ẑ as from z
+    in_use: float  # share of prototypes with a positive activation for at least one prediction
+    usage_perplexity: float  # exp of the entropy of uses over prototypes; at most K
+    # Cross-entropy with the mean of all z in place of every z; None in old files.
     mean_state_ce: float | None = None
 
     @property
     def recovered(self) -> float | None:
         """(mean-state CE − prototype-only CE) / (mean-state CE − CE): 1 if ẑ is as good as z.
 
-        None without a mean-state CE, or where z predicts no better than its mean.
+        None without a mean-state CE, or if z predicts no better than its mean.
         """
         if self.mean_state_ce is None or self.mean_state_ce <= self.ce:
             return None
@@ -68,7 +56,7 @@ class HeadQuality:
 
 
 class QualitySums:
-    """The sums behind :class:`HeadQuality`, added up batch by batch."""
+    """The sums of :class:`HeadQuality`, batch by batch."""
 
     def __init__(self, output: OutputLayer, head: PrototypeHead) -> None:
         self._output, self._head = output, head
@@ -139,7 +127,7 @@ def measure_quality(
     Raises:
         InputError: the batches hold no prediction that counts.
     """
-    output = OutputLayer.of(model, logit_map)
+    output = OutputLayer.from_model(model, logit_map)
     sums, device = QualitySums(output, head), output.weight.device
     with evaluating(model):
         for batch in batches:

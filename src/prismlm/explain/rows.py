@@ -1,4 +1,4 @@
-"""Lists of results as a notebook, pandas, Parquet and JSON take them."""
+"""Lists of results as tables of notebooks, pandas, Parquet and JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
-from prismlm.files import json_text
-from prismlm.outputs import write_table, write_text
+from prismlm.outputs import write_table
 
 if TYPE_CHECKING:
     import pandas
@@ -21,15 +20,11 @@ if TYPE_CHECKING:
 SHOWN = 50
 SHARES = ("share", "base_rate", "explained_share", "probability")
 
-
 T = TypeVar("T")
 
 
 class Rows(list[T]):
-    """A list that a notebook shows as a table, and that pandas, Parquet and JSON take.
-
-    Each item has ``to_dict()``, which is its row.
-    """
+    """A list whose items have ``to_dict()``, shown as a table in notebooks."""
 
     @property
     def _rows(self) -> list[dict[str, Any]]:
@@ -39,14 +34,6 @@ class Rows(list[T]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per item; see :func:`frame`."""
         return frame(self._rows)
-
-    def to_parquet(self, path: Path | str) -> None:
-        """Write one row per item."""
-        write_rows(self._rows, path)
-
-    def to_json(self, path: Path | str) -> None:
-        """Write a list with one object per item."""
-        write_text(path, json_text(self._rows, indent=2) + "\n")
 
     def _repr_html_(self) -> str:
         return table(Rows(self[:SHOWN])._rows)
@@ -67,7 +54,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: Path | str) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return rows as an HTML table; whatever they hold is text in it."""
+    """Return rows as an HTML table, with all values escaped."""
     columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
     lines = ("<tr>" + "".join(_cell(name, row[name]) for name in columns) + "</tr>" for row in rows)

@@ -19,8 +19,8 @@ from prismlm.models.sidecar import META_FILE as MODEL_FILE
 from prismlm.models.uncertainty_feedback import UNCERTAINTY_FILE
 
 CARD, ADAPTER_CONFIG = "README.md", "adapter/adapter_config.json"
-# The files that open a model, and what must go with it. Nothing else that lies in the directory is
-# uploaded: notes of a run hold paths, states of an optimizer or a user's own pages are private.
+# Files needed to open a model, and their licences. No other file is uploaded: run logs contain
+# paths, and optimizer states or a user's own pages are private.
 UPLOADED = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -41,7 +41,7 @@ OPEN = re.compile(
 RESTRICTED = re.compile(
     r"\b((nc|nd)(?![a-z])|non[ -]?commercial|no[ -]?deriv\w*|research[ -]only)", re.IGNORECASE
 )
-MOST_ROWS = 20
+MAX_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,20 @@ def push(
 ) -> Pushed:
     """Upload a model directory with its lens and a card to the Hugging Face Hub, in one commit.
 
-    The card is written from what the directory says of itself. One that stands in the directory is
-    uploaded in its place, and one that stands on the hub stays. Paths of this machine are left out.
+    The card is written from the metadata in the directory; a README.md in the directory takes its
+    place, and one on the hub stays. Paths of this machine are removed.
 
     Args:
         lm: an opened model.
-        name: where to, ``org/name``; it is made where there is none.
-        private: only its owners see it; one that is public is not pushed to.
-        with_lens: upload the lens that is open, whose tokens are the text of the corpus.
-        allow_licenses: licences of that text that are not known to allow passing it on.
+        name: ``org/name``; created if it does not exist.
+        private: only for its owners; an existing public repository is refused.
+        with_lens: upload the open lens, whose tokens are the text of the corpus.
+        allow_licenses: licences of that text to upload although they are not known to be open.
         dry_run: upload nothing.
 
     Raises:
-        InputError: no such name; text whose licence is neither open nor allowed; a hub that cannot
-            be reached or refuses.
+        InputError: a bad name; text whose licence is neither open nor allowed; a hub that cannot be
+            reached or refuses.
     """
     check_kind("the name on the hub", name, str, "org/name")
     if not NAME.fullmatch(name):
@@ -85,8 +85,8 @@ def push(
     lens = lm.lens if with_lens else None
     if lens is not None:
         _check_licenses(lens, set(allow_licenses))
-    own = lm.path / CARD
-    card = own.read_text(encoding="utf-8") if own.is_file() else card_of(lm, name, lens)
+    path = lm.path / CARD
+    card = path.read_text(encoding="utf-8") if path.is_file() else card_of(lm, name, lens)
     with tempfile.TemporaryDirectory() as directory:
         files = _files_of(lm, lens, Path(directory))
         url = "" if dry_run else _upload(name, private, files, card)
@@ -109,31 +109,31 @@ def _check_licenses(lens: Lens, allowed: set[str]) -> None:
 
 
 def _files_of(lm: OpenedModel, lens: Lens | None, changed: Path) -> dict[str, Path]:
-    """Return the files of a model directory and its lens by name; those changed are new."""
-    found = {
+    """Return the files to upload by name; those that differ from the model's go to ``changed``."""
+    files = {
         path.relative_to(lm.path).as_posix(): path
         for pattern in UPLOADED
         for path in sorted(lm.path.glob(pattern))
         if path.is_file()
     }
-    for name in found.keys() & {MODEL_FILE, ADAPTER_CONFIG} | {MODEL_FILE}:
-        found[name] = changed / Path(name).name
-        write_json(found[name], _without_paths(read_json(lm.path / name)))
+    for name in files.keys() & {MODEL_FILE, ADAPTER_CONFIG} | {MODEL_FILE}:
+        files[name] = changed / Path(name).name
+        write_json(files[name], _without_paths(read_json(lm.path / name)))
     if lens is not None:
         folder = f"lens/{lens.name}"
         names = (*lens.meta.files, PROTOTYPES_FILE)
-        found |= {f"{folder}/{name}": lens.path / name for name in sorted(names)}
+        files |= {f"{folder}/{name}": lens.path / name for name in sorted(names)}
         write_meta(changed, replace(lens.meta, corpus_path=lens.meta.corpus_name))
-        found[f"{folder}/{META_FILE}"] = changed / META_FILE
-    return found
+        files[f"{folder}/{META_FILE}"] = changed / META_FILE
+    return files
 
 
 def _without_paths(value: Any) -> Any:
-    """Return JSON with the last part of each absolute path in its place."""
+    """Return JSON with each absolute path replaced by its last part."""
     if isinstance(value, dict):
-        return {key: _without_paths(one) for key, one in value.items()}
+        return {key: _without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_paths(one) for one in value]
+        return [_without_paths(item) for item in value]
     if isinstance(value, str) and Path(value).is_absolute():
         return Path(value).name
     return value
@@ -146,7 +146,7 @@ def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
         raise InputError(f"{name} was not uploaded: {silent}.")
     try:
         api = HfApi()
-        # Where nothing is said, an organisation may have its new models private.
+        # Without the option, an organisation's default applies.
         url = api.create_repo(name, private=private or None, exist_ok=True)
         if private and not api.model_info(name).private:
             raise InputError(
@@ -159,32 +159,31 @@ def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
         api.create_commit(name, operations, commit_message="Upload a prismlm model")
     except InputError:
         raise
-    except Exception as error:  # the client raises what it likes, from OSError to its own kinds
+    except Exception as error:  # the client raises OSError, its own errors and others
         raise InputError(
             f"{name} was not uploaded: {first_line(error).rstrip('.')}. Log in with `hf auth "
-            "login`, by a token that may write there."
+            "login`, with a token that has write access."
         ) from error
     return str(url)
 
 
 def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
-    """Return a model card, in Markdown, of what a model directory says of itself."""
-    about, head = _without_paths(read_json(lm.path / MODEL_FILE)), lm.head
-    base, quality = about["base"]["name"], (about.get("provenance") or {}).get("quality")
+    """Return a model card, in Markdown, from the metadata of a model directory."""
+    meta, head = _without_paths(read_json(lm.path / MODEL_FILE)), lm.head
+    base, quality = meta["base"]["name"], (meta.get("provenance") or {}).get("quality")
     metadata = ["library_name: prismlm", "tags: [prismlm, interpretability, data-attribution]"]
     metadata += [f"base_model: {base}"] if NAME.fullmatch(base) else []
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     model = f"`{base}`" if base else f"a {lm.model.config.model_type} model"
-    alone = "The head changes no prediction: transformers opens the same model without it."
+    note = "The head changes no prediction: transformers opens the same model without it."
     if (lm.path / UNCERTAINTY_FILE).is_file():
-        alone = "Its predictions feed on their own uncertainty, which only prismlm passes on."
+        note = "It uses uncertainty feedback, which only prismlm applies."
     parts = [
         "---\n" + "\n".join(metadata) + "\n---",
         f"# {name.split('/')[1]}",
         f"This is {model} of {parameters:,} parameters with a prototype head: every logit splits "
         f"exactly into the parts of {head.prototypes_per_token} of {head.num_prototypes:,} "
-        "prototypes and a residual, and prototypes lead to the text that stands behind them. "
-        + alone,
+        "prototypes and a residual, and each prototype leads to training text. " + note,
         "## How to open it",
         f'```python\nimport prismlm\n\nlm = prismlm.load("{name}")\n'
         'trace = lm.explain("Your text", generate=20)\n'
@@ -195,14 +194,14 @@ def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
     if lens is not None:
         parts += ["## The text behind its answers", *_text(lens)]
     limits = (
-        "A share says how much of a prediction's evidence lies near a place of this text in the "
-        "model's own states. It does not prove that without it the answer would have been another."
+        "A share is the part of a prediction's evidence on this text, by the model's own hidden "
+        "states. It does not prove that the answer would differ without the text."
     )
     parts += ["## Limits", limits]
     if lens is None:
-        parts.append("No text comes with it: build a lens with `prismlm index`.")
+        parts.append("It comes without text: build a lens with `prismlm index`.")
     elif lens.meta.trained_on is not True:
-        parts.append("Text that the model was trained on and the lens does not hold is not shown.")
+        parts.append("Training text that the lens does not hold is not shown.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -220,8 +219,8 @@ def _text(lens: Lens) -> list[str]:
     meta, tables = lens.meta, list[str]()
     for column in ("source", "license"):
         shares = list(lens.shares(column).items())
-        rows = [(key, f"{share:.1%}") for key, share in shares[:MOST_ROWS]]
-        if rest := shares[MOST_ROWS:]:
+        rows = [(key, f"{share:.1%}") for key, share in shares[:MAX_ROWS]]
+        if rest := shares[MAX_ROWS:]:
             rows.append((f"{len(rest)} others", f"{sum(share for _, share in rest):.1%}"))
         tables.append(_table((column, "share of the text"), rows))
     return [

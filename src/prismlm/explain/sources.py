@@ -20,35 +20,27 @@ if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
 
-IDS_COMPARED = 20_000  # ids looked through for a similar one
-# Lifts from here to its inverse are as usual.
+IDS_COMPARED = 20_000  # ids searched for a similar one
+# Lifts between this and its inverse are as usual.
 USUAL = 0.8
 
 
 @dataclass(frozen=True)
 class DocumentUse:
-    """A document among the contexts of one prototype.
+    """A document among the contexts of one prototype."""
 
-    Attributes:
-        prototype, name: the prototype.
-        rank: of the document's place among the contexts, from 0.
-        cosine: of that place to the prototype.
-        contexts: how many contexts the prototype has.
-        share: 1 / contexts, what the document makes up of them (one place per document is kept).
-        usage: the share of all tokens of the corpus that use the prototype.
-        position: the place, as an offset into the corpus.
-        text: the characters around it, or None if the index holds offsets only.
-    """
-
+    # prototype, name: the prototype.
     prototype: int
     name: str
+    # rank, cosine, position: of the document's context: its rank from 0, its cosine to the
+    # prototype, and its offset in the corpus.
     rank: int
     cosine: float
-    contexts: int
-    share: float
-    usage: float
+    contexts: int  # the prototype's number of contexts
+    share: float  # 1 / contexts, as a document has at most one of them
+    usage: float  # the share of the corpus's tokens that use the prototype
     position: int
-    text: str | None
+    text: str | None  # the characters around the position; None if the index holds offsets only
 
 
 @dataclass(frozen=True)
@@ -71,43 +63,28 @@ class TextUse(NamedTuple):
 
 @dataclass(frozen=True)
 class TextUses:
-    """Texts that relied on a document.
+    """Texts that relied on a document."""
 
-    Attributes:
-        texts: those in which it has a share, the largest first.
-        read: how many there are, with the others.
-        least: the smallest share that an audit kept of a document in a text; None where none did.
-    """
-
-    texts: list[TextUse]
-    read: int
+    texts: list[TextUse]  # those in which it has a share, the largest first
+    read: int  # the number of all texts
+    # The smallest share of a document in a text that an audit stored; None for all.
     least: float | None = None
 
     @classmethod
-    def of(cls, texts: Iterable[TextUse], least: float | None = None) -> TextUses:
-        """Return the texts with a share in order."""
-        every = sorted(texts, key=lambda text: -text.share)
-        return cls([text for text in every if text.share > 0], len(every), least)
+    def from_all(cls, texts: Iterable[TextUse], least: float | None = None) -> TextUses:
+        """Return those of all texts that have a share, in order."""
+        ordered = sorted(texts, key=lambda text: -text.share)
+        return cls([text for text in ordered if text.share > 0], len(ordered), least)
 
     @property
     def share(self) -> float:
-        """The document's share in an average text; smaller ones than ``least`` count as 0."""
+        """The document's share in an average text; shares below ``least`` count as 0."""
         return sum(text.share for text in self.texts) / max(1, self.read)
 
 
 @dataclass(frozen=True)
 class DocumentSources:
-    """Where a document shows up.
-
-    Attributes:
-        doc_id, source, domain, license, title, url: the document.
-        cells: the prototypes whose cells its positions are in, the fullest first.
-        uses: the prototypes that have it among their contexts, by usage-weighted share.
-        neighbourhood: Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes:
-            how much of the neighbourhood of an average use it makes up.
-        expected: the same, averaged over all documents among the contexts of the lens.
-        base_rate: its share of all positions of the lens.
-    """
+    """Where a document shows up."""
 
     doc_id: str
     source: str | None
@@ -115,11 +92,13 @@ class DocumentSources:
     license: str | None
     title: str | None
     url: str | None
-    cells: list[CellUse]
-    uses: list[DocumentUse]
+    cells: list[CellUse]  # the prototypes with its positions in their cells, the fullest first
+    uses: list[DocumentUse]  # the prototypes with it among their contexts, by usage-weighted share
+    # Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes: its share of the
+    # neighbourhood of an average use.
     neighbourhood: float
-    expected: float
-    base_rate: float
+    expected: float  # the same, averaged over all documents among the contexts of the lens
+    base_rate: float  # its share of all positions of the lens
 
     def sentence(self, texts: TextUses | None = None) -> str:
         """Say how much more often than usual it is behind some texts, or near to predictions.
@@ -131,59 +110,60 @@ class DocumentSources:
         share = self.neighbourhood if texts is None else texts.share
         lift = share / self.base_rate if self.base_rate else 0.0
         if not share:
-            found = "is not behind any of these texts" if texts else "is near to no prediction"
-            return f"“{title}” {found}."
+            nothing = "is not behind any of these texts" if texts else "is near to no prediction"
+            return f"“{title}” {nothing}."
         if texts is None:
-            where = f"Predictions of the model come near to “{title}”"
+            subject = f"Predictions of the model come near to “{title}”"
         else:
-            read = "this text" if texts.read == 1 else f"these {texts.read:,} texts"
-            where = f"“{title}” is behind {read}"
+            these = "this text" if texts.read == 1 else f"these {texts.read:,} texts"
+            subject = f"“{title}” is behind {these}"
         if USUAL < lift < 1 / USUAL:
-            return f"{where} about as often as usual for its length."
-        how = "more" if lift > 1 else "less"
+            return f"{subject} about as often as usual for its length."
+        comparison = "more" if lift > 1 else "less"
         least = "at least " if texts is not None and texts.least else ""
         return (
-            f"{where} {how} often than usual: {least}{lift:,.1f} times as much as its share of the "
-            "corpus suggests."
+            f"{subject} {comparison} often than usual: {least}{lift:,.1f} times as much as its "
+            "share of the corpus suggests."
         )
 
 
 def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
-    """Return the prototypes whose cells hold a document, or that have it among their contexts.
+    """Return the prototypes with a document in their cells or among their contexts.
 
     Raises:
-        InputError: the lens has no such document; the message says whether the corpus has it,
-            where that is at hand.
+        InputError: the lens has no such document.
     """
     check_document(lens, doc_id)
     usage, counts = np.nan_to_num(lens.prototypes["usage"].to_numpy()), np.diff(lens.first_rows)
     total = max(float(usage.sum()), 1e-300)
     uses: list[DocumentUse] = []
-    for entry in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist():
-        i, words = int(entry["prototype"]), [entry[name] for name in Around._fields]
-        uses.append(
-            DocumentUse(
-                prototype=i,
-                name=lens.names[i],
-                contexts=int(counts[i]),
-                share=1 / int(counts[i]),
-                usage=float(usage[i]),
-                text=None if entry["token"] is None else "".join(words),
-                **{name: entry[name] for name in ("rank", "cosine", "position")},
-            )
+    for row in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist():
+        i = int(row["prototype"])
+        use = DocumentUse(
+            prototype=i,
+            name=lens.names[i],
+            contexts=int(counts[i]),
+            share=1 / int(counts[i]),
+            usage=float(usage[i]),
+            text=None if row["token"] is None else "".join(row[name] for name in Around._fields),
+            **{name: row[name] for name in ("rank", "cosine", "position")},
         )
+        uses.append(use)
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
     document = lens.cells.document_number(doc_id)
-    held, sizes = lens.cells.cells_of(document, lens.num_prototypes)
-    if not held.any():
+    positions, sizes = lens.cells.cells_of(document, lens.num_prototypes)
+    if not positions.any():
         raise InputError(
             f"none of the positions of the document {doc_id!r} was indexed: the lens {lens.name} "
             "keeps a sample of positions. An index with --positions 1 has every one."
         )
-    fullest = np.argsort(-held, kind="stable")[: np.count_nonzero(held)].tolist()
+    fullest = np.argsort(-positions, kind="stable")[: np.count_nonzero(positions)].tolist()
     return DocumentSources(
         **lens.cells.facts(document),
-        cells=[CellUse(i, lens.names[i], int(held[i]), float(held[i] / sizes[i])) for i in fullest],
+        cells=[
+            CellUse(i, lens.names[i], int(positions[i]), float(positions[i] / sizes[i]))
+            for i in fullest
+        ],
         uses=uses,
         neighbourhood=sum(use.usage * use.share for use in uses) / total,
         expected=float(usage[counts > 0].sum()) / total / len(lens.documents.names),
@@ -198,10 +178,10 @@ def check_document(lens: Lens, doc_id: str) -> None:
     corpus, split = lens.corpus, lens.meta.split
     if corpus is None or doc_id not in corpus.doc_ids:
         names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
-        gone = " The corpus is not at hand, so whether it is held out is unknown."
+        unknown = " The corpus is not at hand, so whether it is held out is unknown."
         raise InputError(
             f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names)} Expected "
-            f"the id of a document of the corpus it was built from.{gone if corpus is None else ''}"
+            f"the id of a document of its corpus.{unknown if corpus is None else ''}"
         )
     held_out = corpus.doc_ids.index(doc_id) in corpus.split("heldout")
     raise InputError(
@@ -214,12 +194,16 @@ def check_document(lens: Lens, doc_id: str) -> None:
 def texts_that_rely(
     lm: PrismLM, doc_id: str, documents: Iterable[Document], options: TextOptions
 ) -> TextUses:
-    """Read texts and return those in which a document has a share."""
+    """Return the texts in which a document has a share."""
     check_document(lm.lens_for("document to find"), doc_id)
-    return TextUses.of(
-        TextUse(text.document.doc_id, text.document.opening[:OPENING], found.document_share(doc_id))
+    return TextUses.from_all(
+        TextUse(
+            text.document.doc_id,
+            text.document.opening[:OPENING],
+            text.attribution.document_share(doc_id),
+        )
         for text in read_texts(lm, documents, options)
-        if (found := text.attribution) is not None
+        if text.attribution is not None
     )
 
 
@@ -231,17 +215,16 @@ def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
         FormatError: it is damaged, or not an audit.
     """
     identity, rows = read_audit(audit)
-    wanted = audit_identity(lens, "evidence")
-    differing = [key for key in wanted if key != "method" and identity.get(key) != wanted[key]]
+    expected = audit_identity(lens, "evidence")
+    differing = [key for key in expected if key != "method" and identity.get(key) != expected[key]]
     if differing:
         raise InputError(
             f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
             "`prismlm audit` again with this one."
         )
     least = identity.get("least_share")
-    shares = (
-        (row, sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id))
-        for row in rows
-    )
-    texts = (TextUse(row["text_id"], row["opening"], share) for row, share in shares)
-    return TextUses.of(texts, None if least is None else float(least))
+    texts: list[TextUse] = []
+    for row in rows:
+        shares = [one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id]
+        texts.append(TextUse(row["text_id"], row["opening"], sum(shares)))
+    return TextUses.from_all(texts, None if least is None else float(least))

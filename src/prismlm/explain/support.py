@@ -1,86 +1,98 @@
-"""How well the corpus supports an answer (strong, weak, none), and a summary of it in words.
+"""How well the corpus supports an answer: a level, a summary in words, and its verbatim spans.
 
-A prediction of the token y counts by how much y tells under the corpus, p(y) being the share of its
-positions after which y came next:
+A prediction of the token y counts by the information of y under the corpus, p(y) being the share of
+its positions after which y came next:
 
     w_t = ε + max(0, −ln p(y_t) − c)²
 
 so that names count, and "the" hardly does. Shares, documents and passages are sums of w_t times the
-evidence of each prediction. c = 5 and the square put the document that holds an answer first most
-often, on questions to a model that half knew its texts (docs/results/asked.md).
+evidence of each prediction. c = 5 and the square ranked the document that holds an answer first
+most often, on questions to a model that half knew its texts (docs/results/asked.md).
 
-A document carries a prediction where one of its positions came before the same token, in a state
-that is at least as near as the nearest of half the predictions of unseen text
-(:mod:`prismlm.lens.support`). Each token y of the answer counted once, support is the largest part
-of what the answer tells that one document carries:
+A document carries a prediction if one of its positions came before the same token, in a state at
+least as near as the nearest of half the predictions of unseen text (:mod:`prismlm.lens.support`).
+Each distinct token y of the answer counts once, and support is the largest part of the answer's
+information that one document carries:
 
     s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
 
 Many documents that share a word each are not about the answer; one document that has its names and
 terms together is. Strong is s ≥ 0.8, none s < 0.25; docs/results/asked.md has the error rates, on
 questions that these bounds were not chosen on. An answer of common words alone, with Σ_y w(y) < 1,
-says nothing that a document could hold, and is weak.
+has nothing that a document could hold, and is weak.
+
+Verbatim spans follow OLMoTrace (Liu et al. 2025): from every token on, the longest run of tokens
+that occurs in some document; runs within a longer one are dropped, long and rare ones come first.
+They say where a text occurs, not whether the model took it from there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from prismlm.lens.lens import Lens
+from prismlm.lens.suffixes import Suffixes
 from prismlm.lens.support import SupportScale
+from prismlm.lens.where import UNKNOWN
+
+if TYPE_CHECKING:
+    from prismlm.explain.attribution import Passage, Share, Sources
 
 # c in nats, and ε.
-COMMON, LEAST = 5.0, 0.01
+COMMON, MIN_WEIGHT = 5.0, 0.01
 STRONG, NONE = 0.8, 0.25
-LEAST_TOLD = 1.0
-# Of single predictions: strong or none is what all but this share of unseen text lies within.
-BEYOND = 0.05
+MIN_INFORMATION = 1.0
+# A single prediction is strong or none beyond this share of unseen text at either end.
+TAIL = 0.05
 Level = Literal["strong", "weak", "none"]
-# What each level says, to people.
 WORDS: dict[Level, str] = {
     "strong": "one document of this corpus holds nearly all that the answer tells",
     "weak": "this corpus holds only parts of what the answer tells",
     "none": "nothing in this corpus is about the answer",
 }
 LEVELS: tuple[Level, ...] = get_args(Level)
+# A summary says "mostly" of a domain with more than half of the attributed evidence. How often such
+# a domain is the text's own is in docs/results/domains.md.
+HALF = 0.5
+# With less of the evidence attributed, the summary names no source.
+MIN_ATTRIBUTED = 0.05
+# A domain with a smaller lift is as frequent as usual.
+MIN_LIFT = 1.25
+# A smaller share is "less than 1%".
+MIN_PERCENT = 0.005
+# Tokens of a verbatim span, and the positions named for each.
+MIN_SPAN = 5
+SPAN_PLACES = 5
 
 
 @dataclass(frozen=True)
 class TokenSupport:
-    """The support of one prediction.
+    """The support of one prediction."""
 
-    Attributes:
-        level: for the single token.
-        nearest: the largest cosine of its state to a position of the active cells where the
-            predicted token came next; −1 where there is none.
-        score: F, the share of unseen predictions that come less near.
-    """
-
-    level: Level
+    level: Level  # for the single token
+    # The largest cosine of its state to a position of the active cells with the predicted token
+    # next; −1 if there is none.
     nearest: float
-    score: float
+    score: float  # F, the share of unseen predictions with a smaller nearest cosine
 
 
 @dataclass(frozen=True)
 class Support:
-    """The support of an answer.
+    """The support of an answer."""
 
-    Attributes:
-        level: strong from 0.8 on, none below 0.25.
-        score: s, the largest part of what the answer tells that one document carries.
-        tokens: of each prediction.
-    """
-
-    level: Level
-    score: float
-    tokens: tuple[TokenSupport, ...]
+    level: Level  # strong from 0.8 on, none below 0.25
+    score: float  # s, the largest part of the answer's information that one document carries
+    tokens: tuple[TokenSupport, ...]  # of each prediction
 
     @property
     def sentence(self) -> str:
-        """What the level says, as a sentence."""
+        """The level as a sentence."""
         return sentence(self.level)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +101,7 @@ class Support:
 
 
 def sentence(level: Level) -> str:
-    """Return what a level says, as a sentence."""
+    """Return a level as a sentence."""
     return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
 
 
@@ -98,24 +110,17 @@ def levels_in_words(levels: Mapping[Level, int]) -> str:
     return ", ".join(f"{count:,} {level}" for level, count in levels.items())
 
 
-class Told(NamedTuple):
-    """What T predictions tell, and which documents carry them.
+class Coverage(NamedTuple):
+    """Which documents carry which of T predictions."""
 
-    Attributes:
-        tokens: the predicted tokens, int64 [T].
-        weights: w of each, float64 [T].
-        nearest: the nearest cosine of each, float32 [T].
-        carried: (prediction, document) pairs: which document carries which, int64 [m, 2].
-    """
-
-    tokens: np.ndarray
-    weights: np.ndarray
-    nearest: np.ndarray
-    carried: np.ndarray
+    tokens: np.ndarray  # the predicted tokens, int64 [T]
+    weights: np.ndarray  # w of each, float64 [T]
+    nearest: np.ndarray  # the nearest cosine of each, float32 [T]
+    carried: np.ndarray  # (prediction, document) pairs, int64 [m, 2]
 
     @classmethod
-    def joined(cls, parts: Sequence[Told]) -> Told:
-        """Return what successive predictions tell."""
+    def joined(cls, parts: Sequence[Coverage]) -> Coverage:
+        """Return the coverage of successive predictions."""
         firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
         shifted = [
             part._replace(carried=part.carried + np.array([first, 0]))
@@ -124,7 +129,7 @@ class Told(NamedTuple):
         return cls(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return documents, int [m], the part of what is told that each carries, and Σ_y w(y)."""
+        """Return documents, int [m], the part of Σ_y w(y) that each carries, and Σ_y w(y)."""
         distinct, number = np.unique(self.tokens, return_inverse=True)
         weight = np.zeros(len(distinct))
         weight[number] = self.weights
@@ -135,26 +140,26 @@ class Told(NamedTuple):
         return documents, sums / weight.sum(), float(weight.sum())
 
     def support(self, scale: SupportScale) -> Support:
-        """Return the level of support on the scale of a lens."""
-        _, shares, total = self.by_document()
+        """Return the support on the scale of a lens."""
+        _, shares, information = self.by_document()
         score = float(shares.max(initial=0))
-        singles = tuple(
-            TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
-            for one, cosine in zip(
+        tokens = tuple(
+            TokenSupport(_level(score, TAIL, 1 - TAIL), cosine, score)
+            for score, cosine in zip(
                 scale.score(self.nearest).tolist(), self.nearest.tolist(), strict=True
             )
         )
-        level = _level(score, NONE, STRONG) if total >= LEAST_TOLD else "weak"
-        return Support(level, score, singles)
+        level = _level(score, NONE, STRONG) if information >= MIN_INFORMATION else "weak"
+        return Support(level, score, tokens)
 
 
-def token_weights(rates: np.ndarray, positions: int, common: float = COMMON) -> np.ndarray:
-    """Return w of tokens that come next at these shares of so many positions; see the module.
+def token_information(rates: np.ndarray, positions: int) -> np.ndarray:
+    """Return w of tokens that come next at these shares of so many positions.
 
-    A token that never comes next counts as half of one of the positions.
+    A token that never comes next counts as half of one position.
     """
-    telling = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - common)
-    return LEAST + telling**2
+    nats = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - COMMON)
+    return MIN_WEIGHT + nats**2
 
 
 def _level(score: float, none: float, strong: float) -> Level:
@@ -162,7 +167,7 @@ def _level(score: float, none: float, strong: float) -> Level:
 
 
 class SupportCount:
-    """Counts the levels of many texts, and adds up their scores."""
+    """Counts the levels of many texts, and sums their scores."""
 
     def __init__(self) -> None:
         self.levels: dict[Level, int] = dict.fromkeys(LEVELS, 0)
@@ -178,3 +183,145 @@ class SupportCount:
         """Return how many texts have each level, and their mean score; None without texts."""
         texts = sum(self.levels.values())
         return {"levels": dict(self.levels), "score": self._score / texts} if texts else None
+
+
+def summarise(
+    subject: str, shares: Sources, document: Passage | None, support: Support | None, documents: int
+) -> str:
+    """Return what some predictions draw on, in at most two sentences with one figure each.
+
+    The domain named has the largest p log(p / q), with its part p of what is attributed and its
+    share q of the corpus: a large part of a large domain has little information. Figures are shares
+    of all evidence, as in tables.
+
+    Args:
+        subject: of the sentence, such as "the answer".
+        shares: by domain, or by source if all documents have one domain.
+        document: the one with the largest share.
+        support: how well the corpus supports them, if known.
+        documents: the number of documents in the corpus.
+    """
+    if support is not None and support.level == "none":
+        return support.sentence
+    attributed = 1 - shares.unattributed
+    if not shares.items or attributed < MIN_ATTRIBUTED:
+        return f"Almost none of the evidence for {subject} could be traced to this corpus."
+    traced = f"{percent(attributed)} of the evidence for {subject} was traced to"
+    if documents == 1:
+        return f"{traced} the only document of this corpus."
+
+    def information(share: Share) -> float:
+        p = share.share / attributed
+        return p * math.log(p / share.base_rate) if share.base_rate else p
+
+    leading = max(shares.items, key=information)
+    capital = subject[0].upper() + subject[1:]
+    name = f"the {shares.by} “{leading.key}”"
+    if leading.key == UNKNOWN:
+        name = f"text of unknown {shares.by}"
+    if leading.base_rate is not None and leading.base_rate > 1 - 1e-9:
+        text = f"{traced} this corpus."
+    elif leading.lift and leading.lift < attributed * MIN_LIFT:
+        text = f"{capital} draws on no {shares.by} much more than the corpus holds of it."
+    else:
+        verb = f"draws on {name} more than on any other"
+        if leading is not shares.items[0]:
+            verb = f"draws more than usual on {name}"
+        elif leading.share > HALF * attributed:
+            verb = f"draws mostly on {name}"
+        text = f"{capital} {verb}: {percent(leading.share)} of its evidence."
+    if document is None:
+        return text
+    title = " ".join((document.title or document.doc_id).split())
+    share = percent(document.share)
+    return f"{text} The document that contributes most is “{title}”, with {share}."
+
+
+def percent(share: float) -> str:
+    """Return a share in whole per cent, for a sentence."""
+    return f"{share:.0%}" if share >= MIN_PERCENT else "less than 1%"
+
+
+@dataclass(frozen=True)
+class VerbatimSpan:
+    """A span of a text that occurs in the corpus, and lies in no longer one that does."""
+
+    start: int  # its first token, counted from 0 in the text
+    length: int  # its tokens
+    count: int  # how often it occurs in the documents of the lens
+    rarity: float  # −Σ log₂ p over its tokens, with p a token's share of the documents
+    # The first places it begins at, ascending global token offsets of the corpus.
+    positions: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The token after its last one."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Quote:
+    """The text of a verbatim span, with doc_id, title, source, license and position of places."""
+
+    text: str
+    span: VerbatimSpan
+    places: tuple[dict[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``."""
+        span = asdict(self.span)
+        del span["positions"]
+        return {"text": self.text, **span, "places": list(self.places)}
+
+
+def quotes(
+    ids: Sequence[int], tokens: Sequence[str], start: int, lens: Lens, limit: int
+) -> list[Quote]:
+    """Return the verbatim spans of a text from a token on; of the same words, the first span.
+
+    The text is given as ids and as displayed tokens.
+    """
+    assert lens.suffixes is not None
+    distinct: dict[str, VerbatimSpan] = {}
+    for span in verbatim_spans(ids, lens.suffixes, start):
+        distinct.setdefault("".join(tokens[span.start : span.end]), span)
+
+    def place(position: int) -> dict[str, Any]:
+        facts = lens.cells.facts(int(lens.cells.document_of(np.array([position]))[0]))
+        names = ("doc_id", "title", "source", "license")
+        return {name: facts[name] for name in names} | {"position": position}
+
+    return [
+        Quote(text, span, tuple(map(place, span.positions)))
+        for text, span in list(distinct.items())[:limit]
+    ]
+
+
+def verbatim_spans(
+    ids: Sequence[int], suffixes: Suffixes, start: int = 0, *, minimum: int = MIN_SPAN
+) -> list[VerbatimSpan]:
+    """Return the longest spans of a text that occur in the corpus: by length, rarity and start.
+
+    They have ``minimum`` tokens or more, begin at ``start`` or later, and may overlap; none lies in
+    another.
+    """
+    tokens = np.asarray(ids, dtype=np.int64)
+
+    @cache
+    def surprise(token: int) -> float:
+        return -math.log2(suffixes.count([token]) / len(suffixes))
+
+    spans: list[VerbatimSpan] = []
+    end = start
+    for first in range(start, len(tokens)):
+        length, count = suffixes.longest_prefix(tokens[first:])
+        # Ends never decrease, so a span lies in an earlier one unless it ends later.
+        if first + length <= end:
+            continue
+        end = first + length
+        if length >= minimum:
+            span = tokens[first:end]
+            rarity = math.fsum(map(surprise, span.tolist()))
+            places = tuple(suffixes.find(span, SPAN_PLACES).tolist())
+            spans.append(VerbatimSpan(first, length, count, rarity, places))
+    return sorted(spans, key=lambda span: (-span.length, -span.rarity, span.start))

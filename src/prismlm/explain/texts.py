@@ -1,4 +1,4 @@
-"""Reading many texts: windows of any of them in one forward pass, memory set by one batch."""
+"""Figures of many texts: batches of windows from any of them, in the memory of one batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, attribute, joined
-from prismlm.explain.positions import ContextPrior, Method, carriers_of
-from prismlm.explain.prediction import split_states
-from prismlm.explain.summary import fits
+from prismlm.explain.attribution import (
+    Attribution,
+    ContextPrior,
+    Method,
+    attribute,
+    carriers_of,
+    joined,
+)
+from prismlm.explain.prediction import is_plausible, split_states
 from prismlm.explain.support import Support
 from prismlm.lens.opened_model import check_embedded
 from prismlm.models.seam import capture
@@ -26,26 +31,20 @@ if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
 
-LONGEST_DEFAULT_WINDOW = 1024
-# Is called with how many predictions a forward pass gave; False ends the reading.
+MAX_DEFAULT_WINDOW = 1024
+# Called with the number of predictions of each forward pass; False ends the run.
 OnPass = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How texts are read.
+    """How texts are split into windows, and the method of attribution."""
 
-    Attributes:
-        window: tokens read at once; a longer text is split.
-        stride: tokens between windows. A prediction comes from the earliest window that gives it
-            window − stride tokens of context, or its text's start.
-        tokens_per_batch: tokens of one forward pass, with padding.
-        method: of the attribution.
-    """
-
-    window: int
+    window: int  # tokens of a window
+    # Tokens between windows. A prediction comes from the earliest window that gives it window −
+    # stride tokens of context, or its text's start.
     stride: int
-    tokens_per_batch: int = 1024
+    tokens_per_batch: int = 1024  # tokens of one forward pass, with padding
     method: Method = "evidence"
 
 
@@ -58,12 +57,12 @@ def text_options(
     """Return options that suit every model; by default the longest window, up to 1,024 tokens.
 
     Raises:
-        InputError: the window does not fit a model, or would leave tokens out.
+        InputError: the window does not fit a model, or the stride would skip tokens.
     """
     lengths = [lm.context_length for lm in models]
     longest = min((n for n in lengths if n is not None), default=None)
     if window is None:
-        window = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
+        window = min(longest or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
     if longest is not None and window > longest:
         raise InputError(
             f"a window of {window} tokens does not fit a model that reads {longest}: pass "
@@ -79,36 +78,24 @@ def text_options(
 
 @dataclass(frozen=True)
 class TextFigures:
-    """What a model's predictions along one text rely on; of a chat, along its last answer.
+    """What a model's predictions along one text rely on; of a chat, along its last answer."""
 
-    Attributes:
-        document: the text.
-        tokens: how many it has; each but the first is predicted.
-        losses: −log p of every predicted token, float32 [tokens − 1].
-        explained: explained share at every position, for the model's top token there.
-        attribution: of all predictions, or None without a lens or predictions.
-    """
-
-    document: Document
-    tokens: int
-    losses: np.ndarray
-    explained: np.ndarray
-    attribution: Attribution | None
+    document: Document  # the text
+    tokens: int  # their number; each but the first is predicted
+    losses: np.ndarray  # −log p of every predicted token, float32 [tokens − 1]
+    explained: np.ndarray  # explained share at every position, for the model's top token there
+    attribution: Attribution | None  # of all predictions; None without a lens or predictions
 
     @property
     def support(self) -> Support | None:
-        """How well the corpus supports it; None where that is not known, or the head is wrong."""
-        if self.attribution is None or not fits(float(np.median(self.explained))):
+        """How well the corpus supports it; None if unknown, or if the head does not fit."""
+        if self.attribution is None or not is_plausible(float(np.median(self.explained))):
             return None
         return self.attribution.support
 
 
 def document_ids(lm: PrismLM, document: Document) -> list[int]:
-    """Return the tokens of a text or a chat.
-
-    Raises:
-        InputError: one of them has no embedding.
-    """
+    """Return the tokens of a text or a chat; InputError for a token without an embedding."""
     if document.messages:
         ids = encode_chat(lm.tokenizer, document.messages)
     else:
@@ -125,31 +112,27 @@ def read_texts(
 ) -> Iterator[TextFigures]:
     """Yield the figures of every text, in order; the target of each prediction is the text's own.
 
-    Args:
-        lm: the model.
-        documents: the texts.
-        options: how they are read.
-        on_pass: is called after every forward pass.
+    ``on_pass`` is called after every forward pass.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
-        read = [window for window in batch if window.stop > window.skip]
-        if read:
-            _read_batch(lm, read, options.method)
-        done = sum(window.stop - window.skip for window in read)
-        ended = on_pass is not None and on_pass(done) is False
+        predicting = [window for window in batch if window.stop > window.skip]
+        if predicting:
+            _run_batch(lm, predicting, options.method)
+        count = sum(window.stop - window.skip for window in predicting)
+        stop = on_pass is not None and on_pass(count) is False
         for window in batch:
             if window.last:
                 yield _figures(window.text)
-        if ended:
+        if stop:
             return
 
 
 @dataclass
 class _Text:
-    """A text, its first prediction that counts, and what its windows have given so far."""
+    """A text, its first prediction that counts, and the figures of its windows so far."""
 
     document: Document
     ids: Tensor
@@ -191,21 +174,22 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
     zero = np.zeros(1, dtype=np.int64)
     for document in documents:
         ids = torch.tensor(document_ids(lm, document), dtype=torch.int64)
-        before = lm.asked(document.messages, ids) if document.messages else 0
+        before = lm.answer_start(document.messages, ids) if document.messages else 0
         prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
         text, count = _Text(document, ids, max(0, before - 1), prior), len(ids)
-        # The last token predicts nothing of the text, so it gets no window of its own.
+        # The last token predicts no token of the text, so it gets no window of its own.
         lengths = np.array([max(1, count - 1)])
-        how = options.window, options.stride, prefix.tolist()
-        grid = document_windows(zero, zero, lengths, *how)
+        grid = document_windows(
+            zero, zero, lengths, options.window, options.stride, prefix.tolist()
+        )
         rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
         for number, (start, length, skip) in enumerate(rows, 1):
-            read = ids[start:][:length]
+            tokens = ids[start:][:length]
             if start:
-                # As in an index, windows inside a text begin as texts do.
-                read = torch.cat([prefix, read[len(prefix) :]])
+                # As in an index, windows inside a text begin with the prefix of texts.
+                tokens = torch.cat([prefix, tokens[len(prefix) :]])
             stop = max(skip, min(length, count - 1 - start))
-            yield _Window(text, read, start, skip, stop, number == len(grid))
+            yield _Window(text, tokens, start, skip, stop, number == len(grid))
 
 
 def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
@@ -222,23 +206,23 @@ def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]
 
 
 @torch.no_grad()
-def _read_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
-    """Run the model once and give every text what its windows hold."""
+def _run_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
+    """Run the model once, and add the figures of each window to its text."""
     device = lm.model.device
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
-    attended = pad_sequence([torch.ones_like(one.ids) for one in batch], batch_first=True)
+    attended = pad_sequence([torch.ones_like(window.ids) for window in batch], batch_first=True)
     with capture(lm.model) as seen:
         lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
     assert seen.embedded is not None
     spans = [(row, slice(window.skip, window.stop)) for row, window in enumerate(batch)]
     z = torch.cat([seen.z[row, span] for row, span in spans]).float()
-    embedded = torch.cat([seen.embedded[row, span] for row, span in spans])
-    read, targets = (
+    raw = torch.cat([seen.embedded[row, span] for row, span in spans])
+    tokens, targets = (
         torch.cat([w.text.ids[w.first + by : w.start + w.stop + by] for w in batch])
         for by in (0, 1)
     )
     output = lm.output_layer
-    split = split_states(output, lm.head, z, embedded, read, targets.to(device))
+    split = split_states(output, lm.head, z, raw, tokens, targets.to(device))
     explained = output.parts(lm.head, z, split.routing, split.scores.top).explained_share.cpu()
     split, end = split.cpu(), 0
     for window in batch:
@@ -248,7 +232,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
         text.explained.append(explained[rows])
         if lm.lens is not None:
             carriers = carriers_of(split[rows], lm.lens, method, text.prior)
-            # Predictions before the answer of a chat are the context that these come after.
+            # In a chat, predictions before the answer are its context and do not count.
             counted = range(window.stop - window.skip)[max(0, text.first - window.first) :]
             if counted:
-                text.attributions.append(attribute(carriers.of(counted), lm.lens, method))
+                text.attributions.append(attribute(carriers.select(counted), lm.lens, method))

@@ -1,30 +1,37 @@
-"""The reading of a text, one step per prediction, and the shares of the training text behind it."""
+"""The steps of a text, one per prediction, and the shares of the training text behind them."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.encode import around_text
-from prismlm.corpus.pieces import Piece, pieces_of
+from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.explain.against import Opposition
 from prismlm.explain.attention_maps import AttentionMap
-from prismlm.explain.attribution import Attribution, Passage, Sources, attribute
-from prismlm.explain.chain import ChainsOfText
-from prismlm.explain.positions import METHODS, Carriers, Method, carriers_of
+from prismlm.explain.attribution import (
+    METHODS,
+    Attribution,
+    Carriers,
+    Method,
+    Passage,
+    Sources,
+    attribute,
+    carriers_of,
+)
+from prismlm.explain.chain import DirectPath, PrototypeChain, chains
 from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import Rows, frame, write_rows
-from prismlm.explain.steps import Step, steps_of
-from prismlm.explain.summary import doubts, in_words
-from prismlm.explain.support import LEAST_TOLD, STRONG, Support
-from prismlm.explain.verbatim import Quote, quotes
+from prismlm.explain.support import MIN_INFORMATION, STRONG, Quote, Support, quotes, summarise
 from prismlm.files import json_text
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
@@ -37,16 +44,157 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 AGAINST_SHOWN = 5
+PROTOTYPES_CHAINED = 3
+TargetFrom = Literal["text", "generated", "argmax"]
+
+
+class PrototypeUse(NamedTuple):
+    """One prototype's part in one prediction."""
+
+    id: int  # its number
+    activation: float  # α > 0
+    cosine: float  # to the hidden state
+    contribution: float  # scale · α (W p)[target], in logits
+    evidence: float  # contribution minus its mean over the vocabulary
+    # name, category: from the lens; None without one.
+    name: str | None = None
+    category: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The prediction made after reading one token."""
+
+    position: int  # of the token read, from 0
+    # The token read; U+FFFD if it holds only some bytes of a character.
+    token: str
+    token_id: int
+    # The token whose logit is split; likewise.
+    target: str
+    target_id: int
+    # The next token of the text, a generated token, or the model's top token.
+    target_from: TargetFrom
+    logit: float  # the sum of contributions, residual and bias
+    # The model's own, before any soft-cap; the two agree to 1e-3·max(1, |logit|).
+    model_logit: float
+    probability: float  # the model's, of the target
+    # Their parts of the logit, and these minus their means over the vocabulary.
+    bias: float
+    residual: float
+    residual_evidence: float
+    bias_evidence: float
+    explained_share: float  # Σ e_i / (Σ e_i + e_residual + e_bias) for the target
+    prototypes: tuple[PrototypeUse, ...]  # those in use, by contribution, largest first
+    # With uncertainty feedback, the entropy of the prediction before, as a share of the largest
+    # possible, which was fed back to this position; None at the first token.
+    uncertainty: float | None = None
+    # The same as a code. Fields that are not compared are in no table and no JSON.
+    uncertainty_code: int | None = field(default=None, compare=False, repr=False)
+    # Token and target for display, with whole characters.
+    pieces: tuple[Piece, Piece] = field(default=(Piece(""), Piece("")), compare=False, repr=False)
+    read_chains: Callable[[], tuple[PrototypeChain, ...]] | None = field(
+        default=None, compare=False, repr=False
+    )
+
+    @cached_property
+    def chains(self) -> tuple[PrototypeChain, ...] | None:
+        """Channels and earlier tokens behind the leading prototypes' activations.
+
+        Computed on first use; None for models without prototype mixers.
+        """
+        return None if self.read_chains is None else self.read_chains()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``; chains only if there are any."""
+        value = self._figures() | {"prototypes": [use._asdict() for use in self.prototypes]}
+        if self.chains is not None:
+            value["chains"] = [chain.to_dict() for chain in self.chains]
+        return value
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a table row for each prototype in use, the step's own figures repeated."""
+        figures = {name: value for name, value in self._figures().items() if name != "prototypes"}
+        for use in self.prototypes:
+            yield figures | {f"prototype_{k}": v for k, v in use._asdict().items()}
+
+    def _figures(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
+
+
+def steps_of(
+    split: Predictions,
+    ids: list[int],
+    prompt_length: int,
+    tokenizer: PreTrainedTokenizerBase,
+    lens: Lens | None,
+    path: DirectPath | None = None,
+    pieces: list[Piece] | None = None,
+) -> tuple[Step, ...]:
+    """Return the steps of one text.
+
+    With ``pieces``, of all ids and the target after them, they are the last steps of the text.
+    """
+    parts, scores, uses = split.parts, split.scores, list(_uses(split, lens))
+    # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
+    columns = (
+        *(parts.logit, scores.logits, scores.log_probabilities.exp(), parts.bias),
+        *(parts.residual, parts.residual_evidence, parts.bias_evidence, parts.explained_share),
+    )
+    figures = zip(*(column.tolist() for column in columns), uses, strict=True)
+    decode = cache(lambda token: decode_token(tokenizer, token))
+    targets = split.targets.tolist()
+    first = 0 if pieces is None else len(pieces) - 1 - len(targets)
+    # At most one target follows the text.
+    pieces = pieces or pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
+    labels = [piece.label for piece in pieces]
+    fed_back = split.fed_back or [(None, None)] * len(uses)
+
+    def target_from(position: int) -> TargetFrom:
+        if position + 1 >= len(ids):
+            return "argmax"
+        return "text" if position + 1 < prompt_length else "generated"
+
+    return tuple(
+        Step(
+            position,
+            decode(ids[position]),
+            ids[position],
+            decode(targets[t]),
+            targets[t],
+            target_from(position),
+            *row,
+            uncertainty=fed_back[t][0],
+            uncertainty_code=fed_back[t][1],
+            pieces=(pieces[position], pieces[position + 1]),
+            read_chains=path and partial(chains, path, t, uses[t][:PROTOTYPES_CHAINED], labels),
+        )
+        for t, (position, row) in enumerate(enumerate(figures, first))
+    )
+
+
+def _uses(split: Predictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:
+    """Yield the prototypes in use at each position, by contribution, largest first."""
+    routing, parts = split.routing, split.parts
+    # Prototypes not in use come last.
+    keys = parts.contributions.masked_fill(routing.activations <= 0, -torch.inf)
+    order = keys.argsort(dim=1, descending=True, stable=True)
+    figures = (routing.activations, routing.cosines, parts.contributions, parts.evidence)
+    columns = (column.gather(1, order).tolist() for column in (routing.indices, *figures))
+    counts = (routing.activations > 0).sum(1).tolist()
+    labels = (None, None) if lens is None else (lens.names, lens.categories)
+    for count, (indices, *rows) in zip(counts, zip(*columns, strict=True), strict=True):
+        used = indices[:count]
+        names, categories = ([column and column[i] for i in used] for column in labels)
+        # map() stops at the shortest column: figures of prototypes not in use are cut off.
+        yield tuple(map(PrototypeUse, used, *rows, names, categories))
 
 
 @dataclass(frozen=True)
 class Citation:
-    """A sentence of an answer, and a document that carries nearly all that it tells.
+    """A document that carries nearly all of the information of a sentence of an answer.
 
-    Attributes:
-        start, end: of the sentence, in characters of ``trace.answer``.
-        share: s, the part of what the sentence tells that the document carries.
-        document: its doc_id, source, domain, license, title and url.
+    The sentence is from ``start`` to ``end`` in characters of ``trace.answer``; ``share`` is the
+    part of its information, ``document`` has doc_id, source, domain, license, title and url.
     """
 
     start: int
@@ -62,35 +210,24 @@ class Trace:
     ``trace[t]`` is the step after token t, ``trace[2:5]`` a trace of those steps. Shares need a
     lens; without one, :meth:`sources` says how to build it.
 
-    Shares, passages, support and verbatim spans are of the answer: of what was generated, since
-    the model did not write the prompt, or of all of a text that was only read. ``trace[:]`` is of
-    all steps, as every slice is.
-
-    Attributes:
-        lm: the model, with its lens.
-        predictions: of the whole text, split.
-        ids: the tokens of the whole text, those that were written included.
-        prompt_length: how many of them were given.
-        rows: which predictions the steps of this trace are.
-        first: the first step of the answer.
-        attention: what the heads that were asked for look at, a row for each step; or None.
-        chains: of models with prototype mixers.
-        settings: what the model's own settings of generation would have changed, in words.
-        question: what was asked: the text, or a chat's last message of the user.
-        whole: the trace of the whole text, where this is a slice.
+    Shares, passages, support and verbatim spans cover the answer: the generated tokens, since the
+    model did not write the prompt, or all of a text that was only read. A slice covers all of its
+    steps, so ``trace[:]`` covers the prompt too.
     """
 
-    lm: OpenedModel
-    predictions: Predictions
-    ids: list[int]
-    prompt_length: int
-    rows: range
-    first: int = 0
+    lm: OpenedModel  # the model, with its lens
+    predictions: Predictions  # of the full text, split
+    ids: list[int]  # the tokens of the full text, including generated ones
+    prompt_length: int  # the number of prompt tokens
+    rows: range  # which predictions the steps of this trace are
+    first: int = 0  # the first step of the answer
+    # The requested attention maps, a row for each step; or None.
     attention: tuple[AttentionMap, ...] | None = None
-    chains: ChainsOfText | None = None
-    settings: str = ""
-    question: str = ""
-    whole: Trace | None = None
+    # The parts of the text's hidden states, for models with prototype mixers.
+    path: DirectPath | None = None
+    settings: str = ""  # a note on generation settings that were not applied
+    question: str = ""  # the text, or a chat's last message of the user
+    parent: Trace | None = None  # the trace of the full text, if this is a slice
     _carriers: dict[str, Carriers] = field(default_factory=dict, init=False)
     _attributions: dict[str, Attribution] = field(default_factory=dict, init=False)
 
@@ -106,7 +243,7 @@ class Trace:
 
     @property
     def rounding(self) -> float:
-        """The largest |sum of parts − model's logit| / max(1, |logit|) of the whole text.
+        """The largest |sum of parts − model's logit| / max(1, |logit|) of the full text.
 
         float32 models stay under 1e-3, half-precision ones under 2e-2.
         """
@@ -114,11 +251,13 @@ class Trace:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """One per prediction, made when they are first looked at: shares need none."""
-        if self.whole is not None:
-            return tuple(self.whole.steps[row] for row in self.rows)
-        given = self.predictions, self.ids, self.prompt_length
-        return steps_of(*given, self.lm.tokenizer, self.lens, self.chains)
+        """One per prediction, computed on first use: shares need none."""
+        if self.parent is not None:
+            return tuple(self.parent.steps[row] for row in self.rows)
+        lm = self.lm
+        return steps_of(
+            self.predictions, self.ids, self.prompt_length, lm.tokenizer, lm.lens, self.path
+        )
 
     def __repr__(self) -> str:
         lens = "no lens" if self.lens is None else f"lens {self.lens.name}"
@@ -132,7 +271,7 @@ class Trace:
 
     @property
     def written(self) -> int:
-        """How many of the answer's tokens the model wrote: all, or 0 of a text that it read."""
+        """How many of the answer's tokens were generated: all, or 0 of a text that was read."""
         answer = self.rows[self.first :]
         generated = answer and self.prompt_length <= answer[0] + 1 < len(self.ids)
         return len(answer) if generated else 0
@@ -147,28 +286,24 @@ class Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
             maps = self.attention and tuple(one[key] for one in self.attention)
-            whole = self.whole or self
-            return replace(self, rows=self.rows[key], first=0, attention=maps, whole=whole)
+            parent = self.parent or self
+            return replace(self, rows=self.rows[key], first=0, attention=maps, parent=parent)
         return self.steps[key]
 
     def carriers(self, method: Method = "evidence") -> Carriers:
         """Return the positions that carry each prediction of the answer, in its text."""
-        whole = self.whole or self
+        full = self.parent or self
         check_choice("the method", method, METHODS)
-        if method not in whole._carriers:
-            whole._carriers[method] = carriers_of(self.predictions, self._lens(), method)
-        return whole._carriers[method].of(self.rows[self.first :])
+        if method not in full._carriers:
+            full._carriers[method] = carriers_of(self.predictions, self._lens(), method)
+        return full._carriers[method].select(self.rows[self.first :])
 
     def attribution(self, method: Method = "evidence") -> Attribution:
-        """Return what the answer relies on; it is found once for each method.
-
-        Raises:
-            InputError: there is no lens, or no such method.
-        """
+        """Return what the answer relies on, computed once for each method."""
         check_choice("the method", method, METHODS)
         if method not in self._attributions:
-            found = attribute(self.carriers(method), self._lens(), method)
-            self._attributions[method] = found
+            attribution = attribute(self.carriers(method), self._lens(), method)
+            self._attributions[method] = attribution
         return self._attributions[method]
 
     def sources(
@@ -179,27 +314,22 @@ class Trace:
         Args:
             by: the column.
             method: ``evidence``, or ``source`` for PRISM's A_t = Σ α μ_S; see docs/attribution.md.
-            where: only text that matches, such as ``{"license": "CC0"}``; the rest is
-                ``elsewhere``.
+            where: only matching text, such as ``{"license": "CC0"}``; other text is ``elsewhere``.
 
         Raises:
-            InputError: there is no lens, or an argument names what is not there.
+            InputError: there is no lens, or a column or value does not exist.
         """
         return self.attribution(method).sources(by, where)
 
     def documents(
         self, limit: int = SHOWN, *, method: Method = "evidence", where: Where | None = None
     ) -> Rows[Passage]:
-        """Return the documents with the largest shares in the answer, as :meth:`sources`."""
+        """Return the documents with the largest shares in the answer; see :meth:`sources`."""
         limit = check_whole("the number of documents", limit)
         return Rows(self.attribution(method).documents(limit, where))
 
     def passages(self, limit: int = SHOWN, *, where: Where | None = None) -> Rows[Passage]:
-        """Return the passages of the corpus with the largest shares in the answer.
-
-        Raises:
-            InputError: there is no lens, or the filter names what is not there.
-        """
+        """Return the passages of the corpus with the largest shares in the answer."""
         limit = check_whole("the number of passages", limit)
         return Rows(self.attribution().passages(limit, where))
 
@@ -208,23 +338,18 @@ class Trace:
     ) -> Rows[Passage]:
         """Return the passages that oppose the answer most: another token came next there.
 
-        Of the positions near to a state where y did not come next, each weighs
+        Of the positions near a state where y did not come next, each weighs
 
             p_n(y) exp((cos(z, z_n) − 1) / T)
 
-        with p_n(y) what the model gave to y there. It is estimated from coded states first; the
-        passages shown, and some more, are then read again for it, a forward pass or some. Shares
-        are of the weight of all candidates, and never netted with those of :meth:`passages`. The
-        marked token is what came next, ``predicted`` is y. With ``estimated`` nothing is read
-        again: these are the passages, shares and p_n(y) of the estimates, at once.
-
-        Raises:
-            InputError: there is no lens, its text is not at hand, or the filter names what is not
-                there.
+        with p_n(y) the model's probability of y there. The shown passages, and some more, are
+        chosen by estimates from coded states and then read by the model; with ``estimated`` they
+        are not read. Shares are of the weight of all candidates, and never netted with those of
+        :meth:`passages`. The marked token is what came next, ``predicted`` is y.
         """
         limit = check_whole("the number of passages", limit)
-        found = self._opposition
-        return Rows((found.estimated if estimated else found.passages)(limit, where))
+        opposition = self._opposition
+        return Rows((opposition.estimated if estimated else opposition.passages)(limit, where))
 
     @cached_property
     def _opposition(self) -> Opposition:
@@ -241,39 +366,39 @@ class Trace:
         """What the answer relies on, in words; None without a lens."""
         if self.lens is None or not len(self):
             return None
-        read = "the text" if len(self) > 1 else "the prediction"
-        subject = "the answer" if self.first or self.written else read
-        shares, leading = self.sources(self.lens.default_group_by), self.documents(1)
+        text = "the text" if len(self) > 1 else "the prediction"
+        subject = "the answer" if self.first or self.written else text
+        shares, leading = self.sources(self.lens.telling), self.documents(1)
         document = leading[0] if leading else None
-        return in_words(subject, shares, document, self.support, self.lens.meta.documents)
+        return summarise(subject, shares, document, self.support, self.lens.meta.documents)
 
     @property
     def answer_ids(self) -> list[int]:
-        """The tokens of the answer, special ones among them; of a text that was read, all of it."""
+        """The tokens of the answer, special ones included; all of a text that was read."""
         return self._ids[self.first + bool(self.first or self.written) :]
 
     @property
     def _ids(self) -> list[int]:
-        """The tokens that were read, and the last one where it was written."""
+        """The tokens that were read, and the last one if it was generated."""
         ids = [self.ids[row] for row in self.rows]
         last = self.rows[-1] + 1 if self.rows else 0
         return ids + self.ids[last : last + 1] if last >= self.prompt_length else ids
 
     @property
     def answer(self) -> str:
-        """The words of the answer, special tokens left out; of a text that was read, all of it."""
+        """The answer without special tokens; all of a text that was read."""
         return self.lm.words(self.answer_ids)
 
     def citations(self) -> list[Citation]:
         """Return the documents to cite in an answer, sentence by sentence, the best first in each.
 
-        Cited is a document that strongly supports the sentence by itself; sentences of common words
-        alone cite nothing, and nothing is cited where support is not known.
+        A document is cited if it strongly supports the sentence by itself. Sentences of common
+        words alone cite nothing, nor do answers of unknown support.
         """
         if self.support is None:
             return []
         ids, words, cited = self.answer_ids, self.lm.words, list[Citation]()
-        # The first token of a text that was only read is predicted by none.
+        # No prediction has the first token of a text that was only read as its target.
         shift = self.first - (0 if self.first or self.written else 1)
         for start, end in sentences(self.answer):
             # The tokens up to a character are the fewest that spell it.
@@ -282,10 +407,12 @@ class Trace:
                 for place in (start + 1, end)
             )
             begin, stop = max(self.first, begin - 1 + shift), stop + shift
-            told = self[begin:stop].attribution().told if stop > begin else None
-            documents, shares, total = told.by_document() if told else ([], np.zeros(0), 0.0)
-            for i in np.argsort(-shares, kind="stable") if total >= LEAST_TOLD else ():
-                if shares[i] >= STRONG:
+            coverage = self[begin:stop].attribution().coverage if stop > begin else None
+            if coverage is None:
+                continue
+            documents, shares, information = coverage.by_document()
+            for i in np.argsort(-shares, kind="stable"):
+                if information >= MIN_INFORMATION and shares[i] >= STRONG:
                     facts = self._lens().cells.facts(int(documents[i]))
                     cited.append(Citation(start, end, float(shares[i]), facts))
         return cited
@@ -300,22 +427,19 @@ class Trace:
         return self.lm.logit_map.softcap
 
     @property
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Signs that the model or its head do not work."""
-        return doubts(self.predictions[list(self.rows)])
+        return self.predictions[list(self.rows)].warnings()
 
     @property
     def notes(self) -> list[str]:
-        """What must be known to read the figures: :attr:`doubts`, and settings left out."""
-        return [*self.doubts, *([self.settings] if self.settings else [])]
+        """What to know before reading the figures: :attr:`warnings`, and settings not applied."""
+        return [*self.warnings, *([self.settings] if self.settings else [])]
 
     def verbatim(self, limit: int = SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that occur in the corpus word for word.
 
-        A span says where its words occur, not that the model has them from there.
-
-        Raises:
-            InputError: there is no lens, or it has no suffix array.
+        A span says where its words occur, not that the model took them from there.
         """
         lens, limit = self._lens(), check_whole("the number of spans", limit)
         if lens.suffixes is None:
@@ -323,13 +447,12 @@ class Trace:
                 f"the lens {lens.name} has no suffix array, so no words can be looked up. Install "
                 "prismlm[verbatim] and build it again with `prismlm index`."
             )
-        ids, whole = self._ids, self.whole or self
-        own = slice(self.rows.start, self.rows.start + len(ids))
-        shown = [one.shown for one in whole._pieces[own]]
-        begins = around_text(self.lm.tokenizer)[0]
-        # What was read before the first written token is not of the answer.
-        first = self.first + 1 if self.written else len(begins) * (ids[: len(begins)] == begins)
-        return Rows(quotes(ids, shown, first, lens, limit))
+        ids, parent = self._ids, self.parent or self
+        pieces = parent._pieces[self.rows.start : self.rows.start + len(ids)]
+        prefix = around_text(self.lm.tokenizer)[0]
+        # The token read before the first generated one is not part of the answer.
+        first = self.first + 1 if self.written else len(prefix) * (ids[: len(prefix)] == prefix)
+        return Rows(quotes(ids, [piece.shown for piece in pieces], first, lens, limit))
 
     def to_dict(
         self,
@@ -340,17 +463,16 @@ class Trace:
         where: Where | None = None,
         against: int = 0,
     ) -> dict[str, Any]:
-        """Return the whole reading as ``prismlm explain --json`` prints it.
+        """Return the document that ``prismlm explain --json`` prints.
 
-        ``attention`` is in it only where heads were asked for, ``against`` only where that many
-        passages were.
+        It has ``attention`` and ``against`` only if heads or passages were requested.
         """
-        lens, how = self.lens, {"method": method, "where": where}
+        lens, filters = self.lens, {"method": method, "where": where}
         value: dict[str, Any] = {
             "model": self.model,
             "lens": None if lens is None else str(lens.path),
             "positions": [step.to_dict() for step in self.steps],
-            "sources": None if lens is None else self.sources(by, **how).to_dict(),
+            "sources": None if lens is None else self.sources(by, **filters).to_dict(),
             "documents": [],
         }
         if self.notes:
@@ -360,7 +482,7 @@ class Trace:
         if self.support is not None:
             value["support"] = self.support.to_dict()
         if lens is not None:
-            value["documents"] = [one.to_dict() for one in self.documents(documents, **how)]
+            value["documents"] = [one.to_dict() for one in self.documents(documents, **filters)]
             if method == "evidence":
                 passages = self.passages(documents, where=where)
                 value["passages"] = [one.to_dict() for one in passages]
@@ -374,7 +496,7 @@ class Trace:
         return value
 
     def to_parquet(self, path: Path | str) -> None:
-        """Write one row per step and prototype in use, steps' own figures repeated."""
+        """Write one row per step and prototype in use, the steps' figures repeated."""
         write_parquet([self], path)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -388,11 +510,9 @@ class Trace:
     def to_html(self, path: Path | str | None = None, *, against: int = 0) -> str:
         """Return a self-contained page, and write it if a path is given.
 
-        Args:
-            path: where to.
-            against: passages shown that oppose the predictions.
+        It shows up to ``against`` passages that oppose the predictions.
         """
-        # The one import against the order of packages: a trace shows itself.
+        # The one import against the order of packages.
         from prismlm.pages.trace import page
 
         text = page([self], against=check_whole("the number of passages against", against))

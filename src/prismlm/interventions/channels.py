@@ -223,11 +223,6 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
         _active.reset(token)
 
 
-def interventions_active() -> bool:
-    """Return whether any intervention applies in this thread or task."""
-    return bool(_active.get())
-
-
 def _layers(intervention: Intervention, mixers: tuple[PrototypeMixer, ...]) -> tuple[int, ...]:
     """Return the layers of an intervention, after checking it against the model."""
     if isinstance(intervention, ClampGates):

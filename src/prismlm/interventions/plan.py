@@ -321,11 +321,6 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
         _plans.reset(token)
 
 
-def edits_active() -> bool:
-    """Return whether any edit applies in this thread or task."""
-    return bool(_plans.get())
-
-
 def _edit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plan = next((p for p in _plans.get() if p.embedding is module), None)
     if plan is None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from prismlm.corpus.pieces import DITTO, Piece, visible
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.attribution import Passage, Sources, worth_showing
-from prismlm.explain.steps import Step
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
@@ -21,7 +20,7 @@ from prismlm.pages.frame import STYLES, asset, bundle, called, embedded, html_pa
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain
-    from prismlm.explain.trace import Trace
+    from prismlm.explain.trace import Step, Trace
 
 CAVEAT = (
     "Shares show which learned patterns carry a prediction and where they occur in the corpus; "

@@ -177,11 +177,11 @@ class Engine:
         with record(self._lm.model) as recorded:
 
             def enough(ids: Tensor) -> bool:
-                embedded = recorded.embedded[-1][0, -1].float()
+                embedded = recorded.raw_logits[-1][0, -1].float()
                 if not generation.abandoned:
                     generation.accept(int(ids[0, -1]), self._lm.logit_map(embedded))
                 if not sampling.traced:
-                    del recorded.embedded[:-1], recorded.states[:-1]
+                    del recorded.raw_logits[:-1], recorded.states[:-1]
                 return generation.finished
 
             self._lm.write(

@@ -13,7 +13,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import BROKEN
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import Kept, Recorded
+from prismlm.explain.prediction import Recorded, StoredStates
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import MIN_TEMPERATURE, settings_not_applied
 
@@ -175,10 +175,10 @@ class Generation:
         if not self.ids:
             return None
         ids = torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], dim=1)
-        recorded: Recorded | Kept | None = self.recorded
+        recorded: Recorded | StoredStates | None = self.recorded
         if recorded is None:
             states, logits = torch.cat(self.states), torch.stack(self.logits)
-            recorded = Kept(states[: ids.shape[1] - 1], logits[: len(self.ids)])
+            recorded = StoredStates(states[: ids.shape[1] - 1], logits[: len(self.ids)])
         settings = settings_not_applied(self.lm.model, self.sampling.temperature)
         return self.lm.trace_of(self.source, ids, self.prompt.shape[1], recorded, settings=settings)
 

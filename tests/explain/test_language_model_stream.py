@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.explain import following
-from prismlm.explain.following import Following
+from prismlm.explain import language_model
+from prismlm.explain.language_model import StepStream
 from prismlm.explain.prediction import Recorded
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -51,16 +51,16 @@ def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm, monkeypatch)
     ids = lm.encode("a 東京 b")
     told = []
     recorded = Recorded([], [], [], [])
-    monkeypatch.setattr(following, "LONGEST", 0.0)
-    follow = Following(lm, recorded, 1, told.append)
+    monkeypatch.setattr(language_model, "REPORT_INTERVAL", 0.0)
+    follow = StepStream(lm, recorded, 1, told.append)
     shown = []
     with torch.no_grad():
         for length in range(1, ids.shape[1]):
             hidden = lm.model(input_ids=ids[:, :length], output_hidden_states=True)
             z = hidden.hidden_states[-1][:, -1:]
             recorded.states.append(z)
-            recorded.read.append(ids[:, length - 1 : length])
-            recorded.embedded.append(lm.model.get_output_embeddings()(z))
+            recorded.input_ids.append(ids[:, length - 1 : length])
+            recorded.raw_logits.append(lm.model.get_output_embeddings()(z))
             follow(ids[:, : length + 1])
             shown.append("".join(step.pieces[1].shown for step in told))
     follow.finish(ids)

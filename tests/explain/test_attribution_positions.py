@@ -10,19 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import prismlm
-from prismlm.explain import attribution, positions
-from prismlm.explain.attribution import GAP, LONGEST, attribute, joined
-from prismlm.explain.positions import (
+from prismlm.explain import attribution
+from prismlm.explain.attribution import (
     CONCENTRATION,
     SAME_TOKEN,
     SPAN,
     STRAY,
     TEMPERATURE,
     ContextPrior,
+    attribute,
     carriers_of,
+    joined,
     spread,
 )
-from prismlm.lens import cells as cells_module
+from prismlm.lens import neighbours
 from prismlm.lens.where import Keys
 from tests.helpers.predictions import attributed
 
@@ -70,7 +71,7 @@ def naive(lm, table, everything):
             rows = np.flatnonzero((cell == i) & (token == target))
             cosines = states[rows] @ table.states[t].double().numpy()
             for where, cosine, x in zip(place[rows], cosines, last[rows], strict=True):
-                times = SAME_TOKEN if x == table.read[t] else 1
+                times = SAME_TOKEN if x == table.tokens[t] else 1
                 near[int(where)] = math.exp((cosine - 1) / TEMPERATURE) * times
         owner = {n: int(cells.document_of(np.array([n]))[0]) for n in near}
         aged = [(2 ** (-(t - 1 - s) / SPAN), parts) for s, parts in before]
@@ -113,9 +114,9 @@ def naive(lm, table, everything):
 @pytest.mark.parametrize("text", TEXTS)
 def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, monkeypatch):
     monkeypatch.setattr(lm.head, "weights", weights)
-    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
-    monkeypatch.setattr(positions, "LEAST", 0.0)
-    monkeypatch.setattr(attribution, "token_weights", lambda rates, _: np.ones(len(rates)))
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(attribution, "MIN_WEIGHT_RATIO", 0.0)
+    monkeypatch.setattr(attribution, "token_information", lambda rates, _: np.ones(len(rates)))
     table = lm.explain(text, generate=4).predictions
     expected, unplaced = naive(lm, table, everything)
     carriers = carriers_of(table, lm.lens)
@@ -165,9 +166,9 @@ def test_shares_sum_to_one(lm, where):
 
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
     table = lm.explain(TEXTS[2], generate=4).predictions
-    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     every = spread(table, lm.lens.cells, lm.lens.head)
-    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 2)
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 2)
     few = spread(table, lm.lens.cells, lm.lens.head)
     assert len(few.place) < len(every.place)
     assert set(few.place.tolist()) <= set(every.place.tolist())
@@ -210,57 +211,6 @@ def test_the_nearest_passage_is_where_the_text_stands(lm):
     assert passage.text in corpus.text(corpus.find(passage.doc_id))
 
 
-def test_places_near_one_another_are_one_passage(lm):
-    found = lm.explain(TEXTS[0], generate=8)[:].attribution()
-    stretches, before = [], None
-    for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
-        document = lm.lens.corpus.document_at(place)
-        if before is None or document != before[0] or place - before[1] > GAP:
-            begin = place
-            stretches.append([document, 0.0, (-1.0, -1), place])
-        elif (place - begin) // LONGEST != (before[1] - begin) // LONGEST:
-            stretches.append([document, 0.0, (-1.0, -1), place])
-        stretches[-1][1] += value / found.total
-        stretches[-1][2] = max(stretches[-1][2], (value, -place))
-        before = document, place
-    expected = {(d, 1 - best[1]): share for d, share, best, _ in stretches}
-    ids = {doc_id: number for number, doc_id in enumerate(lm.lens.corpus.doc_ids)}
-    passages = found.passages(10**6)
-    assert {(ids[p.doc_id], p.position): p.share for p in passages} == pytest.approx(expected)
-    assert any(p.length > 1 for p in passages)
-    assert max(p.length for p in passages) <= LONGEST
-    # Some are only as short as that because they were cut.
-    assert max(p.length for p in passages) > LONGEST - GAP
-
-
-def test_the_text_before_decides_between_equal_places(lm):
-    cells = lm.lens.cells
-    domains, of_domain = cells.keys("domain").codes, cells.base_rates("domain")
-    rates, so_far, every = cells.document_rates, ContextPrior(cells), np.arange(len(domains))
-    np.testing.assert_allclose(so_far.ratios(every), 1, rtol=1e-12)
-    so_far.add(every[:1], np.full(1, 0.3), np.ones(1))
-    so_far.add(every[:0], np.ones(0), np.ones(0))
-    # The first of two predictions is all of document 0, the second of none: the first has aged,
-    # and the text may have turned twice.
-    rate, age = of_domain[domains[0]], 2 ** (-1 / SPAN)
-    own, others = rate * (STRAY + (1 - STRAY) / rate), (1 - rate) * STRAY
-    own, others = own / (own + others) / rate, others / (own + others) / (1 - rate)
-    own, others = (1 + (1 - 1 / SPAN) ** 2 * (ratio - 1) for ratio in (own, others))
-    found = so_far.ratios(every)
-    beside = int(np.flatnonzero(domains == domains[0])[1])
-    apart = int(np.flatnonzero(domains != domains[0])[0])
-    whole = CONCENTRATION + age
-    assert found[0] == pytest.approx((CONCENTRATION * own + age / rates[0]) / whole)
-    assert found[beside] == pytest.approx(CONCENTRATION * own / whole)
-    assert found[apart] == pytest.approx(CONCENTRATION * others / whole)
-    # It is a distribution over documents, and nothing is left of what is long past.
-    assert (found * rates).sum() == pytest.approx(1)
-    for _ in range(20_000):
-        so_far.add(every[apart:][:1], np.ones(1), np.ones(1))
-    last = so_far.ratios(every)
-    assert last[0] == last[beside] < 1 < last[apart] < math.inf
-
-
 def test_some_steps_have_what_they_have_in_their_text(lm):
     trace = lm.explain(TEXTS[1], generate=8)
     whole, some = trace[:].carriers(), trace[2:6][1:3].carriers()
@@ -275,14 +225,6 @@ def test_some_steps_have_what_they_have_in_their_text(lm):
     assert alone.weight.tolist() != some.weight[some.prediction == 0].tolist()
 
 
-def test_what_comes_after_changes_nothing(lm):
-    short = lm.explain(TEXTS[1], generate=2).predictions
-    long = lm.explain(TEXTS[1], generate=8).predictions
-    found = [spread(one, lm.lens.cells, lm.lens.head) for one in (short, long[: len(short.states)])]
-    assert found[0].place.tolist() == found[1].place.tolist()
-    np.testing.assert_allclose(found[0].weight, found[1].weight, rtol=1e-4)
-
-
 def test_a_text_read_in_two_parts_is_one_text(lm):
     table = lm.explain(TEXTS[1], generate=8).predictions
     whole, so_far = spread(table, lm.lens.cells, lm.lens.head), ContextPrior(lm.lens.cells)
@@ -293,13 +235,15 @@ def test_a_text_read_in_two_parts_is_one_text(lm):
     np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)
 
 
-def test_where_domains_are_all_one_sources_stand_for_them():
+def test_where_domains_are_all_one_sources_stand_for_them(monkeypatch):
+    for name, value in (("STRAY", 0.5), ("CONCENTRATION", 1e12), ("SPAN", 4.0)):
+        monkeypatch.setattr(attribution, name, value)
     keys = {"domain": Keys(["all"], np.zeros(2, int)), "source": Keys(["a", "b"], np.arange(2))}
     rates = {"domain": np.ones(1), "source": np.array([0.25, 0.75])}
     cells = SimpleNamespace(
         keys=keys.get, base_rates=rates.get, document_rates=np.array([0.25, 0.75])
     )
-    so_far = ContextPrior(cells, stray=0.5, concentration=1e12, span=4.0)
+    so_far = ContextPrior(cells)
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
     # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜, sum 1; a quarter turns.
     assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])
