@@ -6,7 +6,6 @@ import os
 import stat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import torch

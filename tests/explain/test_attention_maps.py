@@ -47,13 +47,9 @@ def lm(model, tokenizer):
     return PrismLM(Path("tiny"), model, tokenizer, head, LogitMap.of(model), None)
 
 
-def by_hand():
-    weights = torch.tensor([[1.0, 0, 0], [0.7, 0.3, 0], [0.2, 0.5, 0.3]])
-    return AttentionMap(Head(6, 10, "noise", 2), ("The", " frog", " sat"), (0, 1, 2), weights)
-
-
 def test_a_map_by_hand():
-    one = by_hand()
+    weights = torch.tensor([[1.0, 0, 0], [0.7, 0.3, 0], [0.2, 0.5, 0.3]])
+    one = AttentionMap(Head(6, 10, "noise", 2), ("The", " frog", " sat"), (0, 1, 2), weights)
     assert one.head.title == "layer 6 · noise head 2"
     assert Head(1, 3, "attention", 3).title == "layer 1 · head 3"
     links = one.strongest(2)

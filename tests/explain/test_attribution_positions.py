@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import prismlm
 from prismlm.explain import attribution
 from prismlm.explain.attribution import (
     CONCENTRATION,
@@ -28,26 +27,6 @@ from prismlm.lens.where import Keys
 from tests.helpers.predictions import attributed
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def everything(lm):
-    """Every record of the lens with its cell and next token, by reading every range."""
-    cells = lm.lens.cells
-    keys = np.asarray(cells.keys_and_starts[0])
-    starts = np.append(np.asarray(cells.keys_and_starts[1]), len(cells))
-    owner = np.repeat(keys, np.diff(starts))
-    records = cells.records(np.arange(len(cells)))
-    states = records["scale"].astype(np.float64)[:, None] * records["code"] / 127
-    vocabulary = cells.meta.vocabulary
-    position = records["position"]
-    last = np.array([lm.lens.corpus.tokens(place, 1)[0] for place in position.tolist()])
-    return owner // vocabulary, owner % vocabulary, position, states, last
 
 
 def naive(lm, table, everything):

@@ -32,11 +32,6 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def audited(lm):
     audit = Audit(lm, text_options([lm]))
     return audit, list(audit.read(TEXTS))

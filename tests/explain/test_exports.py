@@ -27,11 +27,6 @@ COLUMNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
 def rows_of(directory, kind):
     (folder,) = directory.glob(f"*/*/{kind}")
     files = sorted(folder.glob("batch-*.jsonl.gz"))

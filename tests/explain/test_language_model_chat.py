@@ -89,8 +89,3 @@ def test_what_is_neither_text_nor_chat_is_refused(lm, text, said):
     for ask in (lm.explain, lm.generate):
         with pytest.raises(InputError, match=said):
             ask(text)
-
-
-def test_a_chat_with_a_model_that_knows_none_is_refused(tiny_model):
-    with pytest.raises(InputError, match="no chat template"):
-        prismlm.load(tiny_model).explain(CHAT)

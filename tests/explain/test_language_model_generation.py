@@ -21,18 +21,13 @@ OTHERS = list(range(3, 250))
 SETTINGS = [
     {"num_beams": 4, "length_penalty": 3.0, "early_stopping": True},
     {"num_beams": 4, "num_return_sequences": 3},
-    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
-    {"num_beams": 3, "force_words_ids": [[5]]},
     {"repetition_penalty": 1.3},
     {"no_repeat_ngram_size": 2, "suppress_tokens": OTHERS, "sequence_bias": [[[5], 100.0]]},
     {"begin_suppress_tokens": OTHERS, "bad_words_ids": [[one] for one in OTHERS]},
     {"forced_bos_token_id": 0, "forced_eos_token_id": 7},
     {"min_length": 300, "min_new_tokens": 100, "exponential_decay_length_penalty": [1, 3.0]},
-    {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2},
-    {"assistant_early_exit": 1, "num_assistant_tokens": 7},
     {"guidance_scale": 3.0, "renormalize_logits": True, "remove_invalid_values": True},
     {"cache_implementation": "quantized", "prefill_chunk_size": 3},
-    {"penalty_alpha": 0.6, "dola_layers": "low", "low_memory": True},
     {"stop_strings": ["e"], "max_time": 1e-9, "token_healing": True},
     {"watermarking_config": {"bias": 20.0, "seeding_scheme": "lefthash"}},
 ]
@@ -40,11 +35,6 @@ SAMPLING = {"top_k": 2, "top_p": 0.3, "min_p": 0.2, "typical_p": 0.3, "epsilon_c
 # Of lengths, choice and outputs every call decides itself, so nothing is said of them.
 UNSAID = {"max_length": 5, "max_new_tokens": 1, "do_sample": True, "temperature": 0.2}
 UNSAID |= {"use_cache": False, "return_dict_in_generate": True, "output_scores": True}
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,11 @@
 import pytest
 import torch
 
-import prismlm
 from prismlm.explain import language_model
 from prismlm.explain.language_model import StepStream
 from prismlm.explain.prediction import Recorded
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 def test_steps_told_are_those_of_the_trace_in_order_and_one_by_one(lm):

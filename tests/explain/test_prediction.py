@@ -15,11 +15,6 @@ TEXT = "The patient was given a dose of the drug, and the court ruled that"
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def trace(lm):
     return lm.explain(TEXT, generate=6)
 

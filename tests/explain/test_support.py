@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import prismlm
 from prismlm.explain.support import MIN_WEIGHT, Coverage, token_information
 from prismlm.lens.support import SupportScale
 
@@ -47,8 +46,7 @@ def test_levels_of_single_tokens_by_hand():
     assert found.to_dict()["tokens"][1]["nearest"] == -0.99
 
 
-def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):
-    lm = prismlm.load(tiny_model)
+def test_text_of_the_corpus_is_nearer_than_noise(lm):
     corpus = lm.lens.corpus
     start = int(corpus.starts[corpus.split("train")[3]])
     known = lm.explain(corpus.excerpt(start, 32)).support
@@ -57,8 +55,7 @@ def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):
     assert known.score > noise.score
 
 
-def test_a_generated_answer_is_asked_about_without_its_prompt(tiny_model, monkeypatch):
-    lm = prismlm.load(tiny_model)
+def test_a_generated_answer_is_asked_about_without_its_prompt(lm, monkeypatch):
     # So small a model may end its text at once.
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     trace = lm.explain("The cell is", generate=5)
@@ -70,17 +67,6 @@ def test_a_generated_answer_is_asked_about_without_its_prompt(tiny_model, monkey
     assert trace.passages(50) == answer.passages(50)
     assert trace.against(5) == answer.against(5)
     assert trace.verbatim() == answer.verbatim()
-
-
-def test_steps_that_were_chosen_and_texts_that_were_read_count_whole(tiny_model):
-    lm = prismlm.load(tiny_model)
-    trace = lm.explain("The cell is", generate=5)
-    assert len(trace[:].support.tokens) == len(trace)
-    assert len(trace[:2].support.tokens) == 2
-    assert trace[:].sources().items != trace.sources().items
-    read = lm.explain("The cell is")
-    assert read.written == 0
-    assert read.sources().items == read[:].sources().items
 
 
 def test_a_token_counts_by_what_it_tells():

@@ -38,16 +38,14 @@ def test_what_leads_is_named(parts, named):
     assert "only document" in summarise("the text", shares, None, None, 1) or "Almost none" in named
 
 
-def test_what_the_corpus_does_not_hold_is_said_first(tiny_model):
-    lm = prismlm.load(tiny_model)
+def test_what_the_corpus_does_not_hold_is_said_first(lm):
     noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj")
     assert noise.support.level == "none"
     assert noise.summary == noise.support.sentence
     assert "nothing in this corpus is about the answer" in noise.summary
 
 
-def test_it_is_said_of_what_is_summed(tiny_model, monkeypatch):
-    lm = prismlm.load(tiny_model)
+def test_it_is_said_of_what_is_summed(lm, monkeypatch):
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     trace = lm.explain("The cell is", generate=5)
     assert trace.answer == lm.generate("The cell is", tokens=5).removeprefix("The cell is")
@@ -59,24 +57,13 @@ def test_it_is_said_of_what_is_summed(tiny_model, monkeypatch):
     assert trace[:0].summary is None
 
 
-@pytest.fixture
-def with_head(tiny_model, tmp_path):
-    """Give what makes a model directory without a lens whose prototypes are some times as long."""
-
-    def make(factor):
-        path = tmp_path / "model"
-        shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens"))
-        sidecar = load_sidecar(path)
-        with torch.no_grad():
-            sidecar.head.prototypes.mul_(factor)
-        save_sidecar(path, sidecar)
-        return path
-
-    return make
-
-
-def test_a_head_that_explains_many_times_the_evidence_is_said_not_to_fit(with_head):
-    path = with_head(50.0)
+def test_a_head_that_explains_many_times_the_evidence_is_said_not_to_fit(tiny_model, tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens"))
+    sidecar = load_sidecar(path)
+    with torch.no_grad():
+        sidecar.head.prototypes.mul_(50)
+    save_sidecar(path, sidecar)
     trace = prismlm.load(path).explain("The cell is")
     assert "The prototype head does not fit this model: the median" in trace.notes[0]
     assert trace.to_dict()["notes"] == trace.notes

@@ -50,11 +50,6 @@ def test_the_prompt_is_not_searched(suffixes):
     assert verbatim_spans(answer, suffixes, len(answer)) == []
 
 
-def test_an_answer_that_ends_its_document_is_searched_up_to_the_end(suffixes):
-    (span,) = verbatim_spans([*ids("the old heart"), 0], suffixes, minimum=2)
-    assert (span.start, span.length) == (0, 3)
-
-
 def naive(corpus, tokens, bounds, minimum):
     """All spans between bounds that stand somewhere and lie in no other that does."""
     standing = {

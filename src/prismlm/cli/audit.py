@@ -112,7 +112,6 @@ def _run_audit(
 def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
     from prismlm.cli.trace import print_documents, print_shares
     from prismlm.corpus.read import count_list
-    from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
 
     ce, explained = summary["ce"], summary["explained_share"]
@@ -123,7 +122,8 @@ def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int)
     output.say(" · ".join(figures))
     output.say(*summary["notes"], style="bold")
     if summary["support"] is not None:
-        output.say(f"Support: {levels_in_words(summary['support']['levels'])}")
+        levels = summary["support"]["levels"].items()
+        output.say(f"Support: {', '.join(f'{count:,} {level}' for level, count in levels)}")
     output.say("")
     attribution, where = audit.attribution(), dict(audit.where)
     print_shares(attribution.sources(by, where))

@@ -70,18 +70,7 @@ class Rivals(NamedTuple):
 
 
 class Opposition:
-    """What opposes predictions; see the module for the equation.
-
-    Shares are of the weight of all candidates, read or else estimated.
-
-    Args:
-        predictions: that are opposed.
-        lm: the model, which reads the passages.
-        lens: of the model.
-
-    Raises:
-        InputError: the text of the lens is not at hand.
-    """
+    """What opposes predictions; shares are of the weight of all candidates, read or estimated."""
 
     def __init__(self, predictions: Predictions, lm: OpenedModel, lens: Lens) -> None:
         self.lm, self.lens, self.tokens = lm, lens, predictions.targets.numpy()
@@ -95,10 +84,9 @@ class Opposition:
         return self._passages(self.rivals, float(self.rivals.weight.sum()), limit, where)
 
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
-        """Return the heaviest of the passages that are read.
+        """Return the heaviest of the passages that are read: those with the largest estimates.
 
-        Those with the largest estimates are read, more than are shown, with all candidates before
-        them in their windows.
+        More are read than shown, with all candidates before them in their windows.
         """
         chosen = self._chosen(limit, where)
         # Read without the filter too, so that it does not change the total.
@@ -192,10 +180,9 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
 def probabilities_at(
     lm: OpenedModel, lens: Lens, place: np.ndarray, tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the probability of a token after each position, as the model gave it for the index.
+    """Return the probability of a token after each position, as in the index; float32 [n].
 
-    The windows are the index's, each read no further than its last position. Positions and tokens
-    are int64 [n], the result float32 [n].
+    The windows are the index's, each read no further than its last position.
     """
     corpus, device = readable_text(lens), lm.model.device
     result = np.zeros(len(place), dtype=np.float32)

@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 
 
 class Head(NamedTuple):
-    """One attention head: its index in the layer, and in its group of the layer.
-
-    The group is ``attention`` for a model whose heads are all of one kind.
-    """
+    """One attention head; models with heads of one kind have the group ``attention``."""
 
     layer: int
-    head: int
+    head: int  # index in the layer
     group: Group
-    group_head: int
+    group_head: int  # index in the group of the layer
 
     @property
     def title(self) -> str:
@@ -98,9 +95,6 @@ def heads_of(
 
     ``layer`` selects one layer, ``group`` the ``signal`` or ``noise`` heads, and ``head`` the head
     of this index in each layer, or in ``group`` of each layer.
-
-    Raises:
-        InputError: the model has no attention, or not that layer, group or head.
     """
     layers = chosen_layers(
         len(attention_layers(model)),
@@ -143,10 +137,6 @@ def read_maps(
 
     A token's text has every character that one of its bytes belongs to; a token that only continues
     the character of the token before it is ``″``.
-
-    Raises:
-        InputError: a text of fewer than two tokens or more than the model reads, a slow tokenizer,
-            a layer or head that the model does not have, or weights that are not finite.
     """
     from prismlm.corpus.pieces import encode, token_words
 
@@ -161,10 +151,7 @@ def maps_of(
     heads: Sequence[Head],
     codes: Tensor | None = None,
 ) -> tuple[AttentionMap, ...]:
-    """Return the attention of ``heads`` along ``ids`` [1, T], whose text is ``tokens``.
-
-    ``codes`` [1, T] are uncertainty codes of an earlier pass, to be fed back again.
-    """
+    """Return the attention of ``heads`` along ``ids`` [1, T]; ``codes`` are fed back again."""
     weights, positions = read_weights(model, ids, heads, codes), tuple(range(ids.shape[1]))
     return tuple(
         AttentionMap(head, tuple(tokens), positions, row)

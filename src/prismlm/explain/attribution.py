@@ -130,10 +130,7 @@ class Carriers(NamedTuple):
 
 
 class ContextPrior:
-    """r_t(d): which domains and documents carried the predictions of a text so far.
-
-    Sources take the place of domains if all documents have the same domain, or none.
-    """
+    """r_t(d): domains, or else sources, and documents that carried the predictions so far."""
 
     def __init__(self, cells: Cells) -> None:
         column = "domain" if len(cells.keys("domain").names) > 1 else "source"
@@ -233,10 +230,7 @@ def spread(
 def _relied_on(
     predictions: Predictions, head: PrototypeHead, states: Tensor, prediction: np.ndarray
 ) -> Tensor:
-    """Return which prototypes of each prediction its heaviest positions rely on too, bool [T, k].
-
-    States are unit vectors, float32 [n, d], and ``prediction`` int64 [n] ascends.
-    """
+    """Return which prototypes the heaviest positions of each prediction rely on, bool [T, k]."""
     indices, prototypes = predictions.routing.indices, head.prototypes.detach()
     relied_on = torch.zeros(indices.shape, dtype=torch.bool)
     bounds = np.searchsorted(prediction, np.arange(len(predictions) + 1)).tolist()
@@ -389,50 +383,35 @@ class Passage:
 
 
 def worth_showing(documents: Sequence[Passage]) -> list[Passage]:
-    """Return the documents, largest share first, that are worth a reader's time.
-
-    They have at least 3 %, or, if the first has under 6 %, at least half of its share.
-    """
+    """Return the documents with at least 3 %, or, if the first has under 6 %, half of its share."""
     threshold = min(WORTH_SHOWING, documents[0].share / 2) if documents else 0.0
     return [document for document in documents if document.share >= threshold]
 
 
 class Places(NamedTuple):
-    """Positions that carry predictions, distinct and ascending.
+    """Positions that carry predictions, distinct and ascending."""
 
-    ``place`` are global positions of hidden states, int64 [n], ``value`` amounts, float64 [n], and
-    ``cosine`` the largest to a prediction's state, float32 [n].
-    """
-
-    place: np.ndarray
-    value: np.ndarray
-    cosine: np.ndarray
+    place: np.ndarray  # global positions of hidden states, int64 [n]
+    value: np.ndarray  # amounts, float64 [n]
+    cosine: np.ndarray  # the largest to a prediction's state, float32 [n]
 
 
 class Documents(NamedTuple):
-    """Amounts by document, distinct and ascending.
+    """Amounts by document, distinct and ascending."""
 
-    ``number`` are rows of the table of documents, int64 [n], ``value`` amounts, float64 [n], and
-    ``best`` the index of each one's heaviest position among all positions, int64 [n].
-    """
-
-    number: np.ndarray
-    value: np.ndarray
-    best: np.ndarray
+    number: np.ndarray  # rows of the table of documents, int64 [n]
+    value: np.ndarray  # amounts, float64 [n]
+    best: np.ndarray  # the index of each one's heaviest position, int64 [n]
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What predictions rely on, by positions of the corpus.
-
-    ``rest`` is the amount that no position carries; ``coverage`` says which documents carry which
-    predicted tokens, and is None for a sum over many texts.
-    """
+    """What predictions rely on, by positions of the corpus."""
 
     lens: Lens
     places: Places
-    rest: float
-    coverage: Coverage | None = None
+    rest: float  # the amount that no position carries
+    coverage: Coverage | None = None  # None for a sum over many texts
     method: Method = "evidence"
 
     @property
@@ -442,10 +421,7 @@ class Attribution:
 
     @property
     def support(self) -> Support | None:
-        """How well the corpus supports the predictions; None if unknown.
-
-        It is unknown without predictions or a scale, for a state of zero, and on a constant scale.
-        """
+        """How well the corpus supports the predictions; None if unknown, as for a state of zero."""
         scale, coverage = self.lens.support, self.coverage
         if coverage is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
@@ -453,11 +429,7 @@ class Attribution:
         return coverage.support(scale) if known else None
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
-        """Return shares by source, domain, license or document.
-
-        Raises:
-            InputError: another column, or a filter that matches nothing in the corpus.
-        """
+        """Return shares by source, domain, license or document."""
         check_choice("the column that shares are by", by, COLUMNS)
         conditions, cells, total = normalised(where), self.lens.cells, self.total
         number, value, _ = self.by_document
@@ -598,10 +570,7 @@ def joined(parts: Sequence[Attribution]) -> Attribution:
 
 
 class AttributionSum:
-    """Sums the attributions of many texts in memory that depends on the lens alone.
-
-    Each document is represented by one position, its heaviest.
-    """
+    """The sum over many texts; each document is represented by one position, its heaviest."""
 
     def __init__(self, lens: Lens, method: Method) -> None:
         self._lens = lens

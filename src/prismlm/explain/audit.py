@@ -79,10 +79,7 @@ SCHEMA = pa.schema(
 
 
 class Audit:
-    """The sums over all texts, in memory of the lens's size and four bytes for each prediction.
-
-    ``texts``, ``tokens`` and ``predictions`` are counts so far.
-    """
+    """The sums over all texts so far, and lists of those that stand out."""
 
     def __init__(
         self,
@@ -120,9 +117,6 @@ class Audit:
         ``ce`` and the shares are None for a text of one token, which has no prediction. The sums
         include the rows yielded so far. ``on_pass`` is called after every forward pass; False ends
         the run, without the texts that are not finished.
-
-        Raises:
-            DecompositionError: the parts of a logit do not sum to the model's own.
         """
         for text in read_texts(self._lm, documents, self.options, on_pass):
             yield self._add(text)
@@ -187,7 +181,7 @@ class Audit:
         self._loss += loss
         self._sum.add(text.attribution)
         self._support.add(support)
-        self._explained.append(text.explained)
+        self._explained.append(np.nan_to_num(text.explained))
         entry, rest = {"text_id": row["text_id"], "opening": opening}, row["unattributed"]
         self._list("least_attributed", rest, entry | {"share": rest})
         sources = row["by_source"]
@@ -236,10 +230,9 @@ def audit_identity(lens: Lens, method: Method) -> dict[str, str]:
 def audit_files(
     paths: Sequence[Path], pages: Sequence[Path], identity: dict[str, str]
 ) -> Iterator[tuple[Callable[[dict[str, Any]], None], list[Path]]]:
-    """Yield a function that adds a row to files, and temporary paths for pages.
+    """Yield a function that adds a row to files, and temporary paths for ``pages``.
 
-    See :func:`prismlm.outputs.output_files`. The extension of a path of rows is its format:
-    .parquet, .jsonl or .csv; ``pages`` are written in the block. ``identity`` is stored in Parquet.
+    Rows are written as .parquet, with the identity, .jsonl or .csv, by the extension of the path.
     """
     with output_files(*paths, *pages) as temporary, ExitStack() as writers:
         opened = [
@@ -306,12 +299,7 @@ FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
 
 
 def read_audit(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Return the identity in an audit's Parquet, and its rows.
-
-    Raises:
-        InputError: there is no such file.
-        FormatError: it is damaged, or not an audit.
-    """
+    """Return the identity in an audit's Parquet, and its rows."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
     try:
@@ -327,13 +315,7 @@ def read_audit(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
 
 
 def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
-    """Estimate an audit's cost by auditing some of the texts for some seconds; nothing is written.
-
-    The figures are ``texts``, ``tokens`` and ``tokens_per_second``; disk is of the rows as Parquet.
-
-    Raises:
-        InputError: there is nothing to read.
-    """
+    """Estimate an audit's cost by auditing some texts for some seconds; nothing is written."""
     sample, rows = draw_sample(reader), list[dict[str, Any]]()
     assert sample.scale is not None
     assert sample.num_documents is not None

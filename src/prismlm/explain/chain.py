@@ -54,8 +54,7 @@ class ChannelSource(NamedTuple):
 class ChannelUse(NamedTuple):
     """What one channel added directly to a prototype's activation."""
 
-    # layer, channel: from 0.
-    layer: int
+    layer: int  # from 0
     channel: int
     half_life: float  # −ln 2 / ln β, in positions, of the decay at the position explained
     activation_part: float  # may be negative
@@ -66,15 +65,12 @@ class ChannelUse(NamedTuple):
 
 
 class PrototypeChain(NamedTuple):
-    """The direct parts of one prototype's activation at one position.
-
-    activation = embedding + Σ mlps + Σ mixers + edit
-    """
+    """A prototype's activation at one position: embedding + Σ mlps + Σ mixers + edit."""
 
     prototype: int  # its number
     activation: float  # the model's own, τ cos(z, p)
     embedding: float  # the part of the embedding of the token just read
-    # mlps, mixers: the parts of each layer's SwiGLU, and of its mixer, the sum over its channels.
+    # The parts of each layer's SwiGLU, and of its mixer, the sum over its channels.
     mlps: tuple[float, ...]
     mixers: tuple[float, ...]
     edit: float  # the part that an edit of the hidden state added
@@ -91,15 +87,12 @@ class PrototypeChain(NamedTuple):
 
 
 class ActivationParts(NamedTuple):
-    """The activations of C prototypes at one position, split; float64. L layers, R channels.
-
-    ``edit`` is what an edit of the hidden state added.
-    """
+    """The activations of C prototypes at one position, split; float64. L layers, R channels."""
 
     embedding: Float[Tensor, " C"]
     mlps: Float[Tensor, "C L"]
     channels: Float[Tensor, "C L R"]
-    edit: Float[Tensor, " C"]
+    edit: Float[Tensor, " C"]  # what an edit of the hidden state added
 
     @property
     def total(self) -> Float[Tensor, " C"]:
@@ -118,11 +111,10 @@ class DirectPath:
     # Each layer's map from channels to the residual stream.
     outputs: tuple[Float[Tensor, "d D"], ...]
     hidden: Float[Tensor, "T d"]  # h
-    # normed, states: z from the last norm, and as the output embedding gets it, edited or not.
+    # z from the last norm, and as the output embedding gets it, edited or not.
     normed: Float[Tensor, "T d"]
     states: Float[Tensor, "T d"]
-    # gain, epsilon: of the last norm.
-    gain: Float[Tensor, " d"]
+    gain: Float[Tensor, " d"]  # of the last norm
     epsilon: float
 
     @property
@@ -220,9 +212,6 @@ def read_direct_path(
 
     Edits and interventions in force apply. Memory grows with T, not with T². ``codes`` are those
     of uncertainty feedback from an earlier pass over the sequence, to be fed again.
-
-    Raises:
-        InputError: the model has no prototype mixers, or this is not one sequence of tokens.
     """
     decoder = mixer_decoder_of(model)
     if decoder is None:
@@ -284,14 +273,7 @@ def _recorded_stream(decoder: MixerDecoder) -> Iterator[dict[tuple[str, int], An
 def chains(
     path: DirectPath, position: int, uses: Sequence[PrototypeUse], tokens: Sequence[str]
 ) -> tuple[PrototypeChain, ...]:
-    """Split the activations of some prototypes at one position, and check the sums.
-
-    ``uses`` have the model's own figures, and ``tokens`` are those of the text, for display.
-
-    Raises:
-        DecompositionError: the parts of an activation differ from it by more than 1e-3 τ, or
-            2e-2 τ for models in half precision.
-    """
+    """Split the activations of some prototypes at one position, and check the sums."""
     parts = path.parts(position, torch.tensor([use.id for use in uses], dtype=torch.int64))
     for use, total in zip(uses, parts.total.tolist(), strict=True):
         _check_sum(path, position, total, use.activation)

@@ -128,11 +128,7 @@ def signature_matches(
 
 
 def context_matches(a: Lens, b: Lens) -> Matches:
-    """Match prototypes by the Jaccard similarity of the documents among their contexts.
-
-    Raises:
-        InputError: the lenses are of different corpora.
-    """
+    """Match prototypes by the Jaccard similarity of the documents among their contexts."""
     if a.meta.corpus != b.meta.corpus:
         raise InputError(
             f"the lenses {a.path} and {b.path} are of different corpora ({a.meta.corpus_name}, "

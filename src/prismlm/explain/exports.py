@@ -34,9 +34,6 @@ def export_sae_lens(lm: OpenedModel, directory: Path | str) -> None:
 
     ``import prismlm.models.sae_lens`` registers its architecture for ``SAE.load_from_disk``. Its
     features are the head's activations; with ``use_error_term`` the state passes unchanged.
-
-    Raises:
-        InputError: the directory exists, or sae-lens is not installed.
     """
     try:
         from prismlm.models.sae_lens import PrototypeSAE
@@ -53,25 +50,23 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
     ``DIRECTORY/MODEL/SOURCE/`` has model, release, source set and source, and a line for each
     prototype, its names and its contexts. Activations are those of each context's own token; the
     others are not stored, and are 0.
-
-    Raises:
-        InputError: the directory exists, or the model has no lens.
     """
     lens = lm.lens_for("cards to export")
-    model, layers = _short(_base_of(lm)).lower(), lm.model.config.num_hidden_layers
+    base = Path(_base_of(lm)).resolve().name
     # Another head of this model, or another lens, is another source.
     digest = fingerprints.of_json([lens.meta.prototypes, lens.meta.corpus])[:8]
-    source = f"{layers}-prismlm-{lens.num_prototypes}-{digest}"
+    name = f"prismlm-{lens.num_prototypes}-{digest}"
+    model, source = base.lower(), f"{lm.model.config.num_hidden_layers}-{name}"
     keys = {"modelId": model, "layer": source}
     # The importer skips rows whose id it has, of whatever model.
     prefix = f"{model}-{source}"
     with _new(directory) as out:
         folder = out / model / source
         folder.mkdir(parents=True)
-        for name, row in _frame(lm, model, source).items():
-            (folder / f"{name}.jsonl").write_text(json_text(row) + "\n", encoding="utf-8")
+        for kind, row in _frame(lm, base, name, source).items():
+            (folder / f"{kind}.jsonl").write_text(json_text(row) + "\n", encoding="utf-8")
         kinds = {
-            "features": _features(lm, lens, _set_name(source)),
+            "features": _features(lm, lens, name),
             "explanations": _explanations(lens, prefix),
             "activations": _activations(lm, lens, prefix),
         }
@@ -89,19 +84,13 @@ def _base_of(lm: OpenedModel) -> str:
     return read_json(lm.path / META_FILE)["base"]["name"] or lm.path.resolve().name
 
 
-def _short(name: str) -> str:
-    """Return a model's name without its organisation, or the folders that it lies in."""
-    return Path(name).resolve().name
-
-
-def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]]:
-    creator, name = {"creatorId": CREATOR}, _set_name(source)
-    config = lm.model.config
+def _frame(lm: OpenedModel, base: str, name: str, source: str) -> dict[str, dict[str, Any]]:
+    creator, model, config = {"creatorId": CREATOR}, base.lower(), lm.model.config
     description = "The prototypes that prismlm splits every logit of this model into."
     return {
         "model": creator
         | {
-            **{"id": model, "displayName": _short(_base_of(lm)), "displayNameShort": model},
+            **{"id": model, "displayName": base, "displayNameShort": model},
             **{"layers": config.num_hidden_layers, "neuronsPerLayer": 0, "owner": ""},
             "dimension": lm.head.width,
         },
@@ -113,11 +102,6 @@ def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]
         },
         "source": creator | {"id": source, "modelId": model, "setName": name},
     }
-
-
-def _set_name(source: str) -> str:
-    """Return the name of a source without its layer."""
-    return source.split("-", 1)[1]
 
 
 def _features(lm: OpenedModel, lens: Lens, set_name: str) -> Iterator[dict[str, Any]]:

@@ -64,10 +64,7 @@ class PrismLM(OpenedModel):
 
     @cached_property
     def _has_chains(self) -> bool:
-        """Whether activations split over the channels of prototype mixers.
-
-        Fitted weights do not: each depends on the other prototypes of its position.
-        """
+        """Whether activations are sums over channels; fitted weights depend on other prototypes."""
         return self.head.weights == "cosine" and mixer_decoder_of(self.model) is not None
 
     def explain(
@@ -154,10 +151,7 @@ class PrismLM(OpenedModel):
         )
 
     def answer_start(self, text: str | Messages, ids: Tensor) -> int:
-        """Return how many tokens of ``ids`` [T] come before the answer.
-
-        The answer is the assistant's last message of a chat, or all of another text.
-        """
+        """Return how many of ``ids`` [T] precede the assistant's last message; 0 in a text."""
         if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
             return 0
         before = self.tokens_of(text[:-1])
@@ -170,13 +164,10 @@ class PrismLM(OpenedModel):
             with lm.edit(prismlm.Ablate(prototype=412)):
                 lm.generate("Aspirin reduces")
 
-        It applies to every forward pass of ``lm.model`` in the thread or task that entered it, with
-        or without a cache, in batches and beams. Blocks nest, and edits act in order, those of the
-        outer block first. Without edits, no bit changes.
-
-        ``only="prototypes"`` predicts from the (edited) mixture alone, z′ = ẑ′, and
-        ``only="residual"`` from the residual alone, z′ = r. Edits of unknown prototypes, categories
-        or documents, and those that exclude one another, raise InputError.
+        It applies to every forward pass of ``lm.model`` in the thread or task that entered it.
+        Blocks nest, and edits act in order, those of the outer block first. ``only="prototypes"``
+        predicts from the (edited) mixture alone, z′ = ẑ′; ``only="residual"`` from the residual
+        alone, z′ = r.
         """
         return applied(self.model, plan_for(self, edits, only))
 
@@ -232,8 +223,7 @@ def load(
 class StepStream:
     """Reports the steps of a generation while it runs: those that ``explain`` returns at the end.
 
-    A model that does not pass all of its prompt through the output embedding reports none. Once
-    ``on_step`` has ended the text, ``end`` is the number of tokens up to the last reported target.
+    Once ``on_step`` has ended the text, ``end`` is its tokens up to the last reported target.
     """
 
     end: int | None = None

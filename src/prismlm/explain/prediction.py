@@ -142,13 +142,11 @@ class OutputLayer(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The model's own figures, [N] each: logits of the targets before any soft-cap, their
-    log-probabilities, and the top tokens.
-    """
+    """The model's own figures, [N] each."""
 
-    logits: Tensor
+    logits: Tensor  # of the targets, before any soft-cap
     log_probabilities: Tensor
-    top: Tensor
+    top: Tensor  # the model's top tokens
 
     @classmethod
     def from_raw_logits(cls, logit_map: LogitMap, raw: Tensor, targets: Tensor) -> Scores:
@@ -170,9 +168,8 @@ class Predictions:
     routing: Nearest  # indices, cosines and activations of each state's prototypes, [T, k]
     parts: Parts  # of the logit of each target
     score: Callable[[], Scores]  # returns :attr:`scores`
-    # tokens, targets: the last token read, and the predicted one, [T] each.
-    tokens: Tensor
-    targets: Tensor
+    tokens: Tensor  # the last token read, [T]
+    targets: Tensor  # the predicted token, [T]
     states: Tensor  # unit hidden states, [T, d]
     rounding: float = 0.0  # the largest |sum of parts − model's logit| / max(1, |logit|)
     # The uncertainty fed back to each position, as a share of the largest entropy and as a code;
@@ -270,13 +267,9 @@ def split_states(
     targets: Tensor,
     inverse: Tensor | None = None,
 ) -> Predictions:
-    """Split the logits of targets, and check their sums.
+    """Split the logits of targets [N] at states z [N, d] with W z + b [N, V]; check their sums.
 
-    Args:
-        z: states as the output embedding took them, [N, d].
-        raw_logits: W z + b as the model computed them, [N, V].
-        tokens, targets: the tokens read last and those predicted, [N] each.
-        inverse: 1/‖p‖ of the prototypes, [K, 1], if known.
+    ``inverse`` is 1/‖p‖ of the prototypes, [K, 1], if known.
     """
     scores = Scores.from_raw_logits(output.logit_map, raw_logits, targets)
     split = _split(output, head, z, tokens, targets, scores.logits, inverse)
@@ -364,14 +357,10 @@ class Recorded(NamedTuple):
 
 
 class StoredStates(NamedTuple):
-    """What a serving engine stores of a text while it writes it.
+    """What a serving engine stores of a text while it writes it."""
 
-    ``states`` are inputs of the output embedding after each token but the last, [T − 1, d], and
-    ``target_logits`` the model's logit of each written token, before any soft-cap, [n].
-    """
-
-    states: Tensor
-    target_logits: Tensor
+    states: Tensor  # inputs of the output embedding after each token but the last, [T − 1, d]
+    target_logits: Tensor  # of each written token, before any soft-cap, [n]
 
 
 @contextmanager

@@ -42,10 +42,7 @@ class HeadQuality:
 
     @property
     def recovered(self) -> float | None:
-        """(mean-state CE − prototype-only CE) / (mean-state CE − CE): 1 if ẑ is as good as z.
-
-        None without a mean-state CE, or if z predicts no better than its mean.
-        """
+        """(mean-state CE − prototype-only CE) / (mean-state CE − CE): 1 if ẑ is as good as z."""
         if self.mean_state_ce is None or self.mean_state_ce <= self.ce:
             return None
         return (self.mean_state_ce - self.prototype_only_ce) / (self.mean_state_ce - self.ce)
@@ -120,13 +117,7 @@ def measure_quality(
     logit_map: LogitMap,
     batches: Iterable[WindowBatch],
 ) -> HeadQuality:
-    """Measure a head on window batches; one forward pass each, in evaluation mode.
-
-    A prediction counts if its position is owned by its window and its target lies in the window.
-
-    Raises:
-        InputError: the batches hold no prediction that counts.
-    """
+    """Measure a head on the predictions that window batches own; one forward pass each."""
     output = OutputLayer.from_model(model, logit_map)
     sums, device = QualitySums(output, head), output.weight.device
     with evaluating(model):

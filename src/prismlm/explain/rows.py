@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -40,11 +39,11 @@ class Rows(list[T]):
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Return a data frame of rows; InputError where pandas is not installed."""
-    if importlib.util.find_spec("pandas") is None:
-        raise InputError("to_pandas needs pandas, which is not installed: pip install pandas.")
-    import pandas
-
+    """Return a data frame of rows; InputError if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise InputError("to_pandas needs pandas: install it with pip install pandas.") from error
     return pandas.DataFrame(list(rows))
 
 

@@ -74,10 +74,6 @@ def push(
         with_lens: upload the open lens, whose tokens are the text of the corpus.
         allow_licenses: licences of that text to upload although they are not known to be open.
         dry_run: upload nothing.
-
-    Raises:
-        InputError: a bad name; text whose licence is neither open nor allowed; a hub that cannot be
-            reached or refuses.
     """
     check_kind("the name on the hub", name, str, "org/name")
     if not NAME.fullmatch(name):

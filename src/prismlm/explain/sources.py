@@ -29,17 +29,14 @@ USUAL = 0.8
 class DocumentUse:
     """A document among the contexts of one prototype."""
 
-    # prototype, name: the prototype.
     prototype: int
     name: str
-    # rank, cosine, position: of the document's context: its rank from 0, its cosine to the
-    # prototype, and its offset in the corpus.
-    rank: int
-    cosine: float
+    rank: int  # of the document's context among the prototype's, from 0
+    cosine: float  # of the context to the prototype
     contexts: int  # the prototype's number of contexts
     share: float  # 1 / contexts, as a document has at most one of them
     usage: float  # the share of the corpus's tokens that use the prototype
-    position: int
+    position: int  # of the context in the corpus
     text: str | None  # the characters around the position; None if the index holds offsets only
 
 
@@ -101,11 +98,7 @@ class DocumentSources:
     base_rate: float  # its share of all positions of the lens
 
     def sentence(self, texts: TextUses | None = None) -> str:
-        """Say how much more often than usual it is behind some texts, or near to predictions.
-
-        The figure is its lift: its share in an average text, or in the neighbourhood of an average
-        prediction, divided by its share of the corpus.
-        """
+        """Say how many times its share of the corpus its share in texts, or near answers, is."""
         title = " ".join((self.title or self.doc_id).split())
         share = self.neighbourhood if texts is None else texts.share
         lift = share / self.base_rate if self.base_rate else 0.0
@@ -128,11 +121,7 @@ class DocumentSources:
 
 
 def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
-    """Return the prototypes with a document in their cells or among their contexts.
-
-    Raises:
-        InputError: the lens has no such document.
-    """
+    """Return the prototypes with a document in their cells or among their contexts."""
     check_document(lens, doc_id)
     usage, counts = np.nan_to_num(lens.prototypes["usage"].to_numpy()), np.diff(lens.first_rows)
     total = max(float(usage.sum()), 1e-300)
@@ -208,12 +197,7 @@ def texts_that_rely(
 
 
 def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
-    """Return the texts of an audit's Parquet that rely on a document.
-
-    Raises:
-        InputError: the audit was made with another model or lens, or there is no such file.
-        FormatError: it is damaged, or not an audit.
-    """
+    """Return the texts of an audit's Parquet that rely on a document."""
     identity, rows = read_audit(audit)
     expected = audit_identity(lens, "evidence")
     differing = [key for key in expected if key != "method" and identity.get(key) != expected[key]]

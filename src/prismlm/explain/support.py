@@ -29,7 +29,7 @@ They say where a text occurs, not whether the model took it from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -105,11 +105,6 @@ def sentence(level: Level) -> str:
     return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
 
 
-def levels_in_words(levels: Mapping[Level, int]) -> str:
-    """Return counts of levels as "3 strong, 40 weak, 2 none"."""
-    return ", ".join(f"{count:,} {level}" for level, count in levels.items())
-
-
 class Coverage(NamedTuple):
     """Which documents carry which of T predictions."""
 
@@ -154,10 +149,7 @@ class Coverage(NamedTuple):
 
 
 def token_information(rates: np.ndarray, positions: int) -> np.ndarray:
-    """Return w of tokens that come next at these shares of so many positions.
-
-    A token that never comes next counts as half of one position.
-    """
+    """Return w of tokens with these rates; one that never comes next counts as half a position."""
     nats = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - COMMON)
     return MIN_WEIGHT + nats**2
 
@@ -192,14 +184,8 @@ def summarise(
 
     The domain named has the largest p log(p / q), with its part p of what is attributed and its
     share q of the corpus: a large part of a large domain has little information. Figures are shares
-    of all evidence, as in tables.
-
-    Args:
-        subject: of the sentence, such as "the answer".
-        shares: by domain, or by source if all documents have one domain.
-        document: the one with the largest share.
-        support: how well the corpus supports them, if known.
-        documents: the number of documents in the corpus.
+    of all evidence, as in tables. ``subject`` is such as "the answer", ``shares`` are by domain, or
+    by source if all documents have one domain, and ``document`` has the largest share.
     """
     if support is not None and support.level == "none":
         return support.sentence
@@ -277,10 +263,7 @@ class Quote:
 def quotes(
     ids: Sequence[int], tokens: Sequence[str], start: int, lens: Lens, limit: int
 ) -> list[Quote]:
-    """Return the verbatim spans of a text from a token on; of the same words, the first span.
-
-    The text is given as ids and as displayed tokens.
-    """
+    """Return the verbatim spans of a text from a token on; of the same words, the first span."""
     assert lens.suffixes is not None
     distinct: dict[str, VerbatimSpan] = {}
     for span in verbatim_spans(ids, lens.suffixes, start):

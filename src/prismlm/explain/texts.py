@@ -54,11 +54,7 @@ def text_options(
     stride: int | None = None,
     method: Method = "evidence",
 ) -> TextOptions:
-    """Return options that suit every model; by default the longest window, up to 1,024 tokens.
-
-    Raises:
-        InputError: the window does not fit a model, or the stride would skip tokens.
-    """
+    """Return options that suit every model; by default the longest window, up to 1,024 tokens."""
     lengths = [lm.context_length for lm in models]
     longest = min((n for n in lengths if n is not None), default=None)
     if window is None:
@@ -113,9 +109,6 @@ def read_texts(
     """Yield the figures of every text, in order; the target of each prediction is the text's own.
 
     ``on_pass`` is called after every forward pass.
-
-    Raises:
-        DecompositionError: the parts of a logit do not sum to the model's own.
     """
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
         predicting = [window for window in batch if window.stop > window.skip]
@@ -152,11 +145,6 @@ class _Window(NamedTuple):
     skip: int
     stop: int
     last: bool
-
-    @property
-    def first(self) -> int:
-        """Which prediction of the text is the window's first."""
-        return self.start + self.skip
 
 
 def _figures(text: _Text) -> TextFigures:
@@ -218,7 +206,7 @@ def _run_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
     z = torch.cat([seen.z[row, span] for row, span in spans]).float()
     raw = torch.cat([seen.embedded[row, span] for row, span in spans])
     tokens, targets = (
-        torch.cat([w.text.ids[w.first + by : w.start + w.stop + by] for w in batch])
+        torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
         for by in (0, 1)
     )
     output = lm.output_layer
@@ -233,6 +221,7 @@ def _run_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
         if lm.lens is not None:
             carriers = carriers_of(split[rows], lm.lens, method, text.prior)
             # In a chat, predictions before the answer are its context and do not count.
-            counted = range(window.stop - window.skip)[max(0, text.first - window.first) :]
+            first = max(0, text.first - window.start - window.skip)
+            counted = range(window.stop - window.skip)[first:]
             if counted:
                 text.attributions.append(attribute(carriers.select(counted), lm.lens, method))

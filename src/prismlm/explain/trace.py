@@ -56,8 +56,7 @@ class PrototypeUse(NamedTuple):
     cosine: float  # to the hidden state
     contribution: float  # scale · α (W p)[target], in logits
     evidence: float  # contribution minus its mean over the vocabulary
-    # name, category: from the lens; None without one.
-    name: str | None = None
+    name: str | None = None  # from the lens; None without one
     category: str | None = None
 
 
@@ -98,10 +97,7 @@ class Step:
 
     @cached_property
     def chains(self) -> tuple[PrototypeChain, ...] | None:
-        """Channels and earlier tokens behind the leading prototypes' activations.
-
-        Computed on first use; None for models without prototype mixers.
-        """
+        """Channels and tokens behind the leading prototypes; None without prototype mixers."""
         return None if self.read_chains is None else self.read_chains()
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,16 +187,12 @@ def _uses(split: Predictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse,
 
 @dataclass(frozen=True)
 class Citation:
-    """A document that carries nearly all of the information of a sentence of an answer.
+    """A document that carries nearly all of the information of a sentence of an answer."""
 
-    The sentence is from ``start`` to ``end`` in characters of ``trace.answer``; ``share`` is the
-    part of its information, ``document`` has doc_id, source, domain, license, title and url.
-    """
-
-    start: int
+    start: int  # in characters of ``trace.answer``
     end: int
-    share: float
-    document: dict[str, Any]
+    share: float  # of the sentence's information
+    document: dict[str, Any]  # doc_id, source, domain, license, title and url
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -243,10 +235,7 @@ class Trace:
 
     @property
     def rounding(self) -> float:
-        """The largest |sum of parts − model's logit| / max(1, |logit|) of the full text.
-
-        float32 models stay under 1e-3, half-precision ones under 2e-2.
-        """
+        """The largest |sum of parts − model's logit| / max(1, |logit|) of the full text."""
         return self.predictions.rounding
 
     @cached_property
@@ -508,10 +497,7 @@ class Trace:
         write_text(path, json_text(self.to_dict(), indent=2) + "\n")
 
     def to_html(self, path: Path | str | None = None, *, against: int = 0) -> str:
-        """Return a self-contained page, and write it if a path is given.
-
-        It shows up to ``against`` passages that oppose the predictions.
-        """
+        """Return a page, with passages ``against`` it, and write it to ``path``, if any."""
         # The one import against the order of packages.
         from prismlm.pages.trace import page
 
