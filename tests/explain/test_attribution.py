@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prismlm.errors import InputError
 from prismlm.explain import attribution
 from prismlm.explain.attribution import TEMPERATURE, Passage, worth_showing
-from prismlm.lens import neighbours
+from prismlm.lens import cells as cells_module
 from tests.helpers.hand_lens import CONTEXTS, DOCUMENTS, hand_lens
 from tests.helpers.predictions import attributed, predictions
 
@@ -59,7 +59,7 @@ def test_heavy_is_what_weighs_most_by_itself(table, monkeypatch, tmp_path):
     lens = hand_lens(tmp_path)
     # One of each range is read: 10, at 8 degrees, stands for two; 5, at 4 degrees, for itself. It
     # is in the cell of prototype 2, which 10 is too far from to rely on.
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 1)
+    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 1)
     monkeypatch.setattr(attribution, "HEAVIEST", 1)
     angles = np.deg2rad([0, -45, -20])
     lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))

@@ -22,7 +22,7 @@ from prismlm.explain.attribution import (
     joined,
     spread,
 )
-from prismlm.lens import neighbours
+from prismlm.lens import cells as cells_module
 from prismlm.lens.where import Keys
 from tests.helpers.predictions import attributed
 
@@ -93,7 +93,7 @@ def naive(lm, table, everything):
 @pytest.mark.parametrize("text", TEXTS)
 def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, monkeypatch):
     monkeypatch.setattr(lm.head, "weights", weights)
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(attribution, "MIN_WEIGHT_RATIO", 0.0)
     monkeypatch.setattr(attribution, "token_information", lambda rates, _: np.ones(len(rates)))
     table = lm.explain(text, generate=4).predictions
@@ -145,9 +145,9 @@ def test_shares_sum_to_one(lm, where):
 
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
     table = lm.explain(TEXTS[2], generate=4).predictions
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
     every = spread(table, lm.lens.cells, lm.lens.head)
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 2)
+    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 2)
     few = spread(table, lm.lens.cells, lm.lens.head)
     assert len(few.place) < len(every.place)
     assert set(few.place.tolist()) <= set(every.place.tolist())

@@ -33,8 +33,8 @@ from prismlm.corpus.windows import WindowGrid, batch_of, document_windows
 from prismlm.errors import InputError
 from prismlm.explain.attribution import TEMPERATURE, Attribution, Passage, Places
 from prismlm.explain.prediction import Predictions
+from prismlm.lens.cells import STRETCH, compared, largest
 from prismlm.lens.lens import Lens
-from prismlm.lens.neighbours import STRETCH, compared, largest
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.probe import Probe
 from prismlm.lens.states import probabilities
@@ -137,7 +137,7 @@ class Opposition:
 
 def readable_text(lens: Lens) -> Corpus | OwnText:
     """Return the text that the model reads, from the corpus or the lens."""
-    if lens.readable is None:
+    if lens.text_source is None:
         raise InputError(
             "what opposes a prediction is read in the corpus "
             f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
@@ -145,7 +145,7 @@ def readable_text(lens: Lens) -> Corpus | OwnText:
             "build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
             "--overwrite`."
         )
-    return lens.readable
+    return lens.text_source
 
 
 @torch.no_grad()
@@ -155,14 +155,14 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
     Of cells with more than a million positions together, evenly spaced ones are compared.
     """
     uses, cells, targets = predictions.uses("source"), lens.cells, predictions.targets
-    first, last = cells.beside(uses.prototype, targets.numpy()[uses.prediction])
+    first, last = cells.ranges_except(uses.prototype, targets.numpy()[uses.prediction])
     query = uses.prediction.repeat(2)
     limit = max(STRETCH, MAX_COMPARED // max(1, len(query)))
     nearby = compared(cells, query, first.ravel(), last.ravel(), predictions.states, limit)
     kernel = np.exp((nearby.cosine.astype(np.float64) - 1) / TEMPERATURE)
     bound = (1 - nearby.probability.astype(np.float64)) * kernel
     chosen = largest(bound, CANDIDATES)
-    chosen = chosen[np.argsort(nearby.place[chosen], kind="stable")]
+    chosen = chosen[np.argsort(nearby.position[chosen], kind="stable")]
     prediction = query[nearby.pair[chosen]]
     # The output layer at the coded states, with the length of the lens's states.
     length = Probe.open(lens.path).states.norm(dim=1).median()
@@ -172,7 +172,7 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
     estimated = probabilities(lm.model, z.to(tokens.device), tokens, bf16=half).cpu()
     # No probability exceeds what the token that came next left over.
     rest = 1 - nearby.probability[chosen].astype(np.float32)
-    columns = nearby.place[chosen], nearby.cosine[chosen], bound[chosen]
+    columns = nearby.position[chosen], nearby.cosine[chosen], bound[chosen]
     return Rivals(prediction, *columns, np.minimum(estimated.numpy(), rest))
 
 

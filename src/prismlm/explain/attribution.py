@@ -69,10 +69,9 @@ from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import frame, table
 from prismlm.explain.support import Coverage, Support, token_information
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells
+from prismlm.lens.cells import Cells, group_members, largest, nearest_of, neighbours
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.lens import Lens
-from prismlm.lens.neighbours import each_of, largest, nearest_of, neighbours
 from prismlm.lens.text import Around
 from prismlm.lens.where import Conditions, Where, normalised
 
@@ -123,7 +122,7 @@ class Carriers(NamedTuple):
         """Return the carriers of some predictions, renumbered."""
         chosen = np.asarray(rows, dtype=np.int64)
         bounds = np.searchsorted(self.prediction, np.arange(len(self.tokens) + 1))
-        owner, offset = each_of(bounds[chosen + 1] - bounds[chosen])
+        owner, offset = group_members(bounds[chosen + 1] - bounds[chosen])
         entries = bounds[chosen][owner] + offset
         columns = (column[entries] for column in self[1:4])
         return Carriers(owner, *columns, *(figures[chosen] for figures in self[4:]))
@@ -187,10 +186,10 @@ def spread(
     uses, count, targets = predictions.uses(), len(predictions), predictions.targets.numpy()
     pairs = uses.prediction, uses.prototype, targets[uses.prediction]
     nearby = neighbours(cells, *pairs, predictions.states)
-    prediction, repeats = uses.prediction[nearby.pair], nearby.stands_for
+    prediction, repeats = uses.prediction[nearby.pair], nearby.sampling_weight
     kernel = repeats * np.exp((nearby.cosine.astype(np.float64) - 1) / TEMPERATURE)
     kernel[nearby.read == predictions.tokens.numpy()[prediction]] *= SAME_TOKEN
-    document = cells.document_of(nearby.place)
+    document = cells.document_of(nearby.position)
     part, heaviest = np.zeros_like(kernel), [np.empty(0, dtype=np.int64)]
     bounds = np.searchsorted(prediction, np.arange(count + 1)).tolist()
     for begin, end in pairwise(bounds):
@@ -217,7 +216,7 @@ def spread(
     prediction = prediction[positive]
     return Carriers(
         prediction,
-        nearby.place[positive],
+        nearby.position[positive],
         nearby.cosine[positive],
         part[positive] * evidence[prediction],
         targets,
@@ -250,7 +249,7 @@ def _contexts(predictions: Predictions, lens: Lens) -> Carriers:
     uses, count = predictions.uses("source"), len(predictions)
     first = lens.first_rows[uses.prototype]
     counts = lens.first_rows[uses.prototype + 1] - first
-    use, context = each_of(counts)
+    use, context = group_members(counts)
     rows, empty = lens.index.take(first[use] + context), counts == 0
     return Carriers(
         uses.prediction[use],
@@ -367,7 +366,7 @@ class Passage:
     @cached_property
     def also(self) -> list[tuple[int, int]]:
         """Spans of ``text`` with further marked tokens; adjacent ones are joined."""
-        return [] if self.lens is None else self.lens.beside(self.position, self.others)
+        return [] if self.lens is None else self.lens.spans_in_sentence(self.position, self.others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""

@@ -357,7 +357,7 @@ class Trace:
             return None
         text = "the text" if len(self) > 1 else "the prediction"
         subject = "the answer" if self.first or self.written else text
-        shares, leading = self.sources(self.lens.telling), self.documents(1)
+        shares, leading = self.sources(self.lens.default_group_by), self.documents(1)
         document = leading[0] if leading else None
         return summarise(subject, shares, document, self.support, self.lens.meta.documents)
 
