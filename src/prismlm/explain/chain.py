@@ -290,14 +290,16 @@ def chains(
             part,
             use.contribution * part / use.activation,
             part / use.activation,
-            tuple(ChannelSource(s, tokens[s], float(token_parts[s])) for s in largest),
+            tuple(ChannelSource(s, tokens[s], float(token_parts[s])) for s in map(int, largest)),
         )
 
     result: list[PrototypeChain] = []
     for use, embedding, mlps, by_channel, edit in zip(uses, *parts, strict=True):
         flat = by_channel.flatten()
         largest = flat.abs().topk(min(CHANNELS_NAMED, len(flat))).indices.tolist()
-        named = [(*divmod(i, by_channel.shape[1]), float(flat[i])) for i in largest if flat[i]]
+        named = [
+            (*divmod(i, by_channel.shape[1]), float(flat[i])) for i in map(int, largest) if flat[i]
+        ]
         chain = PrototypeChain(
             use.id,
             use.activation,
