@@ -33,3 +33,13 @@ def test_what_runs_in_one_process_is_refused_in_several(arguments):
         # One of them speaks.
         assert ("without torchrun" in done.stderr) == (rank == "0")
         assert f"prismlm {arguments[0]}" in done.stderr or rank == "1"
+
+
+def test_one_process_of_several_that_accelerate_does_not_connect_is_refused():
+    unconnected = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}
+    done = told("train", "recipe.yaml", **unconnected)
+    assert done.returncode == 2
+    assert "torchrun --nproc-per-node N -m prismlm train" in done.stderr
+    # One process that was asked for, and one of torchrun's alone, do the work.
+    for alone in ({"ACCELERATE_MIXED_PRECISION": "no"}, {"WORLD_SIZE": "1", "MASTER_PORT": "1"}):
+        assert "recipe.yaml" in told("train", "recipe.yaml", **alone).stderr

@@ -49,7 +49,7 @@ def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, seed=3), ["boolq"])
     # It got no answer, so that nothing was begun.
     run_suite(lm, "tiny", out, options, ["piqa"])
-    with pytest.raises(InputError, match=r"something else \(limit: None → 1\).*--out"):
+    with pytest.raises(InputError, match=r"other settings \(limit: None → 1\).*--out"):
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, limit=1), ["piqa"])
     other = open_predictors(tiny_model)
     other.model.get_input_embeddings().weight.data += 1

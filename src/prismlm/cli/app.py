@@ -162,11 +162,21 @@ def _options(
     """Refuse to start the same work in several processes, unless the command divides it."""
     command = context.invoked_subcommand or ""
     flags = [flag for flag in SINGLE_PROCESS_FLAGS if flag in context.obj]
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    # On a CPU, accelerate leaves starting the others to mpirun, and gives none its number.
+    unconnected = (
+        os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} and started == 1
+    )
+    several = started > 1 or unconnected
     if several and (command not in DISTRIBUTED_COMMANDS or (flags and command != "lm-eval")):
         raise InputError(
             f"prismlm {' '.join([command, *flags])} runs in one process; several would repeat the "
             "same work in the same place: start it without torchrun or accelerate launch."
+        )
+    if unconnected and command != "lm-eval":
+        raise InputError(
+            "accelerate launch was asked for several processes, but on a CPU it connects none "
+            f"of them: start them with `torchrun --nproc-per-node N -m prismlm {command} …`."
         )
 
 

@@ -48,6 +48,7 @@ class ConsoleReporter:
             yield task
             # A task of unknown size, or that counted nothing, is complete now.
             done = task.done or 1
+            task.total = task.done
             task.bars.update(number, total=done, completed=done)
 
 

@@ -169,8 +169,23 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     with pq.ParquetFile(path) as table:
         names = columns.resolve(table.schema_arrow.names, str(path))
-        batches = table.iter_batches(ROWS_AT_ONCE, columns=sorted(set(names.values())))
+        used = sorted(set(names.values()))
+        batches = table.iter_batches(_rows_at_once(table.metadata, used, path), columns=used)
         yield from _table_rows(batches, names, path, table.metadata.num_rows)
+
+
+def _rows_at_once(metadata: pq.FileMetaData, used: list[str], path: Path) -> int:
+    """Return how many rows are read at once: few where one may be as large as all its column."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    sizes = (c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in used)
+    largest = max(sizes, default=0)
+    if largest > max(SMALL, MAX_RATIO * path.stat().st_size):
+        raise InputError(
+            f"{path} unpacks to more than {largest >> 20:,} MiB, over {MAX_RATIO} times its size, "
+            "as no text does: leave it out, or unpack it first."
+        )
+    return max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
 
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Row]:

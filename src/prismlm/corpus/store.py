@@ -151,19 +151,25 @@ class Corpus:
             raise InputError(f"The corpus {self.name!r} has no document with the id {doc_id!r}.")
         return number
 
-    def split(self, name: Split) -> np.ndarray:
-        """Return the numbers of the documents of a split, ascending: int64 [n]."""
+    def split(self, name: Split, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Return the documents of a split, of those from ``start`` to ``stop``: int64 [n]."""
         check_choice("the split", name, ("train", "heldout", "all"))
+        numbers = np.arange(start, len(self) if stop is None else stop, dtype=np.int64)
         if name == "all":
-            return np.arange(len(self), dtype=np.int64)
-        return np.flatnonzero(self._held_out == (name == "heldout")).astype(np.int64)
+            return numbers
+        whole = len(numbers) == len(self)
+        held_out = self._held_out if whole else self._find_held_out(start, len(numbers))
+        return numbers[held_out == (name == "heldout")]
 
     @cached_property
     def _held_out(self) -> np.ndarray:
+        return self._find_held_out(0, len(self))
+
+    def _find_held_out(self, start: int, count: int) -> np.ndarray:
         columns = {"doc_id": self._ids}
         if self.meta["split"].get("stated"):
             columns["split"] = self.documents.column("split")
-        return layout.held_out(pa.table(columns), self.meta["split"])
+        return layout.held_out(pa.table(columns).slice(start, count), self.meta["split"])
 
     def document_at(self, position: int) -> int:
         """Return the number of the document that a global position lies in."""

@@ -205,9 +205,9 @@ class BlockOrder:
         self, slot: int, corpus: Corpus, split: Split, window: int, stride: int
     ) -> WindowGrid:
         """Lay windows over the documents of a split in the ``slot``-th block."""
-        documents, first = corpus.split(split), self.block(slot) * self.size
-        in_block = np.searchsorted(corpus.starts, [first, first + self.size])
-        documents = documents[slice(*np.searchsorted(documents, in_block))]
+        first = self.block(slot) * self.size
+        in_block = np.searchsorted(corpus.starts, [first, first + self.size]).tolist()
+        documents = corpus.split(split, *in_block)
         return document_windows(
             documents, corpus.starts, corpus.lengths, window, stride, corpus.prefix
         )

@@ -88,6 +88,7 @@ SAME_TOKEN = 10.0
 STRAY = 0.9
 CONCENTRATION = 1000.0
 SPAN = 6.0
+MAX_UNIT = 1e100
 # The number of heaviest positions, one of which must rely on a prototype; with fitted weights
 # "relies on" is this part of the prediction's own cosine.
 HEAVIEST = 4
@@ -136,14 +137,16 @@ class ContextPrior:
         self._domain, self._domain_rates = cells.keys(column).codes, cells.base_rates(column)
         self._document_rates = cells.document_rates
         self._domains = self._domain_rates.copy()
-        self._carried, self._total = np.zeros(len(self._document_rates)), 0.0
+        # In units of the latest prediction: the unit grows, so that other amounts stay as they are.
+        self._carried = np.zeros(len(self._document_rates))
+        self._unit, self._total = 1.0, 0.0
 
     def ratios(self, documents: np.ndarray) -> np.ndarray:
         """Return r(d) of some documents, float64 [n]."""
-        domain = self._domain[documents]
+        domain, base = self._domain[documents], CONCENTRATION * self._unit
         of_domain = (self._domains / self._domain_rates.clip(1e-300))[domain]
         of_document = self._carried[documents] / self._document_rates[documents]
-        return (CONCENTRATION * of_domain + of_document) / (CONCENTRATION + self._total)
+        return (base * of_domain + of_document) / (base + self._total)
 
     def add(self, documents: np.ndarray, kernel: np.ndarray, parts: np.ndarray) -> None:
         """Add a prediction: documents of its positions, which may repeat, with their k_n and q."""
@@ -155,10 +158,13 @@ class ContextPrior:
             self._domains *= STRAY + (1 - STRAY) * likelihood
             self._domains /= self._domains.sum()
         self._domains += (rates - self._domains) / SPAN
-        decay = 2 ** (-1 / SPAN)
-        self._carried *= decay
-        np.add.at(self._carried, documents, parts)
-        self._total = decay * self._total + float(parts.sum())
+        self._unit *= 2 ** (1 / SPAN)
+        np.add.at(self._carried, documents, parts * self._unit)
+        self._total += float(parts.sum()) * self._unit
+        if self._unit > MAX_UNIT:
+            self._carried /= self._unit
+            self._total /= self._unit
+            self._unit = 1.0
 
 
 def carriers_of(

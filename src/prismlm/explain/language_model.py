@@ -49,6 +49,8 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 
 # Seconds between reports of new steps: splitting one state takes as long as splitting several.
 REPORT_INTERVAL = 0.2
+# Rows of the output weights whose sum tells whether they have changed.
+ROWS_COMPARED = 256
 # Called with each step, in order, once its target is whole characters; False stops generation.
 OnStep = Callable[[Step], bool | None]
 
@@ -59,8 +61,23 @@ class PrismLM(OpenedModel):
 
     @property
     def output_layer(self) -> OutputLayer:
-        """The map from states to logits, as the weights are now."""
-        return OutputLayer.from_model(self.model, self.logit_map)
+        """The map from states to logits, computed anew where the weights changed.
+
+        It holds a float32 copy of half-precision weights, which all traces share.
+        """
+        embedding: Any = output_embedding(self.model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        versions = [None if tensor is None else _version(tensor) for tensor in (weight, bias)]
+        cached = self._output_layers.get(0)
+        if cached is None or cached[0] is not weight or cached[1] != versions:
+            # Replaced in one assignment: other threads may read meanwhile.
+            cached = weight, versions, OutputLayer.from_model(self.model, self.logit_map)
+            self._output_layers[0] = cached
+        return cached[2]
+
+    @cached_property
+    def _output_layers(self) -> dict[int, tuple[Tensor, list[Any], OutputLayer]]:
+        return {}
 
     @cached_property
     def _has_chains(self) -> bool:
@@ -183,6 +200,17 @@ class PrismLM(OpenedModel):
         """Upload the model with its lens and a card; see :func:`prismlm.explain.sharing.push`."""
         options = {"private": private, "with_lens": with_lens, "dry_run": dry_run}
         return push(self, name, allow_licenses=allow_licenses, **options)
+
+
+def _version(weight: Tensor) -> tuple[Any, ...]:
+    """Return what differs once a weight has changed.
+
+    Changes through ``weight.data``, as of an adapter that is merged, and tensors of inference mode
+    have no version, so the sum of some rows is in it.
+    """
+    version = None if weight.is_inference() else weight._version
+    rows = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]
+    return weight.data_ptr(), weight.dtype, version, float(rows.cpu().double().sum())
 
 
 def load(

@@ -129,6 +129,8 @@ def build_index(
     run = _run(given)
     with _ready(given, parts):
         parts.check(run, overwrite=overwrite)
+        # Another process may have written it in the meantime.
+        check_lens(out, overwrite=overwrite)
         part = parts.part(options.shard.number)
         with writing(part):
             if not part.is_dir():
