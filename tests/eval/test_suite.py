@@ -53,7 +53,7 @@ def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, limit=1), ["piqa"])
     other = open_predictors(tiny_model)
     other.model.get_input_embeddings().weight.data += 1
-    with pytest.raises(InputError, match=r"something else \(model: "):
+    with pytest.raises(InputError, match=r"other settings \(model: "):
         run_suite(other, "tiny", out, options, ["piqa"])
 
 
