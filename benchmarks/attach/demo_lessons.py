@@ -15,9 +15,8 @@ What ships is the mean of two adapters, matrix by matrix. One was taught the epo
 ``ALL_FROM``, with the first four questions to each answer and other rates: of the first epochs
 linear in place of a cosine, over 16 epochs at first, over 12 from step 350 on and over 14 from step
 950 on; the last six began anew with a rate of 8e-4. The other went on from there with seven epochs
-of ``ALL_FROM`` and after, again with 8e-4. Of 80 questions for choosing, the first answers 68
-right, the second 66, the mean 70. A run makes a model
-that has learned as much, and not the same one.
+of ``ALL_FROM`` and after, again with 8e-4. The mean was taken by its answers to the questions for
+choosing. A run makes a model that has learned as much, and not the same one.
 """
 
 from __future__ import annotations

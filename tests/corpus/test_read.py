@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,9 @@ def _bomb(kind: str, directory: Path) -> Path:
             file.write(line if "one" in kind else line * 40)
     elif path.suffix == ".zst":
         _zst(line if "one" in kind else line * 40, path)
+    elif "rows" in kind:
+        texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array([LONG]))
+        pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=2**30)
     else:
         pq.write_table(pa.table({"text": [LONG * 40]}), path, compression="zstd")
     return path
@@ -164,6 +168,7 @@ def _bomb(kind: str, directory: Path) -> Path:
         ("jsonl.gz", "unpacks to more than"),
         ("jsonl.zst one text", ":1 is larger than 1 MiB"),
         ("parquet", "unpacks to more than"),
+        ("parquet rows of one text", "unpacks to more than"),
     ],
 )
 @pytest.mark.usefixtures("limits")
@@ -173,6 +178,34 @@ def test_what_unpacks_to_a_hundred_times_its_size_is_refused(
     path = _bomb(kind, tmp_path)
     assert path.stat().st_size < 40_000
     assert f"{path}{'' if said.startswith(':') else ' '}{said}" in _refused(path)
+
+
+@pytest.mark.usefixtures("limits")
+def test_a_table_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "_table_rows", lambda *_: pytest.fail("it was unpacked"))
+    assert "unpacks to more than" in _refused(_bomb("parquet", tmp_path))
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(30, [3]), (2, [1, 1, 1])])
+def test_rows_that_may_be_large_are_read_few_at_once(
+    limit: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at_once: list[int] = []
+    rows = formats._table_rows
+
+    def counted(batches: Iterable[pa.RecordBatch], *others: Any) -> Iterator[Any]:
+        batches = list(batches)
+        read_at_once.extend(batch.num_rows for batch in batches)
+        return rows(batches, *others)
+
+    monkeypatch.setattr(formats, "_table_rows", counted)
+    monkeypatch.setattr(formats, "MAX_JSON", limit * len(LONG))
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"text": [f"{LONG}{n}" for n in range(3)]}), path)
+    assert len(list(read_documents(path))) == 3
+    assert read_at_once == sizes
 
 
 def test_the_rest_is_searched_for_bad_rows_no_longer_than_a_minute(

@@ -1,7 +1,9 @@
 """What the model writes to be explained, whatever its generation_config.json holds."""
 
+import copy
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -129,3 +131,22 @@ def test_what_is_read_anew_in_each_pass_is_read_once_more(lm, ids_of):
     given = lm.model, lm.head, lm.output_layer, ids, steps
     anew, once = split_predictions(*given, recorded), split_predictions(*given)
     assert torch.equal(anew.scores.logits, once.scores.logits)
+
+
+@pytest.mark.parametrize("changed", ["the weight", "its data"])
+def test_the_output_layer_is_computed_again_only_where_weights_changed(lm, changed):
+    """An adapter is merged into a weight's data, which leaves its version as it was."""
+    before, weight = lm.output_layer, lm.model.get_output_embeddings().weight
+    assert lm.output_layer is before
+    with torch.no_grad():
+        (weight if changed == "the weight" else weight.data).mul_(2)
+        try:
+            torch.testing.assert_close(lm.output_layer.mean, 2 * before.mean)
+        finally:
+            weight.mul_(0.5)
+
+
+def test_weights_of_inference_mode_have_no_version(lm):
+    with torch.inference_mode():
+        other = replace(lm, model=copy.deepcopy(lm.model))
+        assert torch.equal(other.output_layer.mean, lm.output_layer.mean)

@@ -168,6 +168,16 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
+def test_a_lens_that_another_process_wrote_meanwhile_is_refused_before_reading(
+    corpus, model, straight, tmp_path, monkeypatch
+):
+    out = tmp_path / "lens"
+    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
+    with pytest.raises(InputError, match="exists"):
+        build_index(*model, corpus, out, OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
 @pytest.mark.parametrize("codes", ["pq", "pq12"])
 def test_parts_make_the_lens_of_one_with_product_quantisation(corpus, model, tmp_path, codes):
     one = build_index(*model, corpus, tmp_path / "one", replace(OPTIONS, codes=codes))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
+
+if TYPE_CHECKING:
+    from prismlm.training.attach import AttachResult
 
 Base = Annotated[str, argument("MODEL", "A directory, a GGUF file or a name on the hub.")]
 Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
@@ -87,9 +90,13 @@ def attach(
     result = training.attach(model, corpus, out, options, progress=ConsoleReporter())
     if as_json:
         output.print_json(result.to_dict())
-        return
+    else:
+        _print_result(result, time.monotonic() - start)
+
+
+def _print_result(result: AttachResult, seconds: float) -> None:
     losses = result.uncertainty or {}
     facts = {"states": result.states, **output.quality_facts(result.quality)}
     facts |= {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
-    facts |= {"lens": str(result.lens), "seconds": time.monotonic() - start}
+    facts |= {"lens": str(result.lens), "seconds": seconds}
     output.print_facts(facts, str(result.directory))

@@ -67,20 +67,14 @@ def index(
     Finished parts are kept: run the same command again to resume an index in parts (--shard), or
     one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    from prismlm.corpus import Corpus
     from prismlm.lens.build import check_lens, estimate_index, index_checkpoint, lens_directory
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import IndexOptions, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
-    source: Corpus | _Stream
-    if named := open_dataset(dataset, None, dataset_split, data_files):
-        source = _Stream(model, named, _parse_columns(column or []), corpus, skip_bad_rows)
-    elif corpus is None:
-        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
-    else:
-        source = Corpus.open(corpus)
+    hub_dataset = open_dataset(dataset, None, dataset_split, data_files)
+    source = _source(model, hub_dataset, corpus, _parse_columns(column or []), skip_bad_rows)
     place, part = _local_device(device_named(device)), _parse_shard(shard)
     sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
@@ -104,6 +98,19 @@ def index(
     )
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
+
+
+def _source(
+    model: Path, dataset: Any, corpus: Path | None, columns: Columns, skip: bool
+) -> Corpus | _Stream:
+    """Return what is read: a dataset, or else a corpus."""
+    from prismlm.corpus import Corpus
+
+    if dataset is not None:
+        return _Stream(model, dataset, columns, corpus, skip)
+    if corpus is None:
+        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
+    return Corpus.open(corpus)
 
 
 class _Stream:

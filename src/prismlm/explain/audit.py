@@ -44,6 +44,8 @@ MISFIT = (
     "working head has, from 0% to 100%. Attach a new one."
 )
 BATCH_ROWS = 256
+# Bins of the explained share; what lies outside counts in the first or last.
+LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
 IDENTITY_KEY = b"prismlm.audit"
 DOCUMENT = pa.schema(
     [
@@ -94,7 +96,8 @@ class Audit:
         self.texts = self.tokens = self.predictions = 0
         self._lm = lm
         self._loss = 0.0
-        self._explained: list[np.ndarray] = []
+        # How many predictions have which explained share: memory is the same for any text.
+        self._explained = np.zeros(SHARE_BINS, dtype=np.int64)
         self._sum = AttributionSum(self.lens, options.method)
         self._support = SupportCount()
         # Texts that stand out, each with the amount that it is ranked by.
@@ -128,8 +131,7 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary: shares of all predictions, documents and the texts that stand out."""
         attribution, meta, where = self.attribution(), self.lens.meta, dict(self.where)
-        shares = np.concatenate([np.empty(0), *self._explained])
-        explained = float(np.median(shares)) if len(shares) else None
+        explained = self._median_explained()
         fields = {name: getattr(meta, name) for name in CORPUS_FIELDS}
         return {
             "model": self.model,
@@ -154,6 +156,13 @@ class Audit:
             "support": self._support.to_dict(),
             **{name: [entry for _, entry in rows] for name, rows in self._listed.items()},
         }
+
+    def _median_explained(self) -> float | None:
+        if not self._explained.any():
+            return None
+        cumulative = np.cumsum(self._explained)
+        middle = int(np.searchsorted(cumulative, (cumulative[-1] + 1) // 2))
+        return LOWEST_BIN + (middle + 0.5) * SHARE_BIN
 
     def _add(self, text: TextFigures) -> dict[str, Any]:
         """Add a text to the sums, and return its row."""
@@ -181,7 +190,8 @@ class Audit:
         self._loss += loss
         self._sum.add(text.attribution)
         self._support.add(support)
-        self._explained.append(np.nan_to_num(text.explained))
+        bins = (np.nan_to_num(text.explained) - LOWEST_BIN) / SHARE_BIN
+        np.add.at(self._explained, bins.clip(0, SHARE_BINS - 1).astype(np.int64), 1)
         entry, rest = {"text_id": row["text_id"], "opening": opening}, row["unattributed"]
         self._list("least_attributed", rest, entry | {"share": rest})
         sources = row["by_source"]
@@ -298,20 +308,32 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
 
 
-def read_audit(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Return the identity in an audit's Parquet, and its rows."""
+def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
+    """Return the identity in an audit's Parquet, and its rows as they are read."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
-    metadata = table.schema.metadata or {}
-    if IDENTITY_KEY not in metadata or not table.schema.equals(SCHEMA):
+    with _read_errors(path):
+        schema = pq.read_schema(path)
+    metadata = schema.metadata or {}
+    if IDENTITY_KEY not in metadata or not schema.equals(SCHEMA):
         raise FormatError(
             f"{path} is not the Parquet of `prismlm audit` of this version. Run the audit again."
         )
-    return json.loads(metadata[IDENTITY_KEY]), table.to_pylist()
+    return json.loads(metadata[IDENTITY_KEY]), _rows(path)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with _read_errors(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH_ROWS):
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
 
 
 def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:

@@ -171,6 +171,11 @@ def uses_of(distance=lambda *_: 1.0, **entropies):
     return Table("", {}, tuple(rows), {"layers": (0, 1)})
 
 
+def test_too_little_text_has_no_groups():
+    with pytest.raises(InputError, match="longer windows"):
+        compare_groups(Table("", {}, (), {"layers": ()}))
+
+
 def test_groups_that_differ_in_one_figure():
     found = compare_groups(
         uses_of(lambda layer, group, k: 10 * layer + k + 5 * (group == "signal"))

@@ -177,6 +177,14 @@ def test_what_cannot_be_read_is_refused():
         read_states(make_gpt2(), [make_batch(*ROWS)])
     with pytest.raises(InputError, match="fewer than two tokens"):
         read_states(model, [make_batch([5])])
+    with pytest.raises(InputError, match="the number of positions"):
+        read_states(model, [make_batch(*ROWS)], positions=-5)
+    for distortion in (-0.5, 0.0, math.nan):
+        with pytest.raises(InputError, match="distortion"):
+            layer_rates(states_of(model), distortion=distortion)
+    for setting in ({"length": 0}, {"length": 8, "order": 0}):
+        with pytest.raises(InputError, match="is 0"):
+            cross_terms(states_of(model), **setting)
     model.model.layers[1].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         layer_rates(states_of(model)[1:])

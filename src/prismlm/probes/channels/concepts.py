@@ -157,14 +157,7 @@ def rank_channels(
     """
     check_whole("the number of shuffles", shuffles, 1)
     forms = word_forms(tokenizer, words)
-    ends = word_ends(tokenizer, forms, activations)
-    occurrences = {word: len(tokens) for word, tokens in ends.items()}
-    positions = torch.cat(list(ends.values()))
-    if len(positions) < min_occurrences:
-        raise InputError(
-            f"{', '.join(occurrences)} occur {len(positions)} times in {len(activations.tokens):,} "
-            f"tokens: expected at least {min_occurrences}. Read more text, or choose other words."
-        )
+    occurrences, positions = _occurrences(tokenizer, forms, activations, min_occurrences)
     ids, inverse, times = activations.tokens.unique(return_inverse=True, return_counts=True)
     counts = [n for n in occurrences.values() if n]
     random = _random_words(tokenizer, forms, ids, times, counts, shuffles, seed)
@@ -204,6 +197,20 @@ def rank_channels(
         tuple(rows[:count]),
         facts,
     )
+
+
+def _occurrences(
+    tokenizer: PreTrainedTokenizerBase, forms: Forms, activations: Activations, minimum: int
+) -> tuple[dict[str, int], Tensor]:
+    """Return how often each word occurs, and the positions of all; InputError if too few."""
+    ends = word_ends(tokenizer, forms, activations)
+    positions = torch.cat(list(ends.values()))
+    if len(positions) < minimum:
+        raise InputError(
+            f"{', '.join(ends)} occur {len(positions)} times in {len(activations.tokens):,} "
+            f"tokens: expected at least {minimum}. Read more text, or choose other words."
+        )
+    return {word: len(tokens) for word, tokens in ends.items()}, positions
 
 
 def _random_words(

@@ -202,6 +202,8 @@ def compare_groups(uses: Table) -> Table:
     those of :func:`stratified_rank_test`; the group that is ``larger`` at p < 0.05 is followed by
     "alike" if it attends almost uniformly, so that its reach means nothing.
     """
+    if not uses.rows:
+        raise InputError("no query saw enough tokens to compare heads: read longer windows.")
     uniform, *heads = uses.rows
     if {head["group"] for head in heads} != set(GROUPS):
         raise InputError(

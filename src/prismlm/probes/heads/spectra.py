@@ -85,6 +85,7 @@ def read_states(
     progress: Reporter = SILENT,
 ) -> tuple[AttentionStates, ...]:
     """Return what each layer's attention reads and adds at N random ``positions`` of the text."""
+    check_whole("the number of positions", positions, 2)
     layers = signal_noise_layers(model)
     generator = torch.Generator().manual_seed(seed)
     parameters: dict[nn.Module, tuple[float, Tensor]] = {}
@@ -138,6 +139,7 @@ def layer_rates(
     reads, since the source's update has no norm and its ΔR is of what the dictionaries see.
     Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε, ``distortion``, are ours.
     """
+    check_number("the distortion ε", distortion, "a positive number", lambda x: x > 0)
     targets = lengths if lengths is not None else [None] * len(states)
     columns = {"layer": "", "before.whole": ".1f", "before.signal": ".1f", "before.noise": ".1f",
                "before.difference": ".1f", "gain": "+.2f", "gain_over_scaled": "+.2f",
@@ -255,6 +257,8 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
     means over the ``layers``, and in ``position`` with E[C_u C_v] = 1. ``least_in_step`` names the
     ratios and scalings with the smallest ``normalised``, to four decimals.
     """
+    check_whole("the number of positions", length, 1)
+    check_whole("the order of denominators", order, 1)
     contents, attention = _contents(states), states[0].attention
     base, own_ratio, own_scaling = attention.rotation
     rotations: list[tuple[str, float, Scaling]] = [
