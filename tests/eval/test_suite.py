@@ -163,3 +163,8 @@ def test_nothing_right_and_a_single_question_have_no_change_and_no_error():
     assert math.isnan(predictors["plain"]["acc"]["stderr"])
     assert math.isnan(predictors["prototype_only"]["acc"]["change_stderr"])
     assert math.isnan(mean_figures([single])["prototype_only"]["change_stderr"])
+
+
+def test_a_batch_of_nothing_is_refused_before_a_model_is_read(tmp_path):
+    with pytest.raises(InputError, match="batch size is 0"):
+        open_predictors(tmp_path, batch_size=0)

@@ -10,6 +10,7 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
+from prismlm.lens.options import Shard
 from prismlm.lens.states import read_states
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48)
@@ -89,3 +90,10 @@ def test_an_index_is_never_made_of_the_states_of_something_else(
             lm.model, lm.head, corpus, tmp_path / "lens", replace(OPTIONS, **changed), states=kept
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_parts_with_and_without_kept_states_are_not_of_one_lens(kept, lm, corpus, tmp_path):
+    out, source = tmp_path / "lens", (lm.model, lm.head, corpus)
+    build_index(*source, out, replace(OPTIONS, shard=Shard(0, 2)), states=kept)
+    with pytest.raises(InputError, match="another input"):
+        build_index(*source, out, replace(OPTIONS, shard=Shard(1, 2)))

@@ -1,5 +1,6 @@
 """The suffix array against a search that tries every place."""
 
+import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prismlm.corpus import build_corpus
 from prismlm.errors import InputError
 from prismlm.lens import suffixes as module
 from prismlm.lens.suffixes import Suffixes, has_suffixes, write_suffixes
+from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
 
 END = 2
@@ -54,6 +57,25 @@ def test_tokens_of_any_width(tmp_path, large):
     suffixes = Suffixes.open(tmp_path)
     assert suffixes.find([large], 9).tolist() == [1, 4]
     assert suffixes.count([large, large + 1]) == suffixes.count([large, 1]) == 1
+
+
+@pytest.mark.parametrize("split", ["train", "heldout", "all"])
+def test_the_lens_needs_the_corpus_no_more(tmp_path, split):
+    path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
+    out = tmp_path / "corpus"
+    corpus = build_corpus(path, out, vocab_size=300, shard_tokens=900, heldout_fraction=0.3)
+    (tmp_path / "lens").mkdir()
+    write_suffixes(tmp_path / "lens", corpus, split)
+    indexed = set(corpus.split(split).tolist())
+    assert len(corpus.meta["shards"]) > 1
+    texts = [
+        (int(start), corpus.read_tokens(int(start), int(length))[:-1].tolist())
+        for start, length in zip(corpus.starts, corpus.lengths, strict=True)
+    ]
+    shutil.rmtree(corpus.path)
+    suffixes = Suffixes.open(tmp_path / "lens")
+    for number, (start, text) in enumerate(texts):
+        assert (start in suffixes.find(text, 99).tolist()) == (number in indexed)
 
 
 def test_without_the_package_a_lens_has_none_and_says_how_to_add_it(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from prismlm.lens import cells as cells_module
-from prismlm.lens.support import SupportScale, leave_one_out, measure_support
+from prismlm.lens.support import SupportScale, leave_one_out, measure_support, sample_excerpts
 from prismlm.models.sidecar import weight_of
 from tests.helpers.next_tokens import next_tokens
 
@@ -51,3 +51,10 @@ def test_the_scale_is_of_what_unseen_text_finds(lm):
     assert measure_support(lm.lens.cells, lm.model, lm.head, lm.lens.corpus, "train") == scale
     assert scale.nearest == sorted(scale.nearest)
     assert -1 <= scale.median <= 1
+
+
+def test_the_scale_is_measured_on_the_other_split(lm):
+    corpus = lm.lens.corpus
+    starts = [start for start, _ in sample_excerpts(corpus, "heldout")]
+    assert starts
+    assert {corpus.document_at(start) for start in starts} <= set(corpus.split("train").tolist())

@@ -133,3 +133,19 @@ def test_the_server_s_files():
     assert names == [
         "CoLA", "SST-2", "MRPC", "STS-B", "RTE", "WNLI", "QQP", "QNLI", "MNLI-m", "MNLI-mm"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit", 0),
+        ("dev_limit", 2),
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("learning_rate", 0.0),
+        ("warmup", 1.5),
+    ],
+)
+def test_options_out_of_range_are_refused(name, value):
+    with pytest.raises(InputError, match=f"{name} is {value}"):
+        GlueOptions(**{name: value})
