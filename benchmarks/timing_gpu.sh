@@ -4,9 +4,8 @@
 #   bash benchmarks/timing_gpu.sh [OUT_DIR, or $OUT] [--tiny] [--parts NAME…]
 #
 # Needs torch, transformers and what `pip install -e '.[train]'` brings; nothing is installed: src is
-# on the path. What is missing is named first, and only the parts that use it fail. fla-core and
-# einops, where they are there, are compared with. GIT_COMMIT names the commit where the history is
-# not at hand. Writes OUT_DIR/gpu.json, anew after each part, and a log; put gpu.json into
+# on the path. What is missing is named first, and only the parts that use it fail. GIT_COMMIT names
+# the commit where the history is not at hand. Writes OUT_DIR/gpu.json, anew after each part, and a log; put gpu.json into
 # docs/results and render it with `python -m benchmarks.render gpu`.
 # --tiny tries everything on a CPU, in seconds.
 set -euo pipefail

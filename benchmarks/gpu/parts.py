@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from benchmarks.prototype_mixer.timing_forms import autocast
 from benchmarks.shared.turns import in_turns, milliseconds, ratios
 from prismlm.files import read_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
-from prismlm.ops import prototype_head as ops
-from prismlm.ops.prototype_mixer import prefix_mean
-from prismlm.training.model import divergence
 
 Figures = dict[str, Any]
 ROUNDS = 7
@@ -47,190 +41,9 @@ class Setting(NamedTuple):
         """Return the one of two sizes."""
         return tiny if self.tiny else full
 
-    def drawn(self, *shape: int, alike: bool = False) -> Tensor:
-        """Return normal numbers, or rows that are nearly one."""
-        x = torch.randn(*shape, device=self.device)
-        return 1 + 1e-3 * x if alike else x
-
     def clock(self, forms: dict[str, Callable[[], Any]]) -> Figures:
         """Return the milliseconds of each form, in turns."""
         return milliseconds(in_turns(forms, self.size(ROUNDS, 1), self.device))
-
-
-# -- what the operations rest on
-
-
-def checks(setting: Setting) -> Figures:
-    """Time what the choice of the operations rests on; milliseconds, but where it says otherwise.
-
-    Of a part that fails on this device, why.
-    """
-    found: Figures = {}
-    for part in (launches, products, heads, divergences, decoding, gated):
-        try:
-            found[part.__name__] = part(setting)
-        except Exception as error:
-            found[part.__name__] = {"failed": f"{type(error).__name__}: {error}"}
-    return found
-
-
-def launches(setting: Setting) -> Figures:
-    """Time a thousand small operations, and three hundred with their gradients."""
-    one, leaf = torch.zeros(8, device=setting.device), torch.zeros(8, device=setting.device)
-    leaf.requires_grad_()
-
-    def forward() -> None:
-        for _ in range(1000):
-            one.add_(1)
-
-    def with_gradient() -> None:
-        x = leaf
-        for _ in range(300):
-            x = x * 1.0
-        x.sum().backward()
-
-    return setting.clock({"1,000 operations": forward, "300, and 300 of gradients": with_gradient})
-
-
-def products(setting: Setting) -> Figures:
-    """Time the product that chooses in each precision, and what is made of its scores."""
-    n, width, count = (setting.size(*s) for s in ((16384, 64), (768, 32), (16384, 256)))
-    z, bank = setting.drawn(n, width), setting.drawn(count, width)
-    found: Figures = {}
-    for name, dtype in (
-        ("float32", torch.float32),
-        ("TF32", torch.float32),
-        ("bfloat16", torch.bfloat16),
-        ("float16", torch.float16),
-    ):
-        torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
-        left, right = z.to(dtype), bank.to(dtype)
-        scores = left[: n // 2] @ right.T
-        forms: dict[str, Callable[[], Any]] = {
-            "product": lambda left=left, right=right: left @ right.T,
-            "24 largest of half the rows": lambda scores=scores: scores.topk(24, sorted=False),
-            "best of each column": lambda scores=scores: scores.max(0),
-        }
-        found[name] = setting.clock(forms)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    return found
-
-
-def routed_step(z: Tensor, prototypes: Tensor, scale: Tensor, k: int) -> None:
-    """Run the losses and their backward pass through the chosen pairs."""
-    routing = ops.route(z, prototypes, k, scale)
-    rebuilt = ops.reconstruct(routing, prototypes)
-    loss = ops.prototype_pull(routing) + ops.point_pull(routing) + ops.residual(z, rebuilt)
-    loss.backward()
-
-
-def dense_step(z: Tensor, prototypes: Tensor, scale: Tensor, k: int) -> None:
-    """Run the same with all cosines in the graph."""
-    cosines = F.normalize(z) @ F.normalize(prototypes).T
-    top, indices = cosines.topk(k, dim=1)
-    weights = torch.relu(scale * top)
-    rebuilt = F.embedding_bag(indices, prototypes, per_sample_weights=weights, mode="sum")
-    loss = (z - rebuilt).square().mean() - cosines.amax(0).mean() - cosines.amax(1).mean()
-    loss.backward()
-
-
-def heads(setting: Setting) -> Figures:
-    """Time a step of the head beside one with all cosines under autograd."""
-    width, count = setting.size(768, 32), setting.size(16384, 256)
-    few, many = setting.size(4096, 32), setting.size(16384, 64)
-    steps, found = {"route": routed_step, "dense": dense_step}, Figures()
-    for name, n, k, alike in (
-        (f"{few} states, k 32", few, 32, False),
-        (f"{few} states that are alike, k 16", few, 16, True),
-        (f"{many} states, k 32", many, 32, False),
-        (f"{many} states, k 128", many, 128, False),
-    ):
-        z = setting.drawn(n, width, alike=alike).requires_grad_()
-        bank = setting.drawn(count, width, alike=alike).requires_grad_()
-        scale = torch.ones((), device=setting.device, requires_grad=True)
-        forms = {form: partial(step, z, bank, scale, k) for form, step in steps.items()}
-        found[name] = setting.clock(forms)
-    return found
-
-
-def divergences(setting: Setting) -> Figures:
-    """Time the loss of what prototypes alone predict over all tokens, and over a sample."""
-    n, width = setting.size(4096, 16), setting.size(768, 32)
-    vocabulary, sample = setting.size(VOCABULARY, 200), setting.size(8192, 50)
-    weight = setting.drawn(vocabulary, width).bfloat16() * 0.02
-    z = setting.drawn(n, width)
-    rebuilt = (0.9 * z).requires_grad_()
-
-    def step(rows: Tensor) -> None:
-        target, logits = (F.linear(x.bfloat16(), rows) for x in (z, rebuilt))
-        divergence(target, logits).mean().backward()
-
-    few = weight[:sample].contiguous()
-    return setting.clock({"all tokens": lambda: step(weight), "a sample": lambda: step(few)})
-
-
-def decoding(setting: Setting) -> Figures:
-    """Time a token after a growing number of others, with and without cuDNN's attention."""
-    config = GPT2Config(n_layer=3, n_embd=160, n_head=5, vocab_size=256)
-    model: Any = GPT2LMHeadModel(config).eval()
-    model.to(setting.device, torch.bfloat16)
-    ids, found = torch.zeros(1, setting.size(300, 8), dtype=torch.long, device=setting.device), {}
-    for name, on in (("without cuDNN", False), ("with cuDNN", True)):
-        torch.backends.cuda.enable_cudnn_sdp(on)
-        with torch.inference_mode():
-            cache: Any = model(ids, use_cache=True).past_key_values
-            given = {"input_ids": ids[:, :1], "past_key_values": cache, "use_cache": True}
-            found |= setting.clock({name: partial(model, **given)})
-    return found
-
-
-def gated(setting: Setting) -> Figures:
-    """Time the prefix mean beside flash-linear-attention's kernel, and say how far they differ."""
-    if importlib.util.find_spec("fla") is None:
-        return {"skipped": "fla-core is not installed"}
-    chunk_gla = importlib.import_module("fla.ops.gla").chunk_gla
-    found: Figures = {}
-    for rows, length in ((64, 256), (4, 4096), (1, 16384)):
-        rows, length = setting.size(rows, 1), setting.size(length, 64)
-        given = [setting.drawn(rows, length, size) for size in (32, 32, 128)]
-        given = [F.softplus(given[0]), given[1].softmax(-1), given[2]]
-        decay = torch.linspace(0.05, 0.999, 32, device=setting.device)
-        leaves = [x.requires_grad_() for x in (*given, decay)]
-
-        def own(leaves: list[Tensor] = leaves) -> Tensor:
-            return prefix_mean(leaves[0], leaves[1], leaves[2], leaves[3])[0]
-
-        def kernel(leaves: list[Tensor] = leaves) -> Tensor:
-            return gated_mean(chunk_gla, *leaves)
-
-        with torch.no_grad():
-            error = float((own() - kernel()).norm() / own().norm())
-        forms = {
-            "prefix mean": lambda own=own: own().square().mean().backward(),
-            "chunk_gla": lambda kernel=kernel: kernel().square().mean().backward(),
-        }
-        found[str(length)] = setting.clock(forms) | {"difference": error}
-    return found
-
-
-def gated_mean(
-    chunk_gla: Callable[..., Any], write: Tensor, read: Tensor, values: Tensor, decay: Tensor
-) -> Tensor:
-    """Return the prefix mean as gated linear attention in bf16.
-
-    The kernel's S_i = β S_{i−1} + k_i v_iᵀ holds position i itself, so keys and values come one
-    late; the factor β that this leaves out is in the mass too. Its sums are made by doubling:
-    after step s a position holds those of the 2s positions before it.
-    """
-    keys, late = (F.pad(x, (0, 0, 1, -1)) for x in (write, values))
-    mass, step = keys, 1
-    while step < keys.shape[1]:
-        mass = mass + decay**step * F.pad(mass, (0, 0, step, -step))
-        step *= 2
-    queries = torch.where(mass > 0, read / mass.clamp_min(1e-30), 0.0)
-    gates = decay.log().expand_as(keys)
-    one = (x.bfloat16().unsqueeze(2) for x in (queries, keys, late))
-    return chunk_gla(*one, gates.unsqueeze(2), scale=1.0)[0].squeeze(2).float()
 
 
 # -- the head
@@ -296,58 +109,6 @@ def _counted(form: Callable[[], object], device: str) -> int:
         form()
     names = WAITS if device == "cuda" else LOOKS
     return sum(event.count for event in seen.key_averages() if event.key in names)
-
-
-def head_compiled(setting: Setting) -> Figures:
-    """Time a head's losses and gradients as they are, compiled, and as a CUDA graph."""
-    n, width, count = (setting.size(*s) for s in ((4096, 32), (768, 32), (16384, 128)))
-    head = PrototypeHead(width, count, 16).to(setting.device)
-    head.reset_parameters()
-    z = setting.drawn(n, width).requires_grad_()
-
-    def losses(z: Tensor) -> Tensor:
-        parts = head.losses(z, head(z))
-        return torch.stack([part for part in parts if part is not None]).sum()
-
-    backend = "eager" if setting.tiny else "inductor"
-    compiled = torch.compile(losses, fullgraph=True, backend=backend)
-    began = time.perf_counter()
-    compiled(z).backward()
-    forms: dict[str, Callable[[], Any]] = {
-        "as it is": lambda: losses(z).backward(),
-        "compiled": lambda: compiled(z).backward(),
-    }
-    found: Figures = {"seconds_to_compile": round(time.perf_counter() - began, 1)}
-    if setting.device == "cuda":
-        forms["CUDA graph"] = captured(lambda: losses(z).backward(), [z, *head.parameters()])
-    else:
-        found["skipped"] = "CUDA graph: there is no GPU"
-    turns = in_turns(forms, setting.size(20, 1), setting.device)
-    return found | {
-        "milliseconds": milliseconds(turns),
-        "ratios": {
-            name: ratios(turns.elapsed[name], turns.elapsed["as it is"])
-            for name in forms
-            if name != "as it is"
-        },
-        "waits": waits(forms["as it is"], setting.device),
-    }
-
-
-def captured(step: Callable[[], None], leaves: list[Tensor]) -> Callable[[], None]:
-    """Return the replay of a step's CUDA graph, whose gradients stay in its own memory."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(aside)
-    for leaf in leaves:
-        leaf.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 # -- commands

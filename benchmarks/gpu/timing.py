@@ -68,7 +68,6 @@ def script(module: str, words: str, small: str) -> Callable[[Setting], Figures]:
 
 
 PARTS = {
-    "checks": Part(70, parts.checks),
     "head, gpt2-small": Part(50, lambda s: parts.head_in_model(s, "gpt2-small", 16, 15)),
     "head, gpt2-xl": Part(70, lambda s: parts.head_in_model(s, "gpt2-xl", 4, 12)),
     "mixer": Part(
@@ -85,7 +84,6 @@ PARTS = {
             "uncertainty_feedback.overhead", f"--rows 64 {FEEDBACK}", f"--rows 4 {SMALL_FEEDBACK}"
         ),
     ),
-    "head compiled": Part(80, parts.head_compiled),
     "training": Part(100, parts.training),
     "index": Part(90, parts.index),
 }

@@ -6,10 +6,9 @@
     python -m benchmarks.prototype_head.measure corpus sizes --seed 0
     python -m benchmarks.render prototype_head
 
-Every recipe of recipes/prototype_head/ is run with the same seed, data order and schedule. Detached
-heads share one decoder (see head_bank.py); the others are trained by ``prismlm train`` itself.
-Beside each stands the control: as many random training states as prototypes, untrained. One JSON
-file per head, so that a sweep can be cut short.
+Every recipe of recipes/prototype_head/ is trained by ``prismlm train`` with the same seed, data
+order and schedule. Each is compared with a control: as many random training states as prototypes,
+untrained. One JSON file per head; a head whose file exists is not trained again.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from typing import Any
 import torch
 
 import prismlm
-from benchmarks.prototype_head.head_bank import BankTrainer, merged, train_bank
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.packing import PackedDataset
-from prismlm.explain.quality import HeadQuality, measure_quality
+from prismlm.explain.quality import measure_quality
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
@@ -80,34 +78,50 @@ def main() -> None:
     common: Settings = {"corpus": str(arguments.corpus), "seed": arguments.seed}
     if arguments.steps:
         common |= {"steps": arguments.steps, "head": {"initialise_at_step": arguments.steps // 2}}
-    runs = {
+    methods = {
         name: merged(settings, common)
         for name, settings in recipes(arguments.recipes, arguments.set).items()
         if not arguments.only or name in arguments.only
     }
-    # Every run with a detached head has the plain model in it.
-    runs = {name: settings for name, settings in runs.items() if settings["head"]["enabled"]}
-    detached = {name: s for name, s in runs.items() if s["head"]["detach"]}
-    attached = {name: s for name, s in runs.items() if name not in detached}
-    if arguments.part in ("methods", "detached"):
-        run_bank("method", detached, arguments.out)
-    if arguments.part in ("methods", "attached"):
-        for name, settings in attached.items():
-            run_attached(name, settings, arguments.out)
-    if arguments.part == "tried":
-        run_bank("tried", {n: merged(runs[VARIED], c) for n, c in TRIED.items()}, arguments.out)
-    if arguments.part == "sampled":
+    for (kind, name), settings in chosen(arguments.part, methods).items():
+        path = arguments.out / f"{kind}-{slug(name)}-{arguments.seed}.json"
+        if path.is_file():
+            print(f"{path.name} is there")
+        else:
+            measure(kind, name, settings, path)
+
+
+def chosen(part: str, methods: dict[str, Settings]) -> dict[tuple[str, str], Settings]:
+    """Return the runs of a part, by kind and name."""
+    if part in ("methods", "attached", "detached"):
+        # Every run with a detached head has the plain model in it.
+        return {
+            ("method", name): settings
+            for name, settings in methods.items()
+            if settings["head"]["enabled"]
+            and part in ("methods", "detached" if settings["head"]["detach"] else "attached")
+        }
+    if part == "tried":
+        return {("tried", n): merged(methods[VARIED], c) for n, c in TRIED.items()}
+    default = methods[THIRD]
+    if part == "sampled":
         losses = {(size, r): {"kl_tokens": size, "residual": r} for size, r in SAMPLED}
-        varied = {
-            f"{size} tokens, RES × {weight:g}": merged(runs[THIRD], {"losses": changed})
+        return {
+            ("sampled", f"{size} tokens, RES × {weight:g}"): merged(default, {"losses": changed})
             for (size, weight), changed in losses.items()
         }
-        run_bank("sampled", varied, arguments.out)
-    if arguments.part == "sweep":
-        run_bank("sweep", swept(runs[THIRD]), arguments.out)
-    if arguments.part == "sizes":
-        for preset in SIZES:
-            run_bank("size", {preset: runs[THIRD] | {"model": {"preset": preset}}}, arguments.out)
+    if part == "sweep":
+        return {("sweep", name): settings for name, settings in swept(default).items()}
+    return {("size", preset): default | {"model": {"preset": preset}} for preset in SIZES}
+
+
+def merged(settings: Settings, changes: Settings) -> Settings:
+    """Return settings with sections updated, not replaced."""
+    result = dict(settings)
+    for key, value in changes.items():
+        before = result.get(key)
+        result[key] = before | value if isinstance(before, dict) else value
+    return result
 
 
 def recipes(folder: Path, overrides: list[str]) -> dict[str, Settings]:
@@ -127,80 +141,34 @@ def swept(default: Settings) -> dict[str, Settings]:
     return found
 
 
-def run_bank(kind: str, runs: dict[str, Settings], out: Path) -> None:
-    """Train all heads beside one decoder and write their figures."""
-    first = next(iter(runs.values()))
-    plain = {key: value for key, value in first.items() if key != "losses"}
-    sections = ("head", "losses", "optimizer")
-    heads = {name: {key: s[key] for key in sections if key in s} for name, s in runs.items()}
-    with tempfile.TemporaryDirectory() as directory:
-        began = time.process_time()
-        trainer = train_bank(plain, heads, Path(directory))
-        seconds = time.process_time() - began
-    controls: dict[tuple[int, int], HeadQuality] = {}
-    for banked in trainer.bank:
-        head = banked.prism.prototype_head
-        shape = (head.num_prototypes, head.prototypes_per_token)
-        if shape not in controls:
-            controls[shape] = control_quality(trainer, *shape)
-        write_result(
-            out / f"{kind}-{slug(banked.name)}-{first['seed']}.json",
-            {
-                "kind": kind,
-                "name": banked.name,
-                "settings": runs[banked.name],
-                "parameters": trainer.model.model.num_parameters(),
-                "tokens": trainer.tokens_seen(),
-                "quality": quality_of(trainer, head).to_dict(),
-                "control": controls[shape].to_dict(),
-                "cpu_seconds_of_all_heads": seconds,
-            },
-        )
-
-
-def run_attached(name: str, settings: Settings, out: Path) -> None:
-    """Train a model with its head and write the figures."""
+def measure(kind: str, name: str, settings: Settings, path: Path) -> None:
+    """Train a model with its head and write the figures of both."""
     with tempfile.TemporaryDirectory() as directory:
         changes = {"out": f"{directory}/model", "evaluation": {"final_tokens": HELD_OUT_TOKENS}}
         recipe = build_recipe(merged(settings, changes))
         began = time.process_time()
         result = train(recipe)
         seconds = time.process_time() - began
-        lm = prismlm.load(result.directory)
-        prepared = prepare(recipe)
-        head = lm.head
-        assert result.quality is not None
-        control = random_states(lm.model, prepared.rows, head, recipe.seed)
+        lm, prepared = prismlm.load(result.directory), prepare(recipe)
+        control = random_states(lm.model, prepared.rows, lm.head, recipe.seed)
         batches = prepared.heldout.batches(HELD_OUT_TOKENS)
-        beside = measure_quality(lm.model, control, LogitMap.of(lm.model), batches)
-        write_result(
-            out / f"method-{slug(name)}-{recipe.seed}.json",
-            {
-                "kind": "method",
-                "name": name,
-                "settings": settings,
-                "parameters": lm.model.num_parameters(),
-                "tokens": result.tokens,
-                "quality": result.quality.to_dict(),
-                "control": beside.to_dict(),
-                "cpu_seconds": seconds,
-            },
-        )
-
-
-def quality_of(trainer: BankTrainer, head: PrototypeHead) -> HeadQuality:
-    """Measure a head on the held-out text."""
-    model = trainer.model.model
-    batches = trainer.prepared.heldout.batches(HELD_OUT_TOKENS)
-    return measure_quality(model, head, LogitMap.of(model), batches)
-
-
-def control_quality(trainer: BankTrainer, prototypes: int, per_token: int) -> HeadQuality:
-    """Measure as many random training states, untrained."""
-    like = PrototypeHead(trainer.model.prototype_head.width, prototypes, per_token)
-    rows: Any = trainer.train_dataset
-    head = random_states(trainer.model.model, rows, like, trainer.args.seed)
-    return quality_of(trainer, head)
+        quality = result.quality
+        assert quality is not None
+        row = {
+            "kind": kind,
+            "name": name,
+            # The corpus's path says nothing; its name does.
+            "settings": settings | {"corpus": Path(settings["corpus"]).name},
+            "parameters": lm.model.num_parameters(),
+            "tokens": result.tokens,
+            "quality": quality.to_dict(),
+            "control": measure_quality(lm.model, control, LogitMap.of(lm.model), batches).to_dict(),
+            "cpu_seconds": seconds,
+            "environment": environment(),
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, row)
+    print(f"{path.name}: CE {quality.ce:.4f}, prototype-only CE {quality.prototype_only_ce:.4f}")
 
 
 def random_states(model: Any, rows: PackedDataset, like: PrototypeHead, seed: int) -> PrototypeHead:
@@ -209,21 +177,6 @@ def random_states(model: Any, rows: PackedDataset, like: PrototypeHead, seed: in
     generator = torch.Generator().manual_seed(seed + 1)
     head.place_on(sample_states(model, rows, head.num_prototypes, generator))
     return head.to(weight_of(model).device).eval().requires_grad_(False)
-
-
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write one result with the machine and the versions, and say so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Where the corpus lay says nothing; its name does.
-    settings = result["settings"] | {"corpus": Path(result["settings"]["corpus"]).name}
-    write_json(path, result | {"settings": settings, "environment": environment()})
-    figures = result["quality"]
-    print(
-        f"{path.name}: CE {figures['ce']:.4f}, prototype-only CE "
-        f"{figures['prototype_only_ce']:.4f} (control "
-        f"{result['control']['prototype_only_ce']:.4f})",
-        flush=True,
-    )
 
 
 def slug(name: str) -> str:

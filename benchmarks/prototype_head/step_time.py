@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from benchmarks.prototype_head.head_bank import merged
-from benchmarks.prototype_head.measure import RECIPES, recipes
+from benchmarks.prototype_head.measure import RECIPES, merged, recipes
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import typer
 from hypothesis import strategies as st
 
-from benchmarks.robustness.damage import Damage, copy_damaged, damages
-from benchmarks.robustness.world import Finding, World, judged, place_of
+from benchmarks.robustness.damaged_files import DAMAGED, Damage, copy_damaged, damages
+from benchmarks.robustness.world import Finding, World, judged
 from prismlm.errors import PrismError
 from prismlm.lens.layout import META_FILE, PROTOTYPES_FILE
 
@@ -76,7 +76,6 @@ LABELS = tuple(f"model/lens/sample/{name}" for name in (META_FILE, PROTOTYPES_FI
 OFTEN = {"explain", "audit", "sources", "steer", "generate", "build"}
 USUAL = 3
 ODD_TEXTS = st.text(st.characters(exclude_characters="\x00/.~", exclude_categories=()), max_size=8)
-DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,6 @@ def _commands() -> list[tuple[tuple[str, ...], Any]]:
 
     found = [one for one in walk(command(), ()) if one[0][0] not in LEFT_OUT]
     return found + [one for one in found if one[0][0] in OFTEN or one[0][-1] in OFTEN]
-
-
-def files_below(tree: Path) -> list[str]:
-    """Return the files of a tree, by their paths in it."""
-    return sorted(str(file.relative_to(tree)) for file in tree.rglob("*") if file.is_file())
 
 
 @st.composite
@@ -264,6 +258,3 @@ def _other(line: CommandLine, value: Any) -> str | None:
         return None
     assert line.damage is not None
     return f"{line.argv[0]} answers otherwise for a damaged {Path(line.damage.file).name}"
-
-
-__all__ = ["CommandLine", "command_lines", "files_below", "invoke", "place_of", "run"]

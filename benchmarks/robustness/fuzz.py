@@ -1,16 +1,13 @@
-"""Random inputs: command lines, calls of the API and damaged files, and how each ends.
+"""Random command lines, API calls and damaged files, and how each case ends.
 
-python -m benchmarks.robustness.fuzz
+    python -m benchmarks.robustness.fuzz [--part PART] [--cases N] [--seed SEED]
 
-A case ends in a right answer, in an error of ours, or
-it is a finding: another exception, a wrong answer, a file changed that was not named. With --before
-the JSON that the same cases gave on another state of the source is kept beside them.
+A case ends in a right answer or in an error of prismlm's own. Anything else is a finding: another
+exception, a wrong answer, or a changed file that was not named as an output.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -21,29 +18,20 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from benchmarks.robustness import api, command_line, readers
+from benchmarks.robustness import api, command_line, damaged_files
 from benchmarks.robustness.world import Finding, Tally, World
-from benchmarks.shared.environment import ROOT, environment
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.files import read_json, write_json
 
-RESULTS = ROOT / "docs" / "results" / "robustness_fuzzing.json"
 PARTS = ("command line", "api", "readers")
 
 
 def tally(
-    cases: st.SearchStrategy[Any],
-    run: Callable[[Any], str | Finding],
-    count: int,
-    start: int = 0,
+    cases: st.SearchStrategy[Any], run: Callable[[Any], str | Finding], count: int, start: int = 0
 ) -> Tally:
-    """Draw cases and run them; the same for the same count and start.
-
-    Args:
-        cases: what to draw from.
-        run: runs one and says how it ended.
-        count: how many.
-        start: of the random numbers.
-    """
-    found = Tally()
+    """Draw ``count`` cases from the seed ``start``, run each and count how they end."""
+    counts = Tally()
 
     @seed(start)
     @settings(
@@ -51,77 +39,51 @@ def tally(
         database=None,
         deadline=None,
         phases=[Phase.generate],
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.filter_too_much,
-            HealthCheck.large_base_example,
-        ],
-        derandomize=False,
+        suppress_health_check=list(HealthCheck),
     )
     @given(cases)
-    def each(case: Any) -> None:
-        found.note(run(case))
+    def run_case(case: Any) -> None:
+        counts.note(run(case))
 
-    each()
-    return found
+    run_case()
+    return counts
 
 
 def fuzz(part: str, world: World, count: int, start: int = 0) -> Tally:
-    """Run cases of a part: command line, api or readers."""
-    held = Path.cwd()
+    """Run cases of one of ``PARTS``."""
+    directory = Path.cwd()
     os.chdir(world.root)
     try:
         if part == "api":
-            known = api.calls()
-            return tally(api.api_calls(known), lambda c: api.run(world, c), count, start)
+            cases = api.api_calls(api.calls())
+            return tally(cases, lambda call: api.run(world, call), count, start)
         if part == "readers":
-            return tally(readers.readings(world), readers.Readers(world).run, count, start)
-        files = [command_line.files_below(world.root / tree) for tree in ("model", "corpus")]
+            readers = damaged_files.Readers(world)
+            return tally(damaged_files.readings(world), readers.run, count, start)
+        files = [damaged_files.files_below(world.root / tree) for tree in ("model", "corpus")]
         lines = command_line.command_lines(*files)
         return tally(lines, lambda line: command_line.run(world, line), count, start)
     finally:
-        os.chdir(held)
+        os.chdir(directory)
 
 
 def main() -> None:
-    """Run all parts and write what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the parts and write the counts of each; other parts of the file stay."""
+    parser = script_options(__doc__, RESULTS / "robustness_fuzzing.json")
     parser.add_argument("--cases", type=int, default=2_000, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", choices=PARTS, action="append", help="others stay as they are")
-    parser.add_argument("--before", type=Path, help="JSON of the same cases on another state")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    kept = options.part and options.out.is_file()
-    value: dict[str, Any] = json.loads(options.out.read_text()) if kept else {}
-    how = {"environment": environment(), "seed": options.seed}
+    parser.add_argument("--part", choices=PARTS, action="append")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = read_json(arguments.out) if arguments.out.is_file() else {}
+    shared = {"environment": environment(), "seed": arguments.seed}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         world = World(Path(directory) / "world")
-        for part in options.part or PARTS:
-            begun = time.monotonic()
-            found = fuzz(part, world, options.cases, options.seed)
-            value[part] = how | found.to_json(time.monotonic() - begun)
-            print(part, *found.findings[:3], sep="\n")
-    if options.before is not None:
-        value |= compared(value, json.loads(options.before.read_text()))
-    options.out.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n")
-
-
-def compared(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Return each part with the findings of both states: mended are those of the one before."""
-    found: dict[str, Any] = {}
-    for part in PARTS:
-        if part not in now or part not in before:
-            continue
-        kinds = {one["kind"] for one in now[part]["findings"]}
-        gone = [one | {"mended": True} for one in before[part]["findings"]
-                if one["kind"] not in kinds]  # fmt: skip
-        left = now[part]["findings"]
-        counts = {"right answers", "errors of ours", "cases", "environment"}
-        earlier = {name: before[part][name] for name in sorted(counts)}
-        found[part] = now[part] | {"before": earlier, "findings": left + gone}
-    return found
+        for part in arguments.part or PARTS:
+            began = time.monotonic()
+            counts = fuzz(part, world, arguments.cases, arguments.seed)
+            result[part] = shared | counts.to_json(time.monotonic() - began)
+            print(part, *counts.findings[:3], sep="\n")
+    write_json(arguments.out, result)
 
 
 if __name__ == "__main__":

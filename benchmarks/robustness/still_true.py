@@ -10,7 +10,6 @@ opening and asking. Then single bits of every file of lens and corpus are turned
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +36,7 @@ from prismlm.errors import PrismError
 from prismlm.explain.attribution import Method
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
-from prismlm.files import write_json
+from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.build import IndexOptions, build_index
@@ -51,7 +50,8 @@ RESULT = "robustness_still_true.json"
 DOCUMENTS, CHARACTERS, VOCABULARY = 24, 400, 320
 WIDTH, LAYERS, PROTOTYPES, SLIDING = 32, 2, 48, 24
 OTHER_LENS = "other-lens"
-LENS, WEIGHTS, CONFIG = "model/lens/sample", "model/model.safetensors", "model/config.json"
+LENS, WEIGHTS = "model/lens/sample", "model/model.safetensors"
+CONFIG, TOKENIZER = "model/config.json", "model/tokenizer.json"
 ASKED = "The heart is a muscle that pumps blood through the body of most animals"
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
 FLIPS, SEED = 8, 5
@@ -64,7 +64,7 @@ def make(trees: Path) -> Path:
     (trees / "plain").mkdir()
     _make_plain(trees / "plain")
     adapted = shutil.copytree(trees / "plain", trees / "adapted")
-    adapter()(adapted)
+    adapter(adapted)
     indexed(adapted)
     return trees
 
@@ -210,25 +210,43 @@ def _with(meta: layout.LensMeta, **values: Any) -> layout.LensMeta:
 # -- changes
 
 
-def config(**values: Any) -> Changes:
-    """Change values of config.json."""
+def json_values(name: str) -> Callable[..., Changes]:
+    """Return a function that sets values in a JSON file; a missing file is created."""
 
-    def change(root: Path) -> None:
-        path = root / CONFIG
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    def setter(**values: Any) -> Changes:
+        def change(root: Path) -> None:
+            before = read_json(root / name) if (root / name).is_file() else {}
+            write_json(root / name, before | values)
 
-    return change
+        return change
+
+    return setter
 
 
-def weights(work: Callable[[dict[str, torch.Tensor]], Any]) -> Changes:
-    """Change the tensors of model.safetensors; those that are returned take their place."""
+config = json_values(CONFIG)
+adapter_config = json_values("model/adapter_config.json")
+generation = json_values("model/generation_config.json")
+head_settings = json_values("model/prismlm.json")
+meta = json_values(f"{LENS}/{layout.META_FILE}")
 
-    def change(root: Path) -> None:
-        tensors = load_file(root / WEIGHTS)
-        found = work(tensors)
-        save_file(found or tensors, root / WEIGHTS, metadata={"format": "pt"})
 
-    return change
+def edit_tensors(name: str) -> Callable[[Callable[[dict[str, torch.Tensor]], Any]], Changes]:
+    """Return a function that edits a safetensors file, in place or by returning new tensors."""
+
+    def editor(work: Callable[[dict[str, torch.Tensor]], Any]) -> Changes:
+        def change(root: Path) -> None:
+            tensors = load_file(root / name)
+            edited = work(tensors)
+            tensors = edited if isinstance(edited, dict) else tensors
+            save_file(tensors, root / name, metadata={"format": "pt"})
+
+        return change
+
+    return editor
+
+
+weights = edit_tensors(WEIGHTS)
+head = edit_tensors("model/prototype_head.safetensors")
 
 
 def mlp(rows: slice, layers: Sequence[int] = range(LAYERS)) -> Changes:
@@ -242,21 +260,17 @@ def mlp(rows: slice, layers: Sequence[int] = range(LAYERS)) -> Changes:
 
 
 def scaled(name: str, factor: float) -> Changes:
-    """Multiply the weights whose names hold a word."""
+    """Multiply the weights whose names contain a word."""
     return weights(lambda t: {k: v * factor if name in k else v for k, v in t.items()})
 
 
 def entry(name: str, work: Callable[[torch.Tensor], Any]) -> Changes:
     """Change one tensor in place."""
-
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        work(tensors[name])
-
-    return weights(change)
+    return weights(lambda tensors: work(tensors[name]))
 
 
 def as_type(dtype: torch.dtype) -> Changes:
-    """Write the same weights in another type."""
+    """Write the same weights in another dtype."""
 
     def change(root: Path) -> None:
         weights(lambda t: {k: v.to(dtype) for k, v in t.items()})(root)
@@ -266,14 +280,14 @@ def as_type(dtype: torch.dtype) -> Changes:
 
 
 def rounded(bits: int) -> Changes:
-    """Round every matrix but the output embedding to so many bits a row, as quantisation does."""
+    """Round every matrix of the layers to this many bits per row, as quantisation does."""
     levels = 2 ** (bits - 1) - 1
 
     def work(tensors: dict[str, torch.Tensor]) -> None:
-        for name, one in tensors.items():
-            if one.ndim == 2 and "layers" in name:
-                step = one.abs().amax(1, keepdim=True) / levels
-                one.copy_((one / step).round() * step)
+        for name, matrix in tensors.items():
+            if matrix.ndim == 2 and "layers" in name:
+                step = matrix.abs().amax(1, keepdim=True) / levels
+                matrix.copy_((matrix / step).round() * step)
 
     return weights(work)
 
@@ -286,48 +300,30 @@ def resharded(root: Path) -> None:
 
 
 def other_weights(root: Path) -> None:
-    """Draw other weights, but for the output embedding and the one before the first layer."""
+    """Draw the matrices of the layers again."""
     generator = torch.Generator().manual_seed(9)
 
     def work(tensors: dict[str, torch.Tensor]) -> None:
-        for name, one in tensors.items():
-            if "layers" in name and one.ndim == 2:
-                one.copy_(0.2 * torch.randn(one.shape, generator=generator))
+        for name, matrix in tensors.items():
+            if "layers" in name and matrix.ndim == 2:
+                matrix.copy_(0.2 * torch.randn(matrix.shape, generator=generator))
 
     weights(work)(root)
 
 
-def adapter(alpha: int = 4, of: Sequence[str] = ("q_proj", "v_proj")) -> Changes:
+def adapter(root: Path) -> None:
     """Put an adapter of rank 2 beside the weights."""
+    from peft import LoraConfig, get_peft_model
 
-    def change(root: Path) -> None:
-        from peft import LoraConfig, get_peft_model
-
-        model, _ = read_checkpoint(root / "model")
-        torch.manual_seed(1)
-        how: Any = LoraConfig(r=2, lora_alpha=alpha, target_modules=list(of), task_type="CAUSAL_LM")
-        adapted: Any = get_peft_model(model, how)
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.3)
-        adapted.save_pretrained(root / "model")
-
-    return change
-
-
-def indexed(root: Path) -> None:
-    """Build the lens again with the model as it is."""
-    rebuild(root, "corpus")
-
-
-def adapter_config(**values: Any) -> Changes:
-    """Change values of adapter_config.json."""
-
-    def change(root: Path) -> None:
-        path = root / "model" / "adapter_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
+    model, _ = read_checkpoint(root / "model")
+    torch.manual_seed(1)
+    modules = ["q_proj", "v_proj"]
+    lora: Any = LoraConfig(r=2, lora_alpha=4, target_modules=modules, task_type="CAUSAL_LM")
+    adapted: Any = get_peft_model(model, lora)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(root / "model")
 
 
 def gone(*names: str) -> Changes:
@@ -341,18 +337,16 @@ def gone(*names: str) -> Changes:
     return change
 
 
-def rebuild(root: Path, corpus: str, options: IndexOptions = OPTIONS) -> None:
-    """Build the lens again, from another corpus or with other options."""
+def rebuild(root: Path, corpus: str = "corpus", options: IndexOptions = OPTIONS) -> None:
+    """Build the lens again with the model as it is, from a corpus, with these options."""
     model, _ = read_checkpoint(root / "model")
-    head = load_sidecar(root / "model").head
-    build_index(
-        model, head, Corpus.open(root / corpus), root / LENS, options, overwrite=True,
-        trained_on=True,
-    )  # fmt: skip
+    texts, lens = Corpus.open(root / corpus), root / LENS
+    prototypes = load_sidecar(root / "model").head
+    build_index(model, prototypes, texts, lens, options, overwrite=True, trained_on=True)
 
 
 def from_other(*names: str) -> Changes:
-    """Put files of a lens of the other corpus in the place of this one's."""
+    """Replace files of the lens by those of the other corpus's lens."""
 
     def change(root: Path) -> None:
         for name in names:
@@ -362,76 +356,30 @@ def from_other(*names: str) -> Changes:
     return change
 
 
-def generation(**values: Any) -> Changes:
-    """Return what puts settings of generation into the model's own file."""
-
-    def change(root: Path) -> None:
-        path = root / "model" / "generation_config.json"
-        held = json.loads(path.read_text()) if path.is_file() else {}
-        write_json(path, held | values)
-
-    return change
-
-
 def text_begun(root: Path) -> None:
     """Have the tokenizer put its end of text before each text, too."""
-    path = root / "model" / "tokenizer.json"
-    held = json.loads(path.read_text())
     mark = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     text = {"Sequence": {"id": "A", "type_id": 0}}
-    named = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
-    held["post_processor"] = {
+    special = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+    processor = {
         "type": "TemplateProcessing", "single": [mark, text], "pair": [mark, text, text],
-        "special_tokens": {"<|endoftext|>": named},
+        "special_tokens": {"<|endoftext|>": special},
     }  # fmt: skip
-    write_json(path, held)
+    json_values(TOKENIZER)(post_processor=processor)(root)
 
 
 def tokens_swapped(root: Path) -> None:
-    """Let two tokens change places in the vocabulary."""
-    path = root / "model" / "tokenizer.json"
-    found = json.loads(path.read_text())
-    words = found["model"]["vocab"]
+    """Swap two tokens of the vocabulary."""
+    tokenizer = read_json(root / TOKENIZER)
+    words = tokenizer["model"]["vocab"]
     first, second = sorted(words, key=words.get)[40:42]
     words[first], words[second] = words[second], words[first]
-    path.write_text(json.dumps(found))
+    write_json(root / TOKENIZER, tokenizer)
 
 
 def chat_template(root: Path) -> None:
     """Give the model another chat template."""
     (root / "model" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-
-
-def head(work: Callable[[dict[str, torch.Tensor]], Any]) -> Changes:
-    """Change the tensors of the head's file."""
-
-    def change(root: Path) -> None:
-        path = root / "model" / "prototype_head.safetensors"
-        tensors = load_file(path)
-        work(tensors)
-        save_file(tensors, path, metadata={"format": "pt"})
-
-    return change
-
-
-def head_settings(**values: Any) -> Changes:
-    """Change values of prismlm.json."""
-
-    def change(root: Path) -> None:
-        path = root / "model" / "prismlm.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
-
-
-def meta(**values: Any) -> Changes:
-    """Change values of the lens's meta.json by hand."""
-
-    def change(root: Path) -> None:
-        path = root / LENS / layout.META_FILE
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
 
 
 def cut(name: str) -> Changes:
@@ -444,38 +392,42 @@ def cut(name: str) -> Changes:
     return change
 
 
-def labelled(root: Path) -> None:
-    """Name the prototypes, as ``prismlm label`` does."""
+def opened(root: Path) -> tuple[PrismLM, Lens]:
+    """Return the model and its lens."""
     lm = prismlm.load(root / "model")
     assert lm.lens is not None
-    label_lens(lm.lens, lm.model, overwrite=True)
+    return lm, lm.lens
+
+
+def labelled(root: Path) -> None:
+    """Name the prototypes, as ``prismlm label`` does."""
+    lm, lens = opened(root)
+    label_lens(lens, lm.model, overwrite=True)
 
 
 def mapped(root: Path) -> None:
-    """Give the prototypes places on a map."""
-    lm = prismlm.load(root / "model")
-    assert lm.lens is not None
-    places = [float(one) for one in range(PROTOTYPES)]
-    write_columns(lm.lens, {"x": places, "y": places}, map={"method": "by hand"})
+    """Give the prototypes coordinates on a map."""
+    points = [float(number) for number in range(PROTOTYPES)]
+    write_columns(opened(root)[1], {"x": points, "y": points}, map={"method": "by hand"})
 
 
 def corpus_rebuilt(root: Path) -> None:
-    """Put the other corpus in the place of the one that was indexed."""
+    """Replace the corpus that was indexed by the other one."""
     shutil.rmtree(root / "corpus")
     shutil.copytree(root / "other", root / "corpus")
 
 
 def without_peft(root: Path) -> None:
-    """Ask in a process that has no PEFT."""
+    """Ask in a process without PEFT."""
     code = (
         "import sys; sys.modules['peft'] = None\n"
         "import prismlm\n"
         f"prismlm.load({str(root / 'model')!r}).explain('A')"
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    last = found.stderr.strip().splitlines()[-1] if found.returncode else ""
+    last = process.stderr.strip().splitlines()[-1] if process.returncode else ""
     if "prismlm.errors" in last:
         raise PrismError(last.partition(": ")[2])
 
@@ -491,16 +443,10 @@ def architecture(kind: str) -> Changes:
     return config(model_type=kind, architectures=[names[kind]])
 
 
-def of_other(root: Path) -> None:
-    """Build the lens again from the other corpus."""
-    rebuild(root, "other")
-
-
-def of_other_windows(root: Path) -> None:
-    """Build the lens again with other windows."""
-    rebuild(root, "corpus", IndexOptions(contexts=4, window=32, stride=16, split="all"))
-
-
+OTHER_WINDOWS = replace(OPTIONS, window=32, stride=16)
+indexed = rebuild
+of_other = partial(rebuild, corpus="other")
+of_other_windows = partial(rebuild, options=OTHER_WINDOWS)
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 OTHER_MAP = {"scale": 2.0, "bias": False, "softcap": None}
 TABLES = (layout.INDEX_FILE, layout.MASS_FILE, *layout.CELL_FILES, layout.CELL_DOCUMENTS_FILE)
@@ -543,7 +489,7 @@ VARIANTS = (
     Variant("configuration", "initializer_range", config(initializer_range=0.01), ALL),
     Variant("configuration", "use_cache", config(use_cache=False), ALL),
     Variant("configuration", "dtype: bfloat16", config(dtype="bfloat16"), ALL, near=True),
-    Variant("adapters", "added after indexing", adapter()),
+    Variant("adapters", "added after indexing", adapter),
     Variant("adapters", "lora_alpha 4 → 400", adapter_config(lora_alpha=400), adapted=True),
     Variant("adapters", "lora_alpha 4 → 4.4", adapter_config(lora_alpha=4.4), adapted=True),
     Variant("adapters", "removed", gone(*ADAPTER_FILES), adapted=True),

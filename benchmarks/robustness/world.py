@@ -8,12 +8,13 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,14 +55,8 @@ class TooLong(BaseException):
     """A case did not end in time."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What should not have happened.
-
-    Attributes:
-        kind: what and where, the same for all cases of one fault.
-        example: the case.
-    """
+class Finding(NamedTuple):
+    """A case that ended as it should not: ``kind`` is the same for all cases of one fault."""
 
     kind: str
     example: str
@@ -69,7 +64,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What cases ended in."""
+    """How cases ended."""
 
     right: int = 0
     errors: int = 0
@@ -77,7 +72,7 @@ class Tally:
 
     @property
     def cases(self) -> int:
-        """How many there were."""
+        """The number of cases."""
         return self.right + self.errors + len(self.findings)
 
     def note(self, outcome: str | Finding) -> None:
@@ -90,23 +85,18 @@ class Tally:
             self.errors += 1
 
     def to_json(self, seconds: float) -> dict[str, Any]:
-        """Return the counts, and one example of each kind of finding."""
-        kinds: dict[str, list[str]] = {}
-        for finding in self.findings:
-            kinds.setdefault(finding.kind, []).append(finding.example)
+        """Return the counts, and the shortest example of each kind of finding."""
+        examples: dict[str, list[str]] = {}
+        for kind, example in self.findings:
+            examples.setdefault(kind, []).append(example)
         return {
             "cases": self.cases,
             "seconds": round(seconds, 1),
             "right answers": self.right,
             "errors of ours": self.errors,
             "findings": [
-                {
-                    "kind": kind,
-                    "cases": len(examples),
-                    "example": min(examples, key=len),
-                    "mended": False,
-                }
-                for kind, examples in sorted(kinds.items())
+                {"kind": kind, "cases": len(found), "example": min(found, key=len)}
+                for kind, found in sorted(examples.items())
             ],
         }
 
@@ -124,32 +114,27 @@ class World:
         self._before = self._look()
 
     def _look(self) -> dict[str, tuple[int, int, int]]:
-        found: dict[str, tuple[int, int, int]] = {}
-        directories = [str(self.root)]
-        cut = len(directories[0]) + 1
-        while directories:
-            with os.scandir(directories.pop()) as entries:
-                for entry in entries:
-                    at = entry.stat(follow_symlinks=False)
-                    is_directory = entry.is_dir(follow_symlinks=False)
-                    size, written = (0, 0) if is_directory else (at.st_size, at.st_mtime_ns)
-                    found[entry.path[cut:]] = (at.st_mode, size, written)
-                    if is_directory:
-                        directories.append(entry.path)
-        return found
+        """Return mode, size and modification time of everything below the root."""
+        stats = {str(path.relative_to(self.root)): path.lstat() for path in self.root.rglob("*")}
+        return {
+            path: (s.st_mode, 0, 0)
+            if stat.S_ISDIR(s.st_mode)
+            else (s.st_mode, s.st_size, s.st_mtime_ns)
+            for path, s in stats.items()
+        }
 
-    def changes(self, allowed: Sequence[str] = (), overwrite: bool = False) -> list[str]:
-        """Put everything back and return what was changed without being named.
+    def changes(self, outputs: Sequence[str] = (), overwrite: bool = False) -> list[str]:
+        """Restore everything, and return what changed although it was not named as an output.
 
         Args:
-            allowed: outputs that were named; what lies in or beside them by their names may come.
-            overwrite: whether a named file that was there may have changed.
+            outputs: paths that may appear, with files in them and temporary siblings.
+            overwrite: whether an output that was there may have changed.
         """
         now, wrong, lost = self._look(), [], False
         for path in sorted(self._before.keys() | now.keys()):
             if self._before.get(path) == now.get(path):
                 continue
-            named = any(_belongs(path, name) for name in allowed)
+            named = any(_belongs(path, name) for name in outputs)
             if not named or (path in self._before and not overwrite):
                 wrong.append(path)
             if path in self._before:
@@ -157,7 +142,7 @@ class World:
             else:
                 _remove(self.root / path)
         if lost:
-            # The folder itself stays: cases run in it.
+            # The folder itself stays: it is the working directory of the cases.
             for path in self.root.iterdir():
                 _remove(path)
             shutil.copytree(self._origin, self.root, symlinks=True, dirs_exist_ok=True)

@@ -6,14 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import render
 from benchmarks.gpu import timing
-from benchmarks.gpu.parts import Setting, gated_mean
+from benchmarks.gpu.parts import Setting
 from benchmarks.pages.gpu import GOALS, MIXER
 from prismlm.files import read_json, write_json
-from prismlm.ops.prototype_mixer import prefix_mean
 from tests.helpers import forked
 
 ROOT = Path(__file__).parents[3]
@@ -30,14 +28,10 @@ def timed(tmp_path_factory):
 def test_every_part_is_timed(timed):
     assert list(timed) == list(timing.PARTS)
     figures = {name: part["figures"] for name, part in timed.items()}
-    checks = figures["checks"]
-    assert not [name for name, part in checks.items() if "failed" in part]
     for name in ("head, gpt2-small", "head, gpt2-xl"):
         assert figures[name]["ratio"]["ratio"] > 0
         # The optimizer of a CPU looks at the steps of two more parameters; the head at nothing.
         assert figures[name]["waits"]["with"] - figures[name]["waits"]["without"] == 2
-    assert figures["head compiled"]["waits"] == 0
-    assert figures["head compiled"]["skipped"] == "CUDA graph: there is no GPU"
     assert set(figures["feedback"]["timed"]) == {"decode", "prefill", "step", "large step"}
     assert set(figures["mixer"]["parts"]) == {"mixer", "step"}
     assert figures["training"]["waits_of_a_step"] >= 0
@@ -56,26 +50,6 @@ def test_the_page_shows_what_was_timed_and_what_waits(timed, tmp_path):
     assert page.count(waits) == len(MIXER)
     assert "| waits: with | " in page
     assert "Failed" not in page
-
-
-def gated_linear_attention(queries, keys, values, gates, scale):
-    """Return o_i = q_i S_i with S_i = diag(e^g_i) S_{i−1} + k_i v_iᵀ, of one head."""
-    q, k, v, g = (x.float().squeeze(2) for x in (queries, keys, values, gates))
-    state, out = torch.zeros(len(q), q.shape[2], v.shape[2]), []
-    for i in range(q.shape[1]):
-        state = g[:, i, :, None].exp() * state + k[:, i, :, None] * v[:, i, None]
-        out.append(scale * (q[:, i, None] @ state).squeeze(1))
-    return torch.stack(out, 1).unsqueeze(2), None
-
-
-def test_the_kernel_of_gated_linear_attention_is_given_what_makes_it_the_prefix_mean():
-    generator = torch.Generator().manual_seed(0)
-    write, read, values = (torch.rand(2, 50, size, generator=generator) for size in (8, 8, 16))
-    decay = torch.linspace(0.05, 0.999, 8)
-    found = gated_mean(gated_linear_attention, write, read, values, decay)
-    expected = prefix_mean(write, read, values, decay)[0]
-    # Rounded to bfloat16 on its way.
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_part_that_fails_or_is_late_is_noted_and_leaves_nothing_running(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.robustness.command_line import invoke
-from benchmarks.robustness.damage import Damage, copy_damaged
+from benchmarks.robustness.damaged_files import Damage, copy_damaged
 from benchmarks.robustness.fuzz import fuzz
 from benchmarks.robustness.world import World, judged
 from prismlm.errors import InputError

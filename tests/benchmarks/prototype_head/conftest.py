@@ -1,3 +1,0 @@
-from tests.training.conftest import same_settings, settings
-
-__all__ = ["same_settings", "settings"]
