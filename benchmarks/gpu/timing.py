@@ -41,10 +41,9 @@ with suppress(ImportError):
 LIMIT = 470.0
 NEEDED = ("accelerate", "jaxtyping", "pyarrow", "pydantic", "rich", "scipy", "typer", "yaml")
 SMALL_FEEDBACK = (
-    "--width=32 --layers=1 --vocabulary=64 --batch=2 --large-batch=2 --length=16 --prompt=4 "
-    "--tokens=4 --rounds=2"
+    "--width=32 --layers=1 --vocabulary=64 --batch=2 --length=16 --prompt=4 --tokens=4 --rounds=2"
 )
-FEEDBACK = "--batch 8 --large-batch 32 --length 1024 --tokens 200 --rounds 9"
+FEEDBACK = "--batch 8 --length 1024 --tokens 200 --rounds 9"
 
 
 class Part(NamedTuple):

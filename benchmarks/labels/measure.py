@@ -25,7 +25,6 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
 from prismlm.lens.labels import embedded
-from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import Label, shares
 from prismlm.lens.labels.scores import Scores, score_labels
 from prismlm.lens.labels.write import SEED, Labelling, described, make_labels
@@ -74,8 +73,7 @@ def main() -> None:
         "class_tf_idf": described(others),
         "signatures": described(signatures),
         "tokens": told_by_tokens(lm, lens.corpus, SEED),
-        "categories": by_category(made.labels, scores),
-        "drawn": drawn(made.labels, scores, weighed.labels, former, lens),
+        "drawn": drawn(made.labels, scores, former),
         "environment": environment(),
     }
     models = {one["model"]: one for one in result["models"]} | {given.called: found}
@@ -104,55 +102,20 @@ def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Labelling) -> list[L
     ]
 
 
-def by_category(labels: Sequence[Label | None], scores: Scores) -> list[dict[str, Any]]:
-    """Return how many prototypes each category has, and their scores."""
-    rows: list[dict[str, Any]] = []
-    for category in CATEGORIES:
-        own = np.array([label is not None and label.category == category for label in labels])
-        scored = own & np.isfinite(scores.detection)
-        means = (float(s[scored].mean()) if scored.any() else None for s in scores[:2])
-        detection, fuzzing = means
-        rows.append(
-            {
-                "category": category,
-                "prototypes": int(own.sum()),
-                "scored": int(scored.sum()),
-                "detection": detection,
-                "fuzzing": fuzzing,
-            }
-        )
-    return rows
-
-
 def drawn(
-    labels: Sequence[Label | None],
-    scores: Scores,
-    weighed: Sequence[Label | None],
-    signatures: Sequence[Label | None],
-    lens: prismlm.Lens,
+    labels: Sequence[Label | None], scores: Scores, signatures: Sequence[Label | None]
 ) -> list[dict[str, Any]]:
-    """Return prototypes drawn by seed from all that are named, in order of their number."""
-    there = [number for number, label in enumerate(labels) if label is not None]
-    chosen = np.random.default_rng(SEED).choice(there, min(DRAWN, len(there)), replace=False)
+    """Return named prototypes drawn by seed, in order of their number."""
+    named = [number for number, label in enumerate(labels) if label is not None]
+    chosen = np.random.default_rng(SEED).choice(named, min(DRAWN, len(named)), replace=False)
     rows: list[dict[str, Any]] = []
     for number in sorted(chosen.tolist()):
-        label, other, signature = labels[number], weighed[number], signatures[number]
+        label, signature = labels[number], signatures[number]
         assert label is not None
-        assert other is not None
         assert signature is not None
         score = float(scores.detection[number])
-        rows.append(
-            {
-                "prototype": number,
-                "name": label.name,
-                "class_tf_idf": other.name,
-                "signature": signature.name,
-                "category": label.category,
-                "description": label.description,
-                "usage": float(lens.prototypes["usage"][number].as_py()),
-                "detection": None if np.isnan(score) else score,
-            }
-        )
+        row = {"prototype": number, "name": label.name, "signature": signature.name}
+        rows.append(row | {"detection": None if np.isnan(score) else score})
     return rows
 
 

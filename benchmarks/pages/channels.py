@@ -15,7 +15,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     value = read("channels.json")
     tested = value["settings"]["tested"]
     effects = [_effect(concept, tested) for concept in value["concepts"]]
-    rows = [row for model in value["models"] for row in model["rows"] if not row["bundled"]]
+    rows = [row for model in value["models"] for row in model["rows"] if not row.get("bundled")]
     return {
         "value": value,
         "effects": effects,

@@ -33,8 +33,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
             for part, what, length, other, least in GOALS
         ],
         "mixer": _by_device(devices, "mixer", "attention"),
-        "direct": _by_device(devices, "mixer", "direct"),
-        "memory": _by_device(devices, "memory", "attention"),
         "step": _by_device(devices, "step", "llama"),
         "throughput": cpu["throughput"]["rows"][1:],
         "decode": cpu["decode"]["rows"],

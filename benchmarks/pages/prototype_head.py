@@ -11,8 +11,8 @@ import yaml
 from scipy import stats
 
 Run = dict[str, Any]
+# Of the steps that are timed on a GPU.
 RECIPE = Path("recipes/gpt2-small-gpu/default.yaml")
-"""Of the steps that are timed on a GPU."""
 WHAT = {
     "default": "**default**: detached, placed half way, a quarter, KL over 1,024 tokens, RES × 1",
     "default-third": "on a third, KL over the whole vocabulary, RES × 0.1",
@@ -48,41 +48,43 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
 
     def over_plain(group: list[Run], key: str, of: str = "quality") -> list[float]:
         """Return how far cross-entropies are above the plain model's of the same seed, in %."""
-        beside = [
+        baselines = [
             run["quality"]["ce"] if run["name"] == "default" else plain[seed(run)] for run in group
         ]
-        return [100 * (run[of][key] / ce - 1) for run, ce in zip(group, beside, strict=True)]
+        return [100 * (run[of][key] / ce - 1) for run, ce in zip(group, baselines, strict=True)]
 
-    tried = over_plain([run for run in runs if run["kind"] == "tried"], "prototype_only_ce")
-    sampled: dict[tuple[int, float], dict[int, str]] = {}
+    sampled: dict[tuple[float, float], str] = {}
     for run in runs:
-        if run["kind"] == "sampled":
+        if run["kind"] == "sampled" and seed(run) == 0:
             losses = run["settings"]["losses"]
-            varied = min(4096, losses["kl_tokens"]), losses["residual"]
-            sampled.setdefault(varied, {})[seed(run)] = above(run, "quality")
-    sweep = [run for run in runs if run["kind"] == "sweep"]
+            sampled[min(4096, losses["kl_tokens"]), losses["residual"]] = above(run, "quality")
     sizes = [run for run in runs if run["kind"] == "size"]
     same = [run for run in methods["default-third"] if seed(run) == seed(sizes[0])]
     times = read("prototype_head/step-time-*.json")
+    tried = over_plain([run for run in runs if run["kind"] == "tried"], "prototype_only_ce")
+    default = methods["default"][0]
+    share = 1 - default["settings"]["head"]["initialise_at_step"] / default["settings"]["steps"]
     return {
         "methods": methods,
         "what": WHAT,
         "detached": detached,
-        "attached": [name for name in methods if name not in detached],
         "plain": list(plain.values()),
         "over_plain": over_plain,
         "alone": lambda name: f"{fmean(over_plain(methods[name], 'prototype_only_ce')):.2f} %",
-        "means": lambda names, key: [fmean(over_plain(methods[name], key)) for name in names],
-        "tried_spread": (min(tried), max(tried)),
-        "sweep": sorted(sweep, key=lambda run: (_k(run) != 16, _size(run), _k(run))),
+        "attached": [
+            fmean(over_plain(methods[name], "ce")) for name in methods if name not in detached
+        ],
+        "sweep": sorted((run for run in runs if run["kind"] == "sweep"), key=_shape),
         "sizes": sorted([*sizes, *same], key=lambda run: run["parameters"]),
-        "times": times,
+        "times": [(time, time["recipes"]["default"]) for time in times],
+        # The head takes part in some of the steps.
+        "over_the_run": 1 + share * (times[0]["recipes"]["default"]["ratio"] - 1),
         "compiled": read("prototype_head/compiled-*.json"),
-        "over_the_run": [_over_the_run(methods["default"][0], time) for time in times],
         "values": lambda group, key, of="quality": [run[of][key] for run in group],
         "mean": mean,
         "above": above,
-        "sampled": sorted(sampled.items()),
+        "sampled": sampled,
+        "tried_spread": max(tried) - min(tried),
         "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
         "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
     }
@@ -106,15 +108,7 @@ def seed(run: Run) -> int:
     return run["settings"]["seed"]
 
 
-def _size(run: Run) -> int:
-    return run["settings"]["head"]["prototypes"]
-
-
-def _k(run: Run) -> int:
-    return run["settings"]["head"]["prototypes_per_token"]
-
-
-def _over_the_run(run: Run, time: Run) -> float:
-    """Return the ratio of the whole run, of whose steps the head takes part in some."""
-    share = 1 - run["settings"]["head"]["initialise_at_step"] / run["settings"]["steps"]
-    return 1 + share * (time["recipes"]["default"]["ratio"] - 1)
+def _shape(run: Run) -> tuple[bool, int, int]:
+    head = run["settings"]["head"]
+    k = head["prototypes_per_token"]
+    return k != 16, head["prototypes"], k

@@ -11,21 +11,8 @@ from prismlm.eval.pairs import INTERVENTIONS, SLICES
 
 FOLDER = "prototype_mixer/robustness"
 NAMES = {"protot": "ProtoT", "llama": "LLaMA", "mamba2": "Mamba 2", "deltanet": "DeltaNet"}
-SOURCE_DELTANET = 1.0657
-"""The largest JS of the source's Table 3, beyond what any Jensen-Shannon divergence reaches."""
-# Of the source's Table 4, for ProtoT: mean PMR and share of pairs above 0.
-TABLE_4 = {
-    "abbreviation": (-0.093, 0.596),
-    "contraction": (-0.027, 0.330),
-    "morphology": (-0.034, 0.474),
-    "punctuation": (-0.000, 0.554),
-    "spelling": (-0.033, 0.610),
-    "synonym": (0.013, 0.606),
-    "typo": (0.001, 0.533),
-}
-MEASURES = {"js": "JS", "overlap": "overlap", "spearman": "Spearman", "same_top": "same top"}
+MEASURES = {"overlap": "overlap", "spearman": "Spearman", "same_top": "same top"}
 DIVERGENCES = {"js": "raw", "js_matched": "matched"}
-RANKS = {key: name for key, name in MEASURES.items() if key != "js"}
 LEXICAL = ("synonym", "typo", "spelling", "morphology")
 
 
@@ -53,53 +40,49 @@ FLIPS = (
     Claim("DeltaNet has the highest JS: above ProtoT", "protot", "deltanet", INTERVENTIONS),
     Claim("ProtoT's JS is above LLaMA's", "llama", "protot", INTERVENTIONS),
     Claim("ProtoT's JS is above Mamba's", "mamba2", "protot", INTERVENTIONS),
-    Claim("ProtoT's ranks change more than LLaMA's", "protot", "llama", INTERVENTIONS, RANKS),
-    Claim("ProtoT's ranks change more than Mamba's", "protot", "mamba2", INTERVENTIONS, RANKS),
+    Claim("ProtoT's ranks change more than LLaMA's", "protot", "llama", INTERVENTIONS, MEASURES),
+    Claim("ProtoT's ranks change more than Mamba's", "protot", "mamba2", INTERVENTIONS, MEASURES),
 )
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
     """Return what was measured, and verdicts on the source's claims."""
     noise, flips = (read(f"{FOLDER}/{name}.json") for name in ("perturbations", "interventions"))
-    clamped = [one for one in read(f"{FOLDER}/clamping-*.json") if "slices" in one]
+    files = [one for one in read(f"{FOLDER}/clamping-*.json") if "slices" in one]
+    clamped = {NAMES.get(one["name"], one["name"]): one for one in reversed(files)}
     return {
         "noise": noise,
-        "flips": flips,
-        "divergences": _table(noise, {"js": "JS"}),
-        "flipped": _table(flips, MEASURES),
-        "clamped": [(NAMES.get(one["name"], one["name"]), _clamping(one)) for one in clamped],
-        "pairs": [part["clamped"]["pairs"] for one in clamped for part in one["slices"]],
-        "protot": next(_counts(one) for one in clamped if one["name"] == "protot"),
+        "divergences": _divergences(noise),
+        "flipped": _divergences(flips),
+        "models": list(clamped),
+        "clamped": _clamping(list(clamped.values())),
+        "pairs": [part["clamped"]["pairs"] for one in files for part in one["slices"]],
+        "protot": _counts(clamped["ProtoT"]),
         "claims": (_claims(NOISE, noise), _claims(FLIPS, flips)),
-        "source_deltanet": SOURCE_DELTANET,
         "top": TOP,
         "ranked": RANKED,
     }
 
 
-def _table(found: dict[str, Any], measures: dict[str, str]) -> list[list[str]]:
-    """Return a row for each kind of change and measure, a column for each model."""
-    rows: list[list[str]] = []
-    for part in found["slices"]:
-        for key, name in measures.items():
-            figures = [part["models"][model["name"]][key] for model in found["models"]]
-            cells = [ranged(figure, "value", ".3f") for figure in figures]
-            rows.append([part["name"], *([name] if len(measures) > 1 else []), *cells])
-    return rows
+def _divergences(found: dict[str, Any]) -> list[list[str]]:
+    """Return the JS of each kind of change, a column for each model."""
+    return [
+        [
+            part["name"],
+            *(ranged(part["models"][m["name"]]["js"], "value", ".3f") for m in found["models"]),
+        ]
+        for part in found["slices"]
+    ]
 
 
-def _clamping(one: dict[str, Any]) -> list[list[str]]:
-    """Return the pooled reduction of JS beside the control's, slice by slice."""
+def _clamping(models: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the pooled reduction of JS and the control's, slice by slice and model by model."""
     rows: list[list[str]] = []
-    for part in one["slices"]:
-        clamped, control = part["clamped"], part["control"]
-        mean, above = TABLE_4[part["name"]]
-        cells = [part["name"], ranged(clamped["pooled"], "value", "+.3f")]
-        cells += [f"{control['pooled']['value']:+.1f}", f"{clamped['mean']['value']:+.3f}"]
-        cells.append(f"{clamped['share_positive']:.2f}")
-        if one["name"] == "protot":
-            cells += [f"{mean:+.3f}", f"{above:.2f}"]
-        rows.append(cells)
+    for parts in zip(*(one["slices"] for one in models), strict=True):
+        rows.append([parts[0]["name"]])
+        for part in parts:
+            rows[-1].append(ranged(part["clamped"]["pooled"], "value", "+.3f"))
+            rows[-1].append(f"{part['control']['pooled']['value']:+.1f}")
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from benchmarks.uncertainty_feedback.validation import (
 Row = dict[str, Any]
 Arms = dict[str, dict[int, Row]]
 SIGNIFICANT = 0.05
+PARTS = {"decode": "decoding", "prefill": "prefill", "step": "training step"}
 CONTROLS = {
     "two passes": "shuffled",
     "65,536 levels, interpolated": "interpolated, shuffled",
@@ -36,6 +36,10 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     runs = read("uncertainty_feedback/*.json")
     literal = read("uncertainty_literal/*.json")
     checks = sorted(read("uncertainty_checks/*.json"), key=lambda row: list(FED).index(row["arm"]))
+    timings = {
+        "CPU": read("uncertainty_overhead.json"),
+        "GPU": read("uncertainty_overhead_cuda.json"),
+    }
     arms, previous = by_arm(runs), by_arm(literal)
     own = {name: found for name, found in arms.items() if signal_of(a_run(found)) == OWN}
     fed = [
@@ -43,11 +47,14 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         for found in own.values()
         for row in found.values()
     ]
+    validated = [row["validation"] for found in own.values() for row in found.values()]
     return {
         "first": a_run(arms["no feedback"]),
         "losses": _losses(arms),
         "signals": [_signals(name, found) for name, found in own.items()],
         "codes_fed": (min(fed), max(fed)),
+        "recursion_gap": max(abs(one["sample"]["differences"][OWN]["mean"]) for one in validated),
+        "code_distance": max(one["codes"][OWN]["distance"] for one in validated),
         "literal": differences([(losses(previous[PREVIOUS]), losses(previous[PLAIN]))])[0],
         "environments": [row["environment"] for row in [*runs, *literal]],
         "checks": checks,
@@ -55,12 +62,8 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "answers": [
             [title, *(answer(row["report"]) for row in checks)] for title, answer in ANSWERS.items()
         ],
-        "timings": {
-            "CPU": read("uncertainty_overhead.json"),
-            "GPU": read("uncertainty_overhead_cuda.json"),
-        },
-        "timed": _timed,
-        "mib": lambda found: sum(found.values()) / 2**20,
+        "timings": timings,
+        "costs": _costs(timings),
     }
 
 
@@ -126,35 +129,20 @@ def _losses(arms: Arms) -> list[list[str]]:
             spread(found[name].values(), ".4f"),
             less_base[name].shown() if name in less_base else "",
             less_control[name].shown() if name in less_control else "",
-            str(len(rows)),
-            f"{a_run(rows)['table']['parameters'] if 'table' in a_run(rows) else 0:,}",
         ]
-        for name, rows in arms.items()
+        for name in arms
     ]
 
 
 def _signals(name: str, found: dict[int, Row]) -> list[str]:
-    """Return what other signals cost a trained model, and two passes against the recursion."""
-    cells = [
-        spread(
-            (row["validation"]["all"]["differences"][signal]["mean"] for row in found.values()),
-            "+.3f",
-        )
-        for signal in (ZERO, NEUTRAL, SHUFFLED)
-    ]
-    uses = all(
-        row["validation"]["all"]["differences"][signal]["low"] > 0
-        for row in found.values()
-        for signal in (ZERO, NEUTRAL, SHUFFLED)
-    )
-    passes = (row["validation"]["sample"]["differences"][OWN]["mean"] for row in found.values())
-    distance = (row["validation"]["codes"][OWN]["distance"] for row in found.values())
+    """Return what other signals cost a trained model, and whether all cost in every seed."""
+    every = [row["validation"]["all"]["differences"] for row in found.values()]
+    signals = (ZERO, NEUTRAL, SHUFFLED)
+    uses = all(one[signal]["low"] > 0 for one in every for signal in signals)
     return [
         name,
-        *cells,
+        *(spread((one[signal]["mean"] for one in every), "+.3f") for signal in signals),
         "yes, in every seed" if uses else "not shown",
-        spread(passes, "+.4f"),
-        f"{statistics.fmean(distance):.1%}",
     ]
 
 
@@ -221,24 +209,12 @@ ANSWERS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def _timed(result: Row) -> list[list[str]]:
-    """Return a row for each part and form that was timed."""
-    shape = result["shape"]
-    names = {
-        "decode": "decoding",
-        "prefill": "prefill",
-        "step": f"training step of {shape['batch'] * shape['length']:,} tokens",
-        "large step": f"training step of {shape['large_batch'] * shape['length']:,} tokens",
-    }
-    peaks = result["peak_mib"]
+def _costs(timings: dict[str, Row]) -> list[list[str]]:
+    """Return a row for each part and form that was timed on both devices."""
+    timed = [result["timed"] for result in timings.values()]
     return [
-        [
-            names[part],
-            form,
-            ranged(clocks["elapsed"], "ratio", ".4f"),
-            f"{peaks[part][form]:,.0f} ({peaks[part]['no feedback']:,.0f})",
-        ]
-        for part, forms in result["timed"].items()
-        if part != "large step" or shape["large_batch"] != shape["batch"]
-        for form, clocks in forms.items()
+        [PARTS[part], form, *(ranged(one[part][form]["elapsed"], "ratio", ".4f") for one in timed)]
+        for part in PARTS
+        for form in timed[0][part]
+        if form != "no feedback, again"
     ]

@@ -1,210 +1,227 @@
-"""Concepts that channels are proposed for, put to the test in held-out text; for channels.py."""
+"""Concepts of channels: the words that write into each most, and where text repeats them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from torch import Tensor
 
-from benchmarks.prototype_mixer.heldout_cases import heldout_cases
-from benchmarks.prototype_mixer.proposed_concepts import Concept, TokenGates, propose_concepts
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.models.decoders.protot import half_lives
-from prismlm.probes.channels.activations import Activations, read_activations
-from prismlm.probes.channels.concepts import EMERGES, rank_channels
-from prismlm.probes.channels.effects import (
-    Probe,
-    TableOptions,
-    case_sets,
-    effects_on,
-    load_cases,
-    probe_of,
-    rank_sum_p,
-    words_of,
-)
+from prismlm.lens.labels.categories import Vocabulary
+from prismlm.models.seam import run_decoder
+from prismlm.probes.channels.activations import Activations
+from prismlm.probes.channels.concepts import whole_words
+from prismlm.probes.channels.effects import Probe, probabilities_at
 
-TESTED = "mask_write"
-"""The intervention by which a concept is judged; said before any is run."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from prismlm.corpus.windows import WindowBatch
+
+MAX_CASES = 200
+CONTEXT_TOKENS = 24
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is read and drawn; see the options."""
+@dataclass(frozen=True, eq=False)
+class TokenGates:
+    """Write gates summed by token, float64.
 
-    concepts: int
-    words: int
-    controls: int
-    seed: int
-    train_tokens: int | None
-    heldout_tokens: int | None
-    lag_tokens: int
-    least: int
-    common: int
-    minimum_cases: int
-    minimum_probability: float
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model with its tokenizer."""
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-
-def choose_concepts(
-    loaded: Loaded, gates: TokenGates, heldout: Sequences, settings: Settings
-) -> tuple[list[Concept], int, dict[str, tuple[Probe, ...]]]:
-    """Return the first concepts with enough held-out cases, and how many had too few."""
-    candidates = propose_concepts(
-        gates,
-        loaded.tokenizer,
-        count=8 * settings.concepts,
-        words=settings.words,
-        least=settings.least,
-        common=settings.common,
-    )
-    cases = heldout_cases(
-        loaded.model,
-        loaded.tokenizer,
-        {concept.name: [token.token_id for token in concept.tokens] for concept in candidates},
-        heldout,
-        minimum_probability=settings.minimum_probability,
-    )
-    kept: list[Concept] = []
-    passed_over = 0
-    for concept in candidates:
-        if len(kept) == settings.concepts:
-            break
-        if len(cases[concept.name]) >= settings.minimum_cases:
-            kept.append(concept)
-        else:
-            passed_over += 1
-    return kept, passed_over, cases
-
-
-def put_to_the_test(
-    loaded: Loaded, concept: Concept, cases: tuple[Probe, ...], settings: Settings
-) -> dict[str, Any]:
-    """Return what interventions on a concept's channel do to its words in held-out text."""
-    table = effects_on(
-        loaded.model,
-        cases,
-        [(concept.layer, concept.channel)],
-        _options(settings),
-        progress=ConsoleReporter(),
-    )
-    return {
-        "layer": concept.layer,
-        "channel": concept.channel,
-        "words": [asdict(token) for token in concept.tokens],
-        "difference": concept.difference,
-        "half_life": float(half_lives(loaded.model)[concept.layer][concept.channel]),
-        "controls": [list(c) for c in table.controls[concept.layer, concept.channel]],
-        "baseline": float(table.baseline.median()),
-        "effects": [_effect(row) for row in table.summary().rows],
-    }
-
-
-def overall(concepts: Iterable[dict[str, Any]], controls: int) -> float | None:
-    """Return the chance that ranks among controls are at least this good over all concepts.
-
-    Each concept counts once, by the rank of its channel's median size: channels, not cases, are
-    what varies here.
+    Attributes:
+        count: occurrences of each token [V].
+        sums: Σ write over the positions of each token, for each layer [V, R].
+        deviations: of each channel's write gate over positions, for each layer [R].
     """
-    ranks = [
-        controls + 1 - effect["rank"]
-        for concept in concepts
-        for effect in concept["effects"]
-        if effect["intervention"] == TESTED
-    ]
-    return rank_sum_p(ranks, controls) if ranks else None
 
+    count: Tensor
+    sums: tuple[Tensor, ...]
+    deviations: tuple[Tensor, ...]
 
-def words_in(
-    loaded: Loaded,
-    concepts: Sequence[Concept],
-    train: Sequences,
-    heldout: Sequences,
-    settings: Settings,
-) -> dict[str, Any]:
-    """Return the channel of every concept's words in one model, and the bundled sets' beside."""
-    sets = {name: load_cases(name) for name in case_sets()}
-    wanted = {concept.name: concept.words for concept in concepts}
-    wanted |= {name: words_of(cases) for name, cases in sets.items()}
-    tokenizer = loaded.tokenizer
-    reading = {"total": train.tokens, "progress": ConsoleReporter()}
-    read = read_activations(loaded.model, train.batches(), ("write",), **reading)
-    members = {c.name: [token.token_id for token in c.tokens] for c in concepts}
-    probes: dict[str, tuple[Probe, ...]] = {}
-    if members:
-        probes = heldout_cases(
-            loaded.model,
-            tokenizer,
-            members,
-            heldout,
-            minimum_probability=settings.minimum_probability,
+    @classmethod
+    def from_activations(cls, read: Activations, vocabulary: int) -> TokenGates:
+        """Sum the write gates of all positions."""
+        gates = [gate.double() for gate in read.values.values()]
+        return cls(
+            read.tokens.bincount(minlength=vocabulary),
+            tuple(w.new_zeros(vocabulary, w.shape[1]).index_add_(0, read.tokens, w) for w in gates),
+            tuple(write.std(0, correction=0) for write in gates),
         )
-    # Of a word that is several tokens, the first is what is predicted.
-    probes |= {
-        name: tuple(probe_of(tokenizer, case, first_token=True) for case in cases)
-        for name, cases in sets.items()
-    }
-    rows = [
-        _word_row(loaded, read, words, name, probes[name], settings)
-        for name, words in wanted.items()
-    ]
-    for row in rows:
-        row["bundled"] = row["name"] in sets
-    return {"model": loaded.name, "rows": rows}
+
+    def mean(self, layer: int) -> Tensor:
+        """Return each channel's mean write gate [R]."""
+        return self.sums[layer].sum(0) / self.count.sum()
+
+    def difference(self, layer: int, tokens: list[int]) -> Tensor:
+        """Return Cohen's d of each channel at the occurrences of some tokens [R]."""
+        deviation = self.deviations[layer]
+        shift = self.sums[layer][tokens].sum(0) / self.count[tokens].sum() - self.mean(layer)
+        return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
 
 
-def _word_row(
-    loaded: Loaded,
-    read: Activations,
-    words: Sequence[str],
-    name: str,
-    probes: tuple[Probe, ...],
-    settings: Settings,
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "found": None, "effect": None, "said": None}
-    try:
-        found = rank_channels(read, loaded.tokenizer, words, seed=settings.seed)
-        best = found.rows[0]
-        kept = ("others_mean", "others_deviation", "shuffled_mean", "shuffled_deviation", "p")
-        row["found"] = best | {name: found[name] for name in kept} | {
-            "occurrences": sum(found["words"].values()),
-            "emerges": found["p"] < EMERGES,
-        }  # fmt: skip
-        table = effects_on(
-            loaded.model,
-            probes,
-            [(best["layer"], best["channel"])],
-            replace(_options(settings), interventions=(TESTED,)),
-        )
-    except InputError as error:
-        row["said"] = str(error)
-        return row
-    row["effect"] = _effect(table.summary().rows[0])
-    return row
+class ConceptToken(NamedTuple):
+    """A token that writes into a channel; ``ratio`` is its mean gate over the channel's."""
+
+    token_id: int
+    text: str
+    count: int
+    gate: float
+    ratio: float
 
 
-def _options(settings: Settings) -> TableOptions:
-    return TableOptions(
-        controls=settings.controls,
-        minimum_probability=settings.minimum_probability,
-        seed=settings.seed,
+@dataclass(frozen=True)
+class Concept:
+    """A channel and the whole words that write into it most.
+
+    ``difference`` is Cohen's d of the channel at all their occurrences.
+    """
+
+    layer: int
+    channel: int
+    tokens: tuple[ConceptToken, ...]
+    difference: float
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words, without the space before them."""
+        return tuple(token.text.strip() for token in self.tokens)
+
+    @property
+    def name(self) -> str:
+        """The words, joined."""
+        return ", ".join(self.words)
+
+
+def top_tokens(
+    gates: TokenGates, texts: Sequence[str], place: tuple[int, int], eligible: Tensor, count: int
+) -> tuple[ConceptToken, ...]:
+    """Return the eligible tokens [V] with the largest mean gate in a layer's channel."""
+    layer, channel = place
+    mean = float(gates.mean(layer)[channel])
+    gate = gates.sums[layer][:, channel] / gates.count.clamp(min=1)
+    order = torch.where(eligible, gate, -1.0).argsort(descending=True, stable=True)
+    return tuple(
+        ConceptToken(i, texts[i], int(gates.count[i]), float(gate[i]), float(gate[i]) / mean)
+        for i in order[: min(count, int(eligible.sum()))].tolist()
     )
 
 
-def _effect(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a summary with its interval as a pair, or None."""
-    ends = row["low"], row["high"]
-    left_out = ("low", "high", "largest_control")
-    kept = {name: value for name, value in row.items() if name not in left_out}
-    return kept | {"interval": None if ends[0] is None else ends}
+def propose_concepts(
+    gates: TokenGates,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    words: int,
+    least: int = 100,
+    common: int = 100,
+) -> tuple[Concept, ...]:
+    """Return the channels whose most written words stand out most, with these words.
+
+    Words are whole-word tokens of three letters or more that occur ``least`` times, without the
+    ``common`` most frequent tokens. Channels rank by d; a channel that shares a word with an
+    earlier one is left out.
+
+    Raises:
+        InputError: fewer than ``words`` words are frequent enough.
+    """
+    known = whole_words(tokenizer)[: len(gates.count)]
+    eligible = torch.zeros(len(gates.count), dtype=torch.bool)
+    eligible[: len(known)] = known
+    eligible[gates.count.argsort(descending=True, stable=True)[:common]] = False
+    eligible &= gates.count >= least
+    if int(eligible.sum()) < words:
+        raise InputError(
+            f"{int(eligible.sum())} words occur {least} times or more in "
+            f"{int(gates.count.sum()):,} tokens: expected {words}. Read more text, or rarer words."
+        )
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    concepts: list[Concept] = []
+    for layer, sums in enumerate(gates.sums):
+        for channel in range(sums.shape[1]):
+            tokens = top_tokens(gates, texts, (layer, channel), eligible, words)
+            pooled = gates.difference(layer, [token.token_id for token in tokens])
+            concepts.append(Concept(layer, channel, tokens, float(pooled[channel])))
+    concepts.sort(key=lambda c: (-c.difference, c.layer, c.channel))
+    taken: set[str] = set()
+    chosen: list[Concept] = []
+    for concept in concepts:
+        if len(chosen) < count and not taken & set(concept.words):
+            chosen.append(concept)
+            taken |= set(concept.words)
+    return tuple(chosen)
+
+
+@torch.no_grad()
+def heldout_cases(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    concepts: Mapping[str, Sequence[int]],
+    sequences: Sequences,
+    *,
+    minimum_probability: float = 0.01,
+) -> dict[str, tuple[Probe, ...]]:
+    """Return for each concept where one of its tokens comes next, at most one case per document.
+
+    One of the tokens must also occur two or more positions before the predicted one, so that a
+    channel can hold it when the last position of the context reads, and the model must give the
+    predicted token ``minimum_probability``. No intervention is looked at.
+    """
+    members = {name: torch.zeros(model.config.vocab_size, dtype=torch.bool) for name in concepts}
+    for name, tokens in concepts.items():
+        members[name][list(tokens)] = True
+    # By concept and document: the position of the first case, and the case.
+    first: dict[str, dict[int, tuple[int, Probe]]] = {name: {} for name in concepts}
+    for batch in sequences.batches():
+        hits = {name: _repeated(batch, flags) for name, flags in members.items()}
+        wanted = [n for n, found in hits.items() if found.any() and len(first[n]) < MAX_CASES]
+        if not wanted:
+            continue
+        hidden = run_decoder(model, batch.input_ids, batch.attention_mask).last_hidden_state
+        for name in wanted:
+            for position, probe in _probes(
+                model, tokenizer, name, batch, hits[name], hidden, minimum_probability
+            ):
+                assert probe.document is not None
+                before = first[name].get(probe.document)
+                if before is None or position < before[0]:
+                    first[name][probe.document] = position, probe
+    return {
+        name: tuple(probe for _, probe in cases.values())[:MAX_CASES]
+        for name, cases in first.items()
+    }
+
+
+def _repeated(batch: WindowBatch, members: Tensor) -> Tensor:
+    """Return which tokens are members that have a member two or more positions before them."""
+    hits = members[batch.input_ids] & batch.owned
+    before = torch.zeros_like(hits)
+    before[:, 2:] = hits[:, :-2].cumsum(1) > 0
+    return hits & before
+
+
+def _probes(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    batch: WindowBatch,
+    hits: Tensor,
+    hidden: Tensor,
+    minimum: float,
+) -> list[tuple[int, Probe]]:
+    row, column = hits.nonzero(as_tuple=True)
+    targets = batch.input_ids[row, column]
+    states = hidden[row.to(hidden.device), (column - 1).to(hidden.device)]
+    likely = probabilities_at(model, states, targets.to(hidden.device)).cpu() >= minimum
+    cases: list[tuple[int, Probe]] = []
+    kept = (values[likely].tolist() for values in (row, column, targets))
+    for r, end, target in zip(*kept, strict=True):
+        ids: list[int] = batch.input_ids[r, :end].tolist()
+        context, word = (
+            str(tokenizer.decode(part, clean_up_tokenization_spaces=False))
+            for part in (ids[-CONTEXT_TOKENS:], [target])
+        )
+        probe = Probe(name, context, word.strip(), tuple(ids), target, int(batch.document[r]))
+        cases.append((int(batch.positions[r, end]), probe))
+    return cases

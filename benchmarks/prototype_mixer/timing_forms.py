@@ -180,3 +180,16 @@ def training_step(
         optimizer.zero_grad()
 
     return run
+
+
+def generation(model: Any, cache: Any, tokens: int, device: str) -> Callable[[], None]:
+    """Return a run of single tokens, each the most likely one after those before it."""
+    last = torch.zeros((1, 1), dtype=torch.long, device=device)
+
+    def run() -> None:
+        following = last
+        for _ in range(tokens):
+            logits = model(input_ids=following, past_key_values=cache, use_cache=True).logits
+            following = logits[:, -1:].argmax(-1)
+
+    return run

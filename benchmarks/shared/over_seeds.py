@@ -12,8 +12,7 @@ from scipy import stats
 LEVEL = 0.05
 HOW = (
     "Intervals are Student's 95 % intervals of paired differences over seeds, Bonferroni-corrected "
-    "for the rows of their table that have more than one seed; bold ones exclude 0. The same sign "
-    "in all of three seeds is no evidence: chance gives it one time in four."
+    "for the rows of their table that have more than one seed; bold ones exclude 0."
 )
 Figures = dict[int, float]
 """A figure by seed."""

@@ -14,9 +14,10 @@ import torch
 
 from prismlm.statistics import interval_of
 
+MIB = 2**20
 SHARE_OF_MEMORY = 0.7
+# Growth of memory where a row doubles, as long as only one length is known.
 GROWTH = 4.0
-"""By how much time and memory grow where a row doubles, as long as one length is known only."""
 
 
 class Cost(NamedTuple):
@@ -111,18 +112,17 @@ def too_large(mib: float, device: str, share: float = SHARE_OF_MEMORY) -> str | 
     return f"would need about {mib:,.0f} MiB of the {free:,.0f} MiB that were free"
 
 
-def forecast(costs: list[Cost]) -> Cost | None:
-    """Return what the double length will take, from what each doubling so far did.
+def forecast(mib: list[float]) -> float | None:
+    """Return the memory of the double length, from its growth with each doubling so far.
 
-    With one length known a quadratic is supposed, and never less than a doubling.
+    With one length known growth is taken as quadratic, and never as less than a doubling.
     """
-    if not costs:
+    if not mib:
         return None
-    if len(costs) == 1:
-        return Cost(GROWTH * costs[0].seconds, GROWTH * costs[0].mib)
-    before, last = costs[-2:]
-    grown = (max(2.0, b / a) if a > 0 else GROWTH for a, b in zip(before, last, strict=True))
-    return Cost(*(value * factor for value, factor in zip(last, grown, strict=True)))
+    if len(mib) == 1:
+        return GROWTH * mib[0]
+    before, last = mib[-2:]
+    return last * (max(2.0, last / before) if before > 0 else GROWTH)
 
 
 def ratios(over: list[float], under: list[float]) -> dict[str, float]:

@@ -12,8 +12,6 @@ the other's steps.
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,15 +32,12 @@ from prismlm.probes.heads.spectra import (
     AttentionStates,
     SpectraOptions,
     layer_rates,
-    own_cross_terms,
     read_states,
     spectra_report,
 )
 from prismlm.probes.results import Report, as_json
 
 HEAD_TOKENS = 100_000
-LATER = 0.75
-"""The share of all steps after which the gradient's norm is averaged."""
 
 
 def main() -> None:
@@ -70,10 +65,7 @@ def main() -> None:
 
 
 def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
-    """Return what one model's instruments say, and its gradients' norm while it trained.
-
-    The random weights beside it are drawn from ``seed``.
-    """
+    """Return what probes say of one model, and of random weights drawn from ``seed``."""
     model, tokenizer = read_checkpoint(directory)
     heldout = Sequences(corpus, "heldout", length=LENGTH, max_tokens=HEAD_TOKENS)
     heads = _heads(head_report(model, heldout, name=directory.name))
@@ -95,15 +87,13 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
         "heads": heads,
         "spectra": spectra,
         "roles": roles(model, tokenizer, seed),
-        "gradient": gradient_norms(directory),
         "corpus": describe(corpus),
     }
     if not plain:
         own = read_states(model, heldout.batches())
         random = read_states(random_model(model, seed), heldout.batches())
         row["spectra"]["rates"], rates = rates_at_equal_lengths(own, random)
-        terms = own_cross_terms(random, length=LENGTH)
-        row["untrained"] = as_json({"rates": rates, "cross_terms": [terms]})
+        row["untrained"] = {"rates": rates}
     return row
 
 
@@ -142,24 +132,12 @@ def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int)
     found, control = (
         search_roles(one, tokenizer, cases) for one in (model, random_model(model, seed))
     )
-    best = {row["role"]: row for row in reversed(found.rows)}
-    kept = ("heads", "draws", "seed", "level")
-    return {"sentences": len(cases)} | {name: found[name] for name in kept} | {
+    return {"sentences": len(cases), "heads": found["heads"], "level": found["level"]} | {
         "roles": [
-            {"role": role, **facts, "untrained": control["roles"][role]["found"],
-             "best": best.get(role)}
+            {"role": role, **facts, "untrained": control["roles"][role]["found"]}
             for role, facts in found["roles"].items()
-        ],
-    }  # fmt: skip
-
-
-def gradient_norms(directory: Path) -> dict[str, float]:
-    """Return the norm of the gradient before clipping, late in training: mean and greatest."""
-    lines = (directory / "training.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if "grad_norm" in row]
-    last = rows[-1]["step"]
-    late = [row["grad_norm"] for row in rows if row["step"] > LATER * last]
-    return {"mean": statistics.fmean(late), "greatest": max(late), "from_step": LATER * last}
+        ]
+    }
 
 
 if __name__ == "__main__":

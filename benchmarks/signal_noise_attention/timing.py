@@ -1,17 +1,15 @@
 """Time signal/noise attention beside plain attention.
 
-Writes docs/results/signal_noise_attention.json.
-
     python -m benchmarks.signal_noise_attention.timing
-    python -m benchmarks.signal_noise_attention.timing --parts step      these anew
-    python -m benchmarks.signal_noise_attention.timing --device cuda --out docs/results/cuda.json
+    python -m benchmarks.signal_noise_attention.timing --parts step      # only this part again
+    python -m benchmarks.signal_noise_attention.timing --device cuda \\
+        --out docs/results/signal_noise_cuda.json
     python -m benchmarks.signal_noise_attention.timing --quick --out /tmp/signal_noise.json
     python -m benchmarks.render signal_noise_attention
 
 attention: forward and backward passes of 2H heads. step: a training step of whole models. decode:
-one token after a number of others, and what the cache holds. Compared things take turns in one
-process; a ratio is the median over rounds, with its 95 % interval over resampled rounds, by the
-clock and by processor time, which says more on a CPU that has other work.
+one token after a number of others, and the size of the cache. Compared forms take turns in one
+process; a ratio is the median over rounds, with its 95 % interval over resampled rounds.
 """
 
 from __future__ import annotations
@@ -21,28 +19,34 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.prototype_mixer.timing_forms import (
     autocast,
+    generation,
     inference_model,
     model_of,
     training_step,
 )
 from benchmarks.shared.options import RESULTS
 from benchmarks.shared.parts import parts_parser, run_parts
-from benchmarks.shared.turns import Turns, against, in_turns, milliseconds
-from benchmarks.signal_noise_attention.timing_decode import decode_heads, decode_models
-from prismlm.ops.signal_noise_attention import attend, frequencies, rotate
+from benchmarks.shared.turns import MIB, Turns, against, in_turns, milliseconds
+from prismlm.ops.signal_noise_attention import attend, rotate
 
-# The source's: base 10,000 times π for signal heads, over π for noise heads.
-BASES = (31_415.9, 3_183.1)
 NOISE_WEIGHT = 0.1
+BASELINE = "gpt2-laptop"
+# Presets, and changes to them.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    BASELINE: (BASELINE, {}),
+    "signal-noise-laptop-wide": ("signal-noise-laptop-wide", {}),
+    "signal-noise-laptop-untied": ("signal-noise-laptop", {"tied_output": False}),
+    "signal-noise-laptop": ("signal-noise-laptop", {}),
+}
+Row = dict[str, Any]
 
 
 class Sizes(NamedTuple):
-    """What is run at which sizes; whole models as their presets are, but for ``changes``."""
+    """Sizes of the parts; whole models have those of their presets, but for ``changes``."""
 
     heads: int = 8
     head_size: int = 64
@@ -56,19 +60,7 @@ class Sizes(NamedTuple):
     changes: dict[str, Any] = {}  # noqa: RUF012 (never written to)
 
 
-FULL = Sizes()
-QUICK = Sizes(
-    heads=2,
-    head_size=8,
-    tokens=64,
-    lengths=(32,),
-    vocab=64,
-    step_tokens=64,
-    step_length=16,
-    positions=(8, 16),
-    decoded=2,
-    changes={"num_hidden_layers": 1},
-)
+QUICK = Sizes(2, 8, 64, (32,), 64, 64, 16, (8, 16), 2, {"num_hidden_layers": 1})
 
 
 class Setting(NamedTuple):
@@ -81,117 +73,60 @@ class Setting(NamedTuple):
 
 
 def main() -> None:
-    """Run the parts, and write each as soon as it is there."""
+    """Run the parts, and write each as soon as it is measured."""
     out = RESULTS / "signal_noise_attention.json"
-    given = parts_parser(__doc__, PARTS, rounds=9, out=out).parse_args()
-    sizes = QUICK if given.quick else FULL
+    arguments = parts_parser(__doc__, PARTS, rounds=9, out=out).parse_args()
+    sizes = QUICK if arguments.quick else Sizes()
 
-    def rows_of(part: str, dtype: str) -> list[dict[str, Any]]:
-        return PARTS[part](Setting(sizes, given.rounds, given.device, dtype))
+    def rows_of(part: str, dtype: str) -> list[Row]:
+        return PARTS[part](Setting(sizes, arguments.rounds, arguments.device, dtype))
 
-    run_parts(given, rows_of)
+    run_parts(arguments, rows_of)
 
 
-def attention(setting: Setting) -> list[dict[str, Any]]:
-    """Time forward and backward passes of attention forms with as many heads."""
+def attention(setting: Setting) -> list[Row]:
+    """Time one call of PyTorch's attention, and the same with S − λN of its output."""
     sizes, rows = setting.sizes, []
     for length in sizes.lengths:
-        shape = (sizes.tokens // length, 2 * sizes.heads, length, sizes.head_size)
-        forms = attention_forms(shape, setting)
-        named = {"rows": shape[0], "heads": shape[1], "length": length, "head_size": shape[3]}
-        for passes in ("forward", "forward and backward"):
-            run = {name: passes_of(form, passes, setting) for name, form in forms.items()}
-            turns = in_turns(run, setting.rounds, setting.device)
-            row = named | {"passes": passes}
-            rows.append(compared(turns, row, [("plain", "combined"), ("rotated", "attend")]))
+        count, heads = sizes.tokens // length, 2 * sizes.heads
+        shape = (count, heads, length, sizes.head_size)
+        torch.manual_seed(0)
+        x = torch.randn(shape, device=setting.device, requires_grad=True)
+        gradient = torch.randn_like(x)
+        signs = torch.ones(heads, device=setting.device)
+        signs[sizes.heads :] = -NOISE_WEIGHT
+
+        def passes(combine: bool, x: Tensor = x, g: Tensor = gradient, s: Tensor = signs) -> None:
+            x.grad = None
+            with autocast(setting.device, setting.dtype):
+                y = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+                y = y * s.to(y.dtype)[:, None, None] if combine else y
+            y.backward(g.to(y.dtype))
+
+        forms = {
+            "plain": lambda run=passes: run(False),
+            "combined": lambda run=passes: run(True),
+        }
+        row: Row = {"rows": count, "heads": heads, "length": length, "head_size": sizes.head_size}
+        turns = in_turns(forms, setting.rounds, setting.device)
+        row["passes"] = "forward and backward"
+        rows.append(compared(turns, row, "plain", ["combined"]))
     return rows
 
 
-def attention_forms(
-    shape: tuple[int, int, int, int], setting: Setting
-) -> dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """Return the forms by name, each with its input.
-
-    plain: one call of PyTorch's kernel. combined: the same, and S − λN of what it gives. rotated:
-    tied heads, one rotation for all. attend: the op, with a rotation for each group.
-    """
-    device = torch.device(setting.device)
-    torch.manual_seed(0)
-    x = torch.randn(shape, device=device, requires_grad=True)
-    heads, length, size = shape[1] // 2, shape[2], shape[3]
-    first, second = (frequencies(size, base, device=device) for base in BASES)
-    weight = torch.tensor(NOISE_WEIGHT, device=device)
-    positions = torch.arange(length, device=device)[None, None]
-    signs = torch.ones(2 * heads, device=device)
-    signs[heads:] = -weight
-
-    def plain(u: Float[Tensor, "B G T p"]) -> Tensor:
-        return F.scaled_dot_product_attention(u, u, u, is_causal=True)
-
-    def combined(u: Float[Tensor, "B G T p"]) -> Tensor:
-        return plain(u) * signs.to(u.dtype)[:, None, None]
-
-    def rotated(u: Float[Tensor, "B G T p"]) -> Tensor:
-        keys = rotate(u, positions, first)
-        return F.scaled_dot_product_attention(keys, keys, u, is_causal=True)
-
-    def op(u: Float[Tensor, "B G T p"]) -> Tensor:
-        signal, noise = u[:, :heads], u[:, heads:]
-        return attend(signal, noise, weight, signal_frequencies=first, noise_frequencies=second)
-
-    forms = {"plain": plain, "combined": combined, "rotated": rotated, "attend": op}
-    return {name: (x, form) for name, form in forms.items()}
-
-
-def passes_of(
-    form: tuple[Tensor, Callable[[Tensor], Tensor]], passes: str, setting: Setting
-) -> Callable[[], None]:
-    """Return one run of a form."""
-    x, attend_to = form
-    gradient = torch.randn(x.shape, device=x.device)
-
-    def forward() -> None:
-        with torch.no_grad(), autocast(setting.device, setting.dtype):
-            attend_to(x)
-
-    def both() -> None:
-        x.grad = None
-        with autocast(setting.device, setting.dtype):
-            y = attend_to(x)
-        y.backward(gradient.to(y.dtype))
-
-    return forward if passes == "forward" else both
-
-
-def compared(turns: Turns, row: dict[str, Any], pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return a row: medians, and the ratio of the second of each pair to the first; print it."""
+def compared(turns: Turns, row: Row, baseline: str, others: list[str]) -> Row:
+    """Return a row with medians and ratios to a baseline, and print it."""
+    clocks = against(turns, baseline)
     ratios = {
-        f"{other} / {name}": {
-            clock: found[other] for clock, found in against(turns, name).items() if other in found
-        }
-        for name, other in pairs
+        f"{name} / {baseline}": {clock: found[name] for clock, found in clocks.items()}
+        for name in others
     }
-    shown = {key: f"{found['elapsed']['ratio']:.3f}" for key, found in ratios.items() if found}
+    shown = {key: f"{found['elapsed']['ratio']:.3f}" for key, found in ratios.items()}
     print(", ".join(f"{k} {v}" for k, v in row.items()), shown, flush=True)
     return row | {"milliseconds": milliseconds(turns), "ratios": ratios, "skipped": turns.failed}
 
 
-# The second of each pair has the first's parameters, but for GPT-2's positions and biases.
-PAIRS = [
-    ("gpt2-laptop", "signal-noise-laptop-wide"),
-    ("gpt2-laptop", "signal-noise-laptop-untied"),
-    ("gpt2-laptop", "signal-noise-laptop"),
-]
-# Presets, and what is changed of them.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2-laptop": ("gpt2-laptop", {}),
-    "signal-noise-laptop": ("signal-noise-laptop", {}),
-    "signal-noise-laptop-wide": ("signal-noise-laptop-wide", {}),
-    "signal-noise-laptop-untied": ("signal-noise-laptop", {"tied_output": False}),
-}
-
-
-def step(setting: Setting) -> list[dict[str, Any]]:
+def step(setting: Setting) -> list[Row]:
     """Time training steps of whole models."""
     sizes, device = setting.sizes, setting.device
     count = sizes.step_tokens // sizes.step_length
@@ -204,40 +139,103 @@ def step(setting: Setting) -> list[dict[str, Any]]:
         for name, model in models.items()
     }
     turns = in_turns(forms, setting.rounds, device)
-    row: dict[str, Any] = {"rows": count, "length": sizes.step_length}
+    row: Row = {"rows": count, "length": sizes.step_length}
     row["parameters"] = {n: sum(p.numel() for p in m.parameters()) for n, m in models.items()}
-    return [compared(turns, row, PAIRS)]
+    return [compared(turns, row, BASELINE, [name for name in models if name != BASELINE])]
 
 
-def decoding(setting: Setting) -> list[dict[str, Any]]:
-    """Time single tokens, and measure what the caches hold."""
+@torch.no_grad()
+def decoding(setting: Setting) -> list[Row]:
+    """Time single tokens after others, of whole models and of heads alone."""
     sizes = setting.sizes
+    longest = sizes.positions[-1] + sizes.decoded * (setting.rounds + 1)
     models = {
         name: inference_model(
-            preset,
-            sizes.vocab,
-            setting.device,
-            setting.dtype,
-            **changes,
-            **sizes.changes,
-            **longest(name, sizes.positions[-1] + sizes.decoded * (setting.rounds + 1)),
+            name, sizes.vocab, setting.device, setting.dtype, **sizes.changes,
+            **({"n_positions": longest} if name == BASELINE else {}),
         )
-        for name, (preset, changes) in MODELS.items()
-        if name != "signal-noise-laptop-untied"
+        for name in (BASELINE, "signal-noise-laptop")
+    }  # fmt: skip
+    rows: list[Row] = []
+    for position in sizes.positions:
+        ids = torch.randint(sizes.vocab, (1, position)).to(setting.device)
+        caches = {
+            name: model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            for name, model in models.items()
+        }
+        held = {
+            name: sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+            for name, cache in caches.items()
+        }
+        forms = {
+            name: generation(model, caches[name], sizes.decoded, setting.device)
+            for name, model in models.items()
+        }
+        rows.append(decoded(setting, forms, held, BASELINE, what="models", position=position))
+    for position in sizes.positions:
+        forms, held = head_forms((2 * sizes.heads, sizes.head_size), position, setting)
+        kind = {"what": "heads", "position": position}
+        rows.append(decoded(setting, forms, held, "keys and values", **kind))
+    return rows
+
+
+def decoded(
+    setting: Setting,
+    forms: dict[str, Callable[[], Any]],
+    held: dict[str, int],
+    baseline: str,
+    **row: Any,
+) -> Row:
+    """Time forms that append to a cache; return times and cache sizes over the baseline's."""
+    turns = in_turns(forms, setting.rounds, setting.device)
+    row |= {
+        "cache_mib": {name: round(size / MIB, 4) for name, size in held.items()},
+        "cache_ratios": {name: round(size / held[baseline], 3) for name, size in held.items()},
+        "milliseconds": milliseconds(turns),
+        "ratios": against(turns, baseline),
+        "baseline": baseline,
     }
-    shape = (2 * sizes.heads, sizes.head_size)
-    return [
-        *decode_models(models, sizes.positions, sizes.decoded, setting.rounds, setting.device),
-        *decode_heads(shape, sizes.positions, setting.rounds, setting.device, setting.dtype),
-    ]
+    print(row, flush=True)
+    return row
 
 
-def longest(name: str, position: int) -> dict[str, int]:
-    """Return what makes a preset's table of positions long enough."""
-    return {"n_positions": position} if name.startswith("gpt2") else {}
+def head_forms(
+    shape: tuple[int, int], position: int, setting: Setting
+) -> tuple[dict[str, Callable[[], Tensor]], dict[str, int]]:
+    """Return both forms of one token's attention in 2H heads, and the bytes of their caches.
+
+    one tensor: u unrotated; all of it is rotated again for each token. keys and values: rotated
+    once, two tensors. Both append to what they hold, as Hugging Face's caches do.
+    """
+    heads, size = shape
+    how: Any = {"device": setting.device, "dtype": getattr(torch, setting.dtype)}
+    torch.manual_seed(0)
+    held, new = torch.randn(1, heads, position, size, **how), torch.randn(1, heads, 1, size, **how)
+    omega = torch.logspace(0, -4, size // 2, device=setting.device)
+    seen = torch.arange(position, device=setting.device)[None, None]
+    keys = rotate(held, seen, omega)
+    signs = torch.ones(heads, **how)
+    signs[heads // 2 :] = -NOISE_WEIGHT
+    frequencies = {"signal_frequencies": omega, "noise_frequencies": omega}
+
+    def one_tensor() -> Tensor:
+        signal, noise = torch.cat([held, new], 2).chunk(2, 1)
+        return attend(signal, noise, NOISE_WEIGHT, queries=1, **frequencies)
+
+    def keys_and_values() -> Tensor:
+        turned = rotate(new, seen[..., -1:] + 1, omega)
+        every, values = torch.cat([keys, turned], 2), torch.cat([held, new], 2)
+        return F.scaled_dot_product_attention(turned, every, values) * signs[:, None, None]
+
+    tolerance = 1e-4 if held.itemsize > 2 else 0.1
+    assert torch.allclose(one_tensor(), keys_and_values(), atol=tolerance)
+    return (
+        {"one tensor": one_tensor, "keys and values": keys_and_values},
+        {"one tensor": held.nbytes, "keys and values": keys.nbytes + held.nbytes},
+    )
 
 
-PARTS: dict[str, Callable[[Setting], list[dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[Setting], list[Row]]] = {
     "attention": attention,
     "step": step,
     "decode": decoding,

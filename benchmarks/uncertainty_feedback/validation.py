@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
-from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import codes_fed_back, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 from prismlm.statistics import bootstrap
@@ -26,7 +25,7 @@ from prismlm.training.callbacks import PreviousBatch
 WINDOWS, SAMPLE = 384, 64
 SEED = 0
 TOKENS_PER_BATCH = 4096
-PLAIN, NEUTRAL, OWN, THIRD = "no feedback", "neutral", "2 passes", "3 passes"
+PLAIN, NEUTRAL, OWN = "no feedback", "neutral", "2 passes"
 ZERO, SHUFFLED, RECURSION = "zero", "shuffled", "token by token"
 PREVIOUS = "previous batch"
 Figures = dict[str, Any]
@@ -61,8 +60,8 @@ class Scores:
                 loss = found.losses[row][scored[row]].double().sum().item()
                 of_documents[document] = of_documents.get(document, 0.0) + loss
 
-    def to_dict(self, beside: str) -> Figures:
-        """Return nats per token of every signal, and what it has more than ``beside``."""
+    def to_dict(self, baseline: str) -> Figures:
+        """Return nats per token of every signal, and its difference from a baseline."""
         tokens = np.array(list(self.tokens.values()), dtype=np.float64)
         sums = {
             name: np.array([losses[document] for document in self.tokens])
@@ -73,11 +72,11 @@ class Scores:
             "documents": len(tokens),
             "tokens": int(tokens.sum()),
             "losses": {name: float(found.sum() / tokens.sum()) for name, found in sums.items()},
-            "more_than": beside,
+            "more_than": baseline,
             "differences": {
-                name: _difference(found - sums[beside], tokens)
+                name: _difference(found - sums[baseline], tokens)
                 for name, found in sums.items()
-                if name != beside
+                if name != baseline
             },
         }
 
@@ -91,50 +90,48 @@ def _difference(more: np.ndarray, tokens: np.ndarray) -> Figures:
 def validate(model: PreTrainedModel, corpus: Corpus, length: int) -> Figures:
     """Return the loss of held-out windows by signal; of a small sample also token by token."""
     model.eval()
-    every, _ = windows(corpus, length)
     feedback = uncertainty_of(model)
     levels = 2 if feedback is None else feedback.embedding.levels
-    scores = Scores()
-    shuffled, before = torch.Generator().manual_seed(SEED), PreviousBatch(levels)
-    for batch in every:
-        scores.add(batch, by_signal(model, batch, shuffled, before))
-    _, few = windows(corpus, length)
-    sampled, distances = Scores(), Distances()
-    shuffled, before = torch.Generator().manual_seed(SEED), PreviousBatch(levels)
-    for batch in few:
-        fed = by_signal(model, batch, shuffled, before)
-        if uncertainty_of(model) is not None:
-            fed[RECURSION] = token_by_token(model, batch.input_ids)
-            distances.add(batch, fed)
-        sampled.add(batch, fed)
-    plain = uncertainty_of(model) is None
-    found = {
-        "all": scores.to_dict(PLAIN if plain else OWN),
-        "sample": sampled.to_dict(PLAIN if plain else RECURSION),
+    parts: dict[str, Scores] = {}
+    distances: list[Tensor] = []
+    for part, batches in zip(("all", "sample"), windows(corpus, length), strict=True):
+        scores = parts[part] = Scores()
+        shuffled, before = torch.Generator().manual_seed(SEED), PreviousBatch(levels)
+        for batch in batches:
+            fed = by_signal(model, batch, shuffled, before)
+            if feedback is not None and part == "sample":
+                fed[RECURSION] = token_by_token(model, batch.input_ids)
+                distances.append(_distance(batch, fed))
+            scores.add(batch, fed)
+    if feedback is None:
+        return {part: scores.to_dict(PLAIN) for part, scores in parts.items()}
+    # As a share of the largest entropy.
+    distance = torch.cat(distances).double().mean().item() / (levels - 1)
+    return {
+        "all": parts["all"].to_dict(OWN),
+        "sample": parts["sample"].to_dict(RECURSION),
+        "codes": {OWN: {"distance": distance}},
     }
-    return found if plain else found | {"codes": distances.to_dict(model)}
 
 
-def windows(corpus: Corpus, length: int) -> tuple[Iterator[WindowBatch], Iterator[WindowBatch]]:
-    """Return the batches of all windows, and of the sample, which is the first drawn of them.
+def _distance(batch: WindowBatch, fed: dict[str, Fed]) -> Tensor:
+    """Return how far the codes of two passes are from those of the recursion, in levels."""
+    codes, recursive = fed[OWN].codes, fed[RECURSION].codes
+    assert codes is not None
+    assert recursive is not None
+    return (codes - recursive)[batch.attention_mask & (codes != NO_CODE)].abs()
 
-    Raises:
-        InputError: no document is held out.
-    """
+
+def windows(corpus: Corpus, length: int) -> list[Iterator[WindowBatch]]:
+    """Return the batches of all windows, and of the sample, which is the first drawn of them."""
     documents = corpus.split("heldout")
-    if not len(documents):
-        raise InputError(
-            f"the corpus {corpus.name!r} holds no document out, so there is nothing to measure on: "
-            "build it with a larger --heldout share."
-        )
     grid = document_windows(documents, corpus.starts, corpus.lengths, length, length)
     order = np.random.default_rng(SEED).permutation(np.flatnonzero(grid.length > 1))
     pad = corpus.eos_token_id
-    every, few = (
+    return [
         window_batches(_chosen(grid, order[:count]), corpus, TOKENS_PER_BATCH, pad)
         for count in (WINDOWS, SAMPLE)
-    )
-    return every, few
+    ]
 
 
 def _chosen(grid: WindowGrid, which: np.ndarray) -> WindowGrid:
@@ -164,13 +161,9 @@ def by_signal(
     output = run()
     codes: Tensor = output.uncertainty_codes
     fed = {NEUTRAL: Fed(_losses(output.logits, ids), codes)}
-    for name in (OWN, THIRD):
-        predicted = quantise(normalised_entropy(output.logits), feedback.embedding.levels)
-        codes = codes_fed_back(codes, predicted)
-        output = run(codes)
-        fed[name] = Fed(_losses(output.logits, ids), codes)
-    own = fed[OWN].codes
-    assert own is not None
+    predicted = quantise(normalised_entropy(output.logits), feedback.embedding.levels)
+    own: Tensor = codes_fed_back(codes, predicted)
+    fed[OWN] = Fed(_losses(run(own).logits, ids), own)
     for name, codes in (
         (ZERO, torch.full_like(own, NO_CODE)),
         (SHUFFLED, shuffle_codes(own, generator)),
@@ -208,34 +201,3 @@ def _losses(logits: Tensor, ids: Tensor) -> Tensor:
         logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none"
     )
     return losses.view_as(targets)
-
-
-class Distances:
-    """How far codes of a few passes are from those of the recursion."""
-
-    def __init__(self) -> None:
-        self.apart: dict[str, list[Tensor]] = {NEUTRAL: [], OWN: [], THIRD: []}
-
-    def add(self, batch: WindowBatch, fed: dict[str, Fed]) -> None:
-        """Add the positions of a batch that have a code."""
-        true = fed[RECURSION].codes
-        for name, found in self.apart.items():
-            codes = fed[name].codes
-            assert codes is not None
-            assert true is not None
-            known = batch.attention_mask & (codes != NO_CODE)
-            found.append((codes - true)[known].abs())
-
-    def to_dict(self, model: PreTrainedModel) -> Figures:
-        """Return the share of codes that are the same, and the mean distance of all, in levels."""
-        feedback = uncertainty_of(model)
-        assert feedback is not None
-        figures: Figures = {}
-        for name, found in self.apart.items():
-            apart = torch.cat(found).double()
-            figures[name] = {
-                "same": (apart == 0).double().mean().item(),
-                # Of the largest entropy.
-                "distance": apart.mean().item() / (feedback.embedding.levels - 1),
-            }
-        return figures

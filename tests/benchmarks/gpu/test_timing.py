@@ -32,7 +32,7 @@ def test_every_part_is_timed(timed):
         assert figures[name]["ratio"]["ratio"] > 0
         # The optimizer of a CPU looks at the steps of two more parameters; the head at nothing.
         assert figures[name]["waits"]["with"] - figures[name]["waits"]["without"] == 2
-    assert set(figures["feedback"]["timed"]) == {"decode", "prefill", "step", "large step"}
+    assert set(figures["feedback"]["timed"]) == {"decode", "prefill", "step"}
     assert set(figures["mixer"]["parts"]) == {"mixer", "step"}
     assert figures["training"]["waits_of_a_step"] >= 0
     assert figures["index"]["states"]["train"] > figures["index"]["states"]["heldout"] > 0
