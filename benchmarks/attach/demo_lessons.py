@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from benchmarks.shared.options import RESULTS
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.training import LoraOptions
-from prismlm.training.loop import Loop
+from prismlm.training.fit import Loop
 from prismlm.training.tuning import with_adapters, write_adapter
 
 OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=30)

@@ -36,8 +36,7 @@ from prismlm.layers.prototype_head import Weights
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import HiddenStates, read_states
 from prismlm.models.device import uses_bf16
-from prismlm.training.fit import FitOptions, Fitting, place
-from prismlm.training.loop import batches
+from prismlm.training.fit import FitOptions, Fitting, batches, init_prototypes
 
 MEASURED_TOGETHER = 500
 
@@ -154,7 +153,7 @@ def fitted(
     """Fit one head; return its figures along the way, with the seconds of a step."""
     options = options_of(given, len(train))
     head = options.head(train.width).to(given.device)
-    place(head, train, given.seed)
+    init_prototypes(head, train, given.seed)
     fitting = Fitting(model, train, options, head)
     points = [measured(given, model, head, heldout, 0)]
     at = set(np.geomspace(100, fitting.steps, given.points).round().astype(int).tolist())

@@ -45,7 +45,7 @@ from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.seam import LogitMap
-from prismlm.training.prototypes import spherical_kmeans
+from prismlm.training.model import spherical_kmeans
 
 PROTOTYPES, PER_TOKEN, ITERATIONS = 256, 16, 10
 TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)

@@ -30,7 +30,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of
 from prismlm.training import build_recipe, load_recipe, train
-from prismlm.training.prototypes import sample_states
+from prismlm.training.model import sample_states
 from prismlm.training.setup import prepare
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from prismlm.files import write_json
 from prismlm.models.device import device_named
 from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
-from prismlm.training.prototypes import initialise_prototypes
+from prismlm.training.model import initialise_prototypes
 from prismlm.training.setup import prepare, vocabulary_sample
 from prismlm.training.trainer import PrismTrainer
 

@@ -37,7 +37,7 @@ from prismlm.files import read_json, write_json
 from prismlm.models.device import uses_bf16
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
-from prismlm.training.loop import Loop, batches
+from prismlm.training.fit import Loop, batches
 from prismlm.training.tuning import LoraOptions, with_adapters
 
 NONE, OWN, SHUFFLED = "no feedback", "own", "shuffled"

@@ -61,8 +61,8 @@ def spread(name, column):
         for name, p in fed.model.named_parameters()
         if p.grad is not None
     }
-    seen = parallel.over_processes(fed.feedback.embedding.seen.int()) > 0
-    mean = parallel.over_processes(loss) / parallel.world_size()
+    seen = parallel.sum_over_processes(fed.feedback.embedding.seen.int()) > 0
+    mean = parallel.sum_over_processes(loss) / parallel.world_size()
     return {"loss": mean, "gradients": found, "codes": codes, "seen": seen}
 
 

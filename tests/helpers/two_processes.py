@@ -59,7 +59,7 @@ def spread_gradients_of(arguments, spread, recompute, batches):
         for name, p in model.named_parameters()
         if p.grad is not None
     }
-    return gradients, parallel.over_processes(total) / parallel.world_size()
+    return gradients, parallel.sum_over_processes(total) / parallel.world_size()
 
 
 def main(directory):

@@ -16,7 +16,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.ops import prototype_head, prototype_mixer, signal_noise_attention
 from prismlm.training import AttachOptions, FitOptions, attach, build_recipe, train
-from prismlm.training.prototypes import spherical_kmeans
+from prismlm.training.model import spherical_kmeans
 
 pytestmark = [
     pytest.mark.slow,

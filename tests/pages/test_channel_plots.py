@@ -121,11 +121,11 @@ def test_lags_with_their_null(report):
     figure = lag_figure(report)
     for axes, layer in zip(figure.axes, report.layers, strict=True):
         drawn = np.stack([line.get_ydata() for line in axes.lines[:CHANNELS]])
-        assert drawn == pytest.approx(layer.lags.correlation.numpy())
+        assert drawn == pytest.approx(layer.lags["correlation"].numpy())
         assert axes.lines[CHANNELS].get_ydata() == pytest.approx(np.median(drawn, 0))
         band = axes.collections[0].get_paths()[0].vertices[:, 1]
-        mean = np.median(layer.lags.null_mean.numpy(), 0)
-        spread = 1.96 * np.median(layer.lags.null_deviation.numpy(), 0)
+        mean = np.median(layer.lags["null_mean"].numpy(), 0)
+        spread = 1.96 * np.median(layer.lags["null_deviation"].numpy(), 0)
         assert band.max() == pytest.approx((mean + spread).max())
         assert band.min() == pytest.approx((mean - spread).min())
 

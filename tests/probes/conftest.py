@@ -30,7 +30,7 @@ def sequences(corpus):
 @pytest.fixture(scope="session")
 def alone(corpus, model):
     """Every sequence by itself: start, document, ids, and gates of each layer."""
-    found, routings = [], {}
+    result, routings = [], {}
     for number, (start, length) in enumerate(zip(corpus.starts, corpus.lengths, strict=True)):
         for first in range(start, start + length, LENGTH):
             span = min(LENGTH, start + length - first)
@@ -38,5 +38,5 @@ def alone(corpus, model):
             # Each text is there four times.
             if (text := tuple(ids.tolist())) not in routings:
                 routings[text] = model(ids[None], output_gates=True).gates
-            found.append((int(first), number, ids, routings[text]))
-    return found
+            result.append((int(first), number, ids, routings[text]))
+    return result

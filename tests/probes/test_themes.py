@@ -75,10 +75,10 @@ def test_similarities_by_hand():
 
 def test_a_theme_of_three_among_strangers_by_hand(judge):
     alike = [passage(f"wind{i} high tide{i} rises", "high") for i in range(3)]
-    (found,) = judge.judge([[*others(7), *alike]])
+    (result,) = judge.judge([[*others(7), *alike]])
     # Within C the similarity is 2, to the rest 0: 1 + 9 · 3/10, rounded.
-    assert (found.themes, found.coverage, found.disentanglement) == (8, 3, 4)
-    assert found.theme == "“high” · rises"
+    assert (result.themes, result.coverage, result.disentanglement) == (8, 3, 4)
+    assert result.theme == "“high” · rises"
 
 
 def test_ten_alike_and_ten_strangers(judge):
@@ -92,8 +92,8 @@ def test_ten_alike_and_ten_strangers(judge):
 def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
     marked = [passage(f"one{i} , two{i}", ",") for i in range(5)]
     about = [passage(f"harbour ships{i} mark{i}", f"mark{i}") for i in range(5)]
-    (found,) = judge.judge([[*marked, *about]])
-    assert (found.themes, found.coverage) == (2, 5)
+    (result,) = judge.judge([[*marked, *about]])
+    assert (result.themes, result.coverage) == (2, 5)
     assert clusters(judge.similarities([*marked, *about])).tolist() == [0] * 5 + [1] * 5
     (signs,) = judge.judge([[*marked, *marked]])
     assert signs.theme == "“,”"
@@ -113,12 +113,12 @@ def test_planted_themes_are_found(themes):
 
     judge = WordJudge([drawn() for _ in range(200)])
     units = [[drawn(i % themes) for i in range(10)] for _ in range(8)]
-    found = [one for one in judge.judge(units) if one is not None]
+    result = [one for one in judge.judge(units) if one is not None]
     largest = -(-10 // themes)
     # One in twenty random pairs counts as alike: of ten strangers two are.
-    assert np.mean([one.themes for one in found]) == pytest.approx(themes, abs=0.3 * themes)
-    assert np.mean([one.coverage for one in found]) == pytest.approx(largest, abs=1.3)
-    assert (np.mean([one.disentanglement for one in found]) > 7) == (themes == 1)
+    assert np.mean([one.themes for one in result]) == pytest.approx(themes, abs=0.3 * themes)
+    assert np.mean([one.coverage for one in result]) == pytest.approx(largest, abs=1.3)
+    assert (np.mean([one.disentanglement for one in result]) > 7) == (themes == 1)
 
 
 def unit(number):
@@ -138,9 +138,9 @@ def opened(tmp_path):
 def test_a_unit_is_asked_about_once_with_its_marks(opened):
     with ChatServer(lambda request, number: GOOD) as server:
         first = opened(server.url)
-        found = first.judge([unit(0), unit(1)])
+        result = first.judge([unit(0), unit(1)])
         second = opened(server.url)
-        assert second.judge([unit(0), unit(1)]) == found
+        assert second.judge([unit(0), unit(1)]) == result
         assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
     assert len(server.requests) == 2
     assert first.source == "endpoint:m"
@@ -170,9 +170,9 @@ def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
 
     with ChatServer(behave) as server:
         asking = opened(server.url)
-        found = asking.judge([unit(0), unit(1), unit(2)])
-    assert found[0] is None
-    assert [one.theme for one in found[1:]] == ["tides", "tides"]
+        result = asking.judge([unit(0), unit(1), unit(2)])
+    assert result[0] is None
+    assert [one.theme for one in result[1:]] == ["tides", "tides"]
     assert len(server.requests) == 4
     assert sum(asking.session.usage()["failures"].values()) == 1
 
@@ -180,10 +180,10 @@ def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
 def test_what_it_says_is_one_line_that_drives_no_terminal(opened):
     said = GOOD | {"theme": "a\x1b[31m\nb", "explanation": "x\ty" * 400}
     with ChatServer(lambda request, number: said) as server:
-        (found,) = opened(server.url).judge([unit(0)])
-    assert found.theme == "a [31m b"
-    assert found.explanation.isprintable()
-    assert len(found.explanation) <= EXPLANATION_LENGTH
+        (result,) = opened(server.url).judge([unit(0)])
+    assert result.theme == "a [31m b"
+    assert result.explanation.isprintable()
+    assert len(result.explanation) <= EXPLANATION_LENGTH
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +193,14 @@ def lm(tiny_model):
 
 def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
     lens, vectors = lm.lens, lm.head.prototypes
-    found, left_out = prototype_units(lens, vectors, 60, seed=3)
-    assert found
-    assert len(found) + left_out == 60
-    assert prototype_units(lens, vectors, 60, seed=3) == (found, left_out)
+    result, left_out = prototype_units(lens, vectors, 60, seed=3)
+    assert result
+    assert len(result) + left_out == 60
+    assert prototype_units(lens, vectors, 60, seed=3) == (result, left_out)
     corpus = lens.corpus
-    text = mark_passages(corpus, [span for unit in found for span in unit.spans])
+    text = mark_passages(corpus, [span for unit in result for span in unit.spans])
     directions = torch.nn.functional.normalize(vectors.detach().float(), dim=-1)
-    for unit in found:
+    for unit in result:
         number = int(unit.name.removeprefix("prototype "))
         places = [span.marked[0] for span in unit.spans]
         kept = lens.index["position"].to_numpy()[lens.rows_of(number)]
@@ -237,19 +237,19 @@ def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):
 
 def test_channels_have_what_writes_most(corpus, sequences):
     model = make_model(len(corpus.tokenizer))
-    found, left_out = layer_units(model, sequences, "channel")
-    assert (len(found), left_out) == (LAYERS * CHANNELS, 0)
+    result, left_out = layer_units(model, sequences, "channel")
+    assert (len(result), left_out) == (LAYERS * CHANNELS, 0)
     assert layer_units(model, sequences, "channel", 1, 2)[0][0].name.startswith("layer 1 · channel")
-    assert all(len(unit.spans) == 10 for unit in found)
-    assert all(len(span.marked) <= MARKED_TOKENS for unit in found for span in unit.spans)
+    assert all(len(unit.spans) == 10 for unit in result)
+    assert all(len(span.marked) <= MARKED_TOKENS for unit in result for span in unit.spans)
     with pytest.raises(InputError, match="there is no layer 3"):
         layer_units(model, sequences, "channel", 3)
 
 
 def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
     model = make_llama(len(corpus.tokenizer))
-    found, left_out = layer_units(model, sequences, "head", layer=1)
-    assert [unit.name for unit in found] == [f"layer 1 · head {h}" for h in range(4)]
+    result, left_out = layer_units(model, sequences, "head", layer=1)
+    assert [unit.name for unit in result] == [f"layer 1 · head {h}" for h in range(4)]
     assert not left_out
     totals = {}
     for batch in sequences.batches():
@@ -257,7 +257,7 @@ def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
         for row, owned in enumerate(batch.owned):
             if owned.any():
                 totals[int(batch.positions[row][owned][0])] = writes[row][owned]
-    for head, unit in enumerate(found):
+    for head, unit in enumerate(result):
         best = sorted((float(one[:, head].sum()) for one in totals.values()), reverse=True)[:10]
         own = [float(totals[span.start][:, head].sum()) for span in unit.spans]
         assert own == pytest.approx(best, rel=1e-4)
@@ -267,12 +267,12 @@ def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
 
 
 def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
-    found, _ = layer_units(make_model(len(corpus.tokenizer)), sequences, "channel", 0)
-    drawn = random_spans(found, corpus, "all", 30, 0)
-    shapes = [(s.length, len(s.marked)) for unit in found for s in unit.spans][:30]
+    result, _ = layer_units(make_model(len(corpus.tokenizer)), sequences, "channel", 0)
+    drawn = random_spans(result, corpus, "all", 30, 0)
+    shapes = [(s.length, len(s.marked)) for unit in result for s in unit.spans][:30]
     assert [(span.length, len(span.marked)) for span in drawn] == shapes
-    assert drawn == random_spans(found, corpus, "all", 30, 0)
-    assert drawn != random_spans(found, corpus, "all", 30, 1)
+    assert drawn == random_spans(result, corpus, "all", 30, 0)
+    assert drawn != random_spans(result, corpus, "all", 30, 1)
     assert len({span.document for span in drawn}) > 10
     for span in drawn:
         end = int(corpus.starts[span.document] + corpus.lengths[span.document])
@@ -290,10 +290,10 @@ def test_the_difference_is_of_the_means_beside_it_where_some_have_no_answer(own,
         tuple(None if x is None else Judgement("it", x, 1, 1, "") for x in some)
         for some in (own, chance)
     )
-    found = theme_figures(judged, random).rows[0]
-    apart = found["difference"]
-    if found["random_mean"] is None:
+    result = theme_figures(judged, random).rows[0]
+    apart = result["difference"]
+    if result["random_mean"] is None:
         assert np.isnan(apart.value)
     else:
-        assert apart.value == pytest.approx(found["mean"] - found["random_mean"])
+        assert apart.value == pytest.approx(result["mean"] - result["random_mean"])
         assert apart.low <= apart.value <= apart.high

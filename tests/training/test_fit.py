@@ -16,8 +16,7 @@ from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import read_states
 from prismlm.progress import SILENT
 from prismlm.training import fit as module
-from prismlm.training.fit import FitOptions, fit, mean_divergence, place
-from prismlm.training.loop import Loop, batches
+from prismlm.training.fit import FitOptions, Loop, batches, fit, init_prototypes, mean_divergence
 from prismlm.training.model import OutputMap, VocabularySample, divergence
 
 SMALL = FitOptions(
@@ -107,7 +106,7 @@ def test_every_epoch_sees_every_state_once_in_an_order_of_its_own():
 
 def test_prototypes_are_placed_on_directions_of_states(states):
     head = PrototypeHead(states.width, 32, 4)
-    place(head, states, seed=0)
+    init_prototypes(head, states, seed=0)
     z = states.states(np.arange(len(states)))
     nearest = F.cosine_similarity(z[:200, None], head.prototypes[None], dim=-1).max(-1).values
     assert nearest.mean() > 0.5
@@ -122,7 +121,7 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, fitted):
     assert history[-1]["prototype_only_kl"] < 0.8 * history[0]["prototype_only_kl"]
     z = states.states(np.arange(500))
     placed = PrototypeHead(states.width, 32, 4)
-    place(placed, states, seed=0)
+    init_prototypes(placed, states, seed=0)
     before, after = (full_divergence(lm.model, z, h(z).reconstruction) for h in (placed, head))
     assert after < 0.8 * before
 

@@ -26,8 +26,8 @@ from prismlm.training import (
     estimate,
     train,
 )
-from prismlm.training.run import settings_of
-from prismlm.training.setup import described, prepare
+from prismlm.training.run import result_settings
+from prismlm.training.setup import describe_run, prepare
 from prismlm.training.trainer import latest_checkpoint, list_checkpoints, step_of
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
@@ -166,7 +166,7 @@ def test_resolved_settings_are_stored_and_compared(settings):
     assert noted["resolved"] == {"device": device, "precision": "float32"}
     # Naming what auto came to is no change; another machine's choice is.
     same = build_recipe(settings | {"device": device})
-    assert settings_of(described(same, Corpus.open(same.corpus))) == settings_of(noted)
+    assert result_settings(describe_run(same, Corpus.open(same.corpus))) == result_settings(noted)
     noted["resolved"]["device"] = "mps"
     run.write_text(json.dumps(noted))
     with pytest.raises(InputError, match=f"device: mps → {device}"):
@@ -265,6 +265,7 @@ def test_a_state_that_is_not_finite_names_step_and_checkpoint(settings, straight
         train(recipe)
     # Seen with the log after step 16, without a wait in every step.
     assert "training diverged by step 16: the loss is nan" in str(error.value)
+    assert "lower optimizer.learning_rate" in str(error.value)
     assert f"The last good checkpoint is {checkpoint} (step 10)" in str(error.value)
     assert list_checkpoints(checkpoint.parent) == [checkpoint]
     assert not (recipe.out / "prismlm.json").exists()

@@ -264,6 +264,13 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(toy):
     for trial in result.trials:
         assert (trial.ce is None) == (tuple(trial.values.values()) == (8, 12)), trial
     assert any(trial.failed and "trained" in trial.failed for trial in result.trials)
+    # Nor can the text fill so large a batch.
+    large = with_search(toy, space={"batch_size": [4, 100_000]}, sampler="random", seeds=1)
+    trials = search(build_recipe(large | {"seed": 3, "out": toy["out"] + "-large"})).trials
+    assert {trial.values["batch_size"]: trial.ce is None for trial in trials} == {
+        4: False,
+        100_000: True,
+    }
 
 
 def test_a_recipe_that_no_trial_could_train_is_refused(toy):
@@ -320,15 +327,6 @@ def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, stra
     assert drawn["botorch"][2] != drawn["random"][2]
     rates = [values["optimizer.learning_rate"] for values in drawn["random"]]
     assert len(set(rates)) == 3
-
-
-def test_a_batch_that_the_text_does_not_fill_fails_its_trial_alone(toy):
-    settings = with_search(toy, space={"batch_size": [4, 100_000]}, sampler="random", seeds=1)
-    result = search(build_recipe(settings | {"seed": 3}))
-    assert {trial.values["batch_size"]: trial.ce is None for trial in result.trials} == {
-        4: False,
-        100_000: True,
-    }
 
 
 def test_a_lock_that_a_killed_search_left_delays_nothing(tmp_path):

@@ -1,19 +1,30 @@
-"""Runs with epochs, a subset of the documents, and learning-rate schedules."""
+"""Preparing a run: steps, documents, learning rates, dropout, weight decay, packed documents."""
 
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted
 from prismlm.files import read_json
+from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, estimate, train
 from prismlm.training.run import RUN_FILE
-from prismlm.training.setup import chosen_documents, prepare, with_steps
+from prismlm.training.setup import (
+    add_dropout,
+    chosen_documents,
+    prepare,
+    supports_packed_documents,
+    with_steps,
+)
 from prismlm.training.trainer import PrismTrainer, training_arguments
 from tests.helpers.runs import InterruptAfter
+from tests.helpers.tiny_head import VOCABULARY
+from tests.training.test_run_decoders import DELTANET, PROTOT, SIGNAL_NOISE
 
 
 @pytest.fixture
@@ -151,8 +162,160 @@ def test_the_history_is_reported_where_the_recipe_says(settings, tmp_path, monke
         train(recipe)
 
 
+def test_settings_of_a_head_do_not_bind_a_model_without_one(settings):
+    head = {"prototypes": 10**7, "initialise_at_step": 10**6}
+    with pytest.raises(InputError, match="initialise_at_step is 1000000"):
+        build_recipe(settings | {"head": head})
+    with pytest.raises(InputError, match="fewer than the 10000000 prototypes"):
+        prepare(build_recipe(settings | {"head": head | {"initialise_at_step": 5}}))
+    build_recipe(settings | {"head": head | {"enabled": False}})
+    head = {"prototypes": 10**5, "initialise_at_step": 10**6, "enabled": False}
+    assert prepare(build_recipe(settings | {"head": head})).recipe.steps == settings["steps"]
+
+
 def test_prototypes_cannot_be_initialised_after_the_last_epoch(settings):
     epochs = {key: value for key, value in settings.items() if key != "steps"} | {"epochs": 1}
     epochs["head"] = settings["head"] | {"initialise_at_step": 10**6}
     with pytest.raises(InputError, match=r"would not be trained; lower it\.$"):
         prepare(build_recipe(epochs))
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+MAMBA = {
+    "model_type": "mamba2",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "head_dim": 8,
+    "num_heads": 4,
+    "n_groups": 1,
+    "chunk_size": 8,
+}
+
+
+RATE = 0.3
+
+
+def make(settings, rate=RATE):
+    torch.manual_seed(0)
+    model = build_model(build_config(dict(settings), 50, 0))
+    add_dropout(model, rate)
+    return model
+
+
+def ids():
+    return torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def states(model, seed=3):
+    torch.manual_seed(seed)
+    return model.base_model(input_ids=ids(), use_cache=False).last_hidden_state
+
+
+def test_llama_is_its_equation():
+    model = make(LLAMA).train()
+    actual = states(model)
+    plain = make(LLAMA, rate=0.0).base_model
+    torch.manual_seed(3)
+    h = F.dropout(plain.embed_tokens(ids()), RATE)
+    positions = torch.arange(9)[None]
+    rotations = plain.rotary_emb(h, positions)
+    for layer in plain.layers:
+        mixed, _ = layer.self_attn(
+            layer.input_layernorm(h), position_embeddings=rotations, attention_mask=None
+        )
+        h = h + F.dropout(mixed, RATE)
+        x = layer.post_attention_layernorm(h)
+        inner = F.silu(layer.mlp.gate_proj(x)) * layer.mlp.up_proj(x)
+        h = h + F.dropout(layer.mlp.down_proj(F.dropout(inner, RATE)), RATE)
+    torch.testing.assert_close(actual, plain.norm(h))
+
+
+def test_mamba_is_its_equation():
+    actual = states(make(MAMBA).train())
+    plain = make(MAMBA, rate=0.0).base_model
+    torch.manual_seed(3)
+    h = F.dropout(plain.embeddings(ids()), RATE)
+    for layer in plain.layers:
+        h = h + F.dropout(layer.mixer(layer.norm(h)), RATE)
+    torch.testing.assert_close(actual, plain.norm_f(h))
+
+
+@pytest.mark.parametrize("settings", [LLAMA, MAMBA])
+def test_nothing_is_dropped_but_in_training(settings):
+    plain, model = make(settings, rate=0.0), make(settings)
+    assert torch.equal(states(model.eval()), states(plain.eval()))
+    assert (states(model.train()) - states(plain.train())).abs().max() > 0.1
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert model.config.to_dict() == plain.config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"preset": "gpt2-laptop"}, "model.resid_pdrop"),
+        ({"preset": "protot-tiny"}, "model.dropout"),
+    ],
+)
+def test_other_families_are_refused(settings, hint):
+    with pytest.raises(InputError, match=r"dropout to 0\.3, which is available") as error:
+        make(settings)
+    assert hint in str(error.value)
+
+
+JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "separate"),
+    [
+        ({"preset": "llama-tiny"}, True),
+        ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
+        ({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 1}, False),
+        ({"preset": "mamba-laptop", "num_hidden_layers": 1}, False),
+        # Weak leaks: a thousandth of the logits before training.
+        ({"model_type": "jamba", "hidden_size": 32, "intermediate_size": 32, **JAMBA}, False),
+        ({"model_type": "xglm", "d_model": 32, "ffn_dim": 32, "num_layers": 1}, False),
+    ],
+    ids=["llama", "gpt2", "mamba", "mamba2", "jamba", "xglm"],
+)
+def test_families_that_mix_packed_documents_are_detected(settings, separate):
+    torch.manual_seed(0)
+    model = build_model(build_config(settings, VOCABULARY, 0))
+    assert supports_packed_documents(model) == separate
+
+
+SPARED = {
+    "embeddings": {"model.embed_tokens.weight"},
+    "prototypes": {f"model.layers.{layer}.mixer.prototypes" for layer in range(2)},
+    "decays": {f"model.layers.{layer}.mixer.decay_map" for layer in range(2)},
+}
+
+
+@pytest.mark.parametrize("exempt", [None, [], ["prototypes"]])
+@pytest.mark.parametrize("model", [PROTOT | {"decay_mode": "token"}, DELTANET, SIGNAL_NOISE])
+def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, model, exempt):
+    """Taken by a step without gradients, which is all decay."""
+    settings |= {"model": model | {"num_hidden_layers": 2}}
+    if exempt is not None:
+        settings["optimizer"]["weight_decay_exempt"] = exempt
+    trainer = PrismTrainer(prepare(build_recipe(settings)), tmp_path)
+    decoder, optimizer = trainer.model.model, trainer.create_optimizer()
+    for parameter in decoder.parameters():
+        # Nowhere 0, where nothing could decay.
+        parameter.data += 1
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+    optimizer.step()
+    shrunk = {n for n, p in decoder.named_parameters() if not torch.equal(p, before[n])}
+    spared = set().union(*(SPARED[kind] for kind in (SPARED if exempt is None else exempt)))
+    assert shrunk == {n for n, p in before.items() if p.ndim > 1} - spared

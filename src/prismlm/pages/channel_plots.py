@@ -190,11 +190,11 @@ def lag_figure(report: ChannelReport) -> Figure:
 def _lags(axes: Axes, layer: LayerReport) -> None:
     result = layer.lags
     assert result is not None
-    lags, correlation = result.lags.numpy(), result.correlation.numpy()
+    lags, correlation = result["lags"].numpy(), result["correlation"].numpy()
     defined = ~np.isnan(correlation).any(1)
     if defined.any():
-        mean = np.median(result.null_mean.numpy()[defined], 0)
-        spread = 1.96 * np.median(result.null_deviation.numpy()[defined], 0)
+        mean = np.median(result["null_mean"].numpy()[defined], 0)
+        spread = 1.96 * np.median(result["null_deviation"].numpy()[defined], 0)
         band = {"color": ORANGE, "alpha": 0.35, "linewidth": 0, "label": "shuffled"}
         axes.fill_between(lags, mean - spread, mean + spread, **band)
         channels = axes.plot(lags, correlation[defined].T, color=GREY, linewidth=0.7, alpha=0.55)

@@ -151,7 +151,9 @@ def _words(text: TokenWords) -> dict[str, Any]:
 def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
     number, lags = channel["channel"], layer.lags
     # Lag of the largest correlation, that correlation, and its p.
-    lag = lags and [float(f[number]) for f in (lags.peak, lags.correlation.amax(1), lags.p)]
+    lag = lags and [
+        float(f[number]) for f in (lags["peak"], lags["correlation"].amax(1), lags["p"])
+    ]
     return {
         "id": number,
         "decay": channel["decay"],

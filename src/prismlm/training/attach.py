@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -50,26 +51,19 @@ from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertaint
 from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, keeping, read_note, writing
+from prismlm.training import tuning
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe import flat
 from prismlm.training.run import check_ours, write_history
 from prismlm.training.setup import versions
-from prismlm.training.tuning import (
-    NOTE_FILE,
-    LoraOptions,
-    TableOptions,
-    adapt,
-    check_lora,
-    effect_of_table,
-    train_table,
-)
+from prismlm.training.tuning import LoraOptions, TableOptions
 
 ATTACH_FILE, EFFECT_FILE = "attach.json", "uncertainty_feedback.json"
 CORPORA, ADAPTER = "corpora", "adapter"
 # A directory that is removed at the end, with hidden states and the model before fine-tuning.
 WORK, STATES, BASE = "attach", "states", "base"
-MODEL_KEYS = ("model", "revision")
+
 # Options that may change when the command is run again, since they do not affect results.
 FREE_TO_CHANGE = ("keep_states", "device", "revision", "skip_bad_rows")
 MEASURED_STEPS = 3
@@ -167,8 +161,10 @@ def attach(
     """
     options, out = options or AttachOptions(), Path(out)
     base = find_base(model, options.revision)
-    if options.lora:
-        check_lora()
+    if options.lora and importlib.util.find_spec("peft") is None:
+        raise InputError(
+            "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
+        )
     if options.uncertainty and has_uncertainty(base.path):
         raise InputError(
             f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
@@ -206,19 +202,18 @@ def _begin(
 ) -> None:
     """Store the settings, or check that they are those of the run to resume.
 
-    Until a part is finished, rejected options can be corrected.
+    Until a part is finished, rejected options can be corrected, but not the model.
     """
-    settings = {
-        "model": str(base.path.resolve()) if base.revision is None else base.name,
-        "revision": base.revision,
-        "corpus": [str(Path(path).resolve()) for path in corpus],
-        **{k: v for k, v in flat(asdict(options)).items() if k not in FREE_TO_CHANGE},
-    }
+    model = str(base.path.resolve()) if base.revision is None else base.name
+    settings = {"model": model, "revision": base.revision}
+    settings["corpus"] = [str(Path(path).resolve()) for path in corpus]
+    options_used = flat(asdict(options)).items()
+    settings |= {key: value for key, value in options_used if key not in FREE_TO_CHANGE}
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
         parts = (ADAPTER, EFFECT_FILE, f"{WORK}/{STATES}/{META_FILE}")
         begun = has_sidecar(out) or any((out / part).exists() for part in parts)
-        if begun or any(before.get(key) != settings[key] for key in MODEL_KEYS):
+        if begun or any(before.get(key) != settings[key] for key in ("model", "revision")):
             way_out = "Restore these settings, or choose another --out."
             check_same(f"{out} was begun with other settings", before, settings, way_out)
         if before.get("corpus") != settings["corpus"]:
@@ -289,6 +284,7 @@ class _AttachRun:
         documents, tokens = split_counts(corpus, "train")
         # The last token of a document predicts nothing.
         tokens -= documents
+
         width = weight_of(self.model).shape[1]
         available = options.states(tokens, width)
         prototypes = options.fit.of_states(available).prototypes
@@ -309,7 +305,7 @@ class _AttachRun:
         if not adapter.exists():
             with self.progress.task("Measuring the model", tokens, "tokens") as task:
                 ce_before = cross_entropy(self.model, self.heldout.counted(tokens, task))
-            adapt(
+            tuning.adapt(
                 self.model,
                 self.corpus,
                 self.options.lora,
@@ -326,10 +322,10 @@ class _AttachRun:
         options = self.options
         if options.uncertainty is None or (self.out / EFFECT_FILE).is_file():
             return
-        train_table(self.model, self.corpus, options.uncertainty, **self.passes)
+        tuning.train_table(self.model, self.corpus, options.uncertainty, **self.passes)
         feedback = uncertainty_of(self.model)
         assert feedback is not None
-        effect = effect_of_table(self.model, self.heldout, options.heldout_tokens)
+        effect = tuning.effect_of_table(self.model, self.heldout, options.heldout_tokens)
         save_uncertainty(self.out, feedback)
         keep_json(self.out / EFFECT_FILE, effect)
 
@@ -376,7 +372,7 @@ class _AttachRun:
             "versions": versions("torch", "transformers"),
         }
         if options.lora is not None:
-            provenance["fine_tuned"] = read_json(self.out / ADAPTER / NOTE_FILE)
+            provenance["fine_tuned"] = read_json(self.out / ADAPTER / tuning.NOTE_FILE)
         if options.uncertainty is not None:
             provenance["uncertainty_feedback"] = read_json(self.out / EFFECT_FILE)
         return provenance
@@ -434,7 +430,7 @@ def estimate_attach(
     rows = np.arange(min(fit_options.batch, len(sample)))
     per_step = seconds_of(lambda: fitting.take(rows), MEASURED_STEPS)
     steps = fit_options.steps(states)
-    epochs = sum(tuning.epochs for tuning in (options.lora, options.uncertainty) if tuning)
+    epochs = sum(stage.epochs for stage in (options.lora, options.uncertainty) if stage)
     unread = max(0, tokens - states)
     seconds = {
         "tune_seconds": TRAINING_FACTOR * tokens * per_token * epochs,

@@ -1,4 +1,4 @@
-"""Trainer callbacks of a recipe: λ of signal/noise attention, control signals, evaluation."""
+"""What a recipe changes from step to step: prototypes and their losses, λ, control signals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import TrainerCallback, TrainerState
 
+from prismlm.corpus.packing import PackedDataset
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code, shuffle_codes
 from prismlm.training import parallel
-from prismlm.training.prototypes import HeadSchedule
+from prismlm.training.model import PrismForCausalLM, initialise_prototypes
 from prismlm.training.recipe import NoiseWeightRecipe, Recipe
 from prismlm.training.setup import Prepared
 
@@ -34,6 +35,28 @@ def recipe_callbacks(prepared: Prepared) -> list[TrainerCallback]:
     if recipe.evaluation.every:
         callbacks.append(EvaluateEvery(recipe.evaluation.every))
     return callbacks
+
+
+class HeadSchedule(TrainerCallback):
+    """Initialises the prototypes before step t₀, then scales their losses.
+
+    s(t) = min(1, (t − t₀) / (warmup · steps − t₀))
+    """
+
+    def __init__(self, rows: PackedDataset, recipe: Recipe) -> None:
+        self.rows, self.recipe = rows, recipe
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Initialise the prototypes if it is time; set the loss scale of the step."""
+        model: PrismForCausalLM = kwargs["model"]
+        step, start = state.global_step, self.recipe.initialisation_step
+        if step >= start and not model.initialised:
+            generator = torch.Generator().manual_seed(self.recipe.seed)
+            initialise_prototypes(model, self.rows, generator, self.recipe.head.initialise)
+            parallel.broadcast_parameters(model.prototype_head)
+        rising = self.recipe.losses.warmup * state.max_steps - start
+        model.loss_scale = min(1.0, max(0, step - start) / rising) if rising > 0 else 1.0
+        model.step = step
 
 
 class EvaluateEvery(TrainerCallback):

@@ -1,34 +1,128 @@
-"""Fitting a prototype head to hidden states on disk, without running the model again."""
+"""Training on an existing model: a loop for anything, and the fit of a head to stored states."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import get_args
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from prismlm.errors import InputError, check_choice
+from prismlm.errors import DivergenceError, InputError, check_choice, check_number, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.lens.states import HiddenStates
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product
 from prismlm.progress import SILENT, Reporter
-from prismlm.training.loop import Loop, batches, check_options
-from prismlm.training.model import OutputMap, VocabularySample, divergence
-from prismlm.training.prototypes import cluster_centres
+from prismlm.training.model import OutputMap, VocabularySample, cluster_centres, divergence
 
-STATES_PER_CLUSTER = 4
-KMEANS_ITERATIONS = 5
+HISTORY_EVERY = 50
+WARMUP, BETAS = 0.05, (0.9, 0.95)
+STATES_PER_CLUSTER, KMEANS_ITERATIONS = 4, 5
 # Default number of prototypes: one for so many states, but at most so many.
 STATES_PER_PROTOTYPE, MAX_PROTOTYPES = 16, 8192
 # Smaller products are not computed in bf16.
 MIN_BF16_STATES, MIN_BF16_TOKENS = 128, 4096
 MAY_BE_ZERO = ("frequent", "drawn", "residual", "pull", "seed")
+
+
+def check_options(options: Any, prefix: str = "", may_be_zero: Collection[str] = ()) -> None:
+    """Check that the numbers of a dataclass are positive, and integers where annotated so."""
+    for field in fields(options):
+        name, value = prefix + field.name, getattr(options, field.name)
+        zero = field.name in may_be_zero
+        if value is None or isinstance(value, str):
+            continue
+        if str(field.type).startswith("int"):
+            check_whole(name, value, 0 if zero else 1)
+        elif zero:
+            check_number(name, value, "0 or more", lambda x: x >= 0)
+        else:
+            check_number(name, value, "a positive number", lambda x: x > 0)
+
+
+def num_steps(count: int, batch: int, epochs: float) -> int:
+    """Return the number of optimizer steps of some epochs over ``count`` rows."""
+    return max(1, round(epochs * (count // min(batch, count))))
+
+
+def batches(count: int, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the row numbers of each step; every epoch has a new order and drops its last rows."""
+    size = min(size, count)
+    per_epoch, order = count // size, np.empty(0)
+    for step in range(steps):
+        epoch, batch = divmod(step, per_epoch)
+        if batch == 0:
+            order = np.random.default_rng([seed, 1, epoch]).permutation(count)
+        yield np.sort(order[batch * size : (batch + 1) * size])
+
+
+class Loop(ABC):
+    """Trains parameter groups, each with a peak learning rate ``lr``, for a number of steps.
+
+    By Adam; the rate rises over a twentieth of the steps and falls as a cosine.
+    """
+
+    what: str  # for error messages, such as "the fit"
+    remedy: str  # how to fix divergence
+
+    def __init__(self, groups: list[dict[str, Any]], steps: int) -> None:
+        self.steps, self.step = steps, 0
+        # Mean losses of every fifty steps.
+        self.history: list[dict[str, float]] = []
+        self._recent: list[dict[str, float]] = []
+        self._optimizer = torch.optim.Adam(groups, betas=BETAS)
+        self._schedule = LambdaLR(self._optimizer, self._rate_factor)
+
+    @abstractmethod
+    def losses(self, rows: np.ndarray) -> dict[str, float]:
+        """Accumulate the gradients of some rows; return their losses, including "loss"."""
+
+    def take(self, rows: np.ndarray) -> dict[str, float]:
+        """Take one step; return its losses."""
+        self._optimizer.zero_grad()
+        losses = self.losses(rows)
+        self._optimizer.step()
+        self._schedule.step()
+        self.step += 1
+        if not math.isfinite(losses["loss"]):
+            raise DivergenceError(
+                f"the loss of {self.what} is {losses['loss']} in step {self.step}: {self.remedy}."
+            )
+        self._recent.append(losses)
+        if self.step % HISTORY_EVERY == 0:
+            sums = {name: sum(row[name] for row in self._recent) for name in losses}
+            means = {name: total / HISTORY_EVERY for name, total in sums.items()}
+            self.history.append({"step": self.step, **means})
+            self._recent = []
+        return losses
+
+    def _rate_factor(self, step: int) -> float:
+        warmup = max(1, round(WARMUP * self.steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup)))
+
+    def run(self, rows: Iterable[np.ndarray], title: str, shown: str, progress: Reporter) -> None:
+        """Take a step for each batch of rows, showing the loss named ``shown``."""
+        with progress.task(title, self.steps, "steps") as task:
+            for batch in rows:
+                losses = self.take(batch)
+                task.advance()
+                task.note(f"{shown} {losses[shown]:.3f}")
+        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
+        if not all(bool(p.isfinite().all()) for p in parameters):
+            raise DivergenceError(
+                f"after the last step of {self.what}, some weights are not finite: {self.remedy}."
+            )
 
 
 @dataclass(frozen=True)
@@ -77,7 +171,7 @@ class FitOptions:
 
     def steps(self, states: int) -> int:
         """Return the number of optimizer steps."""
-        return max(1, round(self.epochs * (states // min(self.batch, states))))
+        return num_steps(states, self.batch, self.epochs)
 
 
 def mean_divergence(
@@ -102,7 +196,7 @@ def mean_divergence(
     return divergence(logit_map(logits), logit_map(logits + change), log_weights).mean()
 
 
-def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
+def init_prototypes(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
     """Initialise the prototypes at cluster centres of hidden states, each z / (k τ)."""
     count = head.num_prototypes
     if len(states) < count:
@@ -135,7 +229,7 @@ def fit(
     """
     options = options.of_states(len(states))
     head = options.head(states.width).to(device)
-    place(head, states, options.seed)
+    init_prototypes(head, states, options.seed)
     fitting = Fitting(model, states, options, head)
     rows = batches(len(states), options.batch, fitting.steps, options.seed)
     fitting.run(rows, "Fitting prototypes", "prototype_only_kl", progress)

@@ -66,7 +66,7 @@ def barrier() -> None:
         dist.barrier()
 
 
-def over_processes(tensor: Tensor) -> Tensor:
+def sum_over_processes(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor over all processes."""
     if world_size() == 1:
         return tensor
@@ -113,7 +113,7 @@ def average_gradients(module: nn.Module) -> None:
     if world_size() > 1:
         for parameter in module.parameters():
             if parameter.grad is not None:
-                parameter.grad = over_processes(parameter.grad) / world_size()
+                parameter.grad = sum_over_processes(parameter.grad) / world_size()
 
 
 def blocks(decoder: Any) -> list[nn.Module]:
@@ -127,8 +127,9 @@ def blocks(decoder: Any) -> list[nn.Module]:
             nested.update(module.modules())
     if not outermost:
         raise InputError(
-            f"models of type {decoder.config.model_type!r} do not declare their blocks, which "
-            "compile: true and parallel: fsdp2 need. Use compile: false and parallel: ddp."
+            f"models of type {decoder.config.model_type!r} do not declare their blocks "
+            "(_no_split_modules), which --lora of prismlm attach, and dropout, compile: true and "
+            "parallel: fsdp2 of a recipe, need: do without them."
         )
     return outermost
 

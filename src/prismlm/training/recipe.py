@@ -350,7 +350,7 @@ class Recipe(Section):
 
     def check_initialisation_step(self) -> None:
         """Raise InputError if prototypes would be initialised after the last step."""
-        if self.initialisation_step >= self.steps:
+        if self.head.enabled and self.initialisation_step >= self.steps:
             raise InputError(
                 f"head.initialise_at_step is {self.initialisation_step}, but there are only "
                 f"{self.steps} steps, so that the prototypes would not be trained; lower it"

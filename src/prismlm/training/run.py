@@ -37,7 +37,7 @@ from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, wri
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
 from prismlm.training.recipe import Recipe, flat
-from prismlm.training.setup import Prepared, described, device_of, prepare, with_steps
+from prismlm.training.setup import Prepared, describe_run, device_of, prepare, with_steps
 from prismlm.training.trainer import (
     BYTES_PER_PARAMETER,
     CHECKPOINTS,
@@ -185,8 +185,8 @@ def _check_reporters(recipe: Recipe) -> None:
             )
 
 
-def settings_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings in the result of :func:`described` that affect results."""
+def result_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings in the result of :func:`describe_run` that affect results."""
     values = flat(run["recipe"]) | run["resolved"]
     values |= {"text": run["corpus"]["fingerprint"], "processes": run["processes"]}
     return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
@@ -194,15 +194,15 @@ def settings_of(run: dict[str, Any]) -> dict[str, Any]:
 
 def _begin(prepared: Prepared) -> None:
     """Store the settings of the run, or check that they are those of the run to resume."""
-    out, now = prepared.recipe.out, described(prepared.recipe, prepared.corpus)
+    out, now = prepared.recipe.out, describe_run(prepared.recipe, prepared.corpus)
     parameters = sum(p.numel() for p in prepared.model.parameters())
     check_room(f"a checkpoint in {out}", out, BYTES_PER_PARAMETER * parameters)
     if not (out / RUN_FILE).is_file():
         keep_json(out / RUN_FILE, now)
         return
-    before = settings_of(read_json(out / RUN_FILE))
+    before = result_settings(read_json(out / RUN_FILE))
     way_out = "Restore these settings, or train into another out."
-    check_same(f"{out} was begun with another recipe", before, settings_of(now), way_out)
+    check_same(f"{out} was begun with another recipe", before, result_settings(now), way_out)
 
 
 def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
@@ -281,7 +281,7 @@ class StopOnInterrupt(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Stop every process at the same step."""
         received = torch.tensor(int(self.interrupts.received is not None))
-        self.interrupted = bool(parallel.over_processes(received))
+        self.interrupted = bool(parallel.sum_over_processes(received))
         if self.interrupted:
             control.should_save = True
             control.should_evaluate = False

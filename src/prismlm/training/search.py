@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import statistics
@@ -18,7 +17,7 @@ import yaml
 
 from prismlm.cost import Cost
 from prismlm.errors import DivergenceError, InputError, PrismError, suggest
-from prismlm.files import atomic_file, read_json, room_to_write, write_json
+from prismlm.files import atomic_file, finite, read_json, room_to_write, write_json
 from prismlm.outputs import put_csv
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, writing
@@ -33,10 +32,10 @@ from prismlm.training.run import (
     SEARCH,
     TENSORBOARD,
     estimate,
-    settings_of,
+    result_settings,
     train,
 )
-from prismlm.training.setup import described, prepare, versions
+from prismlm.training.setup import describe_run, prepare, versions
 
 JOURNAL, STUDY = "study.journal", "prismlm"
 RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "best", "trials"
@@ -48,12 +47,8 @@ FIXED = {
     *("search", "evaluation", "checkpoint", "logging"),
 }
 # Scaled when a trial takes more or fewer steps.
-STEP_KEYS = (
-    "steps",
-    "head.initialise_at_step",
-    "evaluation.every",
-    "checkpoint.every",
-)
+STEP_KEYS = ("steps", "head.initialise_at_step", "evaluation.every", "checkpoint.every")
+
 HEAD_KEYS = ("head.", "losses.", "optimizer.head_")
 FAILURES = (DivergenceError, InputError, torch.OutOfMemoryError)
 OBJECTIVE = (
@@ -79,13 +74,12 @@ class TrialResult:
     def from_study(cls, number: int, trial: Any) -> TrialResult:
         """Return the result of a finished trial of Optuna."""
         seeds, failed = trial.user_attrs["seeds"], trial.user_attrs["failed"]
-        values = dict(trial.params)
-        if failed is not None:
-            return cls(number, "failed", None, None, None, values, failed, seeds)
-        ce = statistics.fmean(seeds)
-        deviation = statistics.stdev(seeds) if len(seeds) > 1 else None
-        power = perplexity(ce) if math.isfinite(perplexity(ce)) else None
-        return cls(number, "complete", ce, deviation, power, values, None, seeds)
+        state, ce, deviation = "failed", None, None
+        if failed is None:
+            state, ce = "complete", statistics.fmean(seeds)
+            deviation = statistics.stdev(seeds) if len(seeds) > 1 else None
+        power = None if ce is None else finite(perplexity(ce))
+        return cls(number, state, ce, deviation, power, dict(trial.params), failed, seeds)
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,7 @@ class SearchResult:
     @property
     def ranked(self) -> list[TrialResult]:
         """The completed trials, best first."""
-        complete = [trial for trial in self.trials if trial.ce is not None]
-        return sorted(complete, key=lambda trial: trial.ce or 0.0)
+        return sorted((t for t in self.trials if t.ce is not None), key=lambda t: t.ce or 0.0)
 
     @property
     def best(self) -> TrialResult | None:
@@ -146,7 +139,7 @@ def search(
         raise InputError("a search trains in one process. Start it without torchrun.")
     check_search(recipe, resume=resume)
     # Raises now if no trial could be trained.
-    run = described(recipe, prepare(recipe).corpus) | {
+    run = describe_run(recipe, prepare(recipe).corpus) | {
         "search": recipe.search.model_dump(mode="json"),
         "versions": versions("optuna", "optuna-integration", "botorch"),
     }
@@ -231,19 +224,14 @@ def check_space(recipe: Recipe) -> None:
             recipe_with(recipe, {key: value})
 
 
-def recipe_with(
-    recipe: Recipe,
-    values: Mapping[str, Scalar],
-    *,
-    seed: int | None = None,
-    out: Path | None = None,
-) -> Recipe:
-    """Return a recipe with other values that trains on as many positions, unless they set steps."""
-    settings = recipe.to_dict()
+def recipe_with(recipe: Recipe, values: Mapping[str, Scalar], **changes: Any) -> Recipe:
+    """Return a recipe with other values that trains on as many positions, unless they set steps.
+
+    ``changes`` replace keys that are not searched: ``seed`` and ``out``.
+    """
+    settings = recipe.to_dict() | changes
     for key, value in values.items():
         _set(settings, key, value)
-    settings["seed"] = recipe.seed if seed is None else seed
-    settings["out"] = str(recipe.out if out is None else out)
     changed = build_recipe(settings, "search.space")
     ratio = recipe.positions_per_step / changed.positions_per_step
     if "steps" in values or ratio == 1:
@@ -270,7 +258,7 @@ def _check_same_search(directory: Path, run: dict[str, Any]) -> None:
     if not (directory / RESULTS_FILE).is_file():
         return
     before, now = (
-        settings_of(one) | {f"search.{k}": v for k, v in one["search"].items() if k != "trials"}
+        result_settings(one) | {f"search.{k}": v for k, v in one["search"].items() if k != "trials"}
         for one in (read_json(directory / RESULTS_FILE), run)
     )
     way_out = "Restore these settings, or search into another out."
@@ -279,33 +267,27 @@ def _check_same_search(directory: Path, run: dict[str, Any]) -> None:
 
 def _open_study(directory: Path) -> Any:
     import optuna
+    from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     journal = str(directory / JOURNAL)
     # Left by a killed process: no other process may write here now.
     for lock in directory.glob(f"{JOURNAL}.lock*"):
         lock.unlink()
-    backend = JournalFileBackend(journal, JournalFileOpenLock(journal))
-    return optuna.create_study(
-        storage=optuna.storages.JournalStorage(backend),
-        study_name=STUDY,
-        direction="minimize",
-        load_if_exists=True,
-    )
+    storage = JournalStorage(JournalFileBackend(journal, JournalFileOpenLock(journal)))
+    return optuna.create_study(storage=storage, study_name=STUDY, load_if_exists=True)
 
 
 def _sampler(recipe: Recipe, number: int) -> Any:
     from optuna.samplers import RandomSampler, TPESampler
 
     seed = int(np.random.SeedSequence([recipe.seed, number]).generate_state(1)[0]) >> 1
-    startup = recipe.search.startup_trials
     if recipe.search.sampler == "random":
         return RandomSampler(seed=seed)
-    if recipe.search.sampler == "tpe":
-        return TPESampler(n_startup_trials=startup, seed=seed)
-    from optuna_integration.botorch import BoTorchSampler
-
-    return BoTorchSampler(n_startup_trials=startup, seed=seed)
+    kind = TPESampler
+    if recipe.search.sampler == "botorch":
+        from optuna_integration.botorch import BoTorchSampler as kind
+    return kind(n_startup_trials=recipe.search.startup_trials, seed=seed)
 
 
 def _run_trial(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> float:
@@ -313,8 +295,7 @@ def _run_trial(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> f
     values = _suggest(trial, recipe)
     directory = recipe.out / SEARCH / TRIALS / f"{number:04d}"
     shutil.rmtree(directory, ignore_errors=True)
-    seeds: list[float] = []
-    failed = None
+    seeds, failed = list[float](), None
     try:
         for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
             out = directory / f"seed-{seed}"
@@ -342,12 +323,10 @@ def _suggest(trial: Any, recipe: Recipe) -> dict[str, Scalar]:
         if not isinstance(dimension, Range):
             values[key] = trial.suggest_categorical(key, dimension)
             continue
-        low, high = dimension.low, dimension.high
-        integers = isinstance(low, int) and isinstance(high, int)
-        if integers and not isinstance(before.get(key), float):
-            values[key] = trial.suggest_int(key, low, high, log=dimension.log)
-        else:
-            values[key] = trial.suggest_float(key, low, high, log=dimension.log)
+        ends = (dimension.low, dimension.high)
+        integers = all(isinstance(x, int) for x in ends) and not isinstance(before.get(key), float)
+        suggest_number = trial.suggest_int if integers else trial.suggest_float
+        values[key] = suggest_number(key, *ends, log=dimension.log)
     return values
 
 
@@ -373,12 +352,9 @@ def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
             temporary.write_text(head + text, encoding="utf-8")
     figures = ("trial", "state", "ce", "deviation", "perplexity")
     columns = (*figures, *recipe.search.space, "seeds", "failed")
-    rows = []
-    for trial in trials:
-        row = asdict(trial) | trial.values | {"seeds": " ".join(map(repr, trial.seeds))}
-        rows.append({name: row.get(name) for name in columns})
+    rows = (asdict(t) | t.values | {"seeds": " ".join(map(repr, t.seeds))} for t in trials)
     with atomic_file(result.directory / TABLE_FILE) as temporary:
-        put_csv(temporary, columns, rows)
+        put_csv(temporary, columns, ({name: row.get(name) for name in columns} for row in rows))
     write_json(result.directory / RESULTS_FILE, run | result.to_dict())
     return result
 

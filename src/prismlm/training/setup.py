@@ -59,7 +59,7 @@ class Prepared:
     def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
         """Return how the model was trained, for ``prismlm.json``."""
         return {
-            **described(self.recipe, self.corpus),
+            **describe_run(self.recipe, self.corpus),
             "seed": self.recipe.seed,
             "steps": steps,
             "tokens": tokens,
@@ -97,7 +97,7 @@ def prepare(recipe: Recipe) -> Prepared:
     return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone, corpus))
 
 
-def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+def describe_run(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     """Return everything that determines the result of a run."""
     device = device_of(recipe)
     precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
@@ -128,7 +128,7 @@ def training_rows(recipe: Recipe, corpus: Corpus, backbone: Any) -> PackedDatase
             f"step takes {needed} rows. Use more text, or lower batch_size, "
             "gradient_accumulation or data.length."
         )
-    if rows.num_tokens < recipe.head.prototypes:
+    if recipe.head.enabled and rows.num_tokens < recipe.head.prototypes:
         raise InputError(
             f"the corpus {corpus.name!r} has {rows.num_tokens} training positions, fewer than the "
             f"{recipe.head.prototypes} prototypes. Use more text, or lower head.prototypes."

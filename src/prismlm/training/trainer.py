@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -220,7 +219,7 @@ class PrismTrainer(Trainer):
 
     def tokens_seen(self) -> int:
         """Return the number of tokens trained on, without padding; every process has to call."""
-        return int(parallel.over_processes(self._tokens))
+        return int(parallel.sum_over_processes(self._tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the single losses, the head's gradient norm, λ, codes and tokens to a log."""
@@ -242,7 +241,7 @@ class PrismTrainer(Trainer):
         """Return how many rows of the code table have been used in any process."""
         assert self.model.uncertainty is not None
         seen = self.model.uncertainty.embedding.seen
-        seen.copy_(parallel.over_processes(seen.int()) > 0)
+        seen.copy_(parallel.sum_over_processes(seen.int()) > 0)
         return int(seen.sum())
 
     def _drain_parts(self) -> dict[str, float]:
@@ -252,7 +251,7 @@ class PrismTrainer(Trainer):
             # A loss that started later has values for the last micro-batches only.
             weights = fractions[-len(values) :]
             sums.append(torch.stack([torch.stack(values).float() @ weights, weights.sum()]))
-        totals = parallel.over_processes(torch.stack(sums))
+        totals = parallel.sum_over_processes(torch.stack(sums))
         means = dict(zip(self._parts, (totals[:, 0] / totals[:, 1]).tolist(), strict=True))
         self._parts, self._fractions = {}, []
         if not math.isfinite(means["loss"]):
@@ -260,27 +259,22 @@ class PrismTrainer(Trainer):
         return means
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        step, main = self.state.global_step, parallel.is_main()
+        step = self.state.global_step
         check_weights_finite(self.model, step, self._checkpoints)
         if self.model.uncertainty is not None:
             self._codes_seen()
         needed = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
-        what = f"a checkpoint in {self._checkpoints}"
-        hidden = self._checkpoints / SAVING
-        with guard_writing(what, self._checkpoints, needed):
+        with guard_writing(f"a checkpoint in {self._checkpoints}", self._checkpoints, needed):
             try:
-                if main:
-                    shutil.rmtree(hidden, ignore_errors=True)
+                remove_unfinished(self._checkpoints)
                 parallel.barrier()
                 super()._save_checkpoint(model, trial)
                 # Every process writes its random generators.
                 parallel.barrier()
-                if main:
-                    keep = self.prepared.recipe.checkpoint.keep
-                    publish(hidden / f"checkpoint-{step}", self._checkpoints, keep)
+                if parallel.is_main():
+                    publish(self._checkpoints, step, self.prepared.recipe.checkpoint.keep)
             finally:
-                if main:
-                    shutil.rmtree(hidden, ignore_errors=True)
+                remove_unfinished(self._checkpoints)
         parallel.barrier()
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -327,9 +321,23 @@ class PrismTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        tokens, norms = load_state(Path(resume_from_checkpoint), self.model)
-        self.layer_log.gradient_norms = norms
-        self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
+        directory, prism = Path(resume_from_checkpoint), self.model
+        try:
+            state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+            decoder: PreTrainedModel = type(prism.model).from_pretrained(
+                directory, dtype=prism.model.dtype, local_files_only=True
+            )
+            prism.model.load_state_dict(decoder.state_dict())
+            prism.prototype_head.load_state_dict(state["head"])
+            prism.initialised = state["head_placed"]
+            self.layer_log.gradient_norms = state["gradient_norms"]
+            self._tokens = torch.tensor(state["tokens"] if parallel.is_main() else 0)
+        except Exception as error:  # torch, safetensors and transformers raise various errors
+            raise FormatError(
+                f"the checkpoint {directory} cannot be resumed from "
+                f"({str(error) or type(error).__name__}). Delete it to resume from the previous "
+                "one."
+            ) from error
 
     def diverged(self, cause: str) -> DivergenceError:
         """Return the error for a figure that is not finite, with the last good checkpoint."""
@@ -380,24 +388,6 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
     )
 
 
-def load_state(directory: Path, model: PrismForCausalLM) -> tuple[int, list[float]]:
-    """Load a checkpoint into ``model``; return the tokens trained on and the gradient norms."""
-    try:
-        state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
-        decoder: PreTrainedModel = type(model.model).from_pretrained(
-            directory, dtype=model.model.dtype, local_files_only=True
-        )
-        model.model.load_state_dict(decoder.state_dict())
-        model.prototype_head.load_state_dict(state["head"])
-        model.initialised = state["head_placed"]
-        return state["tokens"], state["gradient_norms"]
-    except Exception as error:  # torch, safetensors and transformers raise various errors
-        raise FormatError(
-            f"the checkpoint {directory} cannot be resumed from "
-            f"({str(error) or type(error).__name__}). Delete it to resume from the previous one."
-        ) from error
-
-
 def step_of(checkpoint: Path) -> int:
     """Return the step of a checkpoint."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
@@ -405,9 +395,8 @@ def step_of(checkpoint: Path) -> int:
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    names = re.compile(r"checkpoint-\d+")
-    paths = [path for path in directory.glob("checkpoint-*") if names.fullmatch(path.name)]
-    return sorted(paths, key=step_of)
+    paths = directory.glob("checkpoint-*")
+    return sorted((p for p in paths if p.name.partition("-")[2].isdigit()), key=step_of)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -415,12 +404,18 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return next(reversed(list_checkpoints(directory)), None)
 
 
-def publish(checkpoint: Path, directory: Path, keep: int) -> None:
+def remove_unfinished(directory: Path) -> None:
+    """Remove the checkpoint that is being written, in the first process."""
+    if parallel.is_main():
+        shutil.rmtree(directory / SAVING, ignore_errors=True)
+
+
+def publish(directory: Path, step: int, keep: int) -> None:
     """Move a complete checkpoint into place, and delete all but the newest."""
-    target = directory / checkpoint.name
+    target = directory / f"checkpoint-{step}"
     if target.exists():
         discard(target)
-    os.rename(checkpoint, target)
+    os.rename(directory / SAVING / target.name, target)
     for old in list_checkpoints(directory)[:-keep]:
         discard(old)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_number
+from prismlm.errors import check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.evaluation import HeldOut, summed_cross_entropy
-from prismlm.training.loop import Loop, batches, check_options
+from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
 from prismlm.training.setup import supports_packed_documents
 
@@ -69,14 +68,6 @@ class TableOptions(TuningOptions):
     """How a table of uncertainty codes is trained: 64 rows, from zero, with two passes."""
 
     learning_rate: float = 3e-3
-
-
-def check_lora() -> None:
-    """Raise InputError if PEFT is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise InputError(
-            "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
-        )
 
 
 def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
@@ -126,8 +117,8 @@ def adapt(
     training = Tuning(adapted, rows, options, bf16=bf16)
     training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
-    counts = {"tokens": tokens, "steps": training.steps}
-    write_adapter(training.learned, adapted, base, out, {**(note or {}), **counts})
+    note = {**(note or {}), "tokens": tokens, "steps": training.steps}
+    write_adapter(training.learned, adapted, base, out, note)
 
 
 def write_adapter(
@@ -188,7 +179,7 @@ class Tuning(Loop):
         self, model: Any, rows: PackedDataset, options: TuningOptions, *, bf16: bool
     ) -> None:
         self.learned = [p for p in model.parameters() if p.requires_grad]
-        steps = max(1, round(options.epochs * (len(rows) // min(options.batch, len(rows)))))
+        steps = num_steps(len(rows), options.batch, options.epochs)
         super().__init__([{"params": self.learned, "lr": options.learning_rate}], steps)
         self._model, self._rows, self._options, self._bf16 = model, rows, options, bf16
 

@@ -23,7 +23,7 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
     read = read_activations(model, sequences.batches(), ("write",))
     assert list(read.values) == [("write", layer) for layer in range(LAYERS)]
     for layer in range(LAYERS):
-        found = read.top_sequences("write", layer, count=5, tokens=3)
+        result = read.top_sequences("write", layer, count=5, tokens=3)
         for channel in range(CHANNELS):
             totals = {}
             for start, document, ids, routing in alone:
@@ -31,7 +31,7 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
                 totals[start] = (gate.sum().item(), len(ids), document, ids, gate)
             # Texts come again, so totals do: float32 tells equals apart by their batch.
             floor = sorted((value[0] for value in totals.values()), reverse=True)[4]
-            kept = found[channel]
+            kept = result[channel]
             assert len(kept) == 5
             assert [s["total"] for s in kept] == sorted((s["total"] for s in kept), reverse=True)
             for sequence in kept:
@@ -98,8 +98,8 @@ def test_memory_and_read_gate_give_what_the_mixer_reads(random_model, layer):
     # Values that are the identity: the mean is then a weight for each position.
     expected, _ = naive.prefix_mean(evidence.write, evidence.read, torch.eye(18)[None], decay)
     memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
-    found = (memory * curves.read[:, None].double()).sum(-1)
-    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    result = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(result.float(), expected[0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(memory[1:].sum(1), torch.ones(17, CHANNELS).double())
 
 
@@ -127,8 +127,8 @@ def test_with_decays_by_token_memory_is_what_the_mixer_reads():
     evidence = (curves.write[None], curves.read[None])
     expected, _ = naive.prefix_mean(*evidence, torch.eye(18)[None], curves.decay[None])
     memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
-    found = (memory * curves.read[:, None].double()).sum(-1)
-    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    result = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(result.float(), expected[0], rtol=1e-4, atol=1e-6)
     alone = read_channels(by_token, tokens(18)[:7])[1].decay
     torch.testing.assert_close(alone, curves.decay[:7])
     with pytest.raises(InputError, match=r"depend on the token .* read_channels"):
@@ -159,9 +159,9 @@ def test_what_cannot_be_read_is_refused(random_model):
 
 def test_a_text_is_read_with_its_tokens(corpus, random_model):
     text = "Old maps forgets letters in a box."
-    found = read_text(random_model, corpus.tokenizer, text, [1])
-    assert "".join(found.text.words) == text
-    assert list(found.token_ids) == corpus.tokenizer(text)["input_ids"]
-    assert found.curves[0].write.shape == (len(found.text.tokens), CHANNELS)
+    result = read_text(random_model, corpus.tokenizer, text, [1])
+    assert "".join(result.text.words) == text
+    assert list(result.token_ids) == corpus.tokenizer(text)["input_ids"]
+    assert result.curves[0].write.shape == (len(result.text.tokens), CHANNELS)
     with pytest.raises(InputError, match="the text is empty"):
         read_text(random_model, corpus.tokenizer, "")

@@ -10,7 +10,7 @@ from prismlm.errors import InputError
 from prismlm.probes.channels import find_channels
 from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.channels.concepts import (
-    continuing,
+    continues_word,
     rank_channels,
     whole_words,
     word_ends,
@@ -69,7 +69,7 @@ def read_of(*rows):
 def test_a_word_of_several_tokens_counts_at_the_last(corpus, model, sequences, words):
     word, read = words[1][0], read_activations(model, sequences.batches(), ("write",))
     forms = word_forms(corpus.tokenizer, [word])
-    found = word_ends(corpus.tokenizer, forms, read)[word].tolist()
+    result = word_ends(corpus.tokenizer, forms, read)[word].tolist()
     expected, first = [], 0
     for length in read.lengths.tolist():
         texts = [corpus.tokenizer.decode([i]) for i in read.tokens[first : first + length].tolist()]
@@ -79,7 +79,7 @@ def test_a_word_of_several_tokens_counts_at_the_last(corpus, model, sequences, w
                 if "".join(texts[i:j]).lower() == f" {word.lower()}" and not follows[:1].isalnum():
                     expected.append(first + j - 1)
         first += length
-    assert found == expected != []
+    assert result == expected != []
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -87,7 +87,7 @@ def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
     text = "the girl and the girls saw a girl"
     tokenizer = metaspace([text], legacy=legacy)
     ids = tokenizer(text)["input_ids"]
-    forms, goes_on = word_forms(tokenizer, ["girl"]), continuing(tokenizer)
+    forms, continues = word_forms(tokenizer, ["girl"]), continues_word(tokenizer)
     ends = word_ends(tokenizer, forms, read_of(ids))["girl"].tolist()
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert ends == [
@@ -97,7 +97,7 @@ def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
     whole = whole_words(tokenizer)
     for token, number in tokenizer.get_vocab().items():
         assert whole[number] == (token[:1] == "▁" and token[1:].isalpha() and len(token) > 3)
-        assert goes_on[number] == token[:1].isalnum()
+        assert continues[number] == token[:1].isalnum()
 
 
 def test_a_word_ends_where_no_letter_follows():
@@ -111,8 +111,8 @@ def test_a_word_ends_where_no_letter_follows():
     # What two words have in common is the first one's.
     assert word_forms(letters, ["girl", "Girl"]) == forms
     assert word_forms(letters, ["Girl", "girl"]) == {"Girl": ((2,),), "girl": ((0,),)}
-    goes_on = continuing(letters)
-    assert goes_on.tolist() == [False, True, False, True, False, False]
+    continues = continues_word(letters)
+    assert continues.tolist() == [False, True, False, True, False, False]
     assert whole_words(letters).tolist() == [True, False, True, False, False, False]
     # After the end of a sequence another begins, whatever token that is.
     read = read_of([0, 1, 0, 4, 2], [0, 5, 2], [1, 0])
@@ -123,10 +123,10 @@ def test_a_word_ends_where_no_letter_follows():
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     word, other = words[0][0], words[0][1]
-    found = find_channels(
+    result = find_channels(
         planted, corpus.tokenizer, [word], sequences, shuffles=99, min_occurrences=5
     )
-    best = found.rows[0]
+    best = result.rows[0]
     assert (best["layer"], best["channel"]) == PLACE
     token = corpus.tokenizer(f" {word}")["input_ids"][0]
     rows = list(read_alone(corpus, planted))
@@ -137,16 +137,16 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     assert best["difference"] == pytest.approx(expected.item(), rel=1e-4)
     assert best["at_words"] == pytest.approx(write[ids == token].mean().item(), rel=1e-4)
     assert best["mean"] == pytest.approx(write.mean().item(), rel=1e-4)
-    assert found["words"] == {word: int((ids == token).sum())}
-    rest = torch.tensor(found["difference"], dtype=torch.float64).flatten().sort().values[:-1]
-    assert found["others_mean"] == pytest.approx(rest.mean().item())
-    assert found["others_deviation"] == pytest.approx(rest.std().item())
-    ranked = [row["difference"] for row in found.rows]
+    assert result["words"] == {word: int((ids == token).sum())}
+    rest = torch.tensor(result["difference"], dtype=torch.float64).flatten().sort().values[:-1]
+    assert result["others_mean"] == pytest.approx(rest.mean().item())
+    assert result["others_deviation"] == pytest.approx(rest.std().item())
+    ranked = [row["difference"] for row in result.rows]
     assert ranked == sorted(ranked, reverse=True)
-    assert found["p"] == 0.01
-    assert found["shuffled_mean"] < best["difference"]
+    assert result["p"] == 0.01
+    assert result["shuffled_mean"] < best["difference"]
     # A gate that never varies does not stand out at any word.
-    assert found["difference"][1] == [0] * CHANNELS
+    assert result["difference"][1] == [0] * CHANNELS
     # A word that no channel was made for does not stand out among words.
     weak = find_channels(
         planted, corpus.tokenizer, [other], sequences, shuffles=99, min_occurrences=5
@@ -157,4 +157,4 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     with pytest.raises(InputError, match="the number of shuffles is 0"):
         find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=0)
     read = read_activations(planted, sequences.batches(), ("write",))
-    assert rank_channels(read, corpus.tokenizer, [word], shuffles=99).rows == found.rows
+    assert rank_channels(read, corpus.tokenizer, [word], shuffles=99).rows == result.rows

@@ -84,9 +84,9 @@ def test_targets_in_tokens(tokenizer):
     pieces = tokenizer.tokenize(" stones")
     context = "The river carries "
     if len(pieces) == 1:
-        found = probe_of(tokenizer, Case("c", context, " stones"))
-        assert (*found.ids, found.target_id) == tuple(whole)
-        assert found.context == "The river carries"
+        result = probe_of(tokenizer, Case("c", context, " stones"))
+        assert (*result.ids, result.target_id) == tuple(whole)
+        assert result.context == "The river carries"
     case = Case("c", context, "zebras")
     pieces = [tokenizer.decode([i]) for i in tokenizer(" zebras")["input_ids"]]
     assert len(pieces) > 1
@@ -107,11 +107,11 @@ PLACE = (1, 2)
 
 
 def probes():
-    found = []
+    result = []
     for i, length in enumerate(LENGTHS):
         ids = tokens(length + 1, seed=i).tolist()
-        found.append(Probe("c", f"context {i}", f"w{i}", tuple(ids[:-1]), ids[-1]))
-    return found
+        result.append(Probe("c", f"context {i}", f"w{i}", tuple(ids[:-1]), ids[-1]))
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +140,11 @@ def alone(model, probe):
 @pytest.mark.parametrize("tokens_per_batch", [1, 24, 4096])
 def test_probabilities_are_those_of_each_context_alone(sharp_model, tokens_per_batch, monkeypatch):
     monkeypatch.setattr(effects, "BATCH_TOKENS", tokens_per_batch)
-    found = target_probabilities(sharp_model, probes())
+    result = target_probabilities(sharp_model, probes())
     expected = [alone(sharp_model, probe) for probe in probes()]
-    assert found.tolist() == pytest.approx(expected, rel=1e-4)
+    assert result.tolist() == pytest.approx(expected, rel=1e-4)
     sharp_model.train()
-    assert torch.equal(target_probabilities(sharp_model, probes()), found)
+    assert torch.equal(target_probabilities(sharp_model, probes()), result)
     assert sharp_model.training
     sharp_model.eval()
 

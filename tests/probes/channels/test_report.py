@@ -18,10 +18,10 @@ from prismlm.probes.channels.report import (
     gate_use,
     gate_uses,
     gini,
-    information,
     lag_correlation,
     locality_table,
     measure_layers,
+    mutual_information,
     quartiles,
     sparsity_ratio,
 )
@@ -54,13 +54,13 @@ def test_information_by_hand():
     # Channel 0 says which token it is, channel 1 nothing, channel 2 something.
     tokens = torch.tensor([0, 0, 7, 7])
     values = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.9, 0.9, 0.9]])
-    found, corrected = information(tokens, values, bins=2)
+    result, corrected = mutual_information(tokens, values, bins=2)
     # ln 2 + H(¾, ¼) − H(½, ¼, ¼).
     ln2, ln3 = math.log(2), math.log(3)
     expected = [ln2, 0, ln2 + (2 * ln2 - 0.75 * ln3) - 1.5 * ln2]
-    assert found == pytest.approx(expected)
+    assert result == pytest.approx(expected)
     # Pairs seen: 2, 4 and 3; tokens and bins 2 each; n = 4.
-    assert corrected - found == pytest.approx([1 / 8, -1 / 8, 0.0])
+    assert corrected - result == pytest.approx([1 / 8, -1 / 8, 0.0])
 
 
 # Two tokens that each use one channel alone and together use both; a third that is undecided.
@@ -86,11 +86,11 @@ def test_gate_use_by_hand():
 @pytest.mark.parametrize("groups", [1, 2])
 def test_uses_of_gates_agree_with_the_metrics_of_layers(corpus, sequences, groups):
     model, size = make_model(len(corpus.tokenizer), num_groups=groups), CHANNELS // groups
-    found = gate_uses(model, sequences.batches())
-    assert found[0]["read"] == found[0]["write"], "shared gates"
-    assert found[1]["read"] != found[1]["write"]
+    result = gate_uses(model, sequences.batches())
+    assert result[0]["read"] == result[0]["write"], "shared gates"
+    assert result[1]["read"] != result[1]["write"]
     for kind in ("write", "read"):
-        for layer, metrics in zip(found, measure_layers(model, sequences, kind), strict=True):
+        for layer, metrics in zip(result, measure_layers(model, sequences, kind), strict=True):
             use = layer[kind]
             assert layer["tokens"] == metrics["positions"]
             assert metrics["width"] == size
@@ -105,31 +105,31 @@ VOCABULARY = 50
 
 @pytest.mark.parametrize("kind", ["write", "read"])
 def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
-    found = measure_layers(model, sequences, kind)
-    assert [m["layer"] for m in found] == list(range(LAYERS))
-    for layer, metrics in enumerate(found):
+    result = measure_layers(model, sequences, kind)
+    assert [m["layer"] for m in result] == list(range(LAYERS))
+    for layer, metrics in enumerate(result):
         gates = torch.cat([getattr(routing[layer], kind)[0] for *_, routing in alone])
         assert metrics["positions"] == len(gates)
         assert metrics["sparsity_ratio"] == pytest.approx(sparsity_ratio(gates).mean().item(), 1e-4)
         assert metrics["gini"] == pytest.approx(gini(gates).mean().item(), 1e-4)
         assert metrics["entropy"] == pytest.approx(entropy(gates).mean().item(), 1e-4)
         ids = torch.cat([row for _, _, row, _ in alone])
-        expected = information(ids, gates)[0].mean()
+        expected = mutual_information(ids, gates)[0].mean()
         assert metrics["mutual_information"] == pytest.approx(expected, rel=0.02)
         assert 0 < metrics["mutual_information"] <= math.log(8) + 1e-9
     # What layer 0 writes follows from the token alone.
-    assert found[0]["mutual_information"] > found[2]["mutual_information"]
-    assert found[2]["mutual_information_corrected"] < found[2]["mutual_information"]
+    assert result[0]["mutual_information"] > result[2]["mutual_information"]
+    assert result[2]["mutual_information_corrected"] < result[2]["mutual_information"]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_value_norms_are_those_of_the_value_heads(kv_heads):
     llama = make_llama(VOCABULARY, kv_heads)
     ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
-    found = value_norms(llama, ids)
-    assert [norms.shape for norms in found] == [(2, 9, kv_heads)] * 2
+    result = value_norms(llama, ids)
+    assert [norms.shape for norms in result] == [(2, 9, kv_heads)] * 2
     states = llama(ids, output_hidden_states=True).hidden_states
-    for layer, norms in zip(llama.model.layers, found, strict=True):
+    for layer, norms in zip(llama.model.layers, result, strict=True):
         values = layer.self_attn.v_proj(layer.input_layernorm(states[layer.self_attn.layer_idx]))
         heads = values.reshape(2, 9, kv_heads, 6)
         torch.testing.assert_close(norms, heads.square().sum(-1).sqrt())
@@ -151,13 +151,13 @@ def test_what_cannot_be_measured_is_refused(corpus, model, sequences):
 def test_cross_correlation_by_hand():
     # Minus their means: read 1 −1 0 0, write 0 1 −1 0.
     write, read = torch.tensor([[2.0], [3], [1], [2]]), torch.tensor([[3.0], [1], [2], [2]])
-    found = lag_correlation(write, read, [4], max_lag=2, shuffles=2)
-    assert found.lags.tolist() == [-2, -1, 0, 1, 2]
+    result = lag_correlation(write, read, [4], max_lag=2, shuffles=2)
+    assert result["lags"].tolist() == [-2, -1, 0, 1, 2]
     # ℓ = 1: r_0 w_1 + r_1 w_2 = 2, ℓ = 0: r_1 w_1 = −1, ℓ = 2: r_0 w_2 = −1; both energies are 2.
     torch.testing.assert_close(
-        found.correlation, torch.tensor([[0.0, 0.0, -0.5, 1.0, -0.5]], dtype=torch.float64)
+        result["correlation"], torch.tensor([[0.0, 0.0, -0.5, 1.0, -0.5]], dtype=torch.float64)
     )
-    assert found.peak.tolist() == [1]
+    assert result["peak"].tolist() == [1]
 
 
 def random_gates(count, length, channels, seed=0):
@@ -172,15 +172,15 @@ def test_a_read_before_each_write_peaks_at_one_and_unrelated_gates_do_not():
         read[:, 2] = other[:, 2]
         write[:, 1] = torch.roll(read[:, 1], -2)
         reads.append(read)
-    found = lag_correlation(torch.cat(writes), torch.cat(reads), list(map(len, writes)), seed=1)
+    result = lag_correlation(torch.cat(writes), torch.cat(reads), list(map(len, writes)), seed=1)
     # Channel 1 is written two positions before it is read.
-    assert found.peak.tolist()[:2] == [1, -2]
-    assert found.p.tolist()[:2] == [0.01, 0.01]
-    assert found.correlation[:2].amax(1).min() > 0.9
-    assert found.p[2] > 0.01
-    assert found.null_mean.abs().max() < 0.05
+    assert result["peak"].tolist()[:2] == [1, -2]
+    assert result["p"].tolist()[:2] == [0.01, 0.01]
+    assert result["correlation"][:2].amax(1).min() > 0.9
+    assert result["p"][2] > 0.01
+    assert result["null_mean"].abs().max() < 0.05
     # Of n independent pairs the standard deviation is about 1/√n, here n = 285.
-    assert found.null_deviation.mean().item() == pytest.approx(285**-0.5, rel=0.15)
+    assert result["null_deviation"].mean().item() == pytest.approx(285**-0.5, rel=0.15)
 
 
 def channels_of(lives, repetitions):
@@ -201,12 +201,12 @@ def test_what_has_no_ranks_says_why():
 def test_quartiles_by_hand():
     lives = np.array([8.0, 1, 2, 3, 4, 5, 6, 7])
     scores = np.array([0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1])
-    found = quartiles(lives, scores)
-    assert found["bounds"] == [2.75, 4.5, 6.25]
-    assert found["counts"] == [2, 2, 2, 2]
-    assert found["means"] == pytest.approx([0.8, 0.55, 0.45, 0.2])
+    result = quartiles(lives, scores)
+    assert result["bounds"] == [2.75, 4.5, 6.25]
+    assert result["counts"] == [2, 2, 2, 2]
+    assert result["means"] == pytest.approx([0.8, 0.55, 0.45, 0.2])
     # Both groups lie 0.1 around their means: Σ squares 0.04 over 2 degrees of freedom.
-    assert found["cohens_d"] == pytest.approx(0.6 / math.sqrt(0.02), rel=1e-5)
+    assert result["cohens_d"] == pytest.approx(0.6 / math.sqrt(0.02), rel=1e-5)
 
 
 def test_quartiles_of_channels_that_decay_alike_are_refused():
@@ -247,7 +247,7 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
             ids = [token["token_id"] for sequence in best for token in sequence["tokens"]]
             assert channel["repetition"] == 1 - len(set(ids)) / len(ids)
         if layer.shared_gates:
-            assert layer.lags.peak.tolist() == [0] * CHANNELS
+            assert layer.lags["peak"].tolist() == [0] * CHANNELS
     assert [layer.shared_gates for layer in report.layers] == [True, False, False]
 
 
@@ -293,28 +293,28 @@ def test_json_holds_everything_and_no_nan(report):
 
 
 def test_a_text_needs_no_corpus(corpus, model):
-    found = channel_report(model, corpus.tokenizer, text=TEXT)
-    assert found.corpus is None
-    assert found.locality is None
-    assert found.passages == {}
-    channel = found.layers[1].channels[0]
+    result = channel_report(model, corpus.tokenizer, text=TEXT)
+    assert result.corpus is None
+    assert result.locality is None
+    assert result.passages == {}
+    channel = result.layers[1].channels[0]
     assert (channel["repetition"], channel["tokens"], channel["sequences"]) == (None, [], [])
     assert channel["half_life"] == half_lives(model)[1][0].item()
-    assert found.layers[1].metrics == {}
-    assert found.tables == ()
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert result.layers[1].metrics == {}
+    assert result.tables == ()
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
-    found = channel_report(llama, corpus.tokenizer, sequences, name="llama")
-    assert found.of == "heads"
+    result = channel_report(llama, corpus.tokenizer, sequences, name="llama")
+    assert result.of == "heads"
     expected = measure_layers(llama, sequences, "values")
-    assert tuple(layer.metrics["values"] for layer in found.layers) == expected
+    assert tuple(layer.metrics["values"] for layer in result.layers) == expected
     assert expected[0]["width"] == 4
-    assert all(layer.channels == () and layer.lags is None for layer in found.layers)
-    assert found.corpus.positions == corpus.num_tokens
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert all(layer.channels == () and layer.lags is None for layer in result.layers)
+    assert result.corpus.positions == corpus.num_tokens
+    json.dumps(result.to_dict(), allow_nan=False)
     one = channel_report(llama, corpus.tokenizer, sequences, layers=(1,))
     assert [layer.layer for layer in one.layers] == [1]
     with pytest.raises(InputError, match="no layer 5"):

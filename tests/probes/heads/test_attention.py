@@ -41,28 +41,28 @@ def figures(weights, least=2):
 
 
 def test_a_head_that_looks_at_the_token_before():
-    found = figures(torch.eye(6).roll(1, 0).tril())
-    assert found["distance"] == found["distance_beyond_self"] == 1
-    assert found["entropy"] == found["relative_entropy"] == found["self_share"] == 0
-    assert found["near_share"] == 1
+    result = figures(torch.eye(6).roll(1, 0).tril())
+    assert result["distance"] == result["distance_beyond_self"] == 1
+    assert result["entropy"] == result["relative_entropy"] == result["self_share"] == 0
+    assert result["near_share"] == 1
     # Of the queries 1 to 5 only the first looks at token 0.
-    assert found["first_share"] == pytest.approx(1 / 5)
-    assert found["spectrum"] == [0, 1, 0, 0, 0]
+    assert result["first_share"] == pytest.approx(1 / 5)
+    assert result["spectrum"] == [0, 1, 0, 0, 0]
 
 
 def test_uniform_attention_by_hand():
     weights = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
-    found = figures(weights)
+    result = figures(weights)
     # Queries 1, 2 and 3 see 2, 3 and 4 tokens, at a mean distance of ½, 1 and 1½.
-    assert found["distance"] == pytest.approx(1)
+    assert result["distance"] == pytest.approx(1)
     inverse = (1 / 2 + 1 / 3 + 1 / 4) / 3
-    assert found["self_share"] == found["first_share"] == pytest.approx(inverse)
-    assert found["distance_beyond_self"] == pytest.approx(1 / (1 - inverse))
-    assert found["entropy"] == pytest.approx(math.log(2 * 3 * 4) / 3)
-    assert found["relative_entropy"] == pytest.approx(1)
+    assert result["self_share"] == result["first_share"] == pytest.approx(inverse)
+    assert result["distance_beyond_self"] == pytest.approx(1 / (1 - inverse))
+    assert result["entropy"] == pytest.approx(math.log(2 * 3 * 4) / 3)
+    assert result["relative_entropy"] == pytest.approx(1)
     expected = [inverse, inverse, (1 / 3 + 1 / 4) / 3, 1 / 4 / 3]
-    assert found["spectrum"] == pytest.approx(expected)
-    assert found["near_share"] == pytest.approx(1 - inverse)
+    assert result["spectrum"] == pytest.approx(expected)
+    assert result["near_share"] == pytest.approx(1 - inverse)
     # From 4 visible tokens on the last query alone counts.
     assert figures(weights, least=4)["distance"] == pytest.approx(1.5)
 
@@ -71,10 +71,10 @@ def test_a_model_that_does_not_choose_is_the_uniform_beside_it():
     model = make_gpt2()
     for block in model.transformer.h:
         block.attn.c_attn.weight.zero_()
-    found = head_uses(model, [make_batch(*random_rows(20, 33))], least_visible=5)
-    assert found["queries"] == (20 - 4) + (33 - 4)
-    assert (found["tokens"], found["windows"], len(found.rows)) == (53, 2, 9)
-    uniform, *heads = found.rows
+    result = head_uses(model, [make_batch(*random_rows(20, 33))], least_visible=5)
+    assert result["queries"] == (20 - 4) + (33 - 4)
+    assert (result["tokens"], result["windows"], len(result.rows)) == (53, 2, 9)
+    uniform, *heads = result.rows
     for head in heads:
         assert head["group"] == "attention"
         assert_close(head, uniform)
@@ -83,18 +83,18 @@ def test_a_model_that_does_not_choose_is_the_uniform_beside_it():
 def test_each_head_of_each_layer_is_its_own_weights():
     model = make_signal_noise()
     (row,) = random_rows(24)
-    found = head_uses(model, [make_batch(row)], least_visible=3)
+    result = head_uses(model, [make_batch(row)], least_visible=3)
     kept = {}
     with torch.no_grad(), reading_attention(model, lambda layer, w: kept.update({layer: w})):
         model(torch.tensor([row]))
     for layer in (0, 1):
         for head in range(8):
             expected = figures(kept[layer][0, head], least=3)
-            own = found.rows[1 + 8 * layer + head]
+            own = result.rows[1 + 8 * layer + head]
             assert_close(own, expected)
             assert (own["layer"], own["head"]) == (layer, head)
             assert own["group"] == ("signal" if head < 4 else "noise")
-    assert [sum(row["spectrum"]) for row in found.rows] == pytest.approx([1] * 17)
+    assert [sum(row["spectrum"]) for row in result.rows] == pytest.approx([1] * 17)
 
 
 @pytest.mark.parametrize("make", [make_signal_noise, make_gpt2])
@@ -128,20 +128,21 @@ def test_what_cannot_be_read_is_refused():
 
 
 def brute_force(first, second):
-    """U and p over every assignment of labels within strata."""
+    """Return U, and p over every assignment of labels within strata."""
 
-    def u_of(own, other):
-        return sum((x > y) + (x == y) / 2 for x in own for y in other)
+    def u_of(group, other):
+        return sum((x > y) + (x == y) / 2 for x in group for y in other)
 
-    options = []
-    for own, other in zip(first, second, strict=True):
-        values, found = [*own, *other], []
-        for chosen in itertools.combinations(range(len(values)), len(own)):
-            rest = [values[i] for i in range(len(values)) if i not in chosen]
-            found.append(u_of([values[i] for i in chosen], rest))
-        options.append(found)
-    mean = sum(len(own) * len(other) / 2 for own, other in zip(first, second, strict=True))
-    u = sum(u_of(own, other) for own, other in zip(first, second, strict=True))
+    u, mean, options = 0, 0, []
+    for group, other in zip(first, second, strict=True):
+        values, places = [*group, *other], set(range(len(group) + len(other)))
+        options.append(
+            [
+                u_of([values[i] for i in chosen], [values[i] for i in places.difference(chosen)])
+                for chosen in itertools.combinations(places, len(group))
+            ]
+        )
+        u, mean = u + u_of(group, other), mean + len(group) * len(other) / 2
     sums = [sum(combined) for combined in itertools.product(*options)]
     return u, sum(abs(s - mean) >= abs(u - mean) for s in sums) / len(sums)
 
@@ -171,22 +172,27 @@ def uses_of(distance=lambda *_: 1.0, **entropies):
     return Table("", {}, tuple(rows), {"layers": (0, 1)})
 
 
-def test_too_little_text_has_no_groups():
+def test_models_without_two_groups_of_heads_and_too_little_text_are_refused():
     with pytest.raises(InputError, match="longer windows"):
         compare_groups(Table("", {}, (), {"layers": ()}))
+    batch = make_batch(*random_rows(40, 30))
+    with pytest.raises(InputError, match="heads are of one kind"):
+        compare_groups(head_uses(make_gpt2(), [batch]))
+    table = compare_groups(head_uses(make_signal_noise(), [batch]))
+    assert (table["signal_heads"], table["noise_heads"], table["layers"]) == (4, 4, 2)
 
 
 def test_groups_that_differ_in_one_figure():
-    found = compare_groups(
+    result = compare_groups(
         uses_of(lambda layer, group, k: 10 * layer + k + 5 * (group == "signal"))
     )
-    distance = found.row(measure="distance")
+    distance = result.row(measure="distance")
     assert distance["effect"] == 1
     assert distance["p"] == pytest.approx(2 / 400)
     assert (distance["signal_median"], distance["noise_median"]) == (11, 6)
     assert (distance["layers_above"], distance["layers_below"]) == (2, 0)
     assert distance["larger"] == "signal"
-    entropy = found.row(measure="entropy")
+    entropy = result.row(measure="entropy")
     assert (entropy["effect"], entropy["p"], entropy["larger"]) == (0, 1, "unclear")
     # A group that attends to all it sees alike has no reach of its own.
     reach = compare_groups(uses_of(lambda _, group, k: k + 5 * (group == "signal"), signal=4.69))
@@ -199,18 +205,8 @@ def test_groups_that_differ_in_one_figure():
 def test_several_models_are_several_observations():
     above = compare_groups(uses_of(lambda layer, group, k: k + 5 * (group == "signal")))
     below = compare_groups(uses_of(lambda layer, group, k: k - 5 * (group == "signal")))
-    found = across_models([above, above, below]).rows[0]
-    assert found["measure"] == "distance"
-    assert found["effects"] == [1, 1, -1]
-    assert (found["positive"], found["negative"], found["p"]) == (2, 1, 1)
+    result = across_models([above, above, below]).rows[0]
+    assert result["measure"] == "distance"
+    assert result["effects"] == [1, 1, -1]
+    assert (result["positive"], result["negative"], result["p"]) == (2, 1, 1)
     assert across_models([above] * 3).rows[0]["p"] == pytest.approx(0.25)
-
-
-def test_of_models():
-    batch = make_batch(*random_rows(40, 30))
-    found = compare_groups(head_uses(make_signal_noise(), [batch]))
-    assert (found["signal_heads"], found["noise_heads"], found["layers"]) == (4, 4, 2)
-    assert len(found.rows) == 7
-    assert all(0 < row["p"] <= 1 for row in found.rows)
-    with pytest.raises(InputError, match="heads are of one kind"):
-        compare_groups(head_uses(make_gpt2(), [batch]))

@@ -1,4 +1,4 @@
-"""Heads that look for a role are found where they were put, and nowhere else."""
+"""Heads that look for a role, planted and among others."""
 
 import math
 import re
@@ -29,16 +29,12 @@ LENGTH = 18
 DRAWS = 10_000
 
 
-def test_marks_are_taken_out_of_a_text():
+def test_marks_are_removed_from_a_text():
     case = parse_case("The {subject:old frog} {action:found} {structure:a} {target:door}")
     assert case.text == "The old frog found a door"
     assert case.marks[0] == ("subject", 4, 12)
-    assert [case.text[start:stop] for _, start, stop in case.marks] == [
-        "old frog",
-        "found",
-        "a",
-        "door",
-    ]
+    marked = [case.text[start:stop] for _, start, stop in case.marks]
+    assert marked == ["old frog", "found", "a", "door"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +157,7 @@ def sentences(count=14):
 def planted(texts):
     """Return weights of heads: subject, object, then uniform, previous, sink, decay, random."""
     generator = torch.Generator().manual_seed(4)
-    found = []
+    weights = []
     for text in texts:
         d = distances(LENGTH).double()
         noise = torch.randn(12, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
@@ -171,16 +167,16 @@ def planted(texts):
         scores[3] -= 6 * (d - 1).abs()
         scores[4, :, 0] += 4
         scores[5] -= d / 3
-        found.append(softmax(scores))
-    return found
+        weights.append(softmax(scores))
+    return weights
 
 
 def test_planted_heads_are_found_and_others_are_not():
     texts = sentences()
     heads = [Head(0, n, "signal", n) for n in range(16)]
     search = score_roles(texts, planted(texts), heads, draws=DRAWS)
-    found = [(row["role"], row["head"]) for row in search.rows if row["q"] <= LEVEL]
-    assert found == [("subject", 0), ("object", 1)]
+    result = [(row["role"], row["head"]) for row in search.rows if row["q"] <= LEVEL]
+    assert result == [("subject", 0), ("object", 1)]
     assert [facts["found"] for facts in search["roles"].values()] == [1, 1, 0, 0]
     assert search["roles"]["subject"] == {"sentences": 14, "words": 14, "found": 1}
     best = search.rows[0]
@@ -240,10 +236,10 @@ def test_ranks_are_seeded_and_draws_must_be_enough():
 
 def test_a_model_is_searched(tokenizer):
     torch.manual_seed(0)
-    config = SignalNoiseConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, head_size=4
-    )
-    model = SignalNoiseForCausalLM(config).eval()
+    size = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1}
+    model = SignalNoiseForCausalLM(SignalNoiseConfig(**size, head_size=4)).eval()
+    # Training changes λ, which the configuration does not say.
+    model.set_noise_weight(0.07)
     cases = load_role_cases()[:3]
     search = search_roles(model, tokenizer, cases, draws=1000)
     assert search["heads"] == 8
@@ -257,14 +253,4 @@ def test_a_model_is_searched(tokenizer):
     assert not other.training
     assert not torch.equal(other.lm_head.weight, model.lm_head.weight)
     assert torch.equal(other.lm_head.weight, random_model(model, 5).lm_head.weight)
-
-
-def test_random_weights_have_the_noise_weight_of_the_model():
-    config = SignalNoiseConfig(
-        vocab_size=32, hidden_size=16, head_size=4, num_hidden_layers=1, noise_weight=0.01
-    )
-    model = SignalNoiseForCausalLM(config)
-    # As training leaves it: the configuration says what it started with.
-    model.set_noise_weight(0.1)
-    assert random_model(model).model.noise_weight == model.model.noise_weight
-    assert model.config.noise_weight == 0.01
+    assert other.model.noise_weight == model.model.noise_weight

@@ -108,12 +108,12 @@ def test_positions_are_a_seeded_sample_of_all():
 
 def test_rates_are_their_formulas():
     model = make_signal_noise()
-    for one, found in zip(states_of(model), layer_rates(states_of(model)).rows, strict=True):
+    for one, result in zip(states_of(model), layer_rates(states_of(model)).rows, strict=True):
         z, steps = one.inputs.double(), one.steps.double()
         weight = one.attention.projection.weight.double()
         u = [weight[4 * h : 4 * h + 4].T for h in range(8)]
 
-        def expected(points, u=u, weight=found["noise_weight"]):
+        def expected(points, u=u, weight=result["noise_weight"]):
             signal = sum(direct(points @ u[h], 4) for h in range(4))
             noise = sum(direct(points @ u[h], 4) for h in range(4, 8))
             return [direct(points, 16), signal, noise, signal - weight * noise]
@@ -122,21 +122,21 @@ def test_rates_are_their_formulas():
             assert list(rates.values()) == pytest.approx(expected(points), rel=1e-6)
 
         after = z + steps
-        close(found["before"], z)
-        close(found["after"], after)
-        assert found["gain"] == found["after"]["difference"] - found["before"]["difference"]
+        close(result["before"], z)
+        close(result["after"], after)
+        assert result["gain"] == result["after"]["difference"] - result["before"]["difference"]
         scaled = expected(z * (after.norm() / z.norm()))[-1]
-        gain = found["after"]["difference"] - scaled
-        assert found["gain_over_scaled"] == pytest.approx(gain, rel=1e-6)
+        gain = result["after"]["difference"] - scaled
+        assert result["gain_over_scaled"] == pytest.approx(gain, rel=1e-6)
         order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
-        gain = found["after"]["difference"] - expected(z + steps[order])[-1]
-        assert found["gain_over_shuffled"] == pytest.approx(gain, rel=1e-6)
-        assert found["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
+        gain = result["after"]["difference"] - expected(z + steps[order])[-1]
+        assert result["gain_over_shuffled"] == pytest.approx(gain, rel=1e-6)
+        assert result["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
         s, n = torch.cat(u[:4], 1), torch.cat(u[4:], 1)
         own = float((s.T @ n).norm() / (s.norm() * n.norm()))
-        assert found["incoherence"]["own"] == pytest.approx(own)
-        assert found["incoherence"]["random"] == pytest.approx(1 / 4, rel=0.15)
-        assert found["positions"] == 73
+        assert result["incoherence"]["own"] == pytest.approx(own)
+        assert result["incoherence"]["random"] == pytest.approx(1 / 4, rel=0.15)
+        assert result["positions"] == 73
 
 
 def test_a_step_is_read_at_another_length_too():
@@ -156,7 +156,7 @@ def test_a_step_is_read_at_another_length_too():
 def test_the_gradient_is_that_of_finite_differences():
     model = make_signal_noise()
     one = states_of(model)[0]
-    (found,) = layer_rates([one]).rows
+    (result,) = layer_rates([one]).rows
     z, steps, size = one.inputs.double(), one.steps.double(), 1e-5
 
     def value(points):
@@ -168,7 +168,7 @@ def test_the_gradient_is_that_of_finite_differences():
     total = rates_of(z, u, one.noise_weight)["difference"]
     (exact,) = torch.autograd.grad(total, z)
     norm = float(exact.norm() * steps.norm())
-    assert found["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)
+    assert result["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)
 
 
 def test_what_cannot_be_read_is_refused():
@@ -230,8 +230,8 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
         "noise_frequencies": layer.noise_frequencies,
     }
     weights = attention_weights(signal, noise, **frequencies, scale=layer.scale)
-    found = [use["self_share"] for use in uses.rows if use["layer"] == 1]
-    assert found == pytest.approx(self_shares(weights), abs=1e-5)
+    result = [use["self_share"] for use in uses.rows if use["layer"] == 1]
+    assert result == pytest.approx(self_shares(weights), abs=1e-5)
     assert uses["queries"] == 30 - LEAST + 1
     assert uses.rows != plain_uses.rows
 
@@ -243,8 +243,8 @@ def test_heads_of_other_decoders_too(passes):
     model.set_attn_implementation("eager")
     expected = model(torch.tensor([ROW]), output_attentions=True, use_cache=False).attentions
     for layer, weights in enumerate(expected):
-        found = [use["self_share"] for use in uses.rows if use["layer"] == layer]
-        assert found == pytest.approx(self_shares(weights), abs=1e-5)
+        result = [use["self_share"] for use in uses.rows if use["layer"] == layer]
+        assert result == pytest.approx(self_shares(weights), abs=1e-5)
 
 
 def cross_term(first, second, position):
@@ -258,7 +258,7 @@ def test_the_cross_term_is_its_double_sum():
     first, second = (torch.hypot(*x.chunk(2, -1)) for x in (u, v))
     assert first[0, 0, 0].item() == pytest.approx(math.hypot(u[0, 0, 0], u[0, 0, 2]))
     position = position_term(torch.tensor([1.0, 0.1]), torch.tensor([0.5, 0.2]), 20)
-    found = cross_term(first, second, position)
+    result = cross_term(first, second, position)
     for g in range(2):
         for f in range(2):
             total = 0.0
@@ -271,7 +271,7 @@ def test_the_cross_term_is_its_double_sum():
                         for b in range(9)
                     )
                     total += content / 81 * position[j, k]
-            assert found[g, f].item() == pytest.approx(float(total))
+            assert result[g, f].item() == pytest.approx(float(total))
 
 
 ONE = torch.ones(1, dtype=torch.float64)
@@ -293,8 +293,8 @@ def test_terms_are_means_over_pairs_of_heads():
         k_sn = mean(signal, noise, first, second)
         k_ss = mean(signal, signal, first, first)
         k_nn = mean(noise, noise, second, second)
-        found = [terms[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
-        assert found == pytest.approx([k_sn, k_ss, k_nn])
+        result = [terms[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
+        assert result == pytest.approx([k_sn, k_ss, k_nn])
         assert terms["normalised"] == pytest.approx(k_sn / math.sqrt(k_ss * k_nn))
         assert 0 < terms["normalised"] <= 1
     assert own["normalised"] == pytest.approx(sum(t["normalised"] for t in own["layers"]) / 2)
@@ -303,20 +303,20 @@ def test_terms_are_means_over_pairs_of_heads():
 
 def test_one_row_for_each_ratio_and_scaling():
     table = cross_terms(states_of(make_signal_noise()), length=50)
-    found = table.rows
-    names = [(one["ratio"], one["scaling"]) for one in found]
+    result = table.rows
+    names = [(one["ratio"], one["scaling"]) for one in result]
     assert names == [("own", "base"), *((r, s) for s in ("base", "angle") for r in RATIOS)]
-    own, pi = found[0], found[1]
+    own, pi = result[0], result[1]
     assert pi["layers"] == own["layers"]
-    for one in found:
+    for one in result:
         if one["ratio"] == "1":
             # The same rotations: of frequencies alone the groups are one.
             assert one["position"]["normalised"] == pytest.approx(1)
             assert one["denominator"] == 0
         assert one["position"]["normalised"] <= 1 + 1e-12
     # Scaling of the base leaves the first pair at 1 radian a position in both groups.
-    assert [one["denominator"] for one in found[:7]] == [0] * 7
-    assert None not in [one["later_denominator"] for one in found[:7]]
+    assert [one["denominator"] for one in result[:7]] == [0] * 7
+    assert None not in [one["later_denominator"] for one in result[:7]]
     # The second of two pairs: ω_S = 1/√20000, ω_N = 1/√5000, twice as much: n = 2, m = 1.
     assert table.row(ratio="2", scaling="base")["later_denominator"] == 0
     # ω_S = 3 and 0.03, ω_N = 1/3 and 1/300: each nine times the other, beyond an order of 8.
@@ -325,7 +325,7 @@ def test_one_row_for_each_ratio_and_scaling():
         ratio="3", scaling="angle"
     )
     assert below["denominator"] == pytest.approx(0.03 - 8 / 300, abs=1e-12)
-    least = min(found[1:], key=lambda one: one["normalised"])
+    least = min(result[1:], key=lambda one: one["normalised"])
     assert f"{least['ratio']} of the {least['scaling']}" in table["least_in_step"]
 
 
@@ -375,12 +375,12 @@ def test_short_losses_see_at_least_half_and_less_than_a_row():
 
 def test_buckets_are_means_over_documents(corpus):
     model = make_signal_noise(len(corpus.tokenizer))
-    found = loss_against_length(
+    result = loss_against_length(
         model, corpus, length=96, trained_length=32, documents=5, split="all"
     )
-    assert (found["length"], found["trained_length"], found["documents"]) == (96, 32, 5)
-    lows = [bucket["low"] for bucket in found.rows]
-    assert [bucket["high"] + 1 for bucket in found.rows] == [*lows[1:], 96]
+    assert (result["length"], result["trained_length"], result["documents"]) == (96, 32, 5)
+    lows = [bucket["low"] for bucket in result.rows]
+    assert [bucket["high"] + 1 for bucket in result.rows] == [*lows[1:], 96]
     assert 32 in lows
     # All the documents drawn, read as they are.
     numbers = corpus.split("all")
@@ -389,7 +389,7 @@ def test_buckets_are_means_over_documents(corpus):
     rows = [corpus.tokens(int(corpus.starts[i]), 96).astype(np.int64) for i in drawn]
     ids = torch.from_numpy(np.stack(rows))
     losses, short = token_losses(model, ids), _short_losses(model, ids, 32)
-    for bucket in found.rows:
+    for bucket in result.rows:
         at = slice(bucket["low"] - 1, bucket["high"])
         means = losses[:, at].mean(1)
         assert bucket["loss"] == pytest.approx(means.mean().item())
@@ -407,14 +407,14 @@ def test_buckets_are_means_over_documents(corpus):
 
 def test_without_a_trained_length_there_is_no_control(corpus):
     model = make_signal_noise(len(corpus.tokenizer)).train()
-    found = loss_against_length(model, corpus, length=48, documents=1, split="all")
+    result = loss_against_length(model, corpus, length=48, documents=1, split="all")
     assert model.training
-    assert all(bucket["difference"] is None for bucket in found.rows)
-    assert math.isnan(found.rows[0]["error"])
+    assert all(bucket["difference"] is None for bucket in result.rows)
+    assert math.isnan(result.rows[0]["error"])
     longer = loss_against_length(
         model, corpus, length=48, trained_length=48, documents=1, split="all"
     )
-    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in found.rows]
+    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in result.rows]
 
 
 def test_texts_and_settings_that_cannot_be_used_are_refused(corpus, tmp_path):

@@ -20,7 +20,7 @@ from prismlm.probes.uncertainty_feedback.behaviour import (
     plant_mistake,
     recovery_table,
 )
-from prismlm.probes.uncertainty_feedback.signal import no_codes, own_codes, permuted
+from prismlm.probes.uncertainty_feedback.signal import no_codes, own_codes, permute_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -43,9 +43,9 @@ def test_ablation_is_the_loss_with_other_codes():
     model, feedback = make_fed_gpt2()
     set_table(feedback, 3 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(0)))
     codes = own_codes(model, TEXTS, Signal())
-    found = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
-    assert found["tokens"] == sum(map(len, TEXTS)) - len(TEXTS)
-    assert found["texts"] == len(TEXTS)
+    result = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
+    assert result["tokens"] == sum(map(len, TEXTS)) - len(TEXTS)
+    assert result["texts"] == len(TEXTS)
 
     def loss(given):
         total = torch.zeros(())
@@ -54,20 +54,20 @@ def test_ablation_is_the_loss_with_other_codes():
             total = total + torch.nn.functional.cross_entropy(
                 logits[:-1], text[1:], reduction="sum"
             )
-        return float(total) / found["tokens"]
+        return float(total) / result["tokens"]
 
     zero, neutral = ([torch.full_like(own, code) for own in codes] for code in (-1, LEVELS // 2))
     for row in neutral:
         row[0] = -1
-    own, *others = found.rows
-    for row, given in zip(found.rows, (codes, zero, neutral), strict=False):
+    own, *others = result.rows
+    for row, given in zip(result.rows, (codes, zero, neutral), strict=False):
         assert row["loss"] == pytest.approx(loss(given), rel=1e-5)
     change = others[2]["change"]
-    draws = [loss(permuted(codes, seed)) - own["loss"] for seed in (5, 6, 7)]
+    draws = [loss(permute_codes(codes, seed)) - own["loss"] for seed in (5, 6, 7)]
     assert change.value == pytest.approx(sum(draws) / 3, abs=1e-4)
     assert change.low < change.value < change.high
     # Beside what comes of no vector at all, which a model may merely expect.
-    (said,) = found.findings
+    (said,) = result.findings
     assert (said["value"], said["control"]) == (change, others[0]["change"].value)
 
 
@@ -85,25 +85,25 @@ def test_a_model_that_goes_by_its_codes_is_found_out():
     texts = [torch.cat([torch.tensor([1]), named[row[:-1]]]) for row in codes]
     for row in codes:
         row[0] = -1
-    found = ablation(inputs_of(model, texts, codes))
-    for row in found.rows[1:]:
+    result = ablation(inputs_of(model, texts, codes))
+    for row in result.rows[1:]:
         assert row["change"].above_zero
-    assert found.findings[0]["effect"] == "above 0"
+    assert result.findings[0]["effect"] == "above 0"
     # Fed the wrong way round, shuffled codes are the better ones.
-    other = permuted(codes, 9)
+    other = permute_codes(codes, 9)
     turned = ablation(inputs_of(model, texts, other)).row(signal="neutral")
-    assert turned["change"].value < found.row(signal="neutral")["change"].low
+    assert turned["change"].value < result.row(signal="neutral")["change"].low
 
 
 def test_equal_rows_leave_nothing_to_shuffle_and_a_table_of_zeros_nothing_at_all():
     model, feedback = make_fed_gpt2()
     set_table(feedback, torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
     codes = own_codes(model, TEXTS, Signal())
-    found = ablation(inputs_of(model, TEXTS, codes))
-    _, zero, neutral, shuffled = found.rows
+    result = ablation(inputs_of(model, TEXTS, codes))
+    _, zero, neutral, shuffled = result.rows
     assert neutral["change"].value == shuffled["change"].value == shuffled["change"].high == 0
     assert zero["change"].value != 0
-    assert found.findings[0]["effect"] == "may be chance"
+    assert result.findings[0]["effect"] == "may be chance"
     set_table(feedback, torch.zeros(1, 16))
     for row in ablation(inputs_of(model, TEXTS, codes)).rows[1:]:
         assert row["change"] == Interval(0, 0, 0)
@@ -131,10 +131,10 @@ def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
     set_table(feedback, table)
     texts = [1 + (torch.arange(24) + begun) % 12 for begun in range(12)]
     codes = own_codes(model, texts, Signal())
-    found = mistakes(inputs_of(model, texts, codes, seed=1))
-    assert [one["effect"] for one in found.findings] == ["below 0"] * 2
+    result = mistakes(inputs_of(model, texts, codes, seed=1))
+    assert [one["effect"] for one in result.findings] == ["below 0"] * 2
     # The prediction that has just read the wrong token cannot know, the one after it does.
-    own, _, shuffled = (row["loss"] for row in found.rows)
+    own, _, shuffled = (row["loss"] for row in result.rows)
     assert own[0] == pytest.approx(shuffled[0], abs=0.2)
     assert own[1] < shuffled[1] - 0.2
     # Where the high code blurs, the mistake costs more.
@@ -150,15 +150,15 @@ def test_mistakes_with_each_signal():
     set_table(feedback, 2 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
     texts = random_texts(20, 14, 9, 20, 11)
     codes, special = own_codes(model, texts, Signal()), make_tokenizer(eos_token="w0")
-    found = mistakes(inputs_of(model, texts, codes, special, mistakes=2, seed=1))
+    result = mistakes(inputs_of(model, texts, codes, special, mistakes=2, seed=1))
     # One text is too short.
-    assert (found["texts"], found["draws"]) == (4, 2)
-    own, *others = found.rows
-    for row in found.rows:
+    assert (result["texts"], result["draws"]) == (4, 2)
+    own, *others = result.rows
+    for row in result.rows:
         assert row["summed_loss"].value == pytest.approx(sum(row["loss"]))
     for row in others:
         assert row["own_loss_less"].value == pytest.approx(sum(own["loss"]) - sum(row["loss"]))
-    assert len({tuple(row["loss"]) for row in found.rows}) == 3
+    assert len({tuple(row["loss"]) for row in result.rows}) == 3
     set_table(feedback, torch.zeros(1, 16))
     same = mistakes(inputs_of(model, texts, codes, mistakes=2, seed=1))
     assert same.rows[1]["own_loss_less"].value == same.rows[2]["own_loss_less"].high == 0
@@ -184,11 +184,11 @@ def test_mistakes_with_each_signal():
 
 
 def test_recovery_is_the_first_step_back():
-    found = np.zeros((3, 2, 4))
+    result = np.zeros((3, 2, 4))
     # Two texts; means 2, 0.05, 1, 0.
-    found[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
-    found[1] = 1
-    result = recovery_table(found, 1, 0, 30)
+    result[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
+    result[1] = 1
+    result = recovery_table(result, 1, 0, 30)
     assert [row["recovered_after"] for row in result.rows] == [2, None, 1]
     assert result.rows[1]["own_loss_less"].value == pytest.approx(3.05 - 4)
     assert "over 4 tokens" in result.title
@@ -196,7 +196,7 @@ def test_recovery_is_the_first_step_back():
         row["own_loss_less"] for row in result.rows[1:]
     ]
     # Codes that are all the same are no negative finding.
-    same = recovery_table(found, 1, 0, 1)
+    same = recovery_table(result, 1, 0, 1)
     assert [one["effect"] for one in same.findings] == ["undefined"] * 2
 
 
@@ -218,18 +218,18 @@ def test_words_after_high_and_low_steps_by_hand():
     # Steps 0 to 3 have two tokens after their own.
     shares = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0])]
     begun = [np.array([0, 0, 1, 0, 1, 1], dtype=bool)]
-    found, steps = hedges_after(shares, begun, 2)
+    result, steps = hedges_after(shares, begun, 2)
     # After step 0 are tokens 1 and 2: one word. After step 1, 2 and 3: one. Quartiles of
     # (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
     assert steps == 4
-    assert found.tolist() == [[1, 2, 1, 2]]
+    assert result.tolist() == [[1, 2, 1, 2]]
     shares.append(np.array([0.95, 0.95, 0.95]))
     begun.append(np.array([1, 0, 1], dtype=bool))
     # Of five steps the quartiles are 0.5 and 0.9: two steps each are as low or lower, as high.
-    found, steps = hedges_after(shares, begun, 2)
+    result, steps = hedges_after(shares, begun, 2)
     assert steps == 5
     # Low: steps 1 to 3, with one, one and two words after them.
-    assert found.tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
+    assert result.tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
     nothing = [np.array([0.5] * 4)]
     assert hedges_after(nothing, [np.ones(4, dtype=bool)], 2)[0].sum() == 0
 
@@ -239,16 +239,16 @@ def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
     texts = random_texts(*[20] * 6)
     set_table(feedback, torch.zeros(1, 16))
     codes = own_codes(model, texts, Signal())
-    found = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
-    own, *controls = found.rows
+    result = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
+    own, *controls = result.rows
     assert own["hedges"] > 0
     assert 0 < own["tokens"] <= 240
     for row in controls:
         assert all(row[name] == own[name] for name in own if name != "signal")
         less = row["own_less"]
         assert (less.value, less.low, less.high) == pytest.approx((0, 0, 0), abs=1e-15)
-    assert [one["effect"] for one in found.findings] == ["may be chance"] * 2
-    assert found == hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
+    assert [one["effect"] for one in result.findings] == ["may be chance"] * 2
+    assert result == hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
     set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
     other = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
     fed, bare, shuffled = ({**row, "signal": "", "own_less": None} for row in other.rows)
@@ -276,14 +276,14 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
     set_table(feedback, table)
     texts = random_texts(*[8] * 24)
     codes = own_codes(model, texts, Signal())
-    found = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=1))
-    own, *controls = found.rows
+    result = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=1))
+    own, *controls = result.rows
     assert own["after_high"] > 2 * own["after_low"]
     for row in controls:
         assert row["hedges"] > 0
         assert abs(row["difference"].value) < 0.1 * own["difference"].value
         assert row["own_less"].above_zero
-    assert [one["effect"] for one in found.findings] == ["above 0"] * 2
+    assert [one["effect"] for one in result.findings] == ["above 0"] * 2
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_each_control_has_its_finding(signals, words, effects):
     for name, after in zip(("own", "none", "shuffled"), signals, strict=True):
         row = [0] * 4 if after is None else [after[0], 8, after[1], 8]
         runs[name] = Counts(np.array([row] * 9, dtype=float), 180, 9 * words, 50)
-    found = hedging_table(runs, InspectOptions(window=8))
-    assert [one["effect"] for one in found.findings] == effects
+    result = hedging_table(runs, InspectOptions(window=8))
+    assert [one["effect"] for one in result.findings] == effects
 
 
 def starts(tokenizer, prompt, added):
@@ -333,9 +333,9 @@ def test_what_is_written_is_what_the_model_generates(make):
     prompts = random_texts(5, 8, 5)
     codes = own_codes(model, prompts, Signal("passes", 2))
     inputs = inputs_of(model, prompts, codes, tokens=6, temperature=0)
-    found = continuations(inputs, prompts, codes)
+    result = continuations(inputs, prompts, codes)
     feedback.passes = 2
-    for prompt, one in zip(prompts, found, strict=True):
+    for prompt, one in zip(prompts, result, strict=True):
         whole = model.generate(
             prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
         )

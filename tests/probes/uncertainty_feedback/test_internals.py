@@ -9,9 +9,9 @@ from prismlm.probes.uncertainty_feedback.internals import (
     attention_probe,
     code_probe,
     matched_ranks,
-    received,
+    received_attention,
     ridge,
-    strongest,
+    strongest_layer,
 )
 from prismlm.probes.uncertainty_feedback.signal import neutral_codes, own_codes
 from prismlm.statistics import Interval, spearman
@@ -30,7 +30,7 @@ def test_attention_received_is_the_mean_over_later_tokens():
     model, _ = make_fed_gpt2()
     texts = random_texts(6, 6)
     codes = own_codes(model, texts, Signal())
-    found = received(model, texts, codes)
+    result = received_attention(model, texts, codes)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     for number, text in enumerate(texts):
@@ -45,19 +45,19 @@ def test_attention_received_is_the_mean_over_later_tokens():
                 sum(float(weights[0, :, i, j].mean()) for i in range(j + 1, 6)) / (5 - j)
                 for j in range(5)
             ]
-            np.testing.assert_allclose(found[layer, number], [*expected, 0], atol=1e-6)
+            np.testing.assert_allclose(result[layer, number], [*expected, 0], atol=1e-6)
 
 
 def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     model, feedback = make_fed_gpt2()
     texts = random_texts(30, 24, 40, 24, 26, 12, 24, 28)
     codes = own_codes(model, texts, Signal())
-    found = attention_probe(inputs_of(model, texts, codes), permutations=49)
+    result = attention_probe(inputs_of(model, texts, codes), permutations=49)
     # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
-    assert (found["length"], found["texts"], found["left_out"]) == (24, 7, 1)
-    assert found["positions"] == 24 - 1 - 8
-    assert len(found.rows) == 2
-    for row in found.rows:
+    assert (result["length"], result["texts"], result["left_out"]) == (24, 7, 1)
+    assert result["positions"] == 24 - 1 - 8
+    assert len(result.rows) == 2
+    for row in result.rows:
         assert -1 <= row["correlation"] <= 1
         assert 1 / 50 <= row["p"] <= row["q"] <= 1
         assert row["added"].value == pytest.approx(row["correlation"] - row["without"])
@@ -65,12 +65,12 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     several = [*texts, *random_texts(*[5] * 20)]
     mixed = attention_probe(inputs_of(model, several), permutations=49)
     assert (mixed["length"], mixed["texts"], mixed["left_out"]) == (24, 7, 21)
-    assert mixed.rows == found.rows
+    assert mixed.rows == result.rows
     # Cut off is as never read.
     cut = [text[:24] for text in texts if len(text) >= 24]
     cut_codes = tuple(row[:24] for row in codes if len(row) >= 24)
     alike = attention_probe(inputs_of(model, cut, cut_codes), permutations=49)
-    assert alike.rows == found.rows
+    assert alike.rows == result.rows
     # With a table of zeros, nothing fed is the same.
     set_table(feedback, torch.zeros(1, 16))
     for row in attention_probe(inputs_of(model, texts, codes), permutations=49).rows:
@@ -98,13 +98,13 @@ def test_codes_that_draw_attention_are_found():
     codes = tuple(torch.randint(0, LEVELS, (24,), generator=generator) for _ in texts)
     for row in codes:
         row[0] = -1
-    found = attention_probe(inputs_of(model, texts, codes))
-    (layer,) = found.rows
+    result = attention_probe(inputs_of(model, texts, codes))
+    (layer,) = result.rows
     assert layer["correlation"] > 0.8
     assert layer["p"] == layer["q"] == 1 / 1000
     assert abs(layer["without"]) < 0.3
     assert layer["added"].above_zero
-    assert found.findings[0]["effect"] == "above 0"
+    assert result.findings[0]["effect"] == "above 0"
     # Turned round, low codes draw it.
     set_table(feedback, table.flip(0))
     turned = attention_probe(inputs_of(model, texts, codes))
@@ -121,28 +121,28 @@ def test_the_layer_that_is_named_is_one_that_is_counted():
         ]
 
     unclear, more = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3)
-    found = strongest(rows(more, more, more, unclear), 9)
-    assert found["finding"].startswith("attention: ρ with the code in layer 3,")
-    assert (found["value"], found["effect"]) == (unclear, "may be chance")
-    assert strongest(rows(unclear, unclear, unclear, more), 9)["effect"] == "above 0"
+    result = strongest_layer(rows(more, more, more, unclear), 9)
+    assert result["finding"].startswith("attention: ρ with the code in layer 3,")
+    assert (result["value"], result["effect"]) == (unclear, "may be chance")
+    assert strongest_layer(rows(unclear, unclear, unclear, more), 9)["effect"] == "above 0"
     # None is counted: the largest correlation, which is not clear.
-    none = strongest(rows(more, more, more, more)[:3], 9)
+    none = strongest_layer(rows(more, more, more, more)[:3], 9)
     assert "layer 2," in none["finding"]
     assert none["effect"] == "may be chance"
     # Codes that are all the same are no negative finding.
-    same = strongest(rows(more, more, more, more), 1)
+    same = strongest_layer(rows(more, more, more, more), 1)
     assert (same["value"], same["effect"]) == (None, "undefined")
 
 
 def test_ranks_within_positions_by_hand():
     x, y = np.array([[1.0], [2.0], [3.0]]), np.array([[10.0], [30.0], [20.0]])
-    found = matched_ranks(x, y)
+    result = matched_ranks(x, y)
     # Of the six orders, 1, ½, ½, −½, −½, −1: all are as large as ½.
-    assert found.correlation == pytest.approx(0.5)
-    assert found.p == 1
-    assert found.by_text.mean() == pytest.approx(found.correlation)
+    assert result.correlation == pytest.approx(0.5)
+    assert result.p == 1
+    assert result.by_text.mean() == pytest.approx(result.correlation)
     # (−1, 0, 1) and (−1, 1, 0): products 1, 0, 0, over a norm of 2.
-    np.testing.assert_allclose(found.by_text, [1.5, 0, 0])
+    np.testing.assert_allclose(result.by_text, [1.5, 0, 0])
     # Two positions that go opposite ways cancel.
     assert matched_ranks(np.hstack([x, x]), np.hstack([y, -y])).correlation == pytest.approx(0)
 
@@ -165,11 +165,11 @@ def test_what_the_position_alone_makes_is_not_found_within_positions():
 def test_null_of_rows_keeps_what_goes_together_along_a_text():
     """A text-wide shift of x and of y, independent of one another, must not be found too often."""
     rng = np.random.default_rng(1)
-    found = []
+    result = []
     for seed in range(40):
         x, y = (rng.normal(size=(8, 1)) + 0.1 * rng.normal(size=(8, 30)) for _ in range(2))
-        found.append(matched_ranks(x, y, permutations=199, seed=seed).p)
-    assert np.mean(np.array(found) <= 0.05) <= 0.15
+        result.append(matched_ranks(x, y, permutations=199, seed=seed).p)
+    assert np.mean(np.array(result) <= 0.05) <= 0.15
 
 
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
@@ -183,16 +183,16 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
     codes = tuple(torch.randint(0, LEVELS, (40,), generator=generator) for _ in texts)
     for row in codes:
         row[0] = -1
-    found = code_probe(inputs_of(model, texts, codes))
-    assert (found["fitted_on"], found["tested_on"], found["positions"]) == (20, 10, 20 * 39)
-    assert [row["layer"] for row in found.rows] == [0, 1, 2]
-    assert [row["depth"] for row in found.rows] == [0, 0.5, 1]
-    first = found.rows[0]
+    result = code_probe(inputs_of(model, texts, codes))
+    assert (result["fitted_on"], result["tested_on"], result["positions"]) == (20, 10, 20 * 39)
+    assert [row["layer"] for row in result.rows] == [0, 1, 2]
+    assert [row["depth"] for row in result.rows] == [0, 0.5, 1]
+    first = result.rows[0]
     assert first["code"].low > 0.95
     assert abs(first["shuffled"].value) < 0.1
     assert abs(first["without"].value) < 0.1
     assert first["added"].low > 0.9
-    (best,) = found.findings
+    (best,) = result.findings
     assert (best["value"], best["effect"]) == (first["added"], "above 0")
     # What nothing is fed of, the fed states do not have.
     set_table(feedback, torch.zeros(1, 16))
@@ -206,8 +206,8 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
 def test_codes_that_are_all_the_same_are_no_negative_finding():
     model, _ = make_fed_gpt2()
     texts = random_texts(*[24] * 8)
-    (found,) = code_probe(inputs_of(model, texts, neutral_codes(texts, LEVELS))).findings
-    assert (found["value"], found["effect"]) == (None, "undefined")
+    (result,) = code_probe(inputs_of(model, texts, neutral_codes(texts, LEVELS))).findings
+    assert (result["value"], result["effect"]) == (None, "undefined")
 
 
 def test_ridge_is_the_closed_form():
@@ -215,7 +215,7 @@ def test_ridge_is_the_closed_form():
     x = torch.randn(8, 20, generator=generator, dtype=torch.float64)
     y = x[:, :1] + torch.randn(8, 1, generator=generator, dtype=torch.float64)
     rows = torch.cat([torch.ones(8, 1, dtype=torch.float64), x, y], 1)
-    found, bias = ridge(rows.T @ rows, targets=1)
+    result, bias = ridge(rows.T @ rows, targets=1)
     inner = (x - x.mean(0)) / x.std(0, correction=0)
     scores = {}
     for power in range(-6, 3):
@@ -227,5 +227,5 @@ def test_ridge_is_the_closed_form():
         if freedom >= 0.1:
             scores[float(error / freedom**2)] = weight
     best = scores[min(scores)]
-    torch.testing.assert_close(found, best / x.std(0, correction=0)[:, None])
-    torch.testing.assert_close((x @ found + bias).mean(), y.mean())
+    torch.testing.assert_close(result, best / x.std(0, correction=0)[:, None])
+    torch.testing.assert_close((x @ result + bias).mean(), y.mean())

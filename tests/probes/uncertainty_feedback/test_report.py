@@ -33,18 +33,18 @@ def tokenizer():
 def test_a_report_has_every_check_or_its_reason(tokenizer):
     model, _ = make_fed_protot()
     sample = Sample("some", tuple(random_texts(*[20] * 8)))
-    found = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
-    assert set(found.left_out) == {"attention"}
-    assert "no attention heads" in found.left_out["attention"]
-    assert set(found.tables) == {"ablation", "prefill", "hedging", "mistakes", "probe"}
-    value = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    result = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
+    assert set(result.left_out) == {"attention"}
+    assert "no attention heads" in result.left_out["attention"]
+    assert set(result.tables) == {"ablation", "prefill", "hedging", "mistakes", "probe"}
+    value = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert value["attention"] is None
     assert value["ablation"]["rows"][3]["signal"] == "shuffled"
     assert [one["finding"].split(":")[0] for one in value["findings"]] == [
         "ablation", "prefill", "hedging", "hedging", "mistakes", "mistakes", "probe",
     ]  # fmt: skip
     again = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
-    assert again.to_dict() == found.to_dict()
+    assert again.to_dict() == result.to_dict()
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "signal-noise"])
@@ -60,12 +60,12 @@ def test_every_family_is_read(name, tokenizer):
     attach_drawn(model, 64)
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
     options = InspectOptions(permutations=1, passes=1, tokens=4, window=2, mistakes=1)
-    found = inspect_uncertainty_feedback(model, tokenizer, sample, options=options)
-    assert set(found.left_out) == ({"attention"} if name == "mamba" else set())
-    assert len(found["probe"].rows) == 3
-    assert found["prefill"]["rounding"] < 1e-3
-    if "attention" in found.tables:
-        assert len(found["attention"].rows) == 2
+    result = inspect_uncertainty_feedback(model, tokenizer, sample, options=options)
+    assert set(result.left_out) == ({"attention"} if name == "mamba" else set())
+    assert len(result["probe"].rows) == 3
+    assert result["prefill"]["rounding"] < 1e-3
+    if "attention" in result.tables:
+        assert len(result["attention"].rows) == 2
 
 
 def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
@@ -77,10 +77,10 @@ def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
     model = RwkvForCausalLM(config).eval().requires_grad_(False)
     attach_drawn(model, 64)
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
-    found = inspect_uncertainty_feedback(model, tokenizer, sample, options=FAST)
-    assert set(found.left_out) == {"attention", "prefill", "hedging"}
-    assert "returns no cache" in found.left_out["hedging"]
-    assert found["mistakes"]["texts"] == 8
+    result = inspect_uncertainty_feedback(model, tokenizer, sample, options=FAST)
+    assert set(result.left_out) == {"attention", "prefill", "hedging"}
+    assert "returns no cache" in result.left_out["hedging"]
+    assert result["mistakes"]["texts"] == 8
 
 
 def test_texts_that_do_not_do_are_named(tokenizer):
@@ -92,9 +92,9 @@ def test_texts_that_do_not_do_are_named(tokenizer):
 
     with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* some has 3"):
         read(20, 20, 20, checks=["ablation"])
-    found = read(20, 20, 20, 20, 6)
-    assert set(found.tables) == {"ablation", "prefill", "hedging", "mistakes"}
-    assert "needs at least 8 texts of at least 10 tokens" in found.left_out["attention"]
+    result = read(20, 20, 20, 20, 6)
+    assert set(result.tables) == {"ablation", "prefill", "hedging", "mistakes"}
+    assert "needs at least 8 texts of at least 10 tokens" in result.left_out["attention"]
     other = Sample("other", (torch.tensor([1, 99, 3]),))
     with pytest.raises(InputError, match="hold token 99 and the model has 37"):
         inspect_uncertainty_feedback(model, tokenizer, other)

@@ -8,7 +8,7 @@ from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from prismlm.probes.uncertainty_feedback import InspectOptions, Signal
 from prismlm.probes.uncertainty_feedback.behaviour import ablation, prefill_gap
-from prismlm.probes.uncertainty_feedback.signal import own_codes, permuted, recursion, replay
+from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes, recursion, replay
 from tests.helpers.feedback_models import (
     LEVELS,
     inputs_of,
@@ -24,8 +24,8 @@ TEXTS = random_texts(12, 7, 12, 9, 12)
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
 def test_the_recursion_is_token_by_token(make):
     model, _ = make()
-    codes, found = recursion(model, TEXTS)
-    for text, own, one in zip(TEXTS, codes, found, strict=True):
+    codes, result = recursion(model, TEXTS)
+    for text, own, one in zip(TEXTS, codes, result, strict=True):
         # The equation: each code from a pass over all that came before it.
         expected = [-1]
         for at in range(1, len(text)):
@@ -46,12 +46,12 @@ def test_the_recursion_is_token_by_token(make):
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_codes_of_passes_are_those_that_the_model_takes(passes):
     model, feedback = make_fed_gpt2()
-    found = own_codes(model, TEXTS, Signal("passes", passes))
+    result = own_codes(model, TEXTS, Signal("passes", passes))
     feedback.passes = passes
-    for text, own in zip(TEXTS, found, strict=True):
+    for text, own in zip(TEXTS, result, strict=True):
         assert torch.equal(model(text[None], use_cache=False).uncertainty_codes[0], own)
     if passes == 1:
-        assert {int(code) for own in found for code in own[1:]} == {LEVELS // 2}
+        assert {int(code) for own in result for code in own[1:]} == {LEVELS // 2}
 
 
 def test_as_many_passes_as_tokens_are_the_recursion():
@@ -62,9 +62,9 @@ def test_as_many_passes_as_tokens_are_the_recursion():
     last = gap.rows[-1]
     assert last["differing"] == last["distance"] == 0
     assert abs(last["loss_change"].value) < 1e-6
-    (found,) = gap.findings
-    assert found["finding"].startswith("prefill: loss, codes of 6 passes")
-    assert found["value"] == last["loss_change"]
+    (result,) = gap.findings
+    assert result["finding"].startswith("prefill: loss, codes of 6 passes")
+    assert result["value"] == last["loss_change"]
     assert last["loss"] == pytest.approx(gap["loss"])
     assert gap["rounding"] < 1e-4
     assert gap["positions"] == 5 + 5 + 3 + 4
@@ -77,11 +77,11 @@ def test_as_many_passes_as_tokens_are_the_recursion():
 
 def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():
     codes = tuple(torch.tensor([-1, *range(10 * n, 10 * n + 4)]) for n in range(5))
-    mixed = permuted(codes, 3)
+    mixed = permute_codes(codes, 3)
     assert all(row[0] == -1 for row in mixed)
     assert torch.equal(torch.cat(mixed).sort().values, torch.cat(codes).sort().values)
     assert not torch.equal(torch.cat(mixed), torch.cat(codes))
-    assert torch.equal(torch.cat(permuted(codes, 3)), torch.cat(mixed))
+    assert torch.equal(torch.cat(permute_codes(codes, 3)), torch.cat(mixed))
 
 
 def test_reading_leaves_the_model_as_it_was():

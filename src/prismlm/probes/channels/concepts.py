@@ -78,7 +78,7 @@ def word_ends(
     tokenizer: PreTrainedTokenizerBase, forms: Forms, activations: Activations
 ) -> dict[str, Int64[Tensor, " n"]]:
     """Return the tokens at which each word ends in a text; "girl" is not in "girls"."""
-    ids, lengths, continues = activations.tokens, activations.lengths, continuing(tokenizer)
+    ids, lengths, continues = activations.tokens, activations.lengths, continues_word(tokenizer)
     # How many tokens of its sequence stand before each token.
     before = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     continued = torch.zeros(len(ids), dtype=torch.bool)
@@ -95,7 +95,7 @@ def word_ends(
     return ends
 
 
-def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
+def continues_word(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens continue a word: those whose text begins with a letter or a digit."""
     texts = (decode_token(tokenizer, token) for token in range(len(tokenizer)))
     return torch.tensor([text[:1].isalnum() for text in texts])
@@ -107,7 +107,7 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
 
 
-def standardised(
+def standardised_difference(
     write: Float64[Tensor, "N R"], means: Float64[Tensor, "... R"]
 ) -> Float64[Tensor, "... R"]:
     """Return d of each channel from mean write gates at some positions; 0 of a constant gate."""
@@ -167,11 +167,11 @@ def rank_channels(
     for (_, layer), gates in activations.values.items():
         write = gates.double()
         at_words = write[positions].mean(0)
-        differences.append(standardised(write, at_words).tolist())
+        differences.append(standardised_difference(write, at_words).tolist())
         sums = torch.zeros(len(ids), write.shape[1], dtype=torch.float64)
         sums.index_add_(0, inverse, write)
         means = sums[random].sum(1) / times[random].sum(1, keepdim=True)
-        null = torch.maximum(null, standardised(write, means).amax(1))
+        null = torch.maximum(null, standardised_difference(write, means).amax(1))
         columns = zip(differences[-1], at_words.tolist(), write.mean(0).tolist(), strict=True)
         rows += [
             {"layer": layer, "channel": channel, "difference": d, "at_words": at, "mean": mean}
@@ -297,6 +297,6 @@ def concept_in_model(
         positions = torch.cat(list(ends.values()))
         count, write = len(positions), activations.values["write", layer].double()
         if count:
-            difference = float(standardised(write, write[positions].mean(0))[channel])
+            difference = float(standardised_difference(write, write[positions].mean(0))[channel])
     table = effects_on(model, probes, channels, options, progress=progress)
     return ConceptInModel(name, ranking, difference, count, table)

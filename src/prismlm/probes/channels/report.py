@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
     from prismlm.layers import PrototypeMixer
 
+GATES: tuple[Kind, ...] = ("write", "read")
 SIGNIFICANT = 0.05
 BINS, MAX_LAG, SHUFFLES = 8, 4, 99
 MIN_VARIANCE = 1e-28
@@ -83,11 +85,10 @@ def _magnitudes(activations: Tensor) -> Tensor:
 
 def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
     """Return :func:`gate_use` of each layer's ``write`` and ``read`` gates over ``tokens``."""
-    kinds: tuple[Kind, ...] = ("write", "read")
-    activations = read_activations(model, batches, kinds)  # pyright: ignore[reportArgumentType]
+    activations = read_activations(model, batches, GATES)  # pyright: ignore[reportArgumentType]
     return [
         {"tokens": len(activations.tokens)}
-        | {kind: gate_use(activations.values[kind, layer], mixer.groups) for kind in kinds}
+        | {gate: gate_use(activations.values[gate, layer], mixer.groups) for gate in GATES}
         for layer, mixer in enumerate(mixers_of(model))
     ]
 
@@ -130,7 +131,7 @@ def metrics(model: nn.Module, activations: Activations, kind: Kind, layer: int) 
     values = activations.values[kind, layer]
     parts = values.unflatten(-1, (groups, -1))
     width, nats = parts.shape[-1], entropy(parts).mean().item()
-    plain, corrected = information(activations.tokens, values)
+    plain, corrected = mutual_information(activations.tokens, values)
     return {
         "layer": layer,
         "width": width,
@@ -144,7 +145,7 @@ def metrics(model: nn.Module, activations: Activations, kind: Kind, layer: int) 
     }
 
 
-def information(
+def mutual_information(
     tokens: Int64[Tensor, " N"], activations: Float[Tensor, "N P"], bins: int = BINS
 ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
     """Return I(T; ã_p) = H(T) + H(ã_p) − H(T, ã_p) of each channel, nats, and corrected.
@@ -203,26 +204,6 @@ def quartiles(lives: Float[np.ndarray, " n"], scores: Float[np.ndarray, " n"]) -
     }
 
 
-@dataclass(frozen=True, eq=False)
-class LagCorrelation:
-    """Cross-correlation of read and write of R channels; NaN if a gate is constant.
-
-        c(ℓ) = Σ_i r_i w_{i+ℓ} / √(Σ_i r_i² · Σ_i w_i²),   gates minus their mean over the sequence
-
-    A peak at ℓ = 1 means that the channel is read one position before it is written. The null
-    shuffles the read gate's positions within each sequence, which also destroys autocorrelation:
-    a small p says that read and write correlate at some lag, the peak says which.
-    Source: ProtoT, §5.1, which shows the pattern by example and has no figure for it.
-    """
-
-    lags: Int64[Tensor, " lags"]  # −L to L
-    correlation: Float[Tensor, "R lags"]  # c(ℓ) over all sequences, float64
-    null_mean: Float[Tensor, "R lags"]
-    null_deviation: Float[Tensor, "R lags"]
-    peak: Int64[Tensor, " R"]  # the lag of the largest c(ℓ)
-    p: Float[Tensor, " R"]  # share of shuffles and the original with as large a peak
-
-
 def lag_correlation(
     writes: Float[Tensor, "N R"],
     reads: Float[Tensor, "N R"],
@@ -231,8 +212,20 @@ def lag_correlation(
     max_lag: int = MAX_LAG,
     shuffles: int = SHUFFLES,
     seed: int = 0,
-) -> LagCorrelation:
-    """Return the cross-correlation of gates along sequences of these lengths."""
+) -> dict[str, Tensor]:
+    """Cross-correlate the read and write gates of R channels along sequences of these lengths.
+
+        c(ℓ) = Σ_i r_i w_{i+ℓ} / √(Σ_i r_i² · Σ_i w_i²),   gates minus their mean over the sequence
+
+    A peak at ℓ = 1 means that the channel is read one position before it is written. The null
+    shuffles the read gate's positions within each sequence, which also destroys autocorrelation:
+    a small p says that read and write correlate at some lag, the peak says which.
+    Source: ProtoT, §5.1, which shows the pattern by example and has no figure for it.
+
+    Returned are ``lags`` −L to L; ``correlation`` c(ℓ), ``null_mean`` and ``null_deviation``,
+    float64 [R, lags]; ``peak``, the lag of the largest c(ℓ); and ``p``, the share of shuffles and
+    the original with as large a peak. They are NaN if a gate is constant.
+    """
     check_whole("the largest lag", max_lag, 1)
     generator = torch.Generator().manual_seed(seed)
     channels = writes.shape[1]
@@ -253,11 +246,11 @@ def lag_correlation(
     varies = scale > MIN_VARIANCE * len(writes)
     correlation = products / torch.where(varies, scale, torch.nan)[None, :, None]
     observed, null = correlation[0], correlation[1:]
-    at_least = (null.amax(2) >= observed.amax(1)).sum(0)
+    exceeding = (null.amax(2) >= observed.amax(1)).sum(0)
     lags = torch.arange(-max_lag, max_lag + 1)
-    p = torch.where(varies, (at_least.double() + 1) / len(correlation), torch.nan)
-    peak = lags[observed.argmax(1)]
-    return LagCorrelation(lags, observed, null.mean(0), null.std(0), peak, p)
+    p = torch.where(varies, (exceeding.double() + 1) / len(correlation), torch.nan)
+    figures = {"lags": lags, "correlation": observed, "null_mean": null.mean(0)}
+    return figures | {"null_deviation": null.std(0), "peak": lags[observed.argmax(1)], "p": p}
 
 
 @dataclass(frozen=True)
@@ -267,7 +260,7 @@ class LayerReport:
     layer: int
     shared_gates: bool
     metrics: Mapping[Kind, Row]
-    lags: LagCorrelation | None  # of read and write; None without a corpus
+    lags: Mapping[str, Tensor] | None  # of :func:`lag_correlation`; None without a corpus
     channels: tuple[Row, ...]  # number, decay, half-life in positions, and :func:`channel_row`
 
 
@@ -366,49 +359,37 @@ def channel_report(
         check_tokenizer_of(sequences.corpus, tokenizer, name)
         if not has_mixers(model) and text is None:
             rows = measure_layers(model, sequences, "values", progress=progress)
-            heads = tuple(
-                LayerReport(layer, False, {"values": rows[layer]}, None, ())
-                for layer in chosen_layers(len(rows), layers)
-            )
+            numbers = chosen_layers(len(rows), layers)
+            heads = tuple(LayerReport(n, False, {"values": rows[n]}, None, ()) for n in numbers)
             return ChannelReport(name, "heads", sequences.part(rows[0]["positions"]), heads, {})
     mixers = mixers_of(model)
     layers = chosen_layers(len(mixers), layers)
     curves = None if text is None else read_text(model, tokenizer, text, layers)
-    if sequences is None:
-        bare = tuple(
-            LayerReport(i, mixers[i].shared_gates, {}, None, _channels(mixers[i])) for i in layers
-        )
-        return ChannelReport(name, "channels", None, bare, {}, curves)
-    kinds: tuple[Kind, ...] = ("write", "read")
-    reading = {"total": sequences.tokens, "progress": progress}
-    activations = read_activations(model, sequences.batches(), kinds, layers, **reading)
-    top = {layer: activations.top_sequences("write", layer) for layer in layers}
-    spans = (
-        (sequence["document"], sequence["position"], sequence["length"])
-        for channels in top.values()
-        for channel in channels
-        for sequence in channel
-    )
-    passages = {p.start: p for p in read_passages(sequences.corpus, spans).values()}
-    values, lengths = activations.values, activations.lengths.tolist()
-    reports = tuple(
-        LayerReport(
-            layer,
-            mixers[layer].shared_gates,
-            {kind: metrics(model, activations, kind, layer) for kind in kinds},
-            lag_correlation(values["write", layer], values["read", layer], lengths, seed=seed),
-            _channels(mixers[layer], top[layer], passages),
-        )
-        for layer in layers
-    )
-    part = sequences.part(len(activations.tokens))
-    return ChannelReport(name, "channels", part, reports, passages, curves)
+    part, activations, lengths = None, None, list[int]()
+    top: dict[int, list[list[Row]]] = {}
+    passages: dict[int, Passage] = {}
+    if sequences is not None:
+        reading = {"total": sequences.tokens, "progress": progress}
+        activations = read_activations(model, sequences.batches(), GATES, layers, **reading)
+        part, lengths = sequences.part(len(activations.tokens)), activations.lengths.tolist()
+        top = {layer: activations.top_sequences("write", layer) for layer in layers}
+        chosen = chain.from_iterable(chain.from_iterable(top.values()))
+        spans = ((row["document"], row["position"], row["length"]) for row in chosen)
+        passages = {p.start: p for p in read_passages(sequences.corpus, spans).values()}
+    reports: list[LayerReport] = []
+    for layer in layers:
+        figures, lags = {}, None
+        if activations is not None:
+            figures = {gate: metrics(model, activations, gate, layer) for gate in GATES}
+            gates = (activations.values[gate, layer] for gate in GATES)
+            lags = lag_correlation(*gates, lengths, seed=seed)
+        channels = _channels(mixers[layer], top.get(layer), passages)
+        reports.append(LayerReport(layer, mixers[layer].shared_gates, figures, lags, channels))
+    return ChannelReport(name, "channels", part, tuple(reports), passages, curves)
 
 
 def _channels(
-    mixer: PrototypeMixer,
-    top: Sequence[Sequence[Row]] | None = None,
-    passages: Mapping[int, Passage] | None = None,
+    mixer: PrototypeMixer, top: Sequence[Sequence[Row]] | None, passages: Mapping[int, Passage]
 ) -> tuple[Row, ...]:
     decays = lives = [None] * mixer.channels
     if mixer.decay_map is None:
@@ -416,7 +397,7 @@ def _channels(
         decays, lives = decay.tolist(), half_life(decay).tolist()
     return tuple(
         {"channel": number, "decay": decays[number], "half_life": lives[number]}
-        | channel_row(sequences, passages or {})
+        | channel_row(sequences, passages)
         for number, sequences in enumerate(top or [()] * mixer.channels)
     )
 
@@ -486,14 +467,14 @@ def locality_table(channels: Iterable[Row]) -> Table:
     return Table(title, columns, tuple(rows), facts)
 
 
-def _lag_row(lags: LagCorrelation) -> Row:
-    defined, clear = ~lags.p.isnan(), lags.p < SIGNIFICANT
-    peaks = lags.peak[clear]
-    row: Row = {"channels": len(lags.p), "clear": len(peaks)}
+def _lag_row(lags: Mapping[str, Tensor]) -> Row:
+    p = lags["p"]
+    peaks = lags["peak"][p < SIGNIFICANT]
+    row: Row = {"channels": len(p), "clear": len(peaks)}
     row |= {"read_first": int((peaks > 0).sum()), "one_before": int((peaks == 1).sum())}
     row |= {"at_once": int((peaks == 0).sum()), "written_first": int((peaks < 0).sum())}
-    columns = {"at_lag_1": lags.correlation, "shuffled": lags.null_mean}
-    for name, column in (columns | {"deviation": lags.null_deviation}).items():
-        at_one = column[defined][:, lags.lags == 1]
+    columns = {"at_lag_1": "correlation", "shuffled": "null_mean", "deviation": "null_deviation"}
+    for name, column in columns.items():
+        at_one = lags[column][~p.isnan()][:, lags["lags"] == 1]
         row[name] = torch.median(at_one).item() if len(at_one) else None
     return row

@@ -354,15 +354,15 @@ def _scores(
         return torch.cat(shares, 1) @ mean_sums.T
 
     (actual,) = figures([has_role[None].float() for has_role in members])
-    at_least = torch.zeros(len(actual), dtype=torch.int64)
+    at_least_as_good = torch.zeros(len(actual), dtype=torch.int64)
     total = torch.zeros(len(actual), dtype=torch.float64)
     for first in range(0, draws, DRAWS_PER_BATCH):
         count = min(DRAWS_PER_BATCH, draws - first)
         drawn = figures([_random_words(has_role, count, generator) for has_role in members])
         total += drawn.double().sum(0)
-        at_least += (drawn >= actual - TIE).sum(0)
+        at_least_as_good += (drawn >= actual - TIE).sum(0)
     lift, excess = actual.chunk(2)
-    control, rank = total.chunk(2)[0] / draws, 1 + at_least.view(2, -1).amax(0)
+    control, rank = total.chunk(2)[0] / draws, 1 + at_least_as_good.view(2, -1).amax(0)
     columns = {"lift": lift, "control": control, "excess": excess, "rank": rank}
     columns["p"] = rank.double() / (draws + 1)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)

@@ -24,16 +24,16 @@ from prismlm.probes.uncertainty_feedback.signal import (
     Codes,
     InspectOptions,
     Predictions,
-    at_least,
     batches_of,
     cache_of,
     count_codes,
     levels_of,
+    long_texts,
     neutral_codes,
     next_codes,
     no_codes,
     own_codes,
-    permuted,
+    permute_codes,
     recursion,
     relative_entropies,
     replay,
@@ -74,7 +74,7 @@ def ablation(inputs: CheckInputs) -> Table:
         "own": [codes],
         "zero": [no_codes(texts)],
         "neutral": [neutral_codes(texts, levels_of(model))],
-        "shuffled": [permuted(codes, options.seed + n) for n in range(options.permutations)],
+        "shuffled": [permute_codes(codes, options.seed + n) for n in range(options.permutations)],
     }
     rows: list[Row] = []
     own = np.zeros(len(texts))
@@ -157,7 +157,7 @@ def mistakes(inputs: CheckInputs) -> Table:
     """
     model, tokenizer, texts, codes, options, progress = inputs
     steps, seed = options.steps, options.seed
-    indices = at_least(texts, steps + 2)
+    indices = long_texts(texts, steps + 2)
     rows, own = [texts[n] for n in indices], tuple(codes[n] for n in indices)
     vocabulary = min(len(tokenizer), int(model.config.get_text_config().vocab_size))
     candidates = np.setdiff1d(np.arange(vocabulary), tokenizer.all_special_ids)
@@ -170,9 +170,9 @@ def mistakes(inputs: CheckInputs) -> Table:
             pairs = zip(rows, positions, strict=True)
             planted = [plant_mistake(row, position, candidates, rng) for row, position in pairs]
             planted_codes, permutation = own_codes(model, planted, options.signal), seed + 1 + draw
-            intact = [*unshuffled, replay(model, rows, permuted(own, permutation))]
+            intact = [*unshuffled, replay(model, rows, permute_codes(own, permutation))]
             codes_used = max(codes_used, count_codes((*own, *planted_codes)))
-            signals = (planted_codes, no_codes(rows), permuted(planted_codes, permutation))
+            signals = (planted_codes, no_codes(rows), permute_codes(planted_codes, permutation))
             for number, signal in enumerate(signals):
                 wrong = replay(model, planted, signal)
                 # The loss at a position is that of the token after it.
@@ -253,7 +253,7 @@ def hedging(inputs: CheckInputs) -> Table:
     runs = {"own": continuations(inputs, prompts, own)}
     pairs, levels = zip(own, runs["own"], strict=True), levels_of(inputs.model)
     joined = tuple(torch.cat([row, quantise(c.entropies[:-1], levels)]) for row, c in pairs)
-    shuffled = list(zip(permuted(joined, options.seed + 1), lengths, strict=True))
+    shuffled = list(zip(permute_codes(joined, options.seed + 1), lengths, strict=True))
     controls = {
         "none": (no_codes(prompts), nothing),
         "shuffled": (tuple(row[:n] for row, n in shuffled), tuple(row[n:] for row, n in shuffled)),

@@ -18,12 +18,12 @@ from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (
     CheckInputs,
     Codes,
-    at_least,
     batches_of,
     count_codes,
     levels_of,
+    long_texts,
     no_codes,
-    permuted,
+    permute_codes,
     run,
     stack,
 )
@@ -58,16 +58,16 @@ def attention_probe(inputs: CheckInputs, *, permutations: int = 999) -> Table:
     """
     model, _, texts, codes, options, progress = inputs
     # The median is over texts that are long enough by themselves.
-    lengths = sorted(len(texts[index]) for index in at_least(texts, MIN_LATER + 2))
+    lengths = sorted(len(texts[index]) for index in long_texts(texts, MIN_LATER + 2))
     length = lengths[(len(lengths) - 1) // 2]
-    indices = at_least(texts, length)
+    indices = long_texts(texts, length)
     cut = [texts[index][:length] for index in indices]
     own = tuple(codes[index][:length] for index in indices)
     # Position 0 has no code.
     span = slice(1, length - MIN_LATER)
     x = torch.stack(own)[:, span].double().numpy()
     fed, bare = (
-        received(model, cut, signal, progress=progress)[:, :, span]
+        received_attention(model, cut, signal, progress=progress)[:, :, span]
         for signal in (own, no_codes(cut))
     )
     rows: list[Row] = []
@@ -84,10 +84,10 @@ def attention_probe(inputs: CheckInputs, *, permutations: int = 999) -> Table:
     facts = {"texts": len(cut), "length": length, "positions": x.shape[1]}
     facts |= {"left_out": len(texts) - len(cut), "codes": codes_used}
     title = f"Attention received by code, {len(cut)} texts of {length} tokens"
-    return Table(title, columns, tuple(rows), facts, (strongest(rows, codes_used),))
+    return Table(title, columns, tuple(rows), facts, (strongest_layer(rows, codes_used),))
 
 
-def strongest(rows: Sequence[Row], codes: int) -> Row:
+def strongest_layer(rows: Sequence[Row], codes: int) -> Row:
     """Return the finding: the later layer with q ≤ 0.05 and ρ > 0 to which the signal adds most."""
     later = rows[len(rows) // 2 :]
     clear = [row for row in later if row["correlation"] > 0 and row["q"] <= SIGNIFICANT]
@@ -97,7 +97,7 @@ def strongest(rows: Sequence[Row], codes: int) -> Row:
     return finding(name, added, best["without"], clear=bool(clear))
 
 
-def received(
+def received_attention(
     model: PreTrainedModel, texts: Sequence[Tensor], codes: Codes, *, progress: Reporter = SILENT
 ) -> Float[np.ndarray, "layers texts T"]:
     """Return the attention that each position of equally long texts receives.
@@ -186,7 +186,7 @@ def code_probe(inputs: CheckInputs) -> Table:
     order = np.random.default_rng(seed).permutation(len(texts))
     tested = order[: max(2, round(TEST_SHARE * len(texts)))].tolist()
     fitted = [index for index in range(len(texts)) if index not in set(tested)]
-    shuffled = permuted(codes, seed + 1)
+    shuffled = permute_codes(codes, seed + 1)
     errors, spreads = _errors(inputs, codes, shuffled, fitted, tested)
     bare_errors, _ = _errors(inputs, no_codes(texts), shuffled, fitted, tested)
 

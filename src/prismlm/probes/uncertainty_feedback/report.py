@@ -14,8 +14,8 @@ from prismlm.probes.uncertainty_feedback.signal import (
     DEFAULTS,
     CheckInputs,
     InspectOptions,
-    at_least,
     levels_of,
+    long_texts,
     own_codes,
 )
 from prismlm.progress import SILENT, Reporter
@@ -92,7 +92,7 @@ def _too_few(check: str, sample: Sample, options: InspectOptions) -> str | None:
         )
     _, texts, tokens = CHECKS[check]
     tokens = tokens or options.steps + 2
-    if (count := len(at_least(sample.texts, tokens))) >= texts:
+    if (count := len(long_texts(sample.texts, tokens))) >= texts:
         return None
     return (
         f"{check} needs at least {texts} texts of at least {tokens} tokens, and {sample.name} "

@@ -213,7 +213,7 @@ def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
     return tuple(torch.tensor([NO_CODE, *[neutral] * (len(text) - 1)]) for text in texts)
 
 
-def permuted(codes: Codes, seed: int) -> Codes:
+def permute_codes(codes: Codes, seed: int) -> Codes:
     """Return the codes permuted among all positions of all texts that have a code.
 
     Two calls for texts of the same lengths with the same seed use the same permutation.
@@ -230,6 +230,6 @@ def count_codes(codes: Codes) -> int:
     return len({int(code) for row in codes for code in row[1:]})
 
 
-def at_least(texts: Sequence[Tensor], tokens: int) -> list[int]:
+def long_texts(texts: Sequence[Tensor], tokens: int) -> list[int]:
     """Return the indices of the texts of at least so many tokens."""
     return [index for index, text in enumerate(texts) if len(text) >= tokens]
