@@ -266,10 +266,10 @@ def lags(loaded: Loaded, corpus: Corpus, options: argparse.Namespace) -> list[Ro
     text = Sequences(corpus, "heldout", max_tokens=options.lag_tokens)
     rows: list[Row] = []
     for layer in channel_report(loaded.model, loaded.tokenizer, text, seed=options.seed).layers:
-        found = layer.lags
-        assert found is not None
-        peaks = found.peak[torch.isfinite(found.p)].tolist()
-        counts = {str(lag): peaks.count(lag) for lag in found.lags.tolist()}
+        figures = layer.lags
+        assert figures is not None
+        peaks = figures["peak"][torch.isfinite(figures["p"])].tolist()
+        counts = {str(lag): peaks.count(lag) for lag in figures["lags"].tolist()}
         rows.append({"layer": layer.layer, "channels": len(peaks), "peaks": counts})
     return rows
 
