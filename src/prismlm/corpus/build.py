@@ -1,4 +1,4 @@
-"""Building a corpus directory , and estimating its cost from a sample.
+"""Building a corpus directory, and estimating its cost from a sample.
 
 Closed shards are kept in ``.NAME.partial`` beside the corpus until it is complete. After an
 interruption the same command reads its input again and tokenises the documents after them.
@@ -23,12 +23,7 @@ from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.tokenizer import (
-    MIN_VOCABULARY,
-    fingerprint,
-    load_tokenizer,
-    train_tokenizer,
-)
+from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import (
@@ -103,14 +98,15 @@ def build_corpus(
             existing = existing_corpus(inputs, target, loaded, columns, heldout_fraction)
             if existing is not None:
                 return existing
-        check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+        _check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         reader = open_reader(inputs, columns, skip_bad_rows)
         _check_target(target, inputs, reader)
         if tokenizer is None:
             loaded = _train(reader, vocab_size, progress)
         reader.tokenizer = loaded = loaded or load_tokenizer(str(tokenizer))
-        settings = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
-        writer = CorpusWriter(partial_path(target), loaded, **settings)
+        writer = CorpusWriter(
+            _partial(target), loaded, heldout_fraction=heldout_fraction, shard_tokens=shard_tokens
+        )
         origin = _origin(inputs, reader, columns) | {"tokenizer": writer.meta["fingerprint"]}
         origin["heldout_fraction"] = heldout_fraction
         with room_to_write(f"the corpus {target}", target.parent, WAY_OUT):
@@ -162,7 +158,7 @@ def open_reader(
     )
 
 
-def check_build(
+def _check_build(
     out: Path,
     tokenizer: str | os.PathLike[str] | None,
     vocab_size: int,
@@ -200,10 +196,10 @@ def _check_target(out: Path, inputs: Paths | HubDataset, reader: DocumentReader)
                 f"{path} lies in {out}, which the corpus would replace. Choose another directory."
             )
     size = sum(file.path.stat().st_size for file in reader.files)
-    check_room(f"the corpus {out}", out, size * OUTPUT_PER_INPUT, partial_path(out))
+    check_room(f"the corpus {out}", out, size * OUTPUT_PER_INPUT, _partial(out))
 
 
-def partial_path(target: Path) -> Path:
+def _partial(target: Path) -> Path:
     """Return the directory of the closed shards of a corpus that is not complete yet."""
     return target.with_name(f".{target.name}.partial")
 
@@ -256,7 +252,7 @@ def _write(
     overwrite: bool,
 ) -> None:
     """Write the corpus of all documents, resuming an earlier run on the same input."""
-    partial = partial_path(target)
+    partial = _partial(target)
     state = _resumed_state(partial, origin, overwrite)
     with _cleanup(partial), writer, progress.task("Tokenising", reader.total, reader.unit) as task:
         documents, done = iter(reader), 0
@@ -279,7 +275,10 @@ def _write(
 
 
 def _resumed_state(partial: Path, origin: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """Return the state of an earlier run on the same input, or {}; remove all other files."""
+    """Return the state of an earlier run on the same input; otherwise {}, with an empty directory.
+
+    ``overwrite`` discards a run on another input instead of refusing it.
+    """
     state: dict[str, Any] = {}
     if (partial / STATE_FILE).is_file():
         try:
@@ -289,16 +288,11 @@ def _resumed_state(partial: Path, origin: dict[str, Any], overwrite: bool) -> di
                 raise
         if state and not overwrite:
             _check_same(f"{partial} holds a corpus that was begun", state["origin"], origin)
-        state = state if state.get("origin") == origin else {}
-    names = {name for shard in state.get("shards", ()) for name in shard["files"]}
-    names |= {STATE_FILE} if state else set()
-    partial.mkdir(exist_ok=True)
-    for path in partial.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name not in names:
-            path.unlink()
-    return state
+    if state.get("origin") == origin:
+        return state
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    return {}
 
 
 def _check_same(what: str, before: dict[str, Any], origin: dict[str, Any]) -> None:
@@ -397,7 +391,7 @@ def estimate_build(
     The figures are ``documents``, ``tokens``, ``sampled_documents``, ``tokens_per_second`` and
     ``bytes_per_token``.
     """
-    check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    _check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     sample = draw_sample(open_reader(inputs, columns, skip_bad_rows, loaded))
     return estimate_from(sample, loaded, vocab_size)

@@ -60,11 +60,14 @@ def encode_spans(
     return [*prefix, *encoding.ids, *suffix], np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def text_encoder(backend: Tokenizer, eos_token: str | None, *, marks: bool = False) -> Tokenizer:
+def text_encoder(
+    backend: Tokenizer, eos_token: str | None, *, marks: bool = False, guard: bool = False
+) -> Tokenizer:
     """Return a copy of ``backend`` that encodes special tokens inside a text as ordinary text.
 
-    With ``marks`` it encodes them as special tokens, as in a rendered chat. The copy neither
-    truncates nor pads nor adds tokens, and its offsets include leading spaces.
+    With ``marks`` it encodes them as special tokens, as in a rendered chat; with ``guard`` it has
+    a token for GUARD. The copy neither truncates nor pads nor adds tokens, and its offsets include
+    leading spaces.
     """
     from tokenizers import AddedToken, Tokenizer, processors
 
@@ -76,6 +79,8 @@ def text_encoder(backend: Tokenizer, eos_token: str | None, *, marks: bool = Fal
         # Otherwise an end token that is not marked as special would be matched in the text.
         encoder.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
     encoder.encode_special_tokens = not marks
+    if guard:
+        encoder.add_tokens([AddedToken(GUARD, normalized=False)])
     return encoder
 
 
@@ -105,11 +110,7 @@ class Encoder:
 
     @cached_property
     def _guarded(self) -> Tokenizer:
-        from tokenizers import AddedToken
-
-        encoder = text_encoder(*self._source)
-        encoder.add_tokens([AddedToken(GUARD, normalized=False)])
-        return encoder
+        return text_encoder(*self._source, guard=True)
 
     @cached_property
     def _special(self) -> set[int]:
@@ -152,10 +153,11 @@ class Encoder:
         encoding, ids = self.text.encode(text, add_special_tokens=False), tokens.tolist()
         if encoding.ids == ids:
             return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        candidates, spans = self.marks_in(text), list[tuple[int, int]]()
+        end, spans = Mark(-1, len(text), len(text)), list[tuple[int, int]]()
+        candidates = [*self.marks_in(text), end]
         first = done = 0
-        for at, token in enumerate(ids):
-            if token not in self._special:
+        for at, token in enumerate([*ids, end.id]):
+            if token != end.id and token not in self._special:
                 continue
             for mark in candidates:
                 if mark.id == token and mark.start >= done:
@@ -166,10 +168,7 @@ class Encoder:
                 return None
             spans += [*part_spans, (mark.start, mark.end)]
             first, done = at + 1, mark.end
-        part, part_spans = self._between(text, done, len(text))
-        if part != ids[first:]:
-            return None
-        return np.array(spans + part_spans, dtype=np.int64).reshape(-1, 2)
+        return np.array(spans[:-1], dtype=np.int64).reshape(-1, 2)
 
     def _between(self, text: str, start: int, end: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode the characters between two special tokens of a chat; return ids and spans."""

@@ -9,10 +9,9 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, AnyStr
+from typing import IO, Any, AnyStr, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,14 +21,9 @@ from prismlm.errors import BadRow, InputError, first_line
 from prismlm.files import LARGEST_TEXT, decoded, not_utf8, read_text, too_large
 
 WHOLE_FILES = (".txt", ".md")
-EXTENSIONS = (
-    *WHOLE_FILES,
-    ".json",
-    ".csv",
-    *(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in ("", ".gz", ".zst")),
-    ".parquet",
-    ".arrow",
-)
+PACKINGS = ("", ".gz", ".zst")
+LINES = tuple(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in PACKINGS)
+EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *LINES, ".parquet", ".arrow")
 ROWS_AT_ONCE = 64
 # A .json file is parsed as a whole.
 MAX_JSON = 2**30
@@ -37,8 +31,7 @@ MAX_JSON = 2**30
 MAX_RATIO, SMALL = 100, 2**25
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One record: its number in the file from 1, its values by role or the error, bytes read."""
 
     number: int
@@ -59,16 +52,12 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """
     readers = {".json": _json, ".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
     readers |= dict.fromkeys(WHOLE_FILES, _whole)
-    unpacked, size = 0, path.stat().st_size
+    unpacked = 0
     try:
         for row in readers.get(extension(path) or "", _json_lines)(path, columns):
             values = row.values.values() if isinstance(row.values, dict) else ()
             unpacked += sum(len(value) for value in values if isinstance(value, str))
-            if unpacked > max(SMALL, MAX_RATIO * size):
-                raise InputError(
-                    f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times "
-                    "its size, as no text does: leave it out, or unpack it first."
-                )
+            _check_ratio(path, unpacked)
             yield row
     except UnicodeDecodeError as error:
         # A CSV file; some of its rows may have been read.
@@ -83,6 +72,14 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
             f"{path} is damaged or incomplete, or not what its extension says "
             f"({first_line(error)}). Fetch or write the file again."
         ) from error
+
+
+def _check_ratio(path: Path, unpacked: int) -> None:
+    if unpacked > SMALL and unpacked > MAX_RATIO * path.stat().st_size:
+        raise InputError(
+            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times its size, "
+            "as no text does: leave it out, or unpack it first."
+        )
 
 
 def _whole(path: Path, columns: Columns) -> Iterator[Row]:
@@ -104,11 +101,12 @@ def _json_lines(path: Path, columns: Columns) -> Iterator[Row]:
             where = f"{path}:{number}"
             try:
                 text = decoded(line, where).strip()
-                if text:
-                    yield _row(number, _parsed(text, where, "one JSON object on each line"), where,
-                               columns, raw.tell())  # fmt: skip
+                record = _parsed(text, where, "one JSON object on each line") if text else None
             except BadRow as bad:
                 yield Row(number, bad, raw.tell())
+                continue
+            if text:
+                yield Row(number, _values(record, where, columns), raw.tell())
 
 
 def _lines(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
@@ -127,19 +125,18 @@ def _parsed(text: str, where: str, expected: str) -> Any:
         raise BadRow(message, "not valid JSON") from error
 
 
-def _row(number: int, record: Any, where: str, columns: Columns, bytes_read: int) -> Row:
-    """Return a JSON record as a row."""
+def _values(record: Any, where: str, columns: Columns) -> dict[str, Any] | BadRow:
+    """Return the values of a JSON record by role."""
     if not isinstance(record, dict):
         message = (
             f"{where} holds a JSON {type(record).__name__}. Expected one JSON object on each line, "
             "or a list of objects in a .json file."
         )
-        return Row(number, BadRow(message, "not a JSON object"), bytes_read)
+        return BadRow(message, "not a JSON object")
     try:
-        names = columns.resolve(record, where)
+        return {role: record[name] for role, name in columns.resolve(record, where).items()}
     except InputError as error:
-        return Row(number, BadRow(str(error), "a column is missing"), bytes_read)
-    return Row(number, {role: record[name] for role, name in names.items()}, bytes_read)
+        return BadRow(str(error), "a column is missing")
 
 
 def _json(path: Path, columns: Columns) -> Iterator[Row]:
@@ -153,7 +150,8 @@ def _json(path: Path, columns: Columns) -> Iterator[Row]:
     value = _parsed(decoded(path.read_bytes(), str(path)), str(path), hint)
     records: list[Any] = value if isinstance(value, list) else [value]
     for number, record in enumerate(records, start=1):
-        yield _row(number, record, f"{path}:{number}", columns, size * number // len(records))
+        values = _values(record, f"{path}:{number}", columns)
+        yield Row(number, values, size * number // len(records))
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Row]:
@@ -168,24 +166,17 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     with pq.ParquetFile(path) as table:
-        names = columns.resolve(table.schema_arrow.names, str(path))
+        metadata, names = table.metadata, columns.resolve(table.schema_arrow.names, str(path))
         used = sorted(set(names.values()))
-        batches = table.iter_batches(_rows_at_once(table.metadata, used, path), columns=used)
-        yield from _table_rows(batches, names, path, table.metadata.num_rows)
-
-
-def _rows_at_once(metadata: pq.FileMetaData, used: list[str], path: Path) -> int:
-    """Return how many rows are read at once: few where one may be as large as all its column."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
-    sizes = (c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in used)
-    largest = max(sizes, default=0)
-    if largest > max(SMALL, MAX_RATIO * path.stat().st_size):
-        raise InputError(
-            f"{path} unpacks to more than {largest >> 20:,} MiB, over {MAX_RATIO} times its size, "
-            "as no text does: leave it out, or unpack it first."
-        )
-    return max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+        chunks = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in used)
+        largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+        _check_ratio(path, largest)
+        # A single row may be as large as all of its column.
+        at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
+        batches = table.iter_batches(at_once, columns=used)
+        yield from _table_rows(batches, names, path, metadata.num_rows)
 
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Row]:

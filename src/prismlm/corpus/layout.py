@@ -38,6 +38,7 @@ DOCUMENT_SCHEMA = pa.schema([*FACTS, ("start", pa.int64()), ("length", pa.int64(
 # With the split that a document states; null if its id decides.
 STORED_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("split", pa.string()))
 TEXT_SCHEMA = pa.schema([("doc_id", pa.string()), ("text", pa.large_string())])
+DOCUMENTS_AT_ONCE = 2**16
 # File names of a shard.
 TOKENS, DOCUMENTS, TEXTS = "tokens-{:05d}.bin", "documents-{:05d}.parquet", "text-{:05d}.parquet"
 
@@ -47,22 +48,24 @@ def is_corpus(path: Path) -> bool:
     return (path / META_FILE).is_file()
 
 
-def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:
-    """Return whether a document is held out: as ``stated`` by its split, or by its id."""
-    return stated == "heldout" if stated is not None else split_key(doc_id) < heldout_fraction
-
-
 def split_key(doc_id: str) -> float:
     """Hash an id to [0, 1); documents below the held-out fraction are held out."""
     return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little") / 2**64
 
 
+def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:
+    """Return whether a document is held out: as ``stated`` by its split, or by its id."""
+    return stated == "heldout" if stated is not None else split_key(doc_id) < heldout_fraction
+
+
 def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:
     """Return which documents of a table are held out under the split rule, bool [n]."""
-    ids = documents["doc_id"].to_pylist()
-    stated = documents["split"].to_pylist() if split.get("stated") else [None] * len(ids)
-    rows = zip(ids, stated, strict=True)
-    return np.array([is_held_out(i, split["heldout_fraction"], part) for i, part in rows], bool)
+    flags, fraction = list[bool](), split["heldout_fraction"]
+    for batch in documents.to_batches(DOCUMENTS_AT_ONCE):
+        ids = batch["doc_id"].to_pylist()
+        stated = batch["split"].to_pylist() if split.get("stated") else [None] * len(ids)
+        flags += [is_held_out(i, fraction, part) for i, part in zip(ids, stated, strict=True)]
+    return np.array(flags, bool)
 
 
 def check_complete(directory: Path, meta: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prismlm.corpus.windows import WindowGrid, document_windows
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,39 +40,22 @@ def pack(
         raise InputError(
             f"Rows of {length} tokens: expected at least {prefix + 2}, one to predict the next."
         )
-    indices = np.asarray(documents, dtype=np.int64)
     generator = np.random.default_rng(seed)
-    lengths, starts = corpus.lengths[indices], corpus.starts[indices]
-    step = length - prefix
-    full = np.maximum(0, lengths - prefix) // step
-    rest = lengths - full * step
-    number = np.arange(int(full.sum())) - np.repeat(np.cumsum(full) - full, full)
-    full_starts = np.repeat(starts, full) + number * step
-
-    usable = generator.permutation(np.flatnonzero(rest > prefix + 1))
-    usable = usable[np.argsort(-rest[usable], kind="stable")]
-    rest_starts = (starts + full * step)[usable]
-    row_of_rest = best_fit(rest[usable].tolist(), length) if share_rows else np.arange(len(usable))
-
-    piece_starts = np.concatenate([full_starts, rest_starts])
-    piece_lengths = np.concatenate([np.full(len(full_starts), length), rest[usable]])
-    rows = np.concatenate([np.arange(len(full_starts)), len(full_starts) + row_of_rest])
+    grid = document_windows(documents, corpus.starts, corpus.lengths, length, length, corpus.prefix)
+    full = np.flatnonzero(grid.length == length)
+    rest = np.flatnonzero((grid.length < length) & (grid.length > prefix + 1))
+    rest = generator.permutation(rest)
+    rest = rest[np.argsort(-grid.length[rest], kind="stable")]
+    bins = best_fit(grid.length[rest].tolist(), length) if share_rows else np.arange(len(rest))
+    rows = np.concatenate([np.arange(len(full)), len(full) + bins])
     if not len(rows):
         raise InputError(
-            f"There is nothing to train on: none of the {len(indices)} documents has two tokens."
+            f"There is nothing to train on: none of the {len(documents)} documents has two tokens."
         )
-    order = generator.permutation(int(rows.max()) + 1)
-    by_row = np.argsort(order[rows], kind="stable")
-    first_piece = np.concatenate([[0], np.cumsum(np.bincount(order[rows]))])
-    return PackedDataset(
-        corpus,
-        length,
-        piece_starts[by_row],
-        piece_lengths[by_row],
-        first_piece,
-        dropped_tokens=int((rest == prefix + 1).sum()),
-        shared_rows=share_rows,
-    )
+    order = generator.permutation(int(rows.max()) + 1)[rows]
+    pieces = np.concatenate([full, rest])[np.argsort(order, kind="stable")]
+    first_piece = np.concatenate([[0], np.cumsum(np.bincount(order))])
+    return PackedDataset(corpus, grid, pieces, first_piece, share_rows)
 
 
 def best_fit(sizes: list[int], capacity: int) -> np.ndarray:
@@ -116,25 +100,26 @@ class PackedDataset:
     - ``token_mask``: true on tokens, false on padding;
     - ``attention_mask``, unless rows are shared: the same, as int64. In shared rows it would
       keep Hugging Face decoders from deriving the block-diagonal mask.
-
-    ``dropped_tokens`` is the number of remainders of a single token.
     """
 
     _corpus: Corpus
-    length: int
-    _starts: np.ndarray
-    _lengths: np.ndarray
+    _grid: WindowGrid
+    _pieces: np.ndarray
     _first_piece: np.ndarray
-    dropped_tokens: int
     shared_rows: bool
 
     def __len__(self) -> int:
         return len(self._first_piece) - 1
 
     @property
+    def length(self) -> int:
+        """The number of tokens of a row."""
+        return self._grid.window
+
+    @property
     def num_tokens(self) -> int:
         """The number of tokens in the rows, without padding."""
-        return int(self._lengths.sum())
+        return int(self._grid.length[self._pieces].sum())
 
     @property
     def fill(self) -> float:
@@ -143,26 +128,23 @@ class PackedDataset:
 
     def pieces(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the global starts and the lengths of the pieces of a row, int64 [pieces] each."""
-        pieces = slice(self._first_piece[index], self._first_piece[index + 1])
-        return self._starts[pieces], self._lengths[pieces]
+        pieces = self._pieces[self._first_piece[index] : self._first_piece[index + 1]]
+        return self._grid.start[pieces], self._grid.length[pieces]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         import torch
 
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        corpus, at = self._corpus, 0
-        prefix = corpus.prefix
+        corpus, grid, at = self._corpus, self._grid, 0
         input_ids = np.full(self.length, corpus.eos_token_id, dtype=np.int64)
         labels = np.full(self.length, IGNORED, dtype=np.int64)
         position_ids = np.empty(self.length, dtype=np.int64)
-        for start, size in zip(*(values.tolist() for values in self.pieces(index)), strict=True):
+        for piece in self._pieces[self._first_piece[index] : self._first_piece[index + 1]]:
+            start, size, skip = (int(a[piece]) for a in (grid.start, grid.length, grid.skip))
             input_ids[at : at + size] = corpus.tokens(start, size)
-            first = at + 1
-            if prefix and start != corpus.starts[corpus.document_at(start)]:
-                input_ids[at : at + len(prefix)] = prefix
-                first += len(prefix)
-            labels[first : at + size] = input_ids[first : at + size]
+            input_ids[at : at + skip] = corpus.prefix[:skip]
+            labels[at + skip + 1 : at + size] = input_ids[at + skip + 1 : at + size]
             position_ids[at : at + size] = np.arange(size)
             at += size
         position_ids[at:] = np.arange(self.length - at)

@@ -122,13 +122,10 @@ class DocumentReader:
 
     def manifest(self) -> dict[str, Any]:
         """Return the entry ``read`` of ``corpus.json``, after a pass over all documents."""
+        counts = ((file, self._documents[str(file.path)]) for file in self.files)
         files = [
-            {
-                "name": file.name,
-                "bytes": file.path.stat().st_size,
-                "documents": self._documents[str(file.path)],
-            }
-            for file in self.files
+            {"name": file.name, "bytes": file.path.stat().st_size, "documents": count}
+            for file, count in counts
         ]
         not_read = dict(sorted(self.ignored.items()))
         return {"files": files, "named_again": self.duplicates, "not_read": not_read}
@@ -140,14 +137,15 @@ class DocumentReader:
         rows, seen = self._rows(), set[int]()
         for document, location in rows:
             problem = self._problem(document, location, seen)
-            if isinstance(problem, BadRow) and not self._skip_bad_rows:
-                raise self._refusal(problem, rows, seen)
+            if isinstance(problem, BadRow):
+                if not self._skip_bad_rows:
+                    raise self._refusal(problem, rows, seen)
+                problem = problem.reason
             if problem is not None:
-                self.left_out[problem.reason if isinstance(problem, BadRow) else problem] += 1
-                continue
-            assert isinstance(document, Document)
-            self._documents[location.rpartition(":")[0]] += 1
-            yield document
+                self.left_out[problem] += 1
+            elif isinstance(document, Document):
+                self._documents[location.rpartition(":")[0]] += 1
+                yield document
         if not self._documents:
             left_out = f" Left out: {count_list(self.left_out)}." if self.left_out else ""
             raise InputError(f"No documents: no text in {self.name}.{left_out}")

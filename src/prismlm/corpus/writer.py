@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +21,7 @@ from prismlm.corpus.chat import encode_chat, has_marks
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.tokenizer import fingerprint
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.files import json_text, write_json
 
 if TYPE_CHECKING:
@@ -55,37 +56,31 @@ class CorpusWriter:
         self._heldout_fraction, self._shard_tokens = heldout_fraction, shard_tokens
         self._eos = cast(int, tokenizer.eos_token_id)
         vocabulary = max(len(tokenizer), self._eos + 1)
-        self.meta = {
-            "fingerprint": fingerprint(tokenizer),
-            "vocab_size": vocabulary,
-            "eos_token": str(tokenizer.eos_token),
-            "eos_token_id": self._eos,
-        }
         self._prefix, self._suffix = around_text(tokenizer)
         # Every document ends with the end-of-text token anyway.
         if self._suffix[-1:] == [self._eos]:
             self._suffix.pop()
         around = {"prefix": self._prefix, "suffix": self._suffix}
-        self.meta |= {name: ids for name, ids in around.items() if ids}
+        self.meta: dict[str, Any] = {
+            "fingerprint": fingerprint(tokenizer),
+            "vocab_size": vocabulary,
+            "eos_token": str(tokenizer.eos_token),
+            "eos_token_id": self._eos,
+            **{name: ids for name, ids in around.items() if ids},
+        }
         self._dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
         self._shard: _Shard | None = None
         self.shards: list[dict[str, Any]] = []
         self.closed_digest = ""
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._digests = {"tokens": hashlib.sha256(), "documents": hashlib.sha256()}
-        # Documents and tokens by domain, license and split; and those held out.
-        self._groups: dict[str, dict[str | None, Counter[str]]] = {"domain": {}, "license": {}}
-        self._stated = Counter[str](train=0, heldout=0)
-        self._heldout = Counter[str](documents=0, tokens=0)
-        # The split key and length of the document that is held out if no other is.
-        self._first_heldout = 1.0, 0
 
     def __enter__(self) -> CorpusWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._shard is not None:
-            self._shard.files.close()
+            self._shard.open_files.close()
 
     @property
     def num_documents(self) -> int:
@@ -126,35 +121,28 @@ class CorpusWriter:
 
     def add(self, document: Document, ids: list[int]) -> None:
         """Append one document; ``ids`` are its tokens without the end of text."""
-        document = replace(document, split=document.part)
         length = len(ids) + 1
-        if self._shard is not None and self._shard.tokens + length > self._shard_tokens:
+        if self._shard is not None and self._shard.counts["tokens"] + length > self._shard_tokens:
             self._close_shard()
         if self._shard is None:
             self._shard = _Shard(self._directory, len(self.shards))
         tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
+        document = self._digested(document)
         self._shard.add(document, tokens, self._counts["tokens"], length)
         self._digests["tokens"].update(tokens)
-        self._count(document, length)
+        self._counts.update(documents=1, tokens=length)
 
     def resume(
         self, shards: list[dict[str, Any]], digest: str, documents: Iterator[Document]
     ) -> None:
         """Continue after the ``shards`` of an earlier writer, whose documents come first."""
         layout.check_files(self._directory, shards)
-        for number in range(len(shards)):
-            path = self._directory / layout.DOCUMENTS.format(number)
-            try:
-                table = pq.read_table(path, columns=["length"], page_checksum_verification=True)
-            except (pa.ArrowException, OSError) as error:
-                raise FormatError(
-                    f"{path} is damaged ({error}). Remove {self._directory} to start again."
-                ) from error
-            for length, document in zip(table["length"].to_pylist(), documents, strict=False):
-                self._count(replace(document, split=document.part), length)
-            with (self._directory / layout.TOKENS.format(number)).open("rb") as tokens:
-                while part := tokens.read(2**20):
-                    self._digests["tokens"].update(part)
+        for number, shard in enumerate(shards):
+            for document in islice(documents, shard["documents"]):
+                self._digested(document)
+            path = self._directory / layout.TOKENS.format(number)
+            self._digests["tokens"].update(np.memmap(path, mode="r"))
+            self._counts.update(documents=shard["documents"], tokens=shard["tokens"])
         self.shards, self.closed_digest = list(shards), self._digests["documents"].hexdigest()
         if self.closed_digest != digest:
             raise InputError(
@@ -162,24 +150,16 @@ class CorpusWriter:
                 "directory to start again."
             )
 
-    def _count(self, document: Document, length: int) -> None:
-        text = document.text.encode()
+    def _digested(self, document: Document) -> Document:
+        """Add a document to the digest; return it with the normalised name of its split."""
+        document, text = replace(document, split=document.part), document.text.encode()
         facts = [document.doc_id, document.source, document.domain]
         facts += [document.license, document.title, document.url, len(text)]
         # Omitted if absent: the fingerprints of older corpora do not include it.
         facts += [document.split] if document.split is not None else []
         self._digests["documents"].update(json_text(facts, ensure_ascii=True).encode() + text)
-        self._counts.update(documents=1, tokens=length, characters=len(document.text))
-        for name, groups in self._groups.items():
-            group = groups.setdefault(getattr(document, name), Counter())
-            group.update(documents=1, tokens=length)
-        if layout.is_held_out(document.doc_id, self._heldout_fraction, document.split):
-            self._heldout.update(documents=1, tokens=length)
-        if document.split is not None:
-            self._stated[document.split] += 1
-        else:
-            key = layout.split_key(document.doc_id)
-            self._first_heldout = min(self._first_heldout, (key, length))
+        self._counts["characters"] += len(document.text)
+        return document
 
     def _close_shard(self) -> None:
         if self._shard is not None:
@@ -195,17 +175,22 @@ class CorpusWriter:
             more: further entries of ``corpus.json``, such as the input files.
         """
         self._close_shard()
+        names = ["doc_id", "domain", "license", "length", "split"]
+        paths = [self._directory / layout.DOCUMENTS.format(n) for n in range(len(self.shards))]
+        documents = pa.concat_tables(pq.read_table(path, columns=names) for path in paths)
+        split = self._split(documents)
+        lengths = documents["length"].to_numpy()[layout.held_out(documents, split)]
         meta = {
             "format": layout.FORMAT,
             "version": layout.FORMAT_VERSION,
             "dtype": self._dtype.name,
             "tokenizer": self.meta,
             "left_out": dict(sorted(left_out.items())),
-            "split": self._split(),
+            "split": split,
             "counts": dict(self._counts) | {"skipped": sum(left_out.values())},
-            "heldout": dict(self._heldout),
-            "domains": _rows("domain", self._groups["domain"]),
-            "licenses": _rows("license", self._groups["license"]),
+            "heldout": {"documents": len(lengths), "tokens": int(lengths.sum())},
+            "domains": _totals(documents, "domain"),
+            "licenses": _totals(documents, "license"),
             "shards": self.shards,
             "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
             **more,
@@ -213,45 +198,59 @@ class CorpusWriter:
         self._tokenizer.save_pretrained(self._directory / layout.TOKENIZER_DIRECTORY)
         write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
-    def _split(self) -> dict[str, Any]:
+    def _split(self, documents: pa.Table) -> dict[str, Any]:
         """Return the split rule, with a fraction that holds at least one document out.
 
         That of two or more documents, unless the fraction is 0 or all are stated to be in training.
         """
-        fraction, (key, length) = self._heldout_fraction, self._first_heldout
-        if fraction and self._counts["documents"] > 1 and not self._heldout["documents"] and length:
-            fraction = math.nextafter(key, 1.0)
-            self._heldout.update(documents=1, tokens=length)
+        fraction = self._heldout_fraction
         split: dict[str, Any] = {"rule": layout.SPLIT_RULE, "heldout_fraction": fraction}
-        if self._stated.total():
-            split |= {"rule": layout.STATED_RULE, "stated": dict(self._stated)}
+        parts = documents["split"]
+        if parts.null_count < len(parts):
+            counts = {row["values"]: row["counts"] for row in parts.value_counts().to_pylist()}
+            stated = {part: counts.get(part, 0) for part in ("train", "heldout")}
+            split |= {"rule": layout.STATED_RULE, "stated": stated}
+        ids = documents["doc_id"].filter(parts.is_null())
+        if (
+            fraction
+            and len(documents) > 1
+            and len(ids)
+            and not layout.held_out(documents, split).any()
+        ):
+            split["heldout_fraction"] = math.nextafter(
+                min(map(layout.split_key, ids.to_pylist())), 1.0
+            )
         return split
 
 
-def _rows(name: str, groups: Mapping[str | None, Counter[str]]) -> list[dict[str, Any]]:
-    ordered = sorted(groups, key=lambda value: value or "")
-    return [{name: value, **groups[value]} for value in ordered]
+def _totals(documents: pa.Table, name: str) -> list[dict[str, Any]]:
+    """Return the number of documents and tokens by a column."""
+    table = documents.group_by(name).aggregate([("length", "count"), ("length", "sum")])
+    rows = table.select([name, "length_count", "length_sum"]).rename_columns(
+        [name, "documents", "tokens"]
+    )
+    return sorted(rows.to_pylist(), key=lambda row: row[name] or "")
 
 
 class _Shard:
+    """The open files of one shard, and the rows of the next row group."""
+
     def __init__(self, directory: Path, number: int) -> None:
         names = (layout.TOKENS, layout.DOCUMENTS, layout.TEXTS)
         self._paths = [directory / name.format(number) for name in names]
-        self.files = ExitStack()
-        self._token_file = self.files.enter_context(self._paths[0].open("wb"))
+        self.open_files = ExitStack()
+        self._token_file = self.open_files.enter_context(self._paths[0].open("wb"))
         options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
         options["write_page_checksum"] = True
         # Dictionaries and statistics of whole texts only waste space and time.
         plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
+        kinds = ((layout.STORED_SCHEMA, options), (layout.TEXT_SCHEMA, options | plain))
         self._tables = [
-            self.files.enter_context(pq.ParquetWriter(path, schema, **options | more))
-            for path, schema, more in (
-                (self._paths[1], layout.STORED_SCHEMA, {}),
-                (self._paths[2], layout.TEXT_SCHEMA, plain),
-            )
+            self.open_files.enter_context(pq.ParquetWriter(path, schema, **settings))
+            for path, (schema, settings) in zip(self._paths[1:], kinds, strict=True)
         ]
-        self.tokens = self._documents = self._text_bytes = 0
-        self._rows: list[dict[str, Any]] = []
+        self.counts = {"documents": 0, "tokens": 0}
+        self._rows, self._text_bytes = list[dict[str, Any]](), 0
 
     def add(self, document: Document, tokens: bytes, start: int, length: int) -> None:
         size = len(document.text.encode())
@@ -261,8 +260,8 @@ class _Shard:
         self._rows.append({**row, "start": start, "length": length})
         self._text_bytes += size
         self._token_file.write(tokens)
-        self.tokens += length
-        self._documents += 1
+        self.counts["documents"] += 1
+        self.counts["tokens"] += length
 
     def _flush(self) -> None:
         if self._rows:
@@ -272,6 +271,5 @@ class _Shard:
 
     def close(self) -> dict[str, Any]:
         self._flush()
-        self.files.close()
-        files = {path.name: path.stat().st_size for path in self._paths}
-        return {"documents": self._documents, "tokens": self.tokens, "files": files}
+        self.open_files.close()
+        return {**self.counts, "files": {path.name: path.stat().st_size for path in self._paths}}
