@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+from prismlm.corpus.encode import Mark, encoder_of
 from prismlm.errors import InputError, check_text, first_line, shown
 from prismlm.files import json_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from prismlm.corpus.encode import Mark
 
 Messages = Sequence[Mapping[str, Any]]
 ASSISTANT = "assistant"
@@ -91,44 +91,27 @@ def _map_leaves(value: Any, function: Any) -> Any:
 def chat_text(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, *, continue_final: bool = False
 ) -> str:
-    """Render messages by the chat template, up to where an answer begins.
-
-    No answer begins after a message of the assistant; ``continue_final`` leaves that one open.
-    """
-    return _render(tokenizer, messages, continue_final)[0]
+    """Return the text of :func:`render_chat`."""
+    return render_chat(tokenizer, messages, continue_final=continue_final)[0]
 
 
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, *, continue_final: bool = False
 ) -> list[int]:
     """Encode messages as ``apply_chat_template`` does; special tokens in a message are text."""
-    from prismlm.corpus.encode import encoder_of
-
-    text, marks = _render(tokenizer, messages, continue_final)
-    encoder = encoder_of(tokenizer)
-    if marks is None:
-        return encoder.chat.encode(text, add_special_tokens=False).ids
-    return encoder.encode_chat(text, marks)
+    text, marks = render_chat(tokenizer, messages, continue_final=continue_final)
+    return encoder_of(tokenizer).encode_chat(text, marks)
 
 
-def has_marks(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> bool:
-    """Return whether a message contains the spelling of a special token."""
-    from prismlm.corpus.encode import encoder_of
-
-    pattern, matches = encoder_of(tokenizer).marks, list[Any]()
-    _map_leaves(messages, lambda v: matches.append(isinstance(v, str) and pattern.search(v)))
-    return any(matches)
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, continue_final: bool
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, continue_final: bool = False
 ) -> tuple[str, list[Mark] | None]:
-    """Render messages; if they contain special tokens, also return those of the template.
+    """Render messages by the chat template, up to where an answer begins.
 
-    The special tokens in messages are replaced by unused characters before rendering.
+    No answer begins after a message of the assistant; ``continue_final`` leaves that one open.
+    If special tokens are spelled in a message, those of the template are returned as well. To find
+    them, the ones in messages are replaced by unused characters before rendering.
     """
-    from prismlm.corpus.encode import encoder_of
-
     check_messages(messages)
     if not tokenizer.chat_template:
         raise InputError(
@@ -140,7 +123,7 @@ def _render(
     serialised = json_text(messages, default=str)
     unused = (code for code in count(PRIVATE) if chr(code) not in serialised)
 
-    def replace(match: Any) -> str:
+    def replace(match: re.Match[str]) -> str:
         replaced[code := next(unused)] = match[0]
         return chr(code)
 
@@ -150,15 +133,9 @@ def _render(
     text = _apply_template(tokenizer, plain, continue_final)
     if not replaced:
         return text, None
-
-    def shifted(at: int) -> int:
-        return len(text[:at].translate(replaced))
-
-    marks = [
-        mark._replace(start=shifted(mark.start), end=shifted(mark.end))
-        for mark in encoder.marks_in(text)
-    ]
-    return text.translate(replaced), marks
+    marks = encoder.marks_in(text)
+    ends = (len(text[:at].translate(replaced)) for mark in marks for at in (mark.start, mark.end))
+    return text.translate(replaced), [Mark(mark.id, next(ends), next(ends)) for mark in marks]
 
 
 def _apply_template(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from prismlm.corpus.chat import Messages, question_of
+from prismlm.corpus.encode import Mark
 from prismlm.errors import InputError, check_text, suggest
 
 # Columns that may hold chats; the first is the name of the role.
@@ -26,7 +27,11 @@ HELDOUT_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with its id and metadata; ``messages`` are those of a chat, None for a plain text."""
+    """A text with its id and metadata.
+
+    ``messages`` are those of a chat, None for a plain text. ``marks`` are the special tokens of
+    the chat template, None unless messages contain some as text.
+    """
 
     doc_id: str
     text: str
@@ -37,6 +42,7 @@ class Document:
     url: str | None = None
     split: str | None = None
     messages: Messages | None = None
+    marks: Sequence[Mark] | None = None
 
     @property
     def opening(self) -> str:

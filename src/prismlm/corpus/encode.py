@@ -132,8 +132,10 @@ class Encoder:
         tokens = zip(encoding.ids, encoding.offsets, strict=True)
         return [Mark(token, *span) for token, span in tokens if token in self._special]
 
-    def encode_chat(self, text: str, marks: Sequence[Mark]) -> list[int]:
-        """Encode a rendered chat in which only ``marks`` are special tokens."""
+    def encode_chat(self, text: str, marks: Sequence[Mark] | None) -> list[int]:
+        """Encode a rendered chat in which only ``marks``, or all marks, are special tokens."""
+        if marks is None:
+            return self.chat.encode(text, add_special_tokens=False).ids
         ids: list[int] = []
         done = 0
         for mark in marks:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prismlm.corpus.chat import ASSISTANT, as_messages, chat_text, check_messages, is_messages
+from prismlm.corpus.chat import ASSISTANT, as_messages, check_messages, is_messages, render_chat
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, extension, read_rows
 from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text
@@ -173,7 +173,7 @@ class DocumentReader:
         """Make a document of a record's values by role; ``doc_id`` and ``source`` are defaults."""
         if isinstance(values, BadRow):
             return values
-        text, messages = values.get("text"), None
+        text, messages, marks = values.get("text"), None, None
         # A named text column may hold chats as well.
         is_chat = MESSAGES in values or is_messages(text)
         tokenizer = self._with_template(location) if is_chat else None
@@ -183,7 +183,7 @@ class DocumentReader:
                 messages = as_messages(values.get(MESSAGES, text))
                 check_messages(messages, location)
                 reason = "chat that the template refuses"
-                text = chat_text(tokenizer, messages)
+                text, marks = render_chat(tokenizer, messages)
             if not isinstance(text, str):
                 kind = KINDS.get(type(text), type(text).__name__)
                 reason = f"text is a {kind}"
@@ -198,7 +198,7 @@ class DocumentReader:
             message = message if message.startswith(location) else f"{location}: {message}"
             return BadRow(message, reason)
         metadata["source"] = metadata["source"] or source
-        return Document(doc_id, text, **metadata, messages=messages)
+        return Document(doc_id, text, **metadata, messages=messages, marks=marks)
 
     def _with_template(self, location: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is not None and self.tokenizer.chat_template:

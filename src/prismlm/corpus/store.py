@@ -30,7 +30,6 @@ from prismlm.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PART_TOKENS = 2**18
 # Each has a megabyte of text, or one document.
 CACHED_ROW_GROUPS = 16
 Split = Literal["train", "heldout", "all"]
@@ -61,16 +60,13 @@ class Corpus:
         self.eos_token_id: int = meta["tokenizer"]["eos_token_id"]
         self.prefix: list[int] = meta["tokenizer"].get("prefix", [])
         self.suffix: list[int] = meta["tokenizer"].get("suffix", [])
-        self._dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         shards = meta["shards"]
         self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
-        self._map = lru_cache(maxsize=None)(self._mapped)
         self._columns: dict[str, list[str | None]] = {}
-        counts = [shard["documents"] for shard in shards]
         # Older corpora have no split column.
         schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
-        self.documents = ShardedTable(path, layout.DOCUMENTS, schema, counts)
-        self._texts = ShardedTable(path, layout.TEXTS, layout.TEXT_SCHEMA, counts)
+        self.documents = ShardedTable(path, layout.DOCUMENTS, schema, len(shards))
+        self._texts = ShardedTable(path, layout.TEXTS, layout.TEXT_SCHEMA, len(shards))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
@@ -154,22 +150,23 @@ class Corpus:
     def split(self, name: Split, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return the documents of a split, of those from ``start`` to ``stop``: int64 [n]."""
         check_choice("the split", name, ("train", "heldout", "all"))
-        numbers = np.arange(start, len(self) if stop is None else stop, dtype=np.int64)
+        stop = len(self) if stop is None else stop
+        numbers = np.arange(start, stop, dtype=np.int64)
         if name == "all":
             return numbers
-        whole = len(numbers) == len(self)
-        held_out = self._held_out if whole else self._find_held_out(start, len(numbers))
+        is_whole = len(numbers) == len(self)
+        held_out = self._held_out if is_whole else self._find_held_out(start, stop)
         return numbers[held_out == (name == "heldout")]
 
     @cached_property
     def _held_out(self) -> np.ndarray:
         return self._find_held_out(0, len(self))
 
-    def _find_held_out(self, start: int, count: int) -> np.ndarray:
+    def _find_held_out(self, start: int, stop: int) -> np.ndarray:
         columns = {"doc_id": self._ids}
         if self.meta["split"].get("stated"):
             columns["split"] = self.documents.column("split")
-        return layout.held_out(pa.table(columns).slice(start, count), self.meta["split"])
+        return layout.held_out(pa.table(columns).slice(start, stop - start), self.meta["split"])
 
     def document_at(self, position: int) -> int:
         """Return the number of the document that a global position lies in."""
@@ -182,18 +179,20 @@ class Corpus:
         Within one shard this is a read-only view of the file, not a copy.
         """
         start, length = self._check_range(start, length)
-        parts, end = [np.empty(0, dtype=self._dtype)], start + length
+        parts, end = [np.empty(0, dtype=self.meta["dtype"])], start + length
         while start < end:
             shard = int(np.searchsorted(self._shard_ends, start, side="right"))
             first, stop = self._shard_ends[shard - 1] if shard else 0, self._shard_ends[shard]
-            parts.append(self._map(shard)[start - first : min(end, stop) - first])
+            parts.append(self.parts[shard][start - first : min(end, stop) - first])
             start = int(stop)
         return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 
-    def parts(self) -> Iterator[np.ndarray]:
-        """Yield all tokens, in parts of some 250,000."""
-        for start in range(0, self.num_tokens, PART_TOKENS):
-            yield self.tokens(start, min(PART_TOKENS, self.num_tokens - start))
+    @cached_property
+    def parts(self) -> list[np.ndarray]:
+        """The tokens of each shard, as read-only views of the files."""
+        paths = (self.path / layout.TOKENS.format(n) for n in range(len(self._shard_ends)))
+        dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        return [np.memmap(path, dtype=dtype, mode="r") for path in paths]
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
         """Return a copy of :meth:`tokens`."""
@@ -249,10 +248,6 @@ class Corpus:
         except Exception as error:  # tokenizers raises nothing narrower
             raise _damaged(path, error) from error
 
-    def _mapped(self, shard: int) -> np.ndarray:
-        path = self.path / layout.TOKENS.format(shard)
-        return np.memmap(path, dtype=self._dtype, mode="r")
-
     def _check_range(self, start: int, length: int) -> tuple[int, int]:
         start = check_whole("the position", start, None)
         length = check_whole("the number of tokens", length, None)
@@ -267,14 +262,12 @@ class Corpus:
 class ShardedTable:
     """The Parquet files of all shards as one table with a row per document; caches row groups.
 
-    ``file_name`` is formatted with the number of a shard, which has ``documents[number]`` rows.
+    ``file_name`` is formatted with the number of a shard.
     """
 
-    def __init__(
-        self, directory: Path, file_name: str, schema: pa.Schema, documents: list[int]
-    ) -> None:
-        self._paths = [directory / file_name.format(shard) for shard in range(len(documents))]
-        self._schema, self._sizes = schema, documents
+    def __init__(self, directory: Path, file_name: str, schema: pa.Schema, shards: int) -> None:
+        self._paths = [directory / file_name.format(shard) for shard in range(shards)]
+        self._schema = schema
         self._group = lru_cache(CACHED_ROW_GROUPS)(self._read_group)
 
     def value(self, number: int, column: str) -> Any:
@@ -295,8 +288,8 @@ class ShardedTable:
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column of all documents."""
         chunks: list[pa.Array] = []
-        for shard in range(len(self._paths)):
-            with self._file(shard) as file:
+        for path in self._paths:
+            with _opened(path) as file:
                 chunks += file.read(columns=[name])[name].chunks
         return pa.chunked_array(chunks, self._schema.field(name).type)
 
@@ -307,32 +300,29 @@ class ShardedTable:
         return self._group(*groups[index]), int(starts[index])
 
     @cached_property
-    def _groups(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """The first document of each row group, and its shard and number in the shard."""
-        sizes, groups = list[int](), list[tuple[int, int]]()
-        for shard, expected in enumerate(self._sizes):
-            with self._file(shard) as file:
-                numbers = range(file.metadata.num_row_groups)
-                rows = [file.metadata.row_group(number).num_rows for number in numbers]
-            if sum(rows) != expected:
-                why = f"{sum(rows)} documents, expected {expected}"
-                raise _damaged(self._paths[shard], why)
-            sizes += rows
-            groups += [(shard, number) for number in numbers]
+    def _groups(self) -> tuple[np.ndarray, list[tuple[Path, int]]]:
+        """The first document of each row group, and its file and number in the file."""
+        sizes, groups = list[int](), list[tuple[Path, int]]()
+        for path in self._paths:
+            with _opened(path) as file:
+                for number in range(file.metadata.num_row_groups):
+                    sizes.append(file.metadata.row_group(number).num_rows)
+                    groups.append((path, number))
         return np.cumsum([0, *sizes])[:-1], groups
 
-    def _read_group(self, shard: int, group: int) -> pa.Table:
+    def _read_group(self, path: Path, group: int) -> pa.Table:
         names = self._schema.names
-        with self._file(shard) as file:
+        with _opened(path) as file:
             return file.read_row_group(group, columns=names).select(names).combine_chunks()
 
-    @contextmanager
-    def _file(self, shard: int) -> Iterator[pq.ParquetFile]:
-        try:
-            with pq.ParquetFile(self._paths[shard], page_checksum_verification=True) as file:
-                yield file
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise _damaged(self._paths[shard], error) from error
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, why: object) -> FormatError:

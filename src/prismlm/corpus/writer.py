@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus import layout
-from prismlm.corpus.chat import encode_chat, has_marks
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.tokenizer import fingerprint
@@ -106,11 +105,10 @@ class CorpusWriter:
         for document in batch:
             if document.messages is None:
                 texts.append(document)
-            elif has_marks(self._tokenizer, document.messages):
-                ids[document.doc_id] = encode_chat(self._tokenizer, document.messages)
-            else:
-                # All special tokens come from the template.
+            elif document.marks is None:
                 chats.append(document)
+            else:
+                ids[document.doc_id] = encoder.encode_chat(document.text, document.marks)
         ways = (encoder.text, texts, self._prefix, self._suffix), (encoder.chat, chats, [], [])
         for backend, part, prefix, suffix in ways if chats else ways[:1]:
             encodings = backend.encode_batch_fast([d.text for d in part], add_special_tokens=False)
