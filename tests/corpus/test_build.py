@@ -1,162 +1,145 @@
+"""Building a corpus directory: its format, its split, what it replaces, and what it would cost."""
+
 from __future__ import annotations
 
+import gzip
 import hashlib
+import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Columns, Corpus, Document, build_corpus, layout
+from prismlm.corpus import Columns, Corpus, Document, HubDataset, build_corpus, estimate_build
+from prismlm.corpus import build as module
 from prismlm.corpus.build import training_texts
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError
 from prismlm.run_state import writing
 from tests.helpers.records import RECORDS, write_jsonl
 
+OPTIONS: dict[str, Any] = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 0.3}
 
-def _bytes_of(directory: Path) -> dict[str, bytes]:
+
+def contents(directory: Path) -> dict[str, bytes]:
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def test_the_directory_is_what_the_format_says(corpus: Corpus) -> None:
-    shards = len(corpus.meta["shards"])
-    assert shards > 2
-    position = 0
-    ids: list[str] = []
-    for shard in range(shards):
+def rebuild(directory: Path, records: list[dict[str, Any]], **options: Any) -> Corpus:
+    path = write_jsonl(directory / "texts.jsonl", records)
+    return build_corpus(path, directory / "built", overwrite=True, **OPTIONS | options)
+
+
+def test_the_directory_follows_the_format(corpus: Corpus) -> None:
+    assert len(corpus.meta["shards"]) > 2
+    position, ids = 0, list[str]()
+    for shard in range(len(corpus.meta["shards"])):
         documents = pq.read_table(corpus.path / f"documents-{shard:05d}.parquet").to_pylist()
         texts = pq.read_table(corpus.path / f"text-{shard:05d}.parquet").to_pylist()
         tokens = np.fromfile(corpus.path / f"tokens-{shard:05d}.bin", dtype="<u2")
-        assert [row["doc_id"] for row in documents] == [row["doc_id"] for row in texts]
-        ids += [row["doc_id"] for row in documents]
         first = position
         for row, text in zip(documents, texts, strict=True):
-            assert row["start"] == position
-            here = tokens[position - first :][: row["length"]]
-            assert here[-1] == corpus.eos_token_id
-            assert corpus.eos_token_id not in here[:-1]
-            assert corpus.tokenizer.decode(here[:-1]) == text["text"]
+            assert (row["start"], row["doc_id"]) == (position, text["doc_id"])
+            *words, last = tokens[position - first :][: row["length"]]
+            assert last == corpus.eos_token_id
+            assert corpus.eos_token_id not in words
+            assert corpus.tokenizer.decode(words) == text["text"]
             position += row["length"]
+            ids.append(row["doc_id"])
         assert position - first == len(tokens)
     assert ids == [record["id"] for record in RECORDS]
-    assert corpus.meta["counts"] == {
-        "documents": len(RECORDS),
-        "tokens": position,
-        "characters": sum(len(record["text"]) for record in RECORDS),
-        "skipped": 0,
-    }
-    assert {row["domain"]: row["documents"] for row in corpus.meta["domains"]} == {
-        None: 2,
-        "computing": 12,
-        "language": 1,
-        "medicine": 2,
-    }
+    characters = sum(len(record["text"]) for record in RECORDS)
+    counts = {"documents": len(RECORDS), "tokens": position, "characters": characters}
+    assert corpus.meta["counts"] == counts | {"skipped": 0}
+    lengths = corpus.lengths.tolist()
+    for column, groups in (("domain", "domains"), ("license", "licenses")):
+        expected: dict[str | None, list[int]] = {}
+        for record, length in zip(RECORDS, lengths, strict=True):
+            expected.setdefault(record.get(column), []).append(length)
+        assert corpus.meta[groups] == [
+            {column: key, "documents": len(tokens), "tokens": sum(tokens)}
+            for key, tokens in sorted(expected.items(), key=lambda item: item[0] or "")
+        ]
 
 
-def test_the_split_is_the_rule_in_the_metadata(corpus: Corpus) -> None:
-    held_out = [
-        n
-        for n, record in enumerate(RECORDS)
-        if int.from_bytes(hashlib.sha256(record["id"].encode()).digest()[:8], "little") / 2**64
-        < 0.3
-    ]
+def test_the_split_follows_the_rule_in_the_metadata(corpus: Corpus, tmp_path: Path) -> None:
+    digests = (hashlib.sha256(record["id"].encode()).digest() for record in RECORDS)
+    keys = [int.from_bytes(digest[:8], "little") / 2**64 for digest in digests]
+    held_out = [n for n, key in enumerate(keys) if key < 0.3]
     assert 0 < len(held_out) < len(RECORDS)
     assert corpus.split("heldout").tolist() == held_out
     both = [*corpus.split("train").tolist(), *held_out]
     assert sorted(both) == corpus.split("all").tolist() == list(range(len(RECORDS)))
-    assert corpus.meta["heldout"]["documents"] == len(held_out)
-    assert corpus.meta["heldout"]["tokens"] == corpus.lengths[held_out].sum()
+    tokens = corpus.lengths[held_out].sum()
+    assert corpus.meta["heldout"] == {"documents": len(held_out), "tokens": tokens}
+    # A fraction that is too small holds one document out.
+    small = rebuild(tmp_path, RECORDS, heldout_fraction=1e-9)
+    first = int(np.argmin(keys))
+    assert small.split("heldout").tolist() == [first]
+    assert small.meta["heldout"] == {"documents": 1, "tokens": small.lengths[first]}
 
 
-def test_a_fraction_that_is_too_small_holds_one_document_out(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
-    options = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 1e-9}
-    few = build_corpus(path, tmp_path / "built", **options)
-    keys = [layout.split_key(record["id"]) for record in RECORDS]
-    assert few.split("heldout").tolist() == [int(np.argmin(keys))]
-    assert few.meta["heldout"] == {
-        "documents": 1, "tokens": int(few.lengths[np.argmin(keys)])
-    }  # fmt: skip
-    for name in ("counts", "domains", "licenses"):
-        assert few.meta[name] == corpus.meta[name]
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_one_of_two_or_more_documents_is_held_out(count: int, tmp_path: Path) -> None:
+    records = [{"id": f"{number}.txt", "text": "The sea was calm. " * 9} for number in range(count)]
+    built = rebuild(tmp_path, records, heldout_fraction=0.05)
+    assert len(built.split("heldout")) == built.meta["heldout"]["documents"] == (count > 1)
+    assert built.meta["heldout"]["tokens"] == built.lengths[built.split("heldout")].sum()
+    assert len(rebuild(tmp_path, records, heldout_fraction=0).split("heldout")) == 0
+    stated = [{"text": "a", "split": "train"}] * count
+    assert len(rebuild(tmp_path, stated).split("heldout")) == 0
 
 
-STATED = dict(
-    enumerate((" Train", "training", "test", "validation", "", "held-out", "eval", "dev"))
-)
+STATED = (" Train", "training", "test", "validation", "", "held-out", "eval", "dev")
 
 
-def stated_corpus(directory: Path, **columns: str) -> Corpus:
-    records = [
-        {**record, "split": STATED[n]} if n in STATED else record
-        for n, record in enumerate(RECORDS)
+def stated_records(**others: str) -> list[dict[str, Any]]:
+    splits = dict(enumerate(STATED)) | {int(name[1:]): split for name, split in others.items()}
+    return [
+        record | ({"split": splits[n]} if n in splits else {}) for n, record in enumerate(RECORDS)
     ]
-    path = write_jsonl(directory / "texts.jsonl", records)
-    return build_corpus(
-        path,
-        directory / "built",
-        vocab_size=300,
-        shard_tokens=900,
-        heldout_fraction=0.3,
-        columns=Columns(**columns),
-        overwrite=True,
-    )
 
 
-def test_documents_that_say_their_part_are_in_it(corpus: Corpus, tmp_path: Path) -> None:
-    stated = stated_corpus(tmp_path)
-    out = {2, 3, 5, 6, 7} | {n for n in corpus.split("heldout").tolist() if n not in {0, 1}}
-    assert stated.split("heldout").tolist() == sorted(out)
-    assert out != set(corpus.split("heldout").tolist())
-    assert stated.meta["heldout"]["documents"] == len(out)
-    assert stated.meta["heldout"]["tokens"] == stated.lengths[sorted(out)].sum()
+def test_a_split_column_overrides_the_rule(corpus: Corpus, tmp_path: Path) -> None:
+    stated = rebuild(tmp_path, stated_records())
+    by_id = corpus.split("heldout").tolist()
+    expected = sorted({2, 3, 5, 6, 7} | {n for n in by_id if n not in {0, 1}})
+    assert stated.split("heldout").tolist() == expected != by_id
+    tokens = stated.lengths[expected].sum()
+    assert stated.meta["heldout"] == {"documents": len(expected), "tokens": tokens}
     assert stated.meta["split"]["stated"] == {"train": 2, "heldout": 5}
     assert stated.fingerprint != corpus.fingerprint
-    # A part at a time, as an index reads it.
+    # Block by block, as an index reads it.
     order = BlockOrder.for_tokens(stated.num_tokens)
     grids = [order.windows(slot, stated, "heldout", 64, 48) for slot in range(order.count)]
     read = {int(number) for grid in grids for number in grid.document}
-    assert read == {n for n in out if stated.lengths[n] > 1}
+    assert read == {n for n in expected if stated.lengths[n] > 1}
 
 
-def test_a_split_that_is_none_is_refused_unless_it_is_not_read(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unknown_split_is_refused_unless_the_column_is_ignored(
+    corpus: Corpus, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(STATED, 9, "tets")
+    records = stated_records(n9="tets")
     with pytest.raises(InputError, match=r"'long-4' has the split 'tets': .*--split-column ''"):
-        stated_corpus(tmp_path)
-    assert stated_corpus(tmp_path, split="").fingerprint == corpus.fingerprint
+        rebuild(tmp_path, records)
+    ignored = rebuild(tmp_path, records, columns=Columns(split=""))
+    assert ignored.fingerprint == corpus.fingerprint
 
 
-def test_the_same_inputs_give_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
-    again = build_corpus(
-        path, tmp_path / "b", vocab_size=300, shard_tokens=900, heldout_fraction=0.3
-    )
-    assert _bytes_of(again.path) == _bytes_of(corpus.path)
-
-
-def test_the_fingerprint_follows_the_contents_alone(corpus: Corpus, tmp_path: Path) -> None:
-    def built(name: str, records: list[dict[str, str]], shard_tokens: int) -> Corpus:
-        path = write_jsonl(tmp_path / "texts.jsonl", records)
-        return build_corpus(
-            path,
-            tmp_path / name,
-            tokenizer=corpus.path / "tokenizer",
-            shard_tokens=shard_tokens,
-            heldout_fraction=0.3,
-        )
-
-    assert built("sharded", RECORDS, 50).fingerprint == corpus.fingerprint
-    renamed = [*RECORDS[:-1], {**RECORDS[-1], "license": "other"}]
-    assert built("license", renamed, 900).fingerprint != corpus.fingerprint
+def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus: Corpus, tmp_path: Path) -> None:
+    assert contents(rebuild(tmp_path, RECORDS).path) == contents(corpus.path)
+    tokenizer = corpus.path / "tokenizer"
+    sharded = rebuild(tmp_path, RECORDS, tokenizer=tokenizer, shard_tokens=50)
+    assert sharded.fingerprint == corpus.fingerprint
+    changed = [*RECORDS[:-1], {**RECORDS[-1], "license": "other"}]
+    assert rebuild(tmp_path, changed, tokenizer=tokenizer).fingerprint != corpus.fingerprint
 
 
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
@@ -165,15 +148,15 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"eos_token": "</s>", "unk_token": "<unk>"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path / "t")
-    path = write_jsonl(tmp_path / "t.jsonl", [{"text": "w69999 w3 </s> zebra"}])
-    corpus = build_corpus(path, tmp_path / "c", tokenizer=tmp_path / "t")
-    assert corpus.tokens(0, 5).dtype == np.uint32
-    assert corpus.tokens(0, 5).tolist()[:2] == [69_999, 3]
-    assert corpus.tokens(0, 5).tolist()[3:] == [70_001, 70_000]
+    records = [{"text": "w69999 w3 </s> zebra"}]
+    corpus = rebuild(tmp_path, records, tokenizer=tmp_path / "t")
+    tokens = corpus.tokens(0, 5)
+    assert tokens.dtype == np.uint32
+    assert tokens[[0, 1, 3, 4]].tolist() == [69_999, 3, 70_001, 70_000]
     assert corpus.excerpt(0, 2) == "w69999 w3"
 
 
-def test_training_text_is_bounded_spread_and_repeatable() -> None:
+def test_texts_for_a_tokenizer_are_limited_evenly_sampled_and_reproducible() -> None:
     documents = [Document(f"d{n}", f"{n:04d}" * 25) for n in range(1000)]
     chosen = training_texts(iter(documents), 20_000)
     assert 8_000 < sum(map(len, chosen)) <= 20_000
@@ -183,47 +166,33 @@ def test_training_text_is_bounded_spread_and_repeatable() -> None:
     assert training_texts(iter([Document("x", "long" * 99)]), 10) == ["long" * 99]
 
 
-def test_what_exists_is_only_replaced_when_asked(build: Callable[..., Corpus]) -> None:
+def test_an_existing_corpus_is_replaced_only_on_request(build: Callable[..., Corpus]) -> None:
     corpus = build(["first"])
-    before = _bytes_of(corpus.path)
-    source = write_jsonl(corpus.path.parent / "t.jsonl", [{"text": "second"}])
+    before, parent = contents(corpus.path), corpus.path.parent
+    source = write_jsonl(parent / "t.jsonl", [{"text": "second"}])
+    broken, link = parent / "broken.jsonl", parent / "link.parquet"
+    broken.write_text("{", encoding="utf-8")
+    (text,) = corpus.path.glob("text-*.parquet")
+    link.symlink_to(text)
+    options = {"vocab_size": 300, "overwrite": True}
     with pytest.raises(InputError, match="--overwrite"):
         build_corpus(source, corpus.path, vocab_size=300)
-    broken = corpus.path.parent / "broken.jsonl"
-    broken.write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match="not valid JSON"):
-        build_corpus(broken, corpus.path, vocab_size=300, overwrite=True)
-    assert _bytes_of(corpus.path) == before
-    replaced = build_corpus(source, corpus.path, vocab_size=300, overwrite=True)
-    assert replaced.text(0) == "second"
-    (corpus.path.parent / "notes").mkdir()
-    with pytest.raises(InputError, match="not a corpus"):
-        build_corpus(source, corpus.path.parent / "notes", overwrite=True)
-    hidden = [path.name for path in corpus.path.parent.iterdir() if path.name.startswith(".")]
-    assert not hidden
-
-
-def test_a_corpus_does_not_replace_the_text_it_is_built_of(build: Callable[..., Corpus]) -> None:
-    corpus = build(["first"])
-    before = _bytes_of(corpus.path)
-    (text,) = corpus.path.glob("text-*.parquet")
-    link = corpus.path.parent / "link.parquet"
-    link.symlink_to(text)
-    for named in (text, link):
+        build_corpus(broken, corpus.path, **options)
+    for own_input in (text, link):
         with pytest.raises(InputError, match=r"lies in .* which the corpus would replace"):
-            build_corpus(named, corpus.path, vocab_size=300, overwrite=True)
-    assert _bytes_of(corpus.path) == before
-
-
-def test_only_one_build_writes_an_output(build: Callable[..., Corpus]) -> None:
-    corpus = build(["first"])
-    before = _bytes_of(corpus.path)
-    source = write_jsonl(corpus.path.parent / "t.jsonl", [{"text": "second"}])
+            build_corpus(own_input, corpus.path, **options)
     with writing(corpus.path), pytest.raises(InputError, match="written to by another process"):
-        build_corpus(source, corpus.path, vocab_size=300, overwrite=True)
-    assert _bytes_of(corpus.path) == before
+        build_corpus(source, corpus.path, **options)
+    assert contents(corpus.path) == before
+    assert build_corpus(source, corpus.path, **options).text(0) == "second"
+    (parent / "notes").mkdir()
+    with pytest.raises(InputError, match="not a corpus"):
+        build_corpus(source, parent / "notes", overwrite=True)
+    assert not [path.name for path in parent.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("make", [build_corpus, estimate_build])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -233,8 +202,58 @@ def test_only_one_build_writes_an_output(build: Callable[..., Corpus]) -> None:
         ({"shard_tokens": 0}, "from 1 on"),
     ],
 )
-def test_arguments_out_of_range(options: dict[str, float], message: str, tmp_path: Path) -> None:
+def test_arguments_out_of_range(
+    make: Any, options: dict[str, float], message: str, tmp_path: Path
+) -> None:
     path = write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])
     with pytest.raises(InputError, match=message):
-        build_corpus(path, tmp_path / "out", **options)  # pyright: ignore[reportArgumentType]
+        make(path, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_estimated_tokens_are_those_of_the_corpus(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly where all of it is tokenised, and nearly where a sample is."""
+    rng, options = random.Random(0), {"tokenizer": tiny_corpus / "tokenizer"}
+    words = ("the", "court", "patient", "reads", "a", "line", "你好世界", "训练", "appeal")
+    texts = [" ".join(rng.choices(words, k=rng.randint(50, 800))) for _ in range(60)]
+    rows = [{"id": str(n), "text": text} for n, text in enumerate(texts)]
+    lines = write_jsonl(tmp_path / "texts.jsonl", rows)
+    packed, table = tmp_path / "texts.jsonl.gz", tmp_path / "texts.parquet"
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    built = build_corpus(lines, tmp_path / "built", **options)
+    exact = estimate_build(lines, tmp_path / "out", **options)
+    assert (exact.documents, exact.tokens) == (60, built.num_tokens)
+    size = sum(file.stat().st_size for file in built.path.glob("*-0*"))
+    assert exact.disk_bytes == pytest.approx(size, rel=0.05)
+    monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 5_000)
+    for path in (lines, packed, table):
+        cost = estimate_build(path, tmp_path / "out", **options)
+        assert cost.documents == 60
+        assert cost.sampled_documents < 40
+        assert cost.tokens == pytest.approx(built.num_tokens, rel=0.25)
+        assert cost.seconds > 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_totals_of_a_stream_of_unknown_length_are_unknown(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "t.jsonl", [{"text": f"{n} a line " * 40} for n in range(900)])
+    monkeypatch.setattr(module, "READING_SECONDS", 0.0)
+    cost = estimate_build(
+        HubDataset(str(tmp_path)), tmp_path / "out", tokenizer=tiny_corpus / "tokenizer"
+    )
+    assert (cost.seconds, cost.tokens, cost.disk_bytes) == (None, None, None)
+    assert "does not say before it is read" in cost.unknown[1]
+
+
+def test_a_dry_run_refuses_bad_rows_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a"}\n{"text": 3}\n')
+    with pytest.raises(InputError, match=r"t\.jsonl:2: the text is a number"):
+        estimate_build(path, tmp_path / "out", vocab_size=300)
+    cost = estimate_build(path, tmp_path / "out", vocab_size=300, skip_bad_rows=True)
+    assert cost.documents == 1

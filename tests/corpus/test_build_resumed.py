@@ -1,17 +1,17 @@
-"""A corpus resumes behind its last closed shard, and a streamed one is opened if it is there."""
+"""An interrupted build resumes after its last closed shard; a finished one can be reused."""
 
 import json
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import Columns, Corpus, HubDataset, build_corpus
-from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
+from prismlm.corpus.tokenizer import train_tokenizer
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.errors import FormatError, InputError, Interrupted
+from tests.corpus.test_build import contents
 from tests.helpers import forked
 from tests.helpers.records import write_jsonl
 
@@ -33,14 +33,13 @@ class Stop(Exception):
 
 
 class StopAfter:
-    """A reporter that fails at the so-manieth report."""
+    """A reporter that raises an error at its n-th report."""
 
-    def __init__(self, left, error=Stop):
-        self.left, self.error = left, error
+    def __init__(self, reports, error=Stop):
+        self.left, self.error = reports, error
 
     @contextmanager
     def task(self, description, total=None, unit="tokens"):
-        self.total = total
         yield self
 
     def advance(self, amount=1):
@@ -54,9 +53,10 @@ class StopAfter:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
+    """The directory of a tokenizer."""
     directory = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer((row["body"] for row in ROWS), 300).save_pretrained(directory)
-    return load_tokenizer(directory)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -69,42 +69,15 @@ def folder(tmp_path_factory):
     return directory
 
 
-def stream(folder, out, tokenizer, **options):
-    options = {"columns": COLUMNS, "shard_tokens": SHARD, **options}
-    return reused(HubDataset(str(folder)), out, tokenizer, **options)
+@pytest.fixture
+def stream(folder, tokenizer, tmp_path):
+    """Build a corpus from the folder as a dataset, and reuse it."""
+    options = {"columns": COLUMNS, "shard_tokens": SHARD, "tokenizer": tokenizer, "reuse": True}
 
+    def build(out="out", **others):
+        return build_corpus(HubDataset(str(folder)), tmp_path / out, **options | others)
 
-def reused(dataset, out, tokenizer, **options):
-    return build_corpus(dataset, out, tokenizer=tokenizer.name_or_path, reuse=True, **options)
-
-
-def contents(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
-def test_documents_of_closed_shards_are_not_tokenised_again(
-    folder, tokenizer, tmp_path, monkeypatch
-):
-    whole = stream(folder, tmp_path / "whole", tokenizer)
-    with pytest.raises(Stop):
-        stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(2))
-    state = json.loads((tmp_path / ".out.partial" / "build.json").read_text())
-    closed = sum(shard["documents"] for shard in state["shards"])
-    assert closed > 1000
-    again = StopAfter(10**6)
-    added, add = [], CorpusWriter.add
-    monkeypatch.setattr(
-        CorpusWriter, "add", lambda self, *given: added.append(given) or add(self, *given)
-    )
-    corpus = stream(folder, tmp_path / "out", tokenizer, progress=again)
-    assert again.text == f"{closed:,} documents were kept"
-    assert len(added) == len(corpus) - closed
-    assert contents(corpus.path) == contents(whole.path)
-    assert not (tmp_path / ".out.partial").exists()
+    return build
 
 
 @pytest.fixture
@@ -118,29 +91,51 @@ def texts(tmp_path):
     return directory
 
 
-def test_files_resume_where_their_last_shard_ended(texts, tokenizer, tmp_path):
-    def build(out, **options):
-        options = {"tokenizer": tokenizer.name_or_path, "shard_tokens": SHARD, **options}
-        return build_corpus(texts, tmp_path / out, **options)
+@pytest.fixture
+def build(texts, tokenizer, tmp_path):
+    """Build a corpus from files."""
+    options = {"tokenizer": tokenizer, "shard_tokens": SHARD}
 
+    def build(out="out", **others):
+        return build_corpus(texts, tmp_path / out, **options | others)
+
+    return build
+
+
+def test_documents_of_closed_shards_are_not_tokenised_again(stream, tmp_path, monkeypatch):
+    whole = stream("whole")
+    with pytest.raises(Stop):
+        stream(progress=StopAfter(2))
+    state = json.loads((tmp_path / ".out.partial" / "build.json").read_text())
+    closed = sum(shard["documents"] for shard in state["shards"])
+    assert closed > 1000
+    added, add = [], CorpusWriter.add
+    monkeypatch.setattr(
+        CorpusWriter, "add", lambda self, *given: added.append(given) or add(self, *given)
+    )
+    reporter = StopAfter(10**6)
+    corpus = stream(progress=reporter)
+    assert reporter.text == f"{closed:,} documents were kept"
+    assert len(added) == len(corpus) - closed
+    assert contents(corpus.path) == contents(whole.path)
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_files_resume_after_their_last_closed_shard(build, tmp_path):
     whole = build("whole")
     with pytest.raises(Stop):
-        build("out", progress=StopAfter(2))
+        build(progress=StopAfter(2))
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
-        build("out", heldout_fraction=0.5)
-    assert contents(build("out").path) == contents(whole.path)
+        build(heldout_fraction=0.5)
+    assert contents(build().path) == contents(whole.path)
     with pytest.raises(Stop):
-        build("out", overwrite=True, progress=StopAfter(2))
+        build(overwrite=True, progress=StopAfter(2))
     assert contents(tmp_path / "out") == contents(whole.path)
-    assert build("out", overwrite=True, heldout_fraction=0.5).split("heldout").size > 500
+    assert build(overwrite=True, heldout_fraction=0.5).split("heldout").size > 500
 
 
-def test_what_another_version_began_is_replaced_where_that_is_asked(texts, tokenizer, tmp_path):
-    def build(**options):
-        tokens = {"tokenizer": tokenizer.name_or_path, "shard_tokens": SHARD}
-        return build_corpus(texts, tmp_path / "out", **tokens, **options)
-
+def test_overwrite_discards_the_state_of_another_version(build, tmp_path):
     with pytest.raises(Stop):
         build(progress=StopAfter(2))
     state = tmp_path / ".out.partial" / "build.json"
@@ -151,86 +146,82 @@ def test_what_another_version_began_is_replaced_where_that_is_asked(texts, token
     assert not state.parent.exists()
 
 
-def test_files_that_changed_since_are_not_mixed_in(texts, tokenizer, tmp_path):
+def test_changed_input_files_are_refused(build, texts):
     with pytest.raises(Stop):
-        build_corpus(
-            texts, tmp_path / "out", tokenizer=tokenizer.name_or_path, shard_tokens=SHARD,
-            progress=StopAfter(2),
-        )  # fmt: skip
+        build(progress=StopAfter(2))
     rows = texts / "rows.jsonl"
-    whole = rows.read_text()
-    # Of the same size and ids.
-    rows.write_text(whole.replace("Row 5 of", "Row 6 of"))
-    with pytest.raises(InputError, match=r"input documents have changed since"):
-        build_corpus(texts, tmp_path / "out", tokenizer=tokenizer.name_or_path)
-    rows.write_text(whole)
+    before = rows.read_text()
+    # Size and ids are unchanged.
+    rows.write_text(before.replace("Row 5 of", "Row 6 of"))
+    with pytest.raises(InputError, match="input documents have changed since"):
+        build()
+    rows.write_text(before)
     (texts / "0.txt").write_text("Another text.")
     with pytest.raises(InputError, match=r"another input \(files: .*remove it"):
-        build_corpus(texts, tmp_path / "out", tokenizer=tokenizer.name_or_path)
+        build()
 
 
-def test_a_corpus_that_is_there_is_opened_and_not_read_again(folder, tokenizer, tmp_path):
-    first = stream(folder, tmp_path / "out", tokenizer)
-    times = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
-    assert stream(folder, tmp_path / "out", tokenizer).fingerprint == first.fingerprint
-    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == times
-    with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
-        stream(folder, tmp_path / "out", tokenizer, heldout_fraction=0.5)
-    train_tokenizer(iter(["other text"]), 260).save_pretrained(tmp_path / "tokenizer")
-    other = load_tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(InputError, match=r"another input \(tokenizer: "):
-        stream(folder, tmp_path / "out", other)
-
-
-def test_what_was_begun_otherwise_is_not_mixed_in(folder, tokenizer, tmp_path):
+def test_other_columns_and_damaged_shards_are_refused(stream, tmp_path):
     with pytest.raises(Stop):
-        stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(1))
+        stream(progress=StopAfter(1))
     with pytest.raises(InputError, match="columns: "):
-        stream(folder, tmp_path / "out", tokenizer, columns=Columns(text="body"))
+        stream(columns=Columns(text="body"))
     shard = tmp_path / ".out.partial" / "tokens-00000.bin"
     shard.write_bytes(shard.read_bytes()[:-2])
     with pytest.raises(FormatError, match=r"tokens-00000\.bin has \d+ bytes, expected"):
-        stream(folder, tmp_path / "out", tokenizer)
+        stream()
 
 
-def test_other_directories_are_left_alone(folder, tokenizer, tmp_path):
-    (tmp_path / "out").mkdir()
+def test_an_existing_corpus_is_reused_only_for_equal_settings(stream, tmp_path):
+    first = stream()
+    times = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    assert stream().fingerprint == first.fingerprint
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == times
+    with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
+        stream(heldout_fraction=0.5)
+    train_tokenizer(iter(["other text"]), 260).save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match=r"another input \(tokenizer: "):
+        stream(tokenizer=tmp_path / "other")
+    (tmp_path / "notes").mkdir()
     with pytest.raises(InputError, match="is not a corpus"):
-        stream(folder, tmp_path / "out", tokenizer)
+        stream("notes")
     (tmp_path / "a.txt").write_text("A text.")
-    files = build_corpus(tmp_path / "a.txt", tmp_path / "files", vocab_size=300)
+    build_corpus(tmp_path / "a.txt", tmp_path / "files", vocab_size=300)
     with pytest.raises(InputError, match="from files, not from a dataset"):
-        stream(folder, files.path, tokenizer)
+        stream("files")
 
 
-def test_a_failure_with_nothing_to_go_on_from_leaves_nothing(folder, tokenizer, tmp_path):
+def test_a_failure_without_closed_shards_leaves_no_files(stream, tmp_path):
     with pytest.raises(InputError, match="the columns are: body, licence"):
-        stream(folder, tmp_path / "out", tokenizer, columns=Columns())
+        stream(columns=Columns())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_says_what_is_kept(folder, tokenizer, tmp_path):
+def test_ctrl_c_names_the_directory_of_closed_shards(stream):
     with pytest.raises(Interrupted, match=r"\.out\.partial\."):
-        stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(2, KeyboardInterrupt))
+        stream(progress=StopAfter(2, KeyboardInterrupt))
 
 
-def test_files_of_a_named_format(tokenizer, tmp_path):
+def test_data_files_of_a_named_format(tokenizer, tmp_path):
     for part in range(2):
         lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
         (tmp_path / f"part-{part}.jsonl").write_text("".join(lines))
-    both = HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),))
-    corpus = reused(both, tmp_path / "both", tokenizer, columns=COLUMNS)
-    assert [corpus.text(i) for i in range(len(corpus))] == [
-        row["body"] for row in ROWS[:100] if row["body"]
-    ]
-    one = HubDataset("json", data_files=(str(tmp_path / "part-1.jsonl"),))
-    corpus = reused(one, tmp_path / "one", tokenizer, columns=COLUMNS)
+
+    def stream(files):
+        dataset = HubDataset("json", data_files=(str(tmp_path / files),))
+        options = {"tokenizer": tokenizer, "columns": COLUMNS, "reuse": True}
+        return build_corpus(dataset, tmp_path / f"from {files}", **options)
+
+    corpus = stream("part-*.jsonl")
+    texts = [corpus.text(i) for i in range(len(corpus))]
+    assert texts == [row["body"] for row in ROWS[:100] if row["body"]]
+    corpus = stream("part-1.jsonl")
     assert corpus.doc_ids[0] == "part-1:1"
-    assert Path(corpus.meta["origin"]["data_files"][0]).is_absolute()
-    assert Corpus.open(tmp_path / "one").fingerprint == corpus.fingerprint
+    assert corpus.meta["origin"]["data_files"] == [str(tmp_path / "part-1.jsonl")]
+    assert Corpus.open(corpus.path).fingerprint == corpus.fingerprint
 
 
-def test_without_datasets_or_a_network_the_error_says_so(tmp_path):
+def test_a_missing_package_or_network_is_named():
     def message(code):
         return forked.run(code=code).stderr.splitlines()[-1]
 
@@ -238,5 +229,5 @@ def test_without_datasets_or_a_network_the_error_says_so(tmp_path):
     assert "pip install 'prismlm[datasets]'" in message(
         "import sys; sys.modules['datasets'] = None; " + read
     )
-    # As all tests are: HF_HUB_OFFLINE is set.
+    # HF_HUB_OFFLINE is set in all tests.
     assert "no-one/nothing cannot be reached" in message(read)

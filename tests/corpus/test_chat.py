@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,37 +17,49 @@ from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, SHARED, TEMPLATE
 
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m['content'] + '\n' }}{% endfor %}"
+LISTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "\n{% endfor %}"
+)
+TOOLS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content + '|' }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+CALL = {"type": "function", "function": {"name": "get_weather", "arguments": {"lat": 48.5}}}
+WEATHER = {"role": "user", "content": "Weather in Paris?"}
+CALLED = {"role": "assistant", "tool_calls": [CALL]}
+REPLY = [{"role": "tool", "content": "18C"}, {"role": "assistant", "content": "It is 18 degrees."}]
+HI, YOU = {"type": "text", "text": "Hi "}, {"type": "text", "text": "you"}
+PARTS = {"role": "user", "content": [HI, YOU]}
 
-@pytest.fixture(scope="module")
-def directory(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+
+@pytest.fixture
+def tokenizer(tiny_corpus: Path) -> PreTrainedTokenizerFast:
     """The tiny corpus's tokenizer with a chat template."""
-    tokenizer = load_tokenizer(tiny_corpus / "tokenizer")
-    tokenizer.chat_template = TEMPLATE
-    place = tmp_path_factory.mktemp("chat") / "tokenizer"
-    tokenizer.save_pretrained(place)
-    return place
+    loaded = load_tokenizer(tiny_corpus / "tokenizer")
+    loaded.chat_template = TEMPLATE
+    return loaded
 
 
-@pytest.fixture(scope="module")
-def tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    return load_tokenizer(directory)
+def write_rows(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
-def test_a_question_ends_where_its_answer_begins(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_messages_are_rendered_up_to_an_answer(tokenizer: PreTrainedTokenizerFast) -> None:
     assert chat_text(tokenizer, asked(QUESTION)) == ASKED
-    told = chat_text(tokenizer, asked("Why?", "Be brief."))
-    assert told == "<system>\nBe brief.<|endoftext|>\n<user>\nWhy?<|endoftext|>\n<assistant>\n"
-
-
-def test_an_answer_is_closed_or_left_open_to_be_written_on(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+    text = chat_text(tokenizer, asked("Why?", "Be brief."))
+    assert text == "<system>\nBe brief.<|endoftext|>\n<user>\nWhy?<|endoftext|>\n<assistant>\n"
     assert chat_text(tokenizer, CHAT) == ANSWERED
     assert chat_text(tokenizer, CHAT, continue_final=True) == ASKED + ANSWER
 
 
+IMAGE = {"role": "user", "content": [HI, {"type": "image", "url": "x.png"}]}
+
+
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "error"),
     [
         ([], r"\[\], expected a list with at least one"),
         ("Why?", "'Why\\?', expected a list"),
@@ -55,84 +68,105 @@ def test_an_answer_is_closed_or_left_open_to_be_written_on(
         ([{"role": "user", "content": ["Why?"]}], "the content of number 0 is .* one text"),
         ([{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
         ([{"role": "tool", "content": "4"}], "refuses the messages .*Tools are not known here"),
+        ([CALLED | {"tool_calls": ["x"]}], "the tool_calls of number 0 are"),
+        ([IMAGE], "expected parts of text"),
+        ([{"role": "user", "content": [HI, "Hi"]}], "expected parts of text"),
+        ([WEATHER, CALLED], "the chat template of .* leaves 'get_weather' out"),
     ],
 )
-def test_what_is_no_chat_is_refused(
-    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], said: str
+def test_bad_messages_are_refused(
+    tokenizer: PreTrainedTokenizerFast, messages: Any, error: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    if messages == [WEATHER, CALLED]:
+        tokenizer.chat_template = PLAIN
+    with pytest.raises(InputError, match=error):
         chat_text(tokenizer, messages)
+    if messages:
+        path = write_rows(tmp_path / "a.jsonl", {"messages": messages})
+        with pytest.raises(InputError, match=rf"a\.jsonl:1: (.*){error}"):
+            list(DocumentReader(path, tokenizer=tokenizer))
 
 
-def test_without_a_template_there_are_no_chats(tiny_corpus: Path) -> None:
+def test_without_a_template_chats_are_refused(tiny_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer has no chat template.*chat_template\.jinja"):
         chat_text(load_tokenizer(tiny_corpus / "tokenizer"), CHAT)
+    path = write_rows(tmp_path / "a.jsonl", {"messages": CHAT})
+    for build in (build_corpus, estimate_build):
+        with pytest.raises(InputError, match=r"has no text but messages.*--tokenizer MODEL"):
+            build(path, tmp_path / "out", vocab_size=300)
+    assert not (tmp_path / "out").exists()
 
 
-def test_rows_of_messages_are_read_by_the_template(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_rows_of_messages_are_documents(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     # Where others have tool calls, a table has nulls.
     rows = [{**message, "tool_calls": None} for message in CHAT]
     pq.write_table(pa.table({"messages": [rows], "domain": ["medicine"]}), tmp_path / "a.parquet")
-    (tmp_path / "b.jsonl").write_text(json.dumps({"id": "b", "messages": CHAT}) + "\n")
-    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "Plain.", "messages": CHAT}) + "\n")
-    reader = DocumentReader(tmp_path, tokenizer=tokenizer)
-    first, second, third = reader
+    write_rows(tmp_path / "b.jsonl", {"id": "b", "messages": CHAT})
+    write_rows(tmp_path / "c.jsonl", {"text": "Plain.", "messages": CHAT})
+    first, second, third = DocumentReader(tmp_path, tokenizer=tokenizer)
     assert [first.text, second.text, third.text] == [ANSWERED, ANSWERED, "Plain."]
     assert (first.domain, first.opening, second.doc_id) == ("medicine", QUESTION, "b")
     assert (second.messages, third.messages, third.opening) == (CHAT, None, "Plain.")
+    path = write_rows(tmp_path / "d.jsonl", {"conversation": CHAT})
+    (named,) = DocumentReader(path, Columns(text="conversation"), tokenizer=tokenizer)
+    assert (named.text, named.messages) == (ANSWERED, CHAT)
+    asked_again = [*CHAT, {"role": "user", "content": "And then?"}]
+    assert Document("a", "text", messages=asked_again).opening == "And then?"
+    assert Document("a", "text", messages=CHAT[1:]).opening == "text"
 
 
 def test_rows_of_from_and_value_are_the_same_chats(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"conversations": [SHARED]}), tmp_path / "a.parquet")
-    (tmp_path / "b.jsonl").write_text(json.dumps({"conversations": SHARED}))
-    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": CHAT, "conversations": []}))
-    for found in DocumentReader(tmp_path, tokenizer=tokenizer):
-        assert (found.text, found.messages) == (ANSWERED, CHAT)
+    write_rows(tmp_path / "b.jsonl", {"conversations": SHARED})
+    write_rows(tmp_path / "c.jsonl", {"messages": CHAT, "conversations": []})
+    for document in DocumentReader(tmp_path, tokenizer=tokenizer):
+        assert (document.text, document.messages) == (ANSWERED, CHAT)
     for bad in ({"from": "human"}, {"from": ["human"], "value": "Once."}, {"from": None}):
         rows = {"conversations": [{"from": "narrator", "value": "Once."}, bad]}
-        (tmp_path / "d.json").write_text(json.dumps(rows))
+        path = write_rows(tmp_path / "d.json", rows)
         with pytest.raises(InputError, match=r"d\.json.*number 1 is .*expected a record with role"):
-            list(DocumentReader(tmp_path / "d.json", tokenizer=tokenizer))
-
-
-def test_a_column_that_is_named_may_hold_chats(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"conversation": CHAT}))
-    reader = DocumentReader(tmp_path, Columns(text="conversation"), tokenizer=tokenizer)
-    (found,) = reader
-    assert (found.text, found.messages) == (ANSWERED, CHAT)
+            list(DocumentReader(path, tokenizer=tokenizer))
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("template", "messages", "expected"),
     [
-        ({"messages": "Why?"}, r"a\.jsonl:1: 'Why\?', expected a list"),
-        ({"messages": [{"role": "tool", "content": "4"}]}, r"a\.jsonl:1: the chat template of"),
+        (TOOLS, [WEATHER, CALLED, *REPLY], '<assistant>|get_weather{"lat": 48.5}<tool>18C|'),
+        (TOOLS, [WEATHER, CALLED | {"content": None}], '<assistant>|get_weather{"lat": 48.5}'),
+        (PLAIN, [PARTS, *REPLY], "<user>Hi you"),
+        (LISTS, [PARTS, {"role": "assistant", "content": [{"text": "Yes."}]}], "<user>Hi you"),
     ],
 )
-def test_a_row_that_is_no_chat_is_named(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, row: dict[str, str], said: str
+def test_tool_calls_and_text_parts_are_rendered(
+    template: str,
+    messages: list[dict[str, Any]],
+    expected: str,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    reader = DocumentReader(tmp_path, tokenizer=tokenizer)
-    with pytest.raises(InputError, match=said):
-        list(reader)
+    tokenizer.chat_template = template
+    for name in ("t.jsonl", "t.json"):
+        path = write_rows(tmp_path / name, {"id": "x", "messages": messages})
+        (document,) = DocumentReader(path, tokenizer=tokenizer)
+        assert expected in document.text
+        assert document.opening in ("Weather in Paris?", "Hi you")
 
 
-def test_rows_of_messages_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": CHAT}))
-    for build in (build_corpus, estimate_build):
-        with pytest.raises(InputError, match=r"has no text but messages.*--tokenizer MODEL"):
-            build(tmp_path, tmp_path / "out", vocab_size=300)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_document_is_known_by_what_was_asked_last() -> None:
-    again = [*CHAT, {"role": "user", "content": "And then?"}]
-    assert Document("a", "text", messages=again).opening == "And then?"
-    assert Document("a", "text", messages=CHAT[1:]).opening == "text"
+def test_chats_without_an_answer_are_left_out_of_a_corpus_and_counted(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.chat_template = PLAIN
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    speakers = ("human", "function_call", "observation", "gpt")
+    values = ("Use it", "{}", "42", "It is 42.")
+    chat = [{"from": s, "value": v} for s, v in zip(speakers, values, strict=True)]
+    rows = [{"id": f"s{n}", "conversations": part} for n, part in enumerate((chat, chat[:1]))]
+    path = write_rows(tmp_path / "t.jsonl", *rows)
+    built = build_corpus(path, tmp_path / "out", tokenizer=tmp_path / "tokenizer")
+    assert built.doc_ids == ["s0"]
+    assert built.meta["left_out"] == {"chat without an answer": 1}
+    first, second = DocumentReader(path, tokenizer=tokenizer)
+    assert first.text == "<user>Use it\n<assistant>{}\n<tool>42\n<assistant>It is 42.\n"
+    assert second.text == "<user>Use it\n"

@@ -45,11 +45,13 @@ def test_tokens_across_shards(corpus: Corpus) -> None:
         np.flatnonzero(whole == corpus.eos_token_id).tolist()
         == (corpus.starts + corpus.lengths - 1).tolist()
     )
+    assert np.array_equal(np.concatenate(corpus.parts), whole)
     assert len(corpus.tokens(corpus.num_tokens, 0)) == 0
-    with pytest.raises(InputError, match="outside"):
-        corpus.tokens(corpus.num_tokens - 1, 2)
-    with pytest.raises(InputError, match="outside"):
-        corpus.tokens(-1, 2)
+    for start in (corpus.num_tokens - 1, -1):
+        with pytest.raises(InputError, match="outside"):
+            corpus.tokens(start, 2)
+    with pytest.raises(InputError, match="within one document"):
+        corpus.excerpt(int(corpus.starts[1]) - 1, 2)
 
 
 def test_the_document_at_every_position(corpus: Corpus) -> None:
@@ -120,17 +122,14 @@ def _byte_width(corpus: Corpus, token: int) -> int:
     return len(corpus.tokenizer.convert_ids_to_tokens([token])[0])
 
 
-def test_an_excerpt_stays_within_a_document(corpus: Corpus) -> None:
-    with pytest.raises(InputError, match="within one document"):
-        corpus.excerpt(int(corpus.starts[1]) - 1, 2)
-
-
-def test_what_is_no_corpus_is_told_how_to_become_one(tmp_path: Path) -> None:
-    text, nowhere = tmp_path / "a.txt", tmp_path / "nowhere"
+def test_a_path_that_is_not_a_corpus(tmp_path: Path) -> None:
+    text, missing = tmp_path / "a.txt", tmp_path / "missing"
     text.write_text("Text.")
-    for path, made in ((text, f"{text} --out DIR"), (nowhere, f"INPUT --out {nowhere}")):
-        with pytest.raises(InputError, match=re.escape(f"prismlm corpus build {made}")):
+    for path, names in ((text, f"{text} --out DIR"), (missing, f"INPUT --out {missing}")):
+        with pytest.raises(InputError, match=re.escape(f"prismlm corpus build {names}")):
             Corpus.open(path)
+    with pytest.raises(FormatError, match="not a corpus"):
+        Corpus.open(tmp_path)
 
 
 def test_a_pickle_opens_the_directory_again(corpus: Corpus) -> None:
@@ -145,55 +144,48 @@ def copy(corpus: Corpus, tmp_path: Path) -> Path:
     return Path(shutil.copytree(corpus.path, tmp_path / "copy"))
 
 
+@pytest.mark.parametrize("kind", ["tokens", "documents", "text", "tokenizer"])
+def test_missing_and_short_files_are_named(copy: Path, kind: str) -> None:
+    path = next(copy.glob(f"{kind}/tokenizer.json" if kind == "tokenizer" else f"{kind}-00001.*"))
+    if kind != "tokenizer":
+        path.write_bytes(path.read_bytes()[:-2])
+        with pytest.raises(FormatError, match=rf"{path.name} has \d+ bytes, expected"):
+            Corpus.open(copy)
+    path.unlink()
+    with pytest.raises(FormatError, match=f"{path.name} is missing"):
+        Corpus.open(copy)
+
+
+def test_other_versions_and_changed_descriptions_are_refused(copy: Path) -> None:
+    meta = read_json(copy / "corpus.json")
+    for changed, error in (
+        ({**meta, "version": 99}, "99"),
+        ({**meta, "counts": {}}, "was changed since"),
+        ({}, "does not describe"),
+    ):
+        write_json(copy / "corpus.json", changed)
+        with pytest.raises(FormatError, match=error):
+            Corpus.open(copy)
+
+
+def flip_token(copy: Path) -> None:
+    path = copy / "tokens-00000.bin"
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("damage", "error"),
     [
-        "tokens-00001.bin",
-        "documents-00000.parquet",
-        "text-00002.parquet",
-        "tokenizer/tokenizer.json",
+        (flip_token, "other tokens for document 'plain'"),
+        (
+            lambda copy: (copy / "tokenizer" / "tokenizer.json").write_text("{}"),
+            r"tokenizer\.json is damaged",
+        ),
     ],
 )
-def test_incomplete_directories_name_what_is_missing(copy: Path, name: str) -> None:
-    cut = copy / "tokens-00000.bin"
-    whole = cut.read_bytes()
-    cut.write_bytes(whole[:-2])
-    with pytest.raises(FormatError, match=r"tokens-00000\.bin has \d+ bytes, expected"):
-        Corpus.open(copy)
-    cut.write_bytes(whole)
-    (copy / name).unlink()
-    with pytest.raises(FormatError, match=name):
-        Corpus.open(copy)
-
-
-def test_other_versions_and_other_directories(copy: Path, tmp_path: Path) -> None:
-    meta = read_json(copy / "corpus.json")
-    write_json(copy / "corpus.json", {**meta, "version": 99})
-    with pytest.raises(FormatError, match="99"):
-        Corpus.open(copy)
-    del meta["digests"]
-    write_json(copy / "corpus.json", meta)
-    with pytest.raises(FormatError, match="was changed since"):
-        Corpus.open(copy)
-    write_json(copy / "corpus.json", {})
-    with pytest.raises(FormatError, match="does not describe"):
-        Corpus.open(copy)
-    with pytest.raises(FormatError, match="not a corpus"):
-        Corpus.open(tmp_path)
-    with pytest.raises(InputError, match="prismlm corpus build"):
-        Corpus.open(tmp_path / "absent")
-
-
-def test_spans_refuse_tokens_that_are_not_the_texts(copy: Path) -> None:
-    path = copy / "tokens-00000.bin"
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="other tokens for document 'plain'"):
-        Corpus.open(copy).spans(0)
-
-
-def test_a_damaged_tokenizer(copy: Path) -> None:
-    (copy / "tokenizer" / "tokenizer.json").write_text("{}")
-    with pytest.raises(FormatError, match=r"tokenizer\.json is damaged"):
+def test_spans_refuse_damaged_files(
+    copy: Path, damage: Callable[[Path], object], error: str
+) -> None:
+    damage(copy)
+    with pytest.raises(FormatError, match=error):
         Corpus.open(copy).spans(0)
