@@ -53,7 +53,7 @@ predicted token nor on the residual, so only prototypes without contexts are una
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -586,13 +586,35 @@ class AttributionSum:
 
     def add(self, attribution: Attribution) -> None:
         """Add the attribution of another text."""
-        self._rest += attribution.rest
         number, value, best = attribution.by_document
+        places = attribution.places
+        self._add(number, value, places.value[best], places.place[best], attribution.rest)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the sum over the documents that are in it, for :meth:`add_arrays`."""
+        number = np.flatnonzero(self._place >= 0)
+        columns = (self._value[number], self._weight[number], self._place[number])
+        arrays = dict(zip(("value", "weight", "place"), columns, strict=True))
+        return {"number": number, "rest": np.array(self._rest), **arrays}
+
+    def add_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add another sum of the same lens."""
+        names = ("number", "value", "weight", "place")
+        self._add(*(arrays[name] for name in names), rest=float(arrays["rest"]))
+
+    def _add(
+        self,
+        number: np.ndarray,
+        value: np.ndarray,
+        weight: np.ndarray,
+        place: np.ndarray,
+        rest: float,
+    ) -> None:
+        self._rest += rest
         self._value[number] += value
-        weight = attribution.places.value[best]
         heavier = weight > self._weight[number]
         self._weight[number[heavier]] = weight[heavier]
-        self._place[number[heavier]] = attribution.places.place[best[heavier]]
+        self._place[number[heavier]] = place[heavier]
 
     def result(self) -> Attribution:
         """Return the attribution of all texts so far."""

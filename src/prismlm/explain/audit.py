@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors.numpy import load_file, save_file
 
 from prismlm.corpus.build import draw_sample, sample_corpus
 from prismlm.corpus.layout import strings
@@ -21,13 +22,15 @@ from prismlm.explain.attribution import Attribution, AttributionSum, Method
 from prismlm.explain.prediction import is_plausible
 from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
-from prismlm.files import json_text
+from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.layout import GROUP_COLUMNS, key_of
 from prismlm.lens.lens import Lens
 from prismlm.lens.where import Where, normalised
 from prismlm.outputs import output_files
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from prismlm.corpus.documents import Document
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.language_model import PrismLM
@@ -47,6 +50,8 @@ BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
 IDENTITY_KEY = b"prismlm.audit"
+COUNTS = ("texts", "tokens", "predictions")
+SUMS_FILE, ARRAYS_FILE = "sums.json", "sums.safetensors"
 DOCUMENT = pa.schema(
     [
         ("doc_id", pa.string()),
@@ -123,6 +128,33 @@ class Audit:
         """
         for text in read_texts(self._lm, documents, self.options, on_pass):
             yield self._add(text)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._lm.tokenizer
+
+    def save(self, directory: Path) -> None:
+        """Write the sums so far, for :meth:`add_saved`."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        levels = self._support.to_dict()
+        sums = counts | {"loss": self._loss, "support": levels, "listed": self._listed}
+        write_json(directory / SUMS_FILE, sums)
+        save_file({"explained": self._explained, **self._sum.arrays()}, directory / ARRAYS_FILE)
+
+    def add_saved(self, directory: Path) -> None:
+        """Add the sums of another audit of the same model, lens and options."""
+        sums = read_json(directory / SUMS_FILE)
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + sums[name])
+        self._loss += sums["loss"]
+        arrays = load_file(directory / ARRAYS_FILE)
+        self._explained += arrays["explained"]
+        self._sum.add_arrays(arrays)
+        self._support.add_counts(sums["support"])
+        for name, rows in sums["listed"].items():
+            for amount, entry in rows:
+                self._list(name, amount, entry)
 
     def attribution(self) -> Attribution:
         """Return what the predictions of all texts so far rely on."""

@@ -171,6 +171,13 @@ class SupportCount:
             self.levels[support.level] += 1
             self._score += support.score
 
+    def add_counts(self, counts: dict[str, Any] | None) -> None:
+        """Add another count, as :meth:`to_dict` returns it."""
+        if counts is not None:
+            for level in LEVELS:
+                self.levels[level] += counts["levels"][level]
+            self._score += counts["score"] * sum(counts["levels"].values())
+
     def to_dict(self) -> dict[str, Any] | None:
         """Return how many texts have each level, and their mean score; None without texts."""
         texts = sum(self.levels.values())

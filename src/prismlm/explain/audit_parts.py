@@ -1,0 +1,148 @@
+"""An audit in parts: texts dealt out to workers, whose sums and rows are put together again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count as counted_from
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prismlm import fingerprints
+from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.read import DocumentReader
+from prismlm.explain.attribution import Method
+from prismlm.explain.audit import Audit, audit_files, read_audit
+from prismlm.explain.language_model import load
+from prismlm.explain.texts import text_options
+from prismlm.files import atomic_directory, discard, read_json, write_json
+from prismlm.lens.where import Where
+from prismlm.parts import Engine, Parts, run_parts
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import RUN_FILE, writing
+
+# Texts that a part takes in a row: part i of N takes every Nth run of them.
+RUN_LENGTH = 64
+ROWS_FILE, LEFT_OUT_FILE = "rows.parquet", "left_out.json"
+
+
+@dataclass(frozen=True)
+class AuditPart:
+    """One part of an audit, as a step of datatrove; finished parts are kept beside ``out``.
+
+    The other arguments are those of :func:`prismlm.load`, of the texts, and of :class:`Audit`.
+    """
+
+    model: Path
+    files: tuple[Path, ...]
+    out: Path
+    lens: str | None = None
+    corpus: Path | None = None
+    device: str = "cpu"
+    columns: Columns = Columns()
+    skip_bad_rows: bool = False
+    where: Where | None = None
+    least_share: float = 0.01
+    window: int | None = None
+    stride: int | None = None
+    method: Method = "evidence"
+
+    def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Read the texts of a part, unless it is finished."""
+        part = Parts(self.out, world_size).part(rank)
+        with writing(part):
+            if part.is_dir():
+                return
+            audit = self.empty()
+            reader = self.reader(audit)
+            texts = documents_of(reader, rank, world_size)
+            with atomic_directory(part) as directory:
+                with audit_files([directory / ROWS_FILE], [], audit.identity) as (add, _):
+                    for row in audit.read(texts):
+                        add(row)
+                audit.save(directory)
+                write_json(directory / LEFT_OUT_FILE, reader.left_out)
+                write_json(directory / RUN_FILE, self.settings(audit, reader))
+
+    def empty(self) -> Audit:
+        """Open the model, and return an audit without texts."""
+        lm = load(self.model, lens=self.lens, corpus=self.corpus, device=self.device)
+        options = text_options([lm], self.window, self.stride, self.method)
+        return Audit(lm, options, self.where, self.least_share)
+
+    def reader(self, audit: Audit) -> DocumentReader:
+        """Return the texts."""
+        return DocumentReader(
+            list(self.files),
+            self.columns,
+            tokenizer=audit.tokenizer,
+            skip_bad_rows=self.skip_bad_rows,
+            answered_chats="last",
+        )
+
+    def settings(self, audit: Audit, reader: DocumentReader) -> dict[str, Any]:
+        """Return what all parts share; texts are identified by the contents of their files."""
+        files = [fingerprints.of_file(file.path) for file in reader.files]
+        options = {"window": audit.options.window, "stride": audit.options.stride}
+        where = {column: list(values) for column, values in audit.where}
+        columns = [self.columns.text, self.columns.id, self.skip_bad_rows]
+        return {**audit.identity, **options, "where": where, "texts": files, "columns": columns}
+
+
+def documents_of(documents: DocumentReader, number: int, count: int) -> Iterator[Document]:
+    """Yield the documents of one part."""
+    for index, document in enumerate(documents):
+        if index // RUN_LENGTH % count == number:
+            yield document
+
+
+class AuditedParts(NamedTuple):
+    """An audit whose parts are finished."""
+
+    audit: Audit  # with the sums of all
+    parts: Parts
+    left_out: dict[str, int]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of all texts, in their order."""
+        sources = [read_audit(self.parts.part(n) / ROWS_FILE)[1] for n in range(self.parts.count)]
+        for run in counted_from():
+            rows = list(islice(sources[run % len(sources)], RUN_LENGTH))
+            yield from rows
+            if len(rows) < RUN_LENGTH:
+                return
+
+    def discard(self) -> None:
+        """Remove the parts, once the rows are written."""
+        discard(self.parts.path)
+
+
+def audit_in_parts(
+    part: AuditPart,
+    count: int,
+    *,
+    engine: Engine = "local",
+    workers: int = 1,
+    overwrite: bool = False,
+    progress: Reporter = SILENT,
+) -> AuditedParts:
+    """Audit texts in parts, and return their sums; finished parts are not read again.
+
+    ``overwrite`` discards parts that were made with other inputs. Errors are those of
+    :func:`prismlm.parts.run_parts`, and InputError for such parts.
+    """
+    audit, parts = replace(part, device="cpu").empty(), Parts(part.out, count)
+    reader = part.reader(audit)
+    for _ in reader:
+        # Report a bad row before a worker starts.
+        pass
+    parts.check(part.settings(audit, reader), overwrite=overwrite)
+    gpus = part.device == "cuda"
+    run_parts(part, count, engine=engine, workers=workers, gpus=gpus, progress=progress)
+    for number in range(count):
+        audit.add_saved(parts.part(number))
+    # Every part has read all rows, and left the same ones out.
+    left_out = Counter(read_json(parts.part(0) / LEFT_OUT_FILE))
+    return AuditedParts(audit, parts, dict(left_out))

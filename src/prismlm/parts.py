@@ -1,0 +1,194 @@
+"""Work in parts: finished parts on disk, and the workers that make them.
+
+A part is a directory that appears complete, by one rename, so a worker that is killed leaves
+nothing but its part undone. Engines start the workers, and start them again where they do that:
+processes of this machine, Ray (https://docs.ray.io), or datatrove, whose Slurm executor takes the
+same callables (docs/clusters.md). Workers share a file system.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
+
+from prismlm.errors import InputError, PrismError, check_choice, check_whole
+from prismlm.files import discard
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import RUN_FILE, check_same, read_note, writing
+
+Engine = Literal["local", "ray", "datatrove"]
+ENGINES: tuple[str, ...] = get_args(Engine)
+# Makes a part: work(None, number, count), the signature of a step of datatrove. It is pickled.
+Work = Callable[[Any, int, int], object]
+KILLED = "a worker was killed, perhaps for memory. Finished parts are kept: run it again to resume."
+
+
+def run_parts(
+    work: Work,
+    count: int,
+    *,
+    engine: Engine = "local",
+    workers: int = 1,
+    gpus: bool = False,
+    progress: Reporter = SILENT,
+) -> None:
+    """Make all parts of a job, at most ``workers`` at a time.
+
+    Args:
+        work: makes one part, or returns at once if it is finished.
+        count: the number of parts.
+        engine: what starts the workers. Ray joins the cluster at ``RAY_ADDRESS`` if that is set.
+        workers: each has an equal share of this machine's processors, or one of a cluster's. A
+            single local one is this process.
+        gpus: whether each worker needs a GPU of its own.
+        progress: reports parts.
+
+    Raises:
+        InputError: an unknown engine, or one that is not installed; more workers than parts.
+        PrismError: a worker was killed, or what a worker raised.
+    """
+    check_choice("the engine", engine, ENGINES)
+    if check_whole("the number of workers", workers, 1) > count:
+        raise InputError(
+            f"{workers} workers for {count} part(s): expected at least one part for each. Split "
+            "the work into more parts, or start fewer workers."
+        )
+    if engine != "local" and find_spec(engine) is None:
+        raise InputError(
+            f"the engine {engine} is not installed: run `pip install prismlm[{engine}]`, or use "
+            "--engine local."
+        )
+    start = {"local": _local, "ray": _ray, "datatrove": _datatrove}[engine]
+    with progress.task("Parts", count, "parts") as task:
+        start(work, count, workers, gpus, task.advance)
+
+
+def _local(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], None]) -> None:
+    if workers == 1:
+        for number in range(count):
+            work(None, number, count)
+            done()
+        return
+    # Spawned, as a forked process cannot use CUDA.
+    context = get_context("spawn")
+    numbers = context.Queue()
+    for number in range(workers):
+        numbers.put(number)
+    with ProcessPoolExecutor(workers, context, _begin, (numbers, workers, gpus)) as pool:
+        futures = [pool.submit(work, None, number, count) for number in range(count)]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                done()
+        except BrokenProcessPool as error:
+            raise PrismError(KILLED) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(numbers: Any, workers: int, gpus: bool) -> None:
+    """Give this worker its processors, and its GPU."""
+    import torch
+
+    number = numbers.get()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+
+
+def _ray(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], None]) -> None:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util import ActorPool
+
+    class Worker:
+        def make(self, number: int) -> None:
+            work(None, number, count)
+
+    started = not ray.is_initialized()
+    if started:
+        cluster = os.environ.get("RAY_ADDRESS")
+        where: dict[str, Any] = {"address": cluster} if cluster else {"num_cpus": workers}
+        ray.init(include_dashboard=False, log_to_driver=False, **where)
+    try:
+        # Ray starts a worker that was killed again, and gives it its part again.
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpus), max_restarts=3, max_task_retries=3)
+        pool = ActorPool([remote(Worker).remote() for _ in range(workers)])
+        numbers = list(range(count))
+        for _ in pool.map_unordered(lambda actor, number: actor.make.remote(number), numbers):
+            done()
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        raise PrismError(KILLED) from error
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _datatrove(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], None]) -> None:
+    from datatrove.executor import LocalPipelineExecutor
+
+    if gpus and workers > 1:
+        raise InputError(
+            "datatrove's local executor gives no worker a GPU of its own: use --engine local or "
+            "ray, or datatrove's Slurm executor (docs/clusters.md)."
+        )
+    with TemporaryDirectory() as logs:
+        LocalPipelineExecutor(
+            [work],
+            tasks=count,
+            workers=workers,
+            logging_dir=logs,
+            skip_completed=False,
+            start_method="spawn",
+        ).run()
+    for _ in range(count):
+        done()
+
+
+class Parts:
+    """The finished parts of a job, in ``.NAME.partial``, with a ``run.json`` of settings each."""
+
+    def __init__(self, out: Path, count: int) -> None:
+        self.out, self.count = out, count
+        self.path = out.with_name(f".{out.name}.partial")
+
+    def part(self, number: int) -> Path:
+        """Return the directory of a part."""
+        return self.path / f"part-{number:05d}-of-{self.count:05d}"
+
+    def complete(self) -> list[int]:
+        """Return which parts are finished."""
+        return [number for number in range(self.count) if self.part(number).is_dir()]
+
+    def kept(self) -> str:
+        """Say what an interrupted run leaves."""
+        if any(self.path.glob("part-*")):
+            return f"Finished parts are kept in {self.path}. Run the same command again to resume."
+        return "No part was finished: the same command starts over."
+
+    def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
+        """Check that finished parts are of the same run; discard others with ``overwrite``."""
+        # Not while another process merges the parts.
+        with writing(self.path, wait=True):
+            for part in self.path.glob("part-*"):
+                note = part / RUN_FILE
+                before = read_note(note, self.path) if note.is_file() else {}
+                if overwrite and before != run:
+                    discard(part)
+                    continue
+                check_same(
+                    f"{self.out} was started with another input",
+                    before,
+                    run,
+                    "Resume that one, choose another output, or discard its parts with "
+                    "--overwrite.",
+                )

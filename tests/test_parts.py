@@ -1,0 +1,65 @@
+"""Parts made by real workers of each engine."""
+
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from prismlm.errors import InputError, PrismError
+from prismlm.parts import ENGINES, run_parts
+
+pytestmark = pytest.mark.slow
+
+
+def make(directory, data, number, count):
+    """Make a part; the first attempt at part 1 is killed if the file ``kill`` is there."""
+    if number == 1 and (directory / "kill").exists():
+        (directory / "kill").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 2 and (directory / "refuse").exists():
+        raise InputError("part 2 is bad")
+    (directory / f"part-{number}").write_text(f"{number} of {count} by {os.getpid()}")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_parts_are_made_by_other_processes(engine, tmp_path):
+    if engine != "local":
+        pytest.importorskip(engine)
+    run_parts(partial(make, tmp_path), 5, engine=engine, workers=2)
+    texts = [(tmp_path / f"part-{number}").read_text().split(" by ") for number in range(5)]
+    assert [text for text, _ in texts] == [f"{number} of 5" for number in range(5)]
+    assert str(os.getpid()) not in {process for _, process in texts}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_worker_refuses_is_raised(engine, tmp_path):
+    if engine != "local":
+        pytest.importorskip(engine)
+    (tmp_path / "refuse").touch()
+    with pytest.raises(InputError, match="part 2 is bad"):
+        run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
+
+
+def test_a_killed_worker(tmp_path):
+    """Ray gives its part to another; of this machine's processes, the next run makes it."""
+    (tmp_path / "kill").touch()
+    with pytest.raises(PrismError, match="run it again to resume"):
+        run_parts(partial(make, tmp_path), 4, workers=2)
+    run_parts(partial(make, tmp_path), 4, workers=2)
+    assert len(list(tmp_path.glob("part-*"))) == 4
+    pytest.importorskip("ray")
+    (tmp_path / "kill").touch()
+    (tmp_path / "part-1").unlink()
+    run_parts(partial(make, tmp_path), 4, engine="ray", workers=2)
+    assert (tmp_path / "part-1").exists()
+
+
+def test_what_cannot_be_started(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="3 workers for 2 part"):
+        run_parts(partial(make, tmp_path), 2, workers=3)
+    with pytest.raises(InputError, match="the engine"):
+        run_parts(partial(make, tmp_path), 2, engine="dask")
+    monkeypatch.setattr("prismlm.parts.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install prismlm\[ray\]"):
+        run_parts(partial(make, tmp_path), 2, engine="ray")
