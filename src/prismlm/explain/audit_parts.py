@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count as counted_from
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,7 @@ class AuditPart:
     lens: str | None = None
     corpus: Path | None = None
     device: str = "cpu"
-    columns: Columns = Columns()
+    columns: Columns = field(default_factory=Columns)
     skip_bad_rows: bool = False
     where: Where | None = None
     least_share: float = 0.01
