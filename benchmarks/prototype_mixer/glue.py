@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.eval.glue.data import tasks_of
+from prismlm.eval.glue.data import select_tasks
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import RATES, SEARCH, run_glue, search
 from prismlm.files import write_json
@@ -83,7 +83,7 @@ def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str,
 
 def _parts(work: Path, given: argparse.Namespace) -> list[tuple[Path, list[str], int | None]]:
     """Return where tasks are run, which, and on how many rows: a directory has one limit."""
-    asked = [task.name for task in tasks_of(given.tasks)]
+    asked = [task.name for task in select_tasks(given.tasks)]
     if given.large_limit is None:
         return [(work, asked, given.limit)]
     small, large = ([name for name in asked if (name in LARGE) == side] for side in (False, True))

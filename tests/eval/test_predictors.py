@@ -24,6 +24,7 @@ PAIRS = [
     ("Ends in a space ", "and goes on"),
     ("", "The patient was given a dose"),
 ]
+REQUESTS = [Instance("loglikelihood", {}, pair, n, ("x", n, 1)) for n, pair in enumerate(PAIRS)]
 
 
 @pytest.fixture(scope="module")
@@ -31,105 +32,104 @@ def lm(tiny_model):
     return open_predictors(tiny_model, batch_size=2)
 
 
-def requests(pairs):
-    return [Instance("loglikelihood", {}, pair, n, ("x", n, 1)) for n, pair in enumerate(pairs)]
-
-
-def scored(lm, pairs):
+def score(lm, pairs):
     return lm.score([lm.encoded(*pair) for pair in pairs])
 
 
-def assert_plain_equals(found, expected):
-    assert [score["plain"].is_greedy for score in found] == [greedy for _, greedy in expected]
-    assert [score["plain"].log_likelihood for score in found] == pytest.approx(
-        [value for value, _ in expected], abs=1e-4
-    )
+def assert_plain_equals(scores, expected):
+    assert [s["plain"].is_greedy for s in scores] == [greedy for _, greedy in expected]
+    values = [s["plain"].log_likelihood for s in scores]
+    assert values == pytest.approx([value for value, _ in expected], abs=1e-4)
 
 
-def test_plain_is_what_lm_eval_s_own_model_says(lm, tiny_model):
-    own = HFLM(pretrained=str(tiny_model), device="cpu", batch_size=3)
-    expected = own.loglikelihood(requests(PAIRS), disable_tqdm=True)
-    assert_plain_equals(scored(lm, PAIRS), expected)
-    assert lm.loglikelihood(requests(PAIRS), disable_tqdm=True) == [
-        tuple(score["plain"]) for score in scored(lm, PAIRS)
-    ]
-
-
-def test_what_the_model_would_write_is_said_to_be_greedy(lm, tiny_model):
+def test_the_plain_predictor_equals_lm_evals_model(lm, tiny_model):
+    hf = HFLM(pretrained=str(tiny_model), device="cpu", batch_size=3)
+    scores = score(lm, PAIRS)
+    assert_plain_equals(scores, hf.loglikelihood(REQUESTS, disable_tqdm=True))
+    expected = [tuple(s["plain"]) for s in scores]
+    assert lm.loglikelihood(REQUESTS, disable_tqdm=True) == expected
+    # What the model would write is greedy.
     before = lm.tok_encode(PAIRS[0][0])
     with torch.no_grad():
-        written = lm.model.generate(torch.tensor([before]), max_new_tokens=3, do_sample=False)
-    after = written[0, len(before) :].tolist()
+        generated = lm.model.generate(torch.tensor([before]), max_new_tokens=3, do_sample=False)
+    after = generated[0, len(before) :].tolist()
     pairs = [(before, after), (before, after[:1]), (before, [*after[:2], after[2] + 1])]
-    own = HFLM(pretrained=str(tiny_model), device="cpu", batch_size=3)
-    expected = own._loglikelihood_tokens([(("", ""), *pair) for pair in pairs], disable_tqdm=True)
+    expected = hf._loglikelihood_tokens([(("", ""), *pair) for pair in pairs], disable_tqdm=True)
     assert [greedy for _, greedy in expected] == [True, True, False]
     assert_plain_equals(lm.score(pairs), expected)
 
 
-def parts_by_hand(model, head, before, after):
-    """Σ log p of the continuation from z, ẑ and r, position by position."""
-    ids = torch.tensor([before + after])
+def scores_by_hand(model, head, before, after):
+    """Return Σ log p of the continuation from z, ẑ and r, position by position."""
     with torch.no_grad():
-        z = model.base_model(input_ids=ids).last_hidden_state[0, len(before) - 1 : -1].float()
+        states = model.base_model(input_ids=torch.tensor([before + after])).last_hidden_state
+        z = states[0, len(before) - 1 : -1].float()
         routing = naive.route(z, head.prototypes, head.prototypes_per_token, head.scale)
         rebuilt = naive.reconstruct(routing, head.prototypes)
-        output = model.get_output_embeddings()
-        found = []
+        output, totals = model.get_output_embeddings(), []
         for state in (z, rebuilt, z - rebuilt):
             log_p = F.linear(state, output.weight, output.bias).log_softmax(-1)
-            found.append(sum(log_p[n, token].item() for n, token in enumerate(after)))
-    return dict(zip(PREDICTORS, found, strict=True))
+            totals.append(sum(log_p[n, token].item() for n, token in enumerate(after)))
+    return dict(zip(PREDICTORS, totals, strict=True))
 
 
-def test_the_parts_by_hand(lm, tiny_model):
-    model, _, sidecar = load_checkpoint(tiny_model)
-    for pair, found in zip(PAIRS, scored(lm, PAIRS), strict=True):
-        expected = parts_by_hand(model, sidecar.head, *lm.encoded(*pair))
-        assert {name: score.log_likelihood for name, score in found.items()} == pytest.approx(
-            expected, abs=1e-3
-        )
-        assert len({round(value, 3) for value in expected.values()}) == 3
-
-
-def test_a_bias_of_the_output_embedding_stands_in_all_three(tiny_model):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+def model_with_bias(tokenizer):
     torch.manual_seed(0)
     config = PhiConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=64,
     )  # fmt: skip
-    model = PhiForCausalLM(config).eval()
+    model, head = PhiForCausalLM(config).eval(), PrototypeHead(16, 12, 3)
     torch.nn.init.normal_(model.lm_head.bias)
-    head = PrototypeHead(16, 12, 3)
     head.reset_parameters(torch.Generator().manual_seed(1))
-    lm = PredictorLM(model, tokenizer, LogitMap.of(model), head)
-    (found,) = scored(lm, PAIRS[1:2])
-    expected = parts_by_hand(model, head, *lm.encoded(*PAIRS[1]))
-    assert {name: score.log_likelihood for name, score in found.items()} == pytest.approx(expected)
+    return model, head
 
 
-def test_a_checkpoint_without_a_head_has_the_plain_one_alone(tiny_model, tmp_path, lm):
+@pytest.mark.parametrize("bias", [False, True])
+def test_predictors_by_hand(lm, tiny_model, bias):
+    if bias:
+        model, head = model_with_bias(AutoTokenizer.from_pretrained(tiny_model))
+        lm = PredictorLM(model, lm.tokenizer, LogitMap.of(model), head)
+    else:
+        model, _, sidecar = load_checkpoint(tiny_model)
+        head = sidecar.head
+    for pair, scores in zip(PAIRS, score(lm, PAIRS), strict=True):
+        expected = scores_by_hand(model, head, *lm.encoded(*pair))
+        values = {name: value.log_likelihood for name, value in scores.items()}
+        assert values == pytest.approx(expected, abs=1e-3)
+        assert len({round(value, 3) for value in expected.values()}) == 3
+
+
+def test_a_checkpoint_without_a_head_has_the_plain_predictor_alone(tiny_model, tmp_path, lm):
     files = shutil.ignore_patterns("prismlm.json", "prototype_head.safetensors", "lens")
-    bare = open_predictors(shutil.copytree(tiny_model, tmp_path / "bare", ignore=files))
-    assert bare.predictors == ("plain",)
-    whole = scored(lm, PAIRS)
-    for found, other in zip(scored(bare, PAIRS), whole, strict=True):
-        assert list(found) == ["plain"]
-        assert found["plain"].log_likelihood == pytest.approx(other["plain"].log_likelihood)
+    plain = open_predictors(shutil.copytree(tiny_model, tmp_path / "plain", ignore=files))
+    assert plain.predictors == ("plain",)
+    for scores, expected in zip(score(plain, PAIRS), score(lm, PAIRS), strict=True):
+        assert list(scores) == ["plain"]
+        likelihood = expected["plain"].log_likelihood
+        assert scores["plain"].log_likelihood == pytest.approx(likelihood)
     with pytest.raises(InputError, match=r"'residual_only': expected one of plain\. The others"):
-        PredictorLM(bare.model, bare.tokenizer, bare.logit_map, predictor="residual_only")
+        PredictorLM(plain.model, plain.tokenizer, plain.logit_map, predictor="residual_only")
 
 
-def test_saved_uncertainty_feedback_is_read_by_both(tiny_model, tmp_path):
-    directory = tmp_path / "fed-back"
+def test_saved_uncertainty_feedback_is_attached(tiny_model, tmp_path):
+    directory = tmp_path / "model"
     shutil.copytree(tiny_model, directory, ignore=shutil.ignore_patterns("lens"))
     model, _ = read_checkpoint(directory)
     torch.manual_seed(0)
     save_uncertainty(directory, attach_drawn(model, 256, deviation=0.5))
-    arguments = {"pretrained": str(directory), "device": "cpu"}
+
+    def hf_scores():
+        hf = HFLM(pretrained=str(directory), device="cpu")
+        return hf.loglikelihood(REQUESTS, disable_tqdm=True)
+
     with with_feedback():
-        expected = HFLM(**arguments).loglikelihood(requests(PAIRS), disable_tqdm=True)
-    without = HFLM(**arguments).loglikelihood(requests(PAIRS), disable_tqdm=True)
-    assert min(abs(a[0] - b[0]) for a, b in zip(expected, without, strict=True)) > 1e-2
-    assert_plain_equals(scored(open_predictors(directory, batch_size=2), PAIRS), expected)
+        expected = hf_scores()
+    differences = [abs(a - b) for (a, _), (b, _) in zip(expected, hf_scores(), strict=True)]
+    assert min(differences) > 1e-2
+    assert_plain_equals(score(open_predictors(directory, batch_size=2), PAIRS), expected)
+
+
+def test_a_batch_size_of_zero_is_refused(tmp_path):
+    with pytest.raises(InputError, match="batch size is 0"):
+        open_predictors(tmp_path, batch_size=0)

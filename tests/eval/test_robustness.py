@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.eval.next_token import encode, jensen_shannon, log_probabilities, logits_after
+from prismlm.eval.next_token import encode, jensen_shannon, last_logits, log_probabilities
 from prismlm.eval.pairs import Pair, read_pairs
 from prismlm.eval.robustness import MEASURES, OpenedModel, measure_robustness
 from prismlm.models.checkpoint import read_checkpoint
@@ -31,73 +31,73 @@ def pairs(studied):
 
 
 @pytest.fixture(scope="module")
-def found(models, pairs):
+def result(models, pairs):
     return measure_robustness(models, pairs)
 
 
-def test_every_slice_model_and_pair_of_models_has_its_figures(found):
-    assert [(part["name"], part["pairs"]) for part in found["slices"]] == [
+def test_every_slice_has_figures_of_each_model_and_differences(result):
+    assert [(part["name"], part["pairs"]) for part in result["slices"]] == [
         ("synonym", 6), ("typo", 6), ("punctuation", 6), ("negation", 7),
     ]  # fmt: skip
-    for part in found["slices"]:
+    for part in result["slices"]:
         assert tuple(part["models"]) == KINDS
         assert len(part["differences"]) == 6
         for figures in part["models"].values():
             assert set(figures) == set(MEASURES)
             assert 0 < figures["js"].low <= figures["js"].value <= figures["js"].high < 1
         for figures in part["differences"]:
-            one, other = figures["of"]
+            first, second = (part["models"][name] for name in figures["of"])
             for key in MEASURES:
-                interval = figures[key]
-                apart = part["models"][one][key].value - part["models"][other][key].value
-                assert interval.value == pytest.approx(apart)
-    assert found["comparable"]
-    assert not found["left_out"]
-    assert found["slices"][0]["differences"][0]["of"] == ["protot", "llama"]
-    assert found["unit"] == "bits"
+                difference = first[key].value - second[key].value
+                assert figures[key].value == pytest.approx(difference)
+    assert result["slices"][0]["differences"][0]["of"] == ["protot", "llama"]
+    assert result["comparable"]
+    assert not result["left_out"]
 
 
-def test_a_mean_is_that_of_its_pairs(found, models, pairs):
+def test_a_slices_js_is_the_mean_over_its_pairs(result, models, pairs):
     name, model, tokenizer = models[1]
-    several = [pair for pair in pairs if pair.slice == "typo"]
-    own = [
-        jensen_shannon(
-            *(
-                log_probabilities(
-                    logits_after(model, torch.tensor(encode(model, tokenizer, [text])))
-                )
-                for text in (pair.original, pair.perturbed)
-            )
-        ).item()
-        for pair in several
+
+    def distribution(text):
+        ids = torch.tensor(encode(model, tokenizer, [text]))
+        return log_probabilities(last_logits(model, ids))
+
+    js = [
+        jensen_shannon(distribution(pair.original), distribution(pair.perturbed)).item()
+        for pair in pairs
+        if pair.slice == "typo"
     ]
-    assert found["slices"][1]["models"][name]["js"].value == pytest.approx(np.mean(own), rel=1e-4)
+    assert result["slices"][1]["models"][name]["js"].value == pytest.approx(np.mean(js), rel=1e-4)
 
 
-def test_the_flattest_model_is_sharpened_to_the_sharpest(found):
-    entropies = {model["name"]: model["entropy"] for model in found["models"]}
-    assert found["target"] == min(entropies.values())
-    for model in found["models"]:
-        assert (model["temperature"] == 1) == (model["entropy"] == found["target"])
+def test_entropies_are_matched_to_the_lowest(result):
+    entropies = {model["name"]: model["entropy"] for model in result["models"]}
+    assert result["target"] == min(entropies.values())
+    for model in result["models"]:
+        assert (model["temperature"] == 1) == (model["entropy"] == result["target"])
         assert model["temperature"] <= 1
-    sharpest = min(entropies, key=entropies.__getitem__)
-    for part in found["slices"]:
+    sharpest = min(entropies, key=entropies.get)
+    for part in result["slices"]:
         assert part["models"][sharpest]["js"] == part["models"][sharpest]["js_matched"]
 
 
 def test_a_pair_that_one_model_cannot_read_is_left_out_for_all(models, pairs):
     long = Pair("x", "typo", "river " * 70, "rivers " * 70)
-    found = measure_robustness(models, [*pairs, long])
-    assert found["left_out"] == 1
-    assert found["slices"][1]["pairs"] == 6
-    # Alone, the Llama reads it.
+    result = measure_robustness(models, [*pairs, long])
+    assert result["left_out"] == 1
+    assert result["slices"][1]["pairs"] == 6
+    # The Llama alone reads it.
     assert measure_robustness(models[1:2], [long])["slices"][0]["pairs"] == 1
 
 
-def test_bad_input_is_refused(models, pairs):
-    with pytest.raises(InputError, match="two models are called llama"):
-        measure_robustness([models[1], models[1]], pairs[:2])
-    with pytest.raises(InputError, match=r"no temperature .* expected between"):
-        measure_robustness(models[:1], pairs[:2], entropy=50.0)
-    with pytest.raises(InputError, match="nothing to compare"):
-        measure_robustness([], pairs[:2])
+@pytest.mark.parametrize(
+    ("kinds", "entropy", "message"),
+    [
+        ([1, 1], None, "two models are called llama"),
+        ([0], 50.0, r"no temperature .* expected between"),
+        ([], None, "nothing to compare"),
+    ],
+)
+def test_bad_input_is_refused(models, pairs, kinds, entropy, message):
+    with pytest.raises(InputError, match=message):
+        measure_robustness([models[kind] for kind in kinds], pairs[:2], entropy=entropy)

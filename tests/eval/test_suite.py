@@ -4,13 +4,13 @@ import pytest
 from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError
-from prismlm.eval.benchmarks import benchmarks_of, load_tasks
+from prismlm.eval.benchmarks import load_tasks, select_benchmarks
 from prismlm.eval.predictors import open_predictors
 from prismlm.eval.suite import (
     SuiteOptions,
     mean_figures,
-    questions_of,
     run_suite,
+    select_questions,
     task_figures,
 )
 from tests.helpers.benchmark_rows import QUESTIONS, write_benchmarks, write_rows
@@ -28,26 +28,28 @@ def options(tmp_path):
     return SuiteOptions(data=write_benchmarks(tmp_path / "data", *TASKS))
 
 
-def test_accuracies_are_those_of_lm_eval_s_evaluator(lm, options, tmp_path):
-    found = run_suite(lm, "tiny", tmp_path / "out", options, TASKS)
-    assert [task["title"] for task in found["tasks"]] == ["ARC-Easy", "PIQA", "WinoGrande"]
-    assert found["predictors"] == ["plain", "prototype_only", "residual_only"]
-    tasks = [load_tasks(item, options.data)[0] for item in benchmarks_of("seed", TASKS)]
-    for predictor in found["predictors"]:
+def test_accuracies_equal_those_of_lm_evals_evaluator(lm, options, tmp_path):
+    result = run_suite(lm, "tiny", tmp_path / "out", options, TASKS)
+    assert [task["title"] for task in result["tasks"]] == ["ARC-Easy", "PIQA", "WinoGrande"]
+    assert result["predictors"] == ["plain", "prototype_only", "residual_only"]
+    tasks = [load_tasks(item, options.data)[0] for item in select_benchmarks("seed", TASKS)]
+    for predictor in result["predictors"]:
         lm.predictor = predictor
         by_name = {task.task_name: task for task in tasks}
-        own = evaluate(lm, by_name, bootstrap_iters=0, log_samples=False)
-        for task in found["tasks"]:
+        expected = evaluate(lm, by_name, bootstrap_iters=0, log_samples=False)["results"]
+        for task in result["tasks"]:
             for metric, figure in task["predictors"][predictor].items():
-                assert figure["value"] == own["results"][task["task"]][f"{metric},none"]
+                assert figure["value"] == expected[task["task"]][f"{metric},none"]
     lm.predictor = "plain"
 
 
-def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny_model):
+def test_other_options_another_model_and_damaged_answers_are_refused(
+    lm, options, tmp_path, tiny_model
+):
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"no boolq_dev\.parquet"):
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, seed=3), ["boolq"])
-    # It got no answer, so that nothing was begun.
+    # Without an answer, that run left no settings behind.
     run_suite(lm, "tiny", out, options, ["piqa"])
     with pytest.raises(InputError, match=r"other settings \(limit: None → 1\).*--out"):
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, limit=1), ["piqa"])
@@ -55,65 +57,58 @@ def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny
     other.model.get_input_embeddings().weight.data += 1
     with pytest.raises(InputError, match=r"other settings \(model: "):
         run_suite(other, "tiny", out, options, ["piqa"])
+    for damaged in ('{"gold": []}', '{"gold": [0], "correct": [1]}', "[]"):
+        (out / "tasks" / "piqa.json").write_text(damaged)
+        with pytest.raises(FormatError, match=r"piqa\.json is not what a run writes"):
+            run_suite(lm, "tiny", out, options, ["piqa"])
 
 
-@pytest.mark.parametrize("answers", ['{"gold": []}', '{"gold": [0], "correct": [1]}', "[]"])
-def test_damaged_answers_are_named(answers, lm, options, tmp_path):
-    out = tmp_path / "out"
-    run_suite(lm, "tiny", out, options, ["piqa"])
-    (out / "tasks" / "piqa.json").write_text(answers)
-    with pytest.raises(FormatError, match=r"piqa\.json is not what a run writes"):
-        run_suite(lm, "tiny", out, options, ["piqa"])
-
-
-@pytest.mark.parametrize("name", ["arc_easy", "piqa", "winogrande"])
-def test_a_label_outside_of_the_choices_is_refused(name, options, monkeypatch):
+@pytest.mark.parametrize("name", TASKS)
+def test_a_label_from_the_hub_outside_of_the_choices_is_refused(name, options, monkeypatch):
     *_, rows = QUESTIONS[name]
-    # As the hub may have them: files are checked when they are read.
-    given = [rows[0], rows[0] | {"label": 5}]
-    monkeypatch.setattr("prismlm.eval.benchmarks._rows", lambda path, benchmark: given)
+    # Labels of files are checked when these are read.
+    invalid = [rows[0], rows[0] | {"label": 5}]
+    monkeypatch.setattr("prismlm.eval.benchmarks._read_rows", lambda path, benchmark: invalid)
     with pytest.raises(FormatError, match=r"question 1 of .* label is none of them"):
-        questions_of(*benchmarks_of("seed", [name]), options)
+        select_questions(*select_benchmarks("seed", [name]), options)
 
 
-def test_a_limit_draws_by_its_seed(options):
-    rows = [
-        {"question": f"number {n}", "choices": ["one", "other"], "label": n % 2} for n in range(50)
-    ]
+def test_a_limit_samples_questions_by_the_seed(options):
+    rows = [{"question": f"number {n}", "choices": ["a", "b"], "label": n % 2} for n in range(50)]
     write_rows(options.data, "piqa_valid", rows)
-    (piqa,) = benchmarks_of("seed", ["piqa"])
+    (piqa,) = select_benchmarks("seed", ["piqa"])
 
-    def drawn(seed):
-        found, of = questions_of(piqa, SuiteOptions(data=options.data, limit=9, seed=seed))
-        assert of == 50
-        for question in found:
-            assert question.pairs[0] == (f"Question: number {question.number}\nAnswer:", " one")
+    def sample(seed):
+        options_of_seed = SuiteOptions(data=options.data, limit=9, seed=seed)
+        questions, count = select_questions(piqa, options_of_seed)
+        assert count == 50
+        for question in questions:
+            assert question.pairs[0] == (f"Question: number {question.number}\nAnswer:", " a")
             assert question.gold == question.number % 2
-        return [question.number for question in found]
+        return [question.number for question in questions]
 
-    first = drawn(0)
+    first = sample(0)
     assert len(set(first)) == 9
-    assert first == sorted(first) == drawn(0) != drawn(1)
+    assert first == sorted(first) == sample(0) != sample(1)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("option", "message"),
     [
         ({"limit": 0}, "limit is 0"),
-        ({"limit": -1}, "limit is -1"),
         ({"seed": -1}, "seed is -1"),
         ({"shots": -1}, "shots is -1"),
         ({"suite": "sed"}, "the suite"),
     ],
 )
-def test_options_out_of_range_are_refused(given, said):
-    with pytest.raises(InputError, match=said):
-        SuiteOptions(**given)
+def test_options_out_of_range_are_refused(option, message):
+    with pytest.raises(InputError, match=message):
+        SuiteOptions(**option)
 
 
 def answers(plain, prototype_only, gold=(0, 1, 1, 1), choices=(2, 4, 4, 4)):
     return {
-        "task": "some",
+        "task": "name",
         "of": 9,
         "chosen": [0, 2, 3, 8],
         "gold": list(gold),
@@ -124,47 +119,38 @@ def answers(plain, prototype_only, gold=(0, 1, 1, 1), choices=(2, 4, 4, 4)):
 
 
 def test_figures_by_hand():
-    found = task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1]))
-    assert (found["questions"], found["of"], found["truncated"]) == (4, 9, 1)
-    assert found["chance"] == pytest.approx((1 / 2 + 3 / 4) / 4)
-    assert found["most_common"] == 0.75
-    plain, parts = (found["predictors"][name]["acc"] for name in ("plain", "prototype_only"))
+    figures = task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1]))
+    assert [figures[name] for name in ("questions", "of", "truncated")] == [4, 9, 1]
+    assert figures["chance"] == pytest.approx((1 / 2 + 3 / 4) / 4)
+    assert figures["most_common"] == 0.75
+    plain, prototypes = (figures["predictors"][n]["acc"] for n in ("plain", "prototype_only"))
     # s² of (1, 1, 0, 1) is 1/4 · 4/3 · 3/4 = 1/4.
     assert plain == {"value": 0.75, "stderr": pytest.approx(math.sqrt(0.25 / 4))}
     # Differences (0, −1, 0, 0) have s² = 1/4 too: the error of the change is 0.25 / 0.75.
-    assert parts["value"] == 0.5
-    assert parts["change"] == pytest.approx(-100 / 3)
-    assert parts["change_stderr"] == pytest.approx(100 * 0.25 / 0.75)
+    assert prototypes["value"] == 0.5
+    assert prototypes["change"] == pytest.approx(-100 / 3)
+    assert prototypes["change_stderr"] == pytest.approx(100 * 0.25 / 0.75)
 
 
 def test_a_mean_over_tasks_by_hand():
-    tasks = [
-        task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1])),
-        task_figures(answers([1, 0, 0, 0], [1, 1, 0, 0])),
-    ]
-    found = mean_figures(tasks)
-    assert found["plain"]["value"] == 0.5
-    assert found["plain"]["stderr"] == pytest.approx(math.sqrt(2 * 0.25**2) / 2)
-    assert found["prototype_only"]["value"] == 0.5
-    assert found["prototype_only"]["change"] == 0
-    assert found["prototype_only"]["change_stderr"] == pytest.approx(
-        100 * math.sqrt(2 * 0.25**2) / 2 / 0.5
+    means = mean_figures(
+        [
+            task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1])),
+            task_figures(answers([1, 0, 0, 0], [1, 1, 0, 0])),
+        ]
     )
+    error = pytest.approx(math.sqrt(2 * 0.25**2) / 2)
+    assert means["plain"] == {"value": 0.5, "stderr": error}
+    assert (means["prototype_only"]["value"], means["prototype_only"]["change"]) == (0.5, 0)
+    assert means["prototype_only"]["change_stderr"] / 200 == error
 
 
-def test_nothing_right_and_a_single_question_have_no_change_and_no_error():
-    found = task_figures(answers([0, 0, 0, 0], [1, 0, 0, 0]))
-    assert math.isnan(found["predictors"]["prototype_only"]["acc"]["change"])
+def test_no_right_answer_has_no_change_and_a_single_question_no_error():
+    figures = task_figures(answers([0, 0, 0, 0], [1, 0, 0, 0]))
+    assert math.isnan(figures["predictors"]["prototype_only"]["acc"]["change"])
     single = task_figures(answers([1], [0], gold=[1], choices=[4]))
-    predictors = single["predictors"]
-    assert (predictors["plain"]["acc"]["value"], predictors["prototype_only"]["acc"]["change"]) == (
-        1, -100,
-    )  # fmt: skip
-    assert math.isnan(predictors["plain"]["acc"]["stderr"])
-    assert math.isnan(predictors["prototype_only"]["acc"]["change_stderr"])
+    plain, prototypes = (single["predictors"][n]["acc"] for n in ("plain", "prototype_only"))
+    assert (plain["value"], prototypes["change"]) == (1, -100)
+    assert math.isnan(plain["stderr"])
+    assert math.isnan(prototypes["change_stderr"])
     assert math.isnan(mean_figures([single])["prototype_only"]["change_stderr"])
-
-
-def test_a_batch_of_nothing_is_refused_before_a_model_is_read(tmp_path):
-    with pytest.raises(InputError, match="batch size is 0"):
-        open_predictors(tmp_path, batch_size=0)

@@ -65,14 +65,14 @@ def suite(
     """
     import logging
 
-    from prismlm.eval.benchmarks import benchmarks_of
+    from prismlm.eval.benchmarks import select_benchmarks
     from prismlm.eval.predictors import open_predictors
     from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite
     from prismlm.pages.eval_plots import accuracy_figure
 
     names = opt.split_names(tasks)
     options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)
-    benchmarks_of(suite, names)
+    select_benchmarks(suite, names)
     directory = model / "eval" / suite if out is None else out
     check_outputs(directory=directory, inputs=(model, data), overwrite=True)
     # Silence the logging and progress bars of lm-eval.
@@ -152,9 +152,8 @@ def judge(
     again to resume, or with more models.
     """
     from prismlm.corpus.store import Corpus
-    from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
+    from prismlm.eval.judging import study
     from prismlm.eval.judging.judges import judge_opener
-    from prismlm.eval.judging.study import RESULT_FILE, named, run_judging
 
     paths = models or []
     opener = judge_opener(judge, endpoint, endpoint_model, by=by)
@@ -163,15 +162,15 @@ def judge(
     opt.check_one_of("texts by --corpus DIR or --prompts FILE, one of them", corpus, prompts)
     directory = paths[0] / "eval" / "judge" if out is None else out
     check_outputs(directory=directory, inputs=(*paths, corpus, prompts, judge), overwrite=True)
-    writing = Writing(prompt_words, new_tokens, temperature, seed)
+    writing = study.Writing(prompt_words, new_tokens, temperature, seed)
     if prompts is not None:
-        texts = file_prompts(prompts, prompts_count, writing)
+        texts = study.file_prompts(prompts, prompts_count, writing)
     else:
-        texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
-    progress = ConsoleReporter()
+        texts = study.corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
+    named, progress = study.unique_names(paths), ConsoleReporter()
     with orderly_end():
-        result = run_judging(named(paths), texts, writing, directory, opener, progress=progress)
-    output.report_written(directory / RESULT_FILE)
+        result = study.run_judging(named, texts, writing, directory, opener, progress=progress)
+    output.report_written(directory / study.RESULT_FILE)
     output.print_json(result) if as_json else _print_judgement(result)
 
 
@@ -188,7 +187,7 @@ def _print_judgement(result: Row) -> None:
     if bleu := result["bleu"]:
         rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
         title = "BLEU, and against the reference of another prompt"
-        output.print_value({title: rows, "samples": bleu["samples"]})
+        output.print_value({title: rows})
     output.say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
 
@@ -215,12 +214,12 @@ def glue(
     Finished runs are kept in MODEL/eval/glue or --out: run the same command again to resume.
     """
     from prismlm.eval.glue import study
-    from prismlm.eval.glue.data import tasks_of
+    from prismlm.eval.glue.data import select_tasks
     from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 
     options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
     names, numbers = opt.split_names(tasks), _parse_seeds(seeds)
-    tasks_of(names)
+    select_tasks(names)
     directory = model / "eval" / "glue" if out is None else out
     check_outputs(directory=directory, inputs=(model, data), overwrite=True)
     lm, progress = GlueModel(model, device=device), ConsoleReporter()

@@ -1,7 +1,6 @@
-"""The eight tasks of PRISM's figure as lm-eval defines them, with documents of the hub or of files.
+"""PRISM's eight tasks as lm-eval defines them, with documents from the hub or from files.
 
-Prompts, choices and metrics are those of lm-eval's task files in both cases; rows of files are
-converted to the documents that those task files expect.
+Rows of files are converted to the documents that lm-eval's task files expect.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from prismlm.errors import FormatError, InputError, check_choice, check_whole
+from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.eval.runs import read_columns
 from prismlm.hub import fetching
 
 Row = dict[str, Any]
@@ -61,27 +57,16 @@ def _winogrande(row: Row) -> Row:
 
 
 class Benchmark(NamedTuple):
-    """One of the tasks.
+    """A task. lm-eval has a separate one for each value of a column ``subject``."""
 
-    Attributes:
-        name: in lm-eval, which has a separate task for each value of a column ``subject``.
-        title: in PRISM's figure.
-        folder: of lm-eval's definition.
-        split: of the questions.
-        file: the suffix of the local file, after the name.
-        columns: of the local file.
-        document: converts a local row to the document that lm-eval expects.
-        examples: the split, and the suffix of the file, of few-shot examples.
-    """
-
-    name: str
-    title: str
-    folder: str
-    split: str
-    file: str
-    columns: tuple[str, ...]
-    document: Callable[[Row], Row]
-    examples: str = "train"
+    name: str  # in lm-eval
+    title: str  # in PRISM's figure
+    folder: str  # of lm-eval's definition
+    split: str  # of the questions
+    file: str  # suffix of the local file's name
+    columns: tuple[str, ...]  # of the local file
+    document: Callable[[Row], Row]  # converts a local row to lm-eval's document
+    examples: str = "train"  # split and file suffix of few-shot examples
 
 
 QUESTION = ("question", "choices", "label")
@@ -106,8 +91,8 @@ SEED = (
 SUITES: dict[str, tuple[Benchmark, ...]] = {"seed": SEED}
 
 
-def benchmarks_of(suite: str, names: Sequence[str] | None = None) -> tuple[Benchmark, ...]:
-    """Return the tasks of a suite, or some of them, in the suite's order."""
+def select_benchmarks(suite: str, names: Sequence[str] | None = None) -> tuple[Benchmark, ...]:
+    """Return all tasks of a suite, or the named ones, in the suite's order."""
     check_choice("the suite", suite, list(SUITES))
     known = [benchmark.name for benchmark in SUITES[suite]]
     for name in names or ():
@@ -120,52 +105,49 @@ def load_tasks(
 ) -> list[Any]:
     """Return lm-eval's tasks of a benchmark: one, or one for each subject.
 
-    Args:
-        benchmark: the benchmark.
-        data: a directory of Parquet files; None for the hub.
-        shots: examples before each question.
-        seed: of the choice of examples.
+    ``data`` is a directory of Parquet files, None for the hub; ``seed`` selects the examples.
     """
     import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
     folder = Path(lm_eval.tasks.__file__).parent / benchmark.folder
     manager = TaskManager(include_path=folder, include_defaults=False)
-    subjects: dict[str, str | None] = {benchmark.name: None}
+    names, prefix = [benchmark.name], f"{benchmark.name}_"
     if "subject" in benchmark.columns:
-        prefix = f"{benchmark.name}_"
         names = [name for name in manager.all_subtasks if name.startswith(prefix)]
-        subjects = {name: name.removeprefix(prefix) for name in names}
     splits = {} if data is None else _read_splits(benchmark, data, shots)
     specs = [
         {"task": name, "num_fewshot": shots}
-        | (_local_dataset(benchmark, splits, subject) if splits else {})
-        for name, subject in subjects.items()
+        | (_local_dataset(benchmark, splits, name.removeprefix(prefix)) if splits else {})
+        for name in names
     ]
     fetch = fetching(f"the documents of {benchmark.name}", "a directory of Parquet files")
     with fetch if data is None else nullcontext():
         # Only members of a group can override the settings of their files.
         tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
-    for name in subjects:
+    for name in names:
         tasks[name].set_fewshot_seed(seed)
-    return [tasks[name] for name in subjects]
+    return [tasks[name] for name in names]
 
 
 def _local_dataset(
-    benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | None
+    benchmark: Benchmark, splits: dict[str, list[Row]], subject: str
 ) -> dict[str, Any]:
     """Return settings that replace lm-eval's dataset by local documents."""
     from datasets import Dataset, DatasetDict
 
     documents: dict[Any, Any] = {}
     for split, rows in splits.items():
-        selected = [row for row in rows if subject is None or row["subject"] == subject]
+        by_subject = "subject" in benchmark.columns
+        selected = [row for row in rows if not by_subject or row["subject"] == subject]
         if not selected:
             raise FormatError(f"the split {split} of {benchmark.name} has no rows of {subject!r}.")
         documents[split] = Dataset.from_list([benchmark.document(row) for row in selected])
     # None for a split without local rows, so that lm-eval does not read it.
-    names: Row = dict.fromkeys(("training_split", "validation_split", "test_split"))
-    names |= {"fewshot_split": None, f"{benchmark.split}_split": benchmark.split}
+    names: Row = dict.fromkeys(
+        ("training_split", "validation_split", "test_split", "fewshot_split")
+    )
+    names[f"{benchmark.split}_split"] = benchmark.split
     if benchmark.examples in splits:
         use = "training_split" if benchmark.examples == "train" else "fewshot_split"
         names[use] = benchmark.examples
@@ -187,13 +169,11 @@ def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list
             f"{data} has no {examples.name}, which the {shots} examples before each question of "
             f"{benchmark.name} come from. Put it there, or ask without examples: --shots 0."
         )
-    splits = {benchmark.split: _rows(questions, benchmark)}
-    if shots:
-        splits[benchmark.examples] = _rows(examples, benchmark)
-    return splits
+    splits = {benchmark.split: questions} | ({benchmark.examples: examples} if shots else {})
+    return {split: _read_rows(path, benchmark) for split, path in splits.items()}
 
 
-def _rows(path: Path, benchmark: Benchmark) -> list[Row]:
+def _read_rows(path: Path, benchmark: Benchmark) -> list[Row]:
     rows = read_columns(path, benchmark.columns, ", ".join(benchmark.columns)).to_pylist()
     for number, row in enumerate(rows):
         answers = len(row.get("choices") or row.get("endings") or "no")
@@ -203,25 +183,3 @@ def _rows(path: Path, benchmark: Benchmark) -> list[Row]:
                 f"the right answer, 0 to {answers - 1}."
             )
     return rows
-
-
-def drawn(count: int, limit: int | None, seed: int) -> list[int]:
-    """Return ``limit`` of ``count`` row numbers, drawn by a seed and sorted; None for all."""
-    if limit is not None:
-        check_whole("the limit", limit, 1)
-    check_whole("the seed", seed)
-    return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
-
-
-def read_columns(path: Path, columns: Sequence[str], expected: str) -> pa.Table:
-    """Read a Parquet file with at least these columns and at least one row."""
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
-    if not len(table) or not set(columns) <= set(table.column_names):
-        raise FormatError(
-            f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
-            f"expected rows of {expected}."
-        )
-    return table

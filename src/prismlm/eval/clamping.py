@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError
 from prismlm.eval import next_token
 from prismlm.eval.pairs import Pair
-from prismlm.eval.robustness import OpenedModel, texts_of
+from prismlm.eval.robustness import OpenedModel, index_texts
 from prismlm.interventions.attention import clamp_attention, record_attention
 from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
@@ -42,18 +42,14 @@ MIN_ALIGNED = 0.5
 Clamp = Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
-class Clamped(NamedTuple):
-    """Divergences of one pair, in bits, from the prediction after the original.
-
-    ``control`` is with a random text's routing, NaN if no other text is long enough;
-    ``equal_length`` says whether both texts have the same number of tokens.
-    """
+class Divergences(NamedTuple):
+    """Divergences of one pair, in bits, from the prediction after the original."""
 
     slice: str
     base: float
     clamped: float
-    control: float
-    equal_length: bool
+    control: float  # with a random text's routing; NaN if no other text is long enough
+    equal_length: bool  # in tokens
 
 
 def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
@@ -82,23 +78,16 @@ def measure_clamping(
 ) -> Row:
     """Read each changed text with the routing of its original, and of a random other original.
 
-    Args:
-        opened: the model.
-        pairs: of :func:`prismlm.eval.pairs.read_pairs`.
-        seed: of the random texts, and of the bootstrap.
-        progress: shows the texts, then the pairs.
-
-    Returns:
-        ``name`` of the model, ``routing``, ``seed``, and ``slices``, of :func:`slice_mediation`.
+    ``slices`` are those of :func:`slice_mediation`.
     """
     name, model, tokenizer = opened
     kind, clamp = routing_of(model)
-    texts = texts_of(pairs)
+    texts = index_texts(pairs)
     rows = next_token.encode(model, tokenizer, list(texts))
     with progress.task(name, len(rows), "texts") as task:
-        logits = next_token.kept_logits(model, rows, task.advance)
+        logits = next_token.logits_on_disk(model, rows, task.advance)
     originals = sorted({pair.original for pair in pairs if rows[texts[pair.original]]})
-    clamped: list[Clamped] = []
+    results: list[Divergences] = []
     unaligned: list[str] = []
     generator = np.random.default_rng(seed)
     with progress.task("clamped", len(pairs), "pairs") as task:
@@ -115,18 +104,18 @@ def measure_clamping(
             after = [logits[second]]
             for routed in (x, other) if other else (x,):
                 with clamp(routed, alignment):
-                    after.append(next_token.logits_after(model, torch.tensor([changed]))[0].numpy())
+                    after.append(next_token.last_logits(model, torch.tensor([changed]))[0].numpy())
             before = next_token.log_probabilities(logits[first][None])
             js = next_token.jensen_shannon(before, next_token.log_probabilities(np.stack(after)))
             base, js_clamped, control = [*js.tolist(), float("nan")][:3]
             same_length = len(x) == len(changed)
-            clamped.append(Clamped(pair.slice, base, js_clamped, control, same_length))
+            results.append(Divergences(pair.slice, base, js_clamped, control, same_length))
     return {
         "name": name,
         "routing": kind,
         "seed": seed,
         "slices": tuple(
-            slice_mediation(part, [c for c in clamped if c.slice == part], unaligned, seed)
+            slice_mediation(part, [r for r in results if r.slice == part], unaligned, seed)
             for part in dict.fromkeys(pair.slice for pair in pairs)
         ),
         "unit": "bits",
@@ -140,9 +129,7 @@ def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
 
     Texts of equal length are aligned by position. Otherwise difflib aligns unchanged tokens, and
     replaced tokens between them are aligned from their end: the last token of a word completes it.
-
-    Returns:
-        None if no token is unchanged, or less than ``MIN_ALIGNED`` has a counterpart.
+    The result is None if no token is unchanged, or less than ``MIN_ALIGNED`` has a counterpart.
     """
     if not original or not changed:
         return None
@@ -173,26 +160,22 @@ def random_text(
 
 
 def slice_mediation(
-    name: str, clamped: Sequence[Clamped], unaligned: Sequence[str], seed: int = 0
+    name: str, results: Sequence[Divergences], unaligned: Sequence[str], seed: int = 0
 ) -> Row:
     """Return the figures of one slice, from its pairs and the slices of unaligned pairs.
 
-    Returns:
-        The numbers of ``pairs`` with a PMR, those ``of_equal_length`` among them, and pairs left
-        out: ``unaligned``, or too long for the model, and ``below_floor``. With the original's
-        routing, ``clamped``, and a random text's, ``control``: ``mean``, ``deviation`` and
-        ``share_positive`` of PMR;
-        ``unmoved`` pairs, whose PMR is rounding; ``pooled`` 1 − Σ JS_clamped / Σ JS_base, which no
-        pair with a small JS_base dominates; mean JS_base, ``base``, and JS_clamped, ``js``.
-        ``gain``: mean of JS_control − JS_clamped over the same pairs. None without pairs.
+    ``clamped`` is with the original's routing, ``control`` with a random text's: figures of PMR;
+    ``unmoved`` pairs, whose PMR is rounding; ``pooled`` 1 − Σ JS_clamped / Σ JS_base, which no
+    pair with a small JS_base dominates; mean JS_base, ``base``, and JS_clamped, ``js``. ``gain`` is
+    the mean of JS_control − JS_clamped over the same pairs. None without pairs.
     """
-    usable = [pair for pair in clamped if pair.base >= FLOOR]
+    usable = [pair for pair in results if pair.base >= FLOOR]
     row: Row = {
         "name": name,
         "pairs": len(usable),
         "of_equal_length": sum(pair.equal_length for pair in usable),
         "unaligned": unaligned.count(name),
-        "below_floor": len(clamped) - len(usable),
+        "below_floor": len(results) - len(usable),
     } | dict.fromkeys(("clamped", "control", "gain"))
     if usable:
         base, js, control = np.array([pair[1:4] for pair in usable]).T

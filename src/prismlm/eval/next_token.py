@@ -42,13 +42,13 @@ def encode(
 
     A text without tokens, or with more than the model has positions, gives an empty list.
     """
-    bare, bound = len(around_text(tokenizer)[0]), learned_positions(model) or math.inf
+    prefix, limit = len(around_text(tokenizer)[0]), learned_positions(model) or math.inf
     rows = [encode_text(tokenizer, text, end=False) for text in texts]
-    return [row if bare < len(row) <= bound else [] for row in rows]
+    return [row if prefix < len(row) <= limit else [] for row in rows]
 
 
 @torch.no_grad()
-def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
+def last_logits(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
     """Return the logits of the last position of each row of ``ids`` [B, T], float32."""
 
     def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,7 +61,7 @@ def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
     return logits
 
 
-def kept_logits(
+def logits_on_disk(
     model: PreTrainedModel, rows: Sequence[Sequence[int]], advance: Callable[[int], None]
 ) -> Float[np.ndarray, "N V"]:
     """Return the logits after each text, in a temporary file that is deleted with the array.
@@ -69,15 +69,14 @@ def kept_logits(
     Batches hold texts of one length, without padding. A row without tokens stays zero.
     """
     # The vocabulary may be padded, so its size is that of the logits.
-    width = logits_after(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
-    size = 4 * width * len(rows)
-    check_room("logits of the texts", Path(tempfile.gettempdir()), size)
+    width = last_logits(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
+    check_room("logits of the texts", Path(tempfile.gettempdir()), 4 * width * len(rows))
     with tempfile.TemporaryFile() as file:
         logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
     numbers = [number for number, row in enumerate(rows) if row]
-    for places in equal_length_batches([rows[n] for n in numbers], TOKENS_PER_BATCH):
-        batch = [numbers[place] for place in places]
-        logits[batch] = logits_after(model, torch.tensor([rows[n] for n in batch])).numpy()
+    for indices in equal_length_batches([rows[n] for n in numbers], TOKENS_PER_BATCH):
+        batch = [numbers[index] for index in indices]
+        logits[batch] = last_logits(model, torch.tensor([rows[n] for n in batch])).numpy()
         advance(len(batch))
     return logits
 
@@ -87,6 +86,11 @@ def log_probabilities(
 ) -> Float[Tensor, "N V"]:
     """Return log softmax(logits / temperature), in float64."""
     return (torch.as_tensor(np.asarray(logits)).double() / temperature).log_softmax(-1)
+
+
+def entropy(log_p: Float[Tensor, "N V"]) -> Tensor:
+    """Return −Σ_v p_v ln p_v of each row in nats."""
+    return torch.special.entr(log_p.exp()).sum(-1)
 
 
 def jensen_shannon(log_p: Float[Tensor, "N V"], log_q: Float[Tensor, "N V"]) -> Tensor:
@@ -122,22 +126,16 @@ def same_top(log_p: Tensor, log_q: Tensor) -> Tensor:
 def in_chunks(
     figure: Callable[..., Tensor], logits: np.ndarray, *rows: np.ndarray, temperature: float = 1.0
 ) -> np.ndarray:
-    """Return a figure of log-distributions, one or two, for rows of kept logits."""
+    """Return a figure of one or two log-distributions, computed for rows of logits."""
     parts = [
-        figure(
-            *(log_probabilities(logits[r[i : i + ROWS_PER_CHUNK]], temperature) for r in rows),
-        )
+        figure(*(log_probabilities(logits[r[i : i + ROWS_PER_CHUNK]], temperature) for r in rows))
         for i in range(0, len(rows[0]), ROWS_PER_CHUNK)
     ]
     return torch.cat(parts).numpy()
 
 
 def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0) -> float:
-    """Return the mean entropy −Σ_v p_v ln p_v in nats over rows of kept logits."""
-
-    def entropy(log_p: Tensor) -> Tensor:
-        return torch.special.entr(log_p.exp()).sum(-1)
-
+    """Return the mean entropy in nats over rows of logits."""
     return float(in_chunks(entropy, logits, rows, temperature=temperature).mean())
 
 

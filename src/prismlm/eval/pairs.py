@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from prismlm.corpus.layout import strings
-from prismlm.errors import FormatError, InputError
-from prismlm.eval.benchmarks import drawn
+from prismlm.errors import FormatError, InputError, shown
+from prismlm.eval.runs import read_columns, sample_rows
 
 # Changes that keep the meaning, and changes of it.
 SLICES = (
@@ -43,27 +42,19 @@ def read_pairs(path: Path, limit: int | None = None, seed: int = 0) -> list[Pair
     """
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected pairs in Parquet. {WAY_OUT}")
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} does not hold pairs in Parquet: {error}. {WAY_OUT}") from error
-    missing = [name for name in Pair._fields if name not in table.column_names]
-    if missing:
-        raise FormatError(f"{path} has no column {', '.join(missing)}. {WAY_OUT}")
+    columns = ", ".join(Pair._fields)
+    table = read_columns(path, Pair._fields, f"{columns}. {WAY_OUT}".removesuffix("."))
     rows = [Pair(**row) for row in table.select(Pair._fields).to_pylist()]
-    if not rows or not all(isinstance(value, str) for row in rows for value in row):
-        raise FormatError(
-            f"{path} has {len(rows):,} rows: expected some, each with {', '.join(Pair._fields)}. "
-            f"{WAY_OUT}"
-        )
-    pairs: list[Pair] = []
     by_slice: dict[str, list[Pair]] = {name: [] for name in (*SLICES, *INTERVENTIONS)}
-    for row in rows:
-        if row.slice not in by_slice:
+    for number, row in enumerate(rows):
+        if not all(isinstance(value, str) for value in row) or row.slice not in by_slice:
             raise FormatError(
-                f"{path} has the slice {row.slice!r}: expected {', '.join(by_slice)}."
+                f"row {number} of {path} is {shown(tuple(row))}: expected {columns} as text, and "
+                f"one of the slices {', '.join(by_slice)}. {WAY_OUT}"
             )
         by_slice[row.slice].append(row)
-    for members in by_slice.values():
-        pairs += [members[number] for number in drawn(len(members), limit, seed)]
-    return pairs
+    return [
+        members[number]
+        for members in by_slice.values()
+        for number in sample_rows(len(members), limit, seed)
+    ]

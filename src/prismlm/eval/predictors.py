@@ -5,16 +5,17 @@
     residual_only    softmax of the logits of r = z − ẑ alone
 
 Each state goes through the complete logit map, so a bias of the output embedding is part of all
-three: each predictor is the model's prediction from that state.
+three.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -51,18 +52,10 @@ Encoded = tuple[list[int], list[int]]
 class PredictorLM(HuggingFaceLM):
     """A model for lm-eval's harness, with or without its head.
 
-    One forward pass serves all predictors: the logits of z, ẑ and r are computed only at the
-    positions before each token of a continuation. Requests with the same tokens share a row. Tokens
-    are those of lm-eval's ``hf`` model, and sums are in float32 or better; ``hf`` rounds the
-    log-probabilities of a bfloat16 model to bfloat16.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer.
-        logit_map: maps the output of the output embedding to logits.
-        head: its prototype head; None for the plain predictor only.
-        predictor: used by lm-eval's own functions, such as ``simple_evaluate``.
-        batch_size: rows per forward pass.
+    One forward pass serves all predictors, with logits only at the positions before each token of
+    a continuation; requests with the same tokens share a row. Tokens are those of lm-eval's ``hf``
+    model, and sums are in float32 or better. ``predictor`` is the one that lm-eval's own functions
+    use, such as ``simple_evaluate``.
     """
 
     def __init__(
@@ -76,10 +69,7 @@ class PredictorLM(HuggingFaceLM):
         batch_size: int = 8,
     ) -> None:
         super().__init__(
-            pretrained=model,
-            tokenizer=cast("Any", tokenizer),
-            backend="causal",
-            batch_size=batch_size,
+            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
         )
         self.head, self.logit_map = head, logit_map
         self.predictor: Predictor = predictor
@@ -118,9 +108,7 @@ class PredictorLM(HuggingFaceLM):
     ) -> list[dict[Predictor, Score]]:
         """Score continuations after their contexts with every predictor.
 
-        Args:
-            encoded: tokens of each context and its continuation (:meth:`encoded`).
-            advance: called with the number of scored pairs after each batch.
+        ``advance`` is called with the number of scored pairs after each batch.
         """
         requests: dict[tuple[int, ...], list[int]] = {}
         for number, (before, after) in enumerate(encoded):
@@ -128,9 +116,10 @@ class PredictorLM(HuggingFaceLM):
             requests.setdefault(ids, []).append(number)
         rows = sorted(requests, key=len, reverse=True)
         scores: list[dict[Predictor, Score]] = [{} for _ in encoded]
+        size = int(self.batch_size)
         with evaluating(self.model):
-            for first in range(0, len(rows), int(self.batch_size)):
-                batch = rows[first : first + int(self.batch_size)]
+            for first in range(0, len(rows), size):
+                batch = rows[first : first + size]
                 groups = [requests[ids] for ids in batch]
                 ends = [max(len(encoded[number][1]) for number in group) for group in groups]
                 for predictor, log_p in self._log_probabilities(self._states(batch, ends)):
@@ -181,8 +170,7 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
     return PredictorLM(model, tokenizer, logit_map, batch_size=batch_size)
 
 
-@contextmanager
-def with_feedback() -> Iterator[None]:
+def with_feedback() -> AbstractContextManager[Any]:
     """Attach saved uncertainty feedback to every model that lm-eval loads during the block."""
     create = HuggingFaceLM._create_model
 
@@ -191,21 +179,12 @@ def with_feedback() -> Iterator[None]:
         if has_uncertainty(pretrained):
             load_uncertainty(pretrained, lm._model)
 
-    HuggingFaceLM._create_model = create_with_feedback
-    try:
-        yield
-    finally:
-        HuggingFaceLM._create_model = create
+    return patch.object(HuggingFaceLM, "_create_model", create_with_feedback)
 
 
 def run_harness(arguments: Sequence[str]) -> None:
     """Run lm-eval's command line over prismlm's decoders and uncertainty feedback."""
     from lm_eval.__main__ import cli_evaluate
 
-    arguments_before = sys.argv
-    sys.argv = ["lm-eval", *arguments]
-    try:
-        with with_feedback():
-            cli_evaluate()
-    finally:
-        sys.argv = arguments_before
+    with patch.object(sys, "argv", ["lm-eval", *arguments]), with_feedback():
+        cli_evaluate()

@@ -3,8 +3,7 @@
     JS(p(·|x), p(·|x′)),   overlap of the top 10,   Spearman's ρ,   the same top token
 
 A model with flatter predictions has a smaller JS on any text, so JS is also measured with each
-model at the temperature that gives all models the same mean entropy over the originals. Ranks do
-not depend on the temperature.
+model at the temperature that gives all models the same mean entropy over the originals.
 
 Source: ProtoT, §5.2, Tables 3 and 5.
 """
@@ -42,9 +41,9 @@ class OpenedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-def texts_of(pairs: Sequence[Pair]) -> dict[str, int]:
+def index_texts(pairs: Sequence[Pair]) -> dict[str, int]:
     """Return the row of each different text, originals first."""
-    texts = itertools.chain((p.original for p in pairs), (p.perturbed for p in pairs))
+    texts = [p.original for p in pairs] + [p.perturbed for p in pairs]
     return {text: row for row, text in enumerate(dict.fromkeys(texts))}
 
 
@@ -58,23 +57,13 @@ def measure_robustness(
 ) -> Row:
     """Compare what models predict after each text with what they predict after its variant.
 
-    Args:
-        models: with different names; opened one after the other.
-        pairs: of :func:`prismlm.eval.pairs.read_pairs`.
-        entropy: the target in nats; None for the lowest of the models' own.
-        seed: of the bootstrap.
-        progress: shows the texts.
-
-    Returns:
-        The ``target`` entropy in nats; pairs ``left_out``, with a text of no tokens or of more than
-        a model has positions for; the ``seed``; ``models``, each with its ``name``, its mean
-        ``entropy`` over the originals at temperature 1, the ``temperature`` at which it is the
-        target, and a fingerprint of its ``vocabulary``; whether they are all ``comparable``, over
-        one vocabulary, without which JS is not; and ``slices``, each with its ``name`` and
-        ``pairs``, ``models``, for each model each of :data:`MEASURES`, and ``differences`` ``of``
-        each two models, the first minus the second, paired.
+    Pairs are ``left_out`` if a model cannot read one of the texts. ``target`` is the mean entropy
+    in nats at which JS is matched, by default the lowest of the models'; each model has its own
+    mean ``entropy`` over the originals, and the ``temperature`` at which it is the target. JS is
+    ``comparable`` over one vocabulary only. Each slice has each of :data:`MEASURES` for each
+    model, and paired ``differences`` ``of`` each two models.
     """
-    texts = texts_of(pairs)
+    texts = index_texts(pairs)
     rows = np.array([(texts[pair.original], texts[pair.perturbed]) for pair in pairs])
     logits, vocabularies, usable = _read(models, list(texts), rows, progress)
     if not logits or not usable.any():
@@ -82,24 +71,24 @@ def measure_robustness(
     before, after = rows[usable].T
     entropies = {name: next_token.mean_entropy(x, before) for name, x in logits.items()}
     target = min(entropies.values()) if entropy is None else float(entropy)
-    described: list[Row] = []
+    rows_of_models: list[Row] = []
     values: dict[str, np.ndarray] = {}
     for name, x in logits.items():
         temperature = next_token.matching_temperature(x, before, target)
         row = {"name": name, "entropy": entropies[name], "temperature": temperature}
-        described.append(row | {"vocabulary": vocabularies[name]})
+        rows_of_models.append(row | {"vocabulary": vocabularies[name]})
         columns = [
             next_token.in_chunks(next_token.jensen_shannon, x, before, after, temperature=t)
             for t in (1.0, temperature)
         ]
-        columns += [next_token.in_chunks(of, x, before, after) for of in FIGURES.values()]
+        columns += [next_token.in_chunks(f, x, before, after) for f in FIGURES.values()]
         values[name] = np.stack(columns, 1)
     slices = np.array([pair.slice for pair in pairs])[usable]
     return {
         "target": target,
         "left_out": int((~usable).sum()),
         "seed": seed,
-        "models": described,
+        "models": rows_of_models,
         "slices": [
             _slice(name, {model: x[slices == name] for model, x in values.items()}, seed)
             for name in dict.fromkeys(slices.tolist())
@@ -122,23 +111,22 @@ def _read(
         tokens = next_token.encode(model, tokenizer, texts)
         usable &= np.array([bool(row) for row in tokens])[rows].all(1)
         with progress.task(name, sum(map(bool, tokens)), "texts") as task:
-            logits[name] = next_token.kept_logits(model, tokens, task.advance)
+            logits[name] = next_token.logits_on_disk(model, tokens, task.advance)
         vocabularies[name] = fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
     return logits, vocabularies, usable
 
 
 def _slice(name: str, values: dict[str, np.ndarray], seed: int) -> Row:
     """Return the mean figures of each model, and differences of each two, with intervals."""
-    both = list(itertools.combinations(values, 2))
-    differences = [values[first] - values[second] for first, second in both]
+    couples = list(itertools.combinations(values, 2))
+    differences = [values[first] - values[second] for first, second in couples]
     columns = np.concatenate([*values.values(), *differences], 1)
     intervals = iter(mean_intervals(columns, seed=seed))
-    parts = [{key: next(intervals) for key in MEASURES} for _ in [*values, *both]]
     return {
         "name": name,
         "pairs": len(columns),
-        "models": dict(zip(values, parts, strict=False)),
+        "models": {model: {key: next(intervals) for key in MEASURES} for model in values},
         "differences": [
-            {"of": list(two)} | part for two, part in zip(both, parts[len(values) :], strict=True)
+            {"of": list(couple)} | {key: next(intervals) for key in MEASURES} for couple in couples
         ],
     }

@@ -1,12 +1,16 @@
-"""A study in a directory: its finished parts are stored one by one, to resume it."""
+"""What studies share: directories with finished parts, random samples of rows, Parquet input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prismlm.errors import FormatError
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import FormatError, check_whole
 from prismlm.files import keep_json, read_json
 from prismlm.run_state import begin, keeping
 
@@ -47,3 +51,25 @@ def read_part(path: Path, use: Callable[[Any], T]) -> T:
             f"{path} is not what a run writes ({error!r}). Remove it, and the same command makes "
             "that part again."
         ) from error
+
+
+def sample_rows(count: int, limit: int | None, seed: int) -> list[int]:
+    """Return ``limit`` of ``count`` row numbers, drawn by a seed and sorted; None for all."""
+    if limit is not None:
+        check_whole("the limit", limit, 1)
+    check_whole("the seed", seed)
+    return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
+
+
+def read_columns(path: Path, columns: Sequence[str], expected: str) -> pa.Table:
+    """Read a Parquet file with at least these columns and at least one row."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
+    if not len(table) or not set(columns) <= set(table.column_names):
+        raise FormatError(
+            f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
+            f"expected rows of {expected}."
+        )
+    return table

@@ -2,8 +2,8 @@
 
     change = 100 · (a − a_plain) / a_plain,   in %
 
-Standard errors are those of a mean over questions, s / √n. That of a change is of the paired
-differences over a_plain: all predictors answer the same questions.
+Standard errors are of a mean over questions; that of a change is of the paired differences over
+a_plain, since all predictors answer the same questions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, check_whole
-from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
+from prismlm.eval.benchmarks import Benchmark, load_tasks, select_benchmarks
 from prismlm.eval.predictors import PredictorLM
-from prismlm.eval.runs import make_parts, read_part
+from prismlm.eval.runs import make_parts, read_part, sample_rows
 from prismlm.files import finite, keep_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
@@ -36,27 +36,18 @@ HEADLINE = "acc"
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Settings of a suite.
-
-    Attributes:
-        suite: its name.
-        data: a directory of Parquet files; None for the hub.
-        limit: questions per task, drawn by ``seed``; None for all.
-        seed: of drawn questions and examples.
-        shots: examples before each question.
-    """
+    """Settings of a suite."""
 
     suite: str = "seed"
-    data: Path | None = None
-    limit: int | None = None
-    seed: int = 0
-    shots: int = 0
+    data: Path | None = None  # a directory of Parquet files; None for the hub
+    limit: int | None = None  # questions per task, drawn by ``seed``; None for all
+    seed: int = 0  # of drawn questions and examples
+    shots: int = 0  # examples before each question
 
     def __post_init__(self) -> None:
-        benchmarks_of(self.suite)
-        for name, least in (("limit", 1), ("seed", 0), ("shots", 0)):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least)
+        select_benchmarks(self.suite)
+        check_whole("shots", self.shots)
+        sample_rows(0, self.limit, self.seed)
 
     def as_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
@@ -64,31 +55,23 @@ class SuiteOptions:
 
 
 class Question(NamedTuple):
-    """One document, as lm-eval asks it.
+    """One document, as lm-eval asks it."""
 
-    Attributes:
-        number: of the document.
-        task: lm-eval's task, which scores the answers.
-        document: in the form of that task.
-        pairs: (context, continuation) of each answer.
-        gold: the number of the right answer.
-    """
-
-    number: int
-    task: Any
+    number: int  # of the document
+    task: Any  # lm-eval's, which scores the answers
     document: dict[str, Any]
-    pairs: list[tuple[str, str]]
-    gold: int
+    pairs: list[tuple[str, str]]  # (context, continuation) of each answer
+    gold: int  # number of the right answer
 
 
-def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Question], int]:
+def select_questions(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Question], int]:
     """Return the selected questions of a task, and the number of all.
 
     Questions of a task with subjects are drawn from all subjects together.
     """
     tasks = load_tasks(benchmark, options.data, shots=options.shots, seed=options.seed)
     rows = [(task, row) for task in tasks for row in range(len(task.task_docs))]
-    chosen = drawn(len(rows), options.limit, options.seed)
+    chosen = sample_rows(len(rows), options.limit, options.seed)
     return [_question(number, *rows[number], options.shots) for number in chosen], len(rows)
 
 
@@ -116,13 +99,11 @@ def ask(
 ) -> dict[str, Any]:
     """Ask all predictors the questions of a task; lm-eval's task scores the answers.
 
-    Returns:
-        The ``task``; ``of``, the number of all questions, and the ``chosen`` ones; for each of
-        these ``gold``, the number of the right answer, and ``choices``, the number of answers; how
-        many were ``truncated`` on the left; and ``correct``, 0 or 1 for each question, by predictor
-        and metric.
+    Of all questions, ``of``, the ``chosen`` ones are asked: ``gold`` is the number of the right
+    answer, ``choices`` the number of answers, ``truncated`` how many questions were cut on the
+    left, and ``correct`` 0 or 1 for each question, by predictor and metric.
     """
-    questions, count = questions_of(benchmark, options)
+    questions, count = select_questions(benchmark, options)
     encoded = [[lm.encoded(*pair) for pair in question.pairs] for question in questions]
     flat = [pair for pairs in encoded for pair in pairs]
     with progress.task(benchmark.title, len(flat), "answers") as progress_task:
@@ -152,15 +133,15 @@ def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
     most frequent right answer.
     """
     correct, questions = answers["correct"], len(answers["gold"])
-    predictors: dict[str, dict[str, Any]] = {name: {} for name in correct}
-    for predictor, metrics in correct.items():
-        for metric, right in metrics.items():
-            plain = correct["plain"][metric]
-            figure = {"value": float(np.mean(right)), "stderr": _standard_error(right)}
-            if predictor != "plain":
-                error = _standard_error(np.subtract(right, plain))
-                figure |= _change(figure["value"], float(np.mean(plain)), error)
-            predictors[predictor][metric] = figure
+
+    def figure(predictor: str, metric: str) -> dict[str, float]:
+        right, plain = correct[predictor][metric], correct["plain"][metric]
+        value = {"value": float(np.mean(right)), "stderr": _standard_error(right)}
+        if predictor == "plain":
+            return value
+        error = _standard_error(np.subtract(right, plain))
+        return value | _change(value["value"], float(np.mean(plain)), error)
+
     return {
         "task": answers["task"],
         "questions": questions,
@@ -168,7 +149,10 @@ def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
         "truncated": answers["truncated"],
         "chance": float(np.mean([1 / count for count in answers["choices"]])),
         "most_common": max(Counter(answers["gold"]).values()) / questions,
-        "predictors": predictors,
+        "predictors": {
+            predictor: {metric: figure(predictor, metric) for metric in metrics}
+            for predictor, metrics in correct.items()
+        },
     }
 
 
@@ -206,43 +190,37 @@ def run_suite(
     tasks: Sequence[str] | None = None,
     progress: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Ask the tasks that ``out`` lacks, and return the figures of all its tasks.
+    """Ask the ``tasks`` that ``out`` lacks, and return the figures of all its tasks.
 
     ``out`` then holds ``run.json``, the answers of each task below ``tasks``, and the result in
-    ``eval.json``.
-
-    Args:
-        lm: of :func:`prismlm.eval.predictors.open_predictors`.
-        name: of the model, for the reader.
-        out: a directory, created if necessary.
-        options: with the model, the same as those that ``out`` was started with.
-        tasks: those to ask now; None for the whole suite.
-        progress: shows the tasks.
+    ``eval.json``. Model and options must be those that it was started with; ``name`` is the
+    model's in the result.
     """
     head = None if lm.head is None else fingerprints.of_model(lm.head)
     identity = fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
     note = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), "model": identity}
     parts = {
         benchmark.name: partial(ask, lm, benchmark, options, progress)
-        for benchmark in benchmarks_of(options.suite, tasks)
+        for benchmark in select_benchmarks(options.suite, tasks)
     }
     with writing(out / RESULT_FILE):
         make_parts(out, TASKS, note | options.as_json(), parts)
         figures = [
             {"title": benchmark.title} | read_part(path, task_figures)
-            for benchmark in benchmarks_of(options.suite)
+            for benchmark in select_benchmarks(options.suite)
             if (path := out / TASKS / f"{benchmark.name}.json").is_file()
         ]
-        result = {
-            "model": name,
-            **options.as_json(),
-            "predictors": list(lm.predictors),
-            "metric": HEADLINE,
-            "band_percent": BAND,
-            "tasks": figures,
-            "mean": mean_figures(figures),
-            "versions": {package: version(package) for package in PACKAGES},
-        }
-        result = finite(result)
+        result = finite(
+            {
+                "model": name,
+                **options.as_json(),
+                "predictors": list(lm.predictors),
+                "metric": HEADLINE,
+                "band_percent": BAND,
+                "tasks": figures,
+                "mean": mean_figures(figures),
+                "versions": {package: version(package) for package in PACKAGES},
+            }
+        )
         keep_json(out / RESULT_FILE, result)
     return result

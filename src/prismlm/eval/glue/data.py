@@ -1,8 +1,6 @@
-"""The nine tasks of GLUE and their rows, from a directory of Parquet files or from the hub.
+"""The nine tasks of GLUE (Wang et al. 2018) and their rows, from Parquet files or from the hub.
 
 ``TASK_SPLIT.parquet`` holds a split, or ``TASK_SPLIT_subset.parquet`` a part of it.
-
-Sources: Wang et al. (2018); for the metric of a table, ProtoT, A.4 and Table 10.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from prismlm.errors import FormatError, InputError, check_choice, shown
-from prismlm.eval.benchmarks import read_columns
+from prismlm.eval.runs import read_columns
 from prismlm.hub import fetching
 
 HUB = "nyu-mll/glue"
@@ -24,23 +23,18 @@ MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
 
 
 class Split(NamedTuple):
-    """A split of a task: its files, its name on the hub, and its title in tables."""
+    """The files of a split, its name on the hub, and its title in tables."""
 
     files: tuple[str, ...]
     hub: str
     title: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
-    """One of the tasks.
+    """A task: its sentence columns, class names, official metrics and irregular splits.
 
-    Attributes:
-        title: the source's; in lower case, the name on the command line and on the hub.
-        columns: its sentences, one or two.
-        labels: their names by number, as on the server; empty for a score from 0 to 5.
-        metrics: the official ones; a table shows the first.
-        other_splits: splits with other names than TASK_train, TASK_dev and TASK_test.
+    Without class names, labels are scores from 0 to 5. Tables show the first metric.
     """
 
     title: str
@@ -51,12 +45,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The name on the command line."""
+        """The name on the command line and on the hub."""
         return self.title.lower().replace("-", "")
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits by name: dev splits are measured, test splits predicted."""
+        """The splits by name: dev splits are scored, predictions are written for test splits."""
         hub = {"train": "train", "dev": "validation", "test": "test"}
         default = {k: Split((f"{self.name}_{k}",), name, self.title) for k, name in hub.items()}
         return default | self.other_splits
@@ -64,7 +58,7 @@ class Task:
 
 ONE, TWO = ("sentence",), ("sentence1", "sentence2")
 BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-# CoLA's out-of-domain sentences have their own file; GLUE's dev set includes them.
+# GLUE's dev set of CoLA includes out-of-domain sentences, which come in their own file.
 COLA = {"dev": Split(("cola_dev", "cola_dev_ood"), "validation", "CoLA")}
 MNLI = {
     "dev": Split(("mnli_dev_matched",), "validation_matched", "MNLI"),
@@ -73,6 +67,7 @@ MNLI = {
     "test_mismatched": Split(("mnli_test_mismatched",), "test_mismatched", "MNLI-mm"),
 }
 NLI = ("entailment", "neutral", "contradiction")
+# In the order of ProtoT's tables (A.4, Table 10), with the metrics of these.
 TASKS = (
     Task("CoLA", ONE, BINARY, ("matthews",), COLA),
     Task("SST-2", ONE, BINARY, ("accuracy",)),
@@ -84,11 +79,10 @@ TASKS = (
     Task("QNLI", ("question", "sentence"), ENTAILMENT, ("accuracy",)),
     Task("MNLI", ("premise", "hypothesis"), NLI, ("accuracy",), MNLI),
 )
-"""In the order of the source's tables."""
 
 
-def tasks_of(names: Sequence[str] | None = None) -> tuple[Task, ...]:
-    """Return all tasks, or some, in the order of the source's tables."""
+def select_tasks(names: Sequence[str] | None = None) -> tuple[Task, ...]:
+    """Return all tasks, or the named ones, in the order of ProtoT's tables."""
     known = [task.name for task in TASKS]
     for name in names or ():
         check_choice("a task of GLUE (MNLI-MM is measured with mnli)", name, known)
@@ -96,48 +90,35 @@ def tasks_of(names: Sequence[str] | None = None) -> tuple[Task, ...]:
 
 
 class Rows(NamedTuple):
-    """Rows of a split.
+    """Rows of a split, each one or two sentences, or their tokens; labels are None if hidden."""
 
-    Attributes:
-        texts: one or two sentences each.
-        labels: class numbers, or scores; None if hidden.
-        where: the names of the files, or of the set on the hub.
-    """
-
-    texts: list[tuple[str, ...]]
-    labels: list[float] | None
-    where: str
+    inputs: list[Any]
+    labels: np.ndarray | None
+    source: str
 
 
 def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
     """Return a split of a task, or None for a missing test or mismatched one.
 
-    Args:
-        task: the task.
-        split: its name.
-        data: a directory of Parquet files; None for the hub.
-
-    Raises:
-        InputError: a file is missing, or the hub cannot be reached.
-        FormatError: a damaged file, a missing text, or an unknown label.
+    ``data`` is a directory of Parquet files; None for the hub.
     """
-    table, where = _from_hub(task, split) if data is None else _from_directory(task, split, data)
+    table, source = _from_hub(task, split) if data is None else _from_files(task, split, data)
     if table is None:
         return None
     texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
     for number, row in enumerate(texts):
         if not all(isinstance(text, str) for text in row):
-            raise FormatError(f"row {number} of {where} is {shown(row)}: expected text.")
+            raise FormatError(f"row {number} of {source} is {shown(row)}: expected text.")
     labels = table["label"].to_pylist() if "label" in table.column_names else []
     if all(label == HIDDEN for label in labels):
         if not split.startswith("test"):
-            raise FormatError(f"{where} has no labels: expected a column label.")
-        return Rows(texts, None, where)
-    numbers = [_label(task, label, f"row {row} of {where}") for row, label in enumerate(labels)]
-    return Rows(texts, numbers, where)
+            raise FormatError(f"{source} has no labels: expected a column label.")
+        return Rows(texts, None, source)
+    numbers = [_label(task, label, f"row {row} of {source}") for row, label in enumerate(labels)]
+    return Rows(texts, np.array(numbers), source)
 
 
-def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table | None, str]:
+def _from_files(task: Task, split: str, data: Path) -> tuple[pa.Table | None, str]:
     if not data.is_dir():
         raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
     files = [data / f"{name}.parquet" for name in task.splits[split].files]
@@ -151,16 +132,16 @@ def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table | None
             f"{subset.name}. Put it there, leave the task out with --tasks, or leave --data out "
             "to read from the hub."
         )
-    where = " and ".join(path.name for path in files)
+    source = " and ".join(path.name for path in files)
     if missing and files != [subset]:
-        return None, where
+        return None, source
     tables: list[pa.Table] = []
     for path in files:
         table = read_columns(path, task.columns, f"{', '.join(task.columns)} and label")
         # Files of STS-B call the label a score.
         names = [name for name in (*task.columns, "label", "score") if name in table.column_names]
         tables.append(table.select(names).rename_columns([*task.columns, "label"][: len(names)]))
-    return pa.concat_tables(tables), where
+    return pa.concat_tables(tables), source
 
 
 def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
@@ -171,7 +152,7 @@ def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
     return rows.with_format("arrow")[:], f"{HUB} {task.name} {task.splits[split].hub}"
 
 
-def _label(task: Task, value: Any, where: str) -> float:
+def _label(task: Task, value: Any, row: str) -> float:
     """Return a class number, also from its name, or a score."""
     if not task.labels:
         if type(value) in (int, float) and MIN_SCORE <= value <= MAX_SCORE:
@@ -182,4 +163,4 @@ def _label(task: Task, value: Any, where: str) -> float:
         return value
     names = f"{' or '.join(task.labels)}, or its number from 0 to {len(task.labels) - 1}"
     expected = names if task.labels else f"{MIN_SCORE:g} to {MAX_SCORE:g}"
-    raise FormatError(f"{where} has the label {shown(value)}: {task.title} has {expected}.")
+    raise FormatError(f"{row} has the label {shown(value)}: {task.title} has {expected}.")

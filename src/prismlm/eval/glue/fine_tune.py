@@ -1,14 +1,13 @@
 """A decoder as a classifier, and fine-tuning of all its weights on one task.
 
 A linear layer reads the state of a row's last token. Rows are ``sentence EOS`` or ``first EOS
-second EOS``, after a BOS if the tokenizer adds one: the last token sees the complete row, and is
-the same in all rows.
+second EOS``, after a BOS if the tokenizer adds one, so that the last token sees the complete row
+and is the same in all rows.
 
-AdamW; the rate rises over the warm-up's share of all steps and falls linearly to 0. Matrices decay;
-embeddings, norms and biases do not. Rows of a batch are of similar length, which halves the
-padding. Training stops early by the dev set.
+AdamW with linear warm-up and decay; embeddings, norms and biases are not decayed. Rows of a batch
+are of similar length, which halves the padding. Training stops early by the dev metric.
 
-Source: ProtoT, A.4, which leaves decay, clipping, patience and batches by length open.
+Source: ProtoT, A.4, which leaves weight decay, clipping, patience and batching by length open.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices, get_parame
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, encoder_of
-from prismlm.errors import DivergenceError, check_number, check_whole
+from prismlm.errors import DivergenceError, check_number
 from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import learned_positions, uses_bf16
@@ -42,8 +41,8 @@ from prismlm.models.seam import capture, output_embedding
 from prismlm.models.watch import evaluating
 from prismlm.progress import Task as Progress
 
-MAX_LENGTH = 512  # tokens of a row
-DEVIATION = 0.02  # of the new layer's weights, as in Hugging Face's classifiers
+MAX_LENGTH = 512  # tokens per row
+DEVIATION = 0.02  # of the new layer's initial weights, as in Hugging Face's classifiers
 WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
 EVALUATIONS = 2  # per epoch, on dev
 PATIENCE = 2  # evaluations without improvement before a run stops, at the end of an epoch
@@ -58,10 +57,10 @@ class GlueOptions:
         data: a directory of Parquet files; None for the hub.
         limit: training rows, drawn by a run's seed, the same for every model; None for all.
         dev_limit: rows of each dev set, drawn by seed 0; None for all.
-        learning_rate: the maximum; None for that of a stored search, by default the source's.
-        warmup: share of all steps over which it rises, likewise.
+        learning_rate: the maximum; None for that of a stored search, by default ProtoT's.
+        warmup: fraction of all steps over which it rises, likewise.
         epochs: maximum.
-        batch_size: rows of a step.
+        batch_size: rows per step.
         test: whether to predict the test sets.
     """
 
@@ -75,18 +74,8 @@ class GlueOptions:
     test: bool = True
 
     def __post_init__(self) -> None:
-        # Rank correlations need three rows.
-        for name, least in (("limit", 1), ("dev_limit", 3), ("epochs", 1), ("batch_size", 1)):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least)
         if self.learning_rate is not None:
             check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
-        if self.warmup is not None:
-            check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
-
-    def steps(self, rows: int) -> int:
-        """Return the maximum number of steps."""
-        return self.epochs * math.ceil(rows / self.batch_size)
 
     def note(self, lm: GlueModel) -> dict[str, Any]:
         """Return the settings that must not change when a study is resumed."""
@@ -118,23 +107,22 @@ class GlueModel:
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
 ) -> list[list[int]]:
-    """Return the tokens of rows; of rows that are too long, the longer sentence is cut."""
+    """Return the tokens of rows; in rows that are too long, the longer sentence is cut."""
     encoder = encoder_of(tokenizer).text
     columns = [
         [text.ids for text in encoder.encode_batch(list(column), add_special_tokens=False)]
         for column in zip(*texts, strict=True)
     ]
-    begin = around_text(tokenizer)[0]
-    end = tokenizer.eos_token_id
-    end = encoder.encode("\n", add_special_tokens=False).ids if end is None else [end]
+    begin, eos = around_text(tokenizer)[0], tokenizer.eos_token_id
+    end = encoder.encode("\n", add_special_tokens=False).ids if eos is None else [eos]
     room = length - len(begin) - len(columns) * len(end)
     rows: list[list[int]] = []
     for first, *others in zip(*columns, strict=True):
         rest = sum(map(len, others))
-        length = min(len(first), max(room - rest, -(-room // len(columns))))
-        row = begin + first[:length] + end
+        first = first[: max(room - rest, -(-room // len(columns)))]
+        row = begin + first + end
         for other in others:
-            row += other[: room - length] + end
+            row += other[: room - len(first)] + end
         rows.append(row)
     return rows
 
@@ -142,11 +130,8 @@ def encode(
 class Classifier(nn.Module):
     """y = W z_T + b, with z_T [d] the last hidden state of the last token.
 
-    Rows are padded on the right, which a causal model does not see.
-
-    Args:
-        model: a causal language model; its output embedding is not computed.
-        outputs: C.
+    Rows are padded on the right, which a causal model does not see. The output embedding of the
+    model is not computed.
     """
 
     def __init__(self, model: PreTrainedModel, outputs: int) -> None:
@@ -159,17 +144,17 @@ class Classifier(nn.Module):
         self.bf16 = uses_bf16("auto", weight.device.type)
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return y [B, C], float32, of rows of tokens of any length."""
+        """Return y [B, C], float32, for rows of tokens of any length."""
         device = self.out.weight.device
         sizes = torch.tensor([len(row) for row in rows])
         ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
         with (
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
-            capture(self.model, logits=False) as seen,
+            capture(self.model, logits=False) as captured,
         ):
             self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
-        last = seen.z[torch.arange(len(rows), device=device), (sizes - 1).to(device)]
+        last = captured.z[torch.arange(len(rows), device=device), (sizes - 1).to(device)]
         return self.out(last.float())
 
     def predict(self, rows: Sequence[Sequence[int]], batch_size: int = 32) -> np.ndarray:
@@ -197,25 +182,19 @@ def fine_tune(
     classifier: Classifier,
     rows: Sequence[list[int]],
     labels: Sequence[float],
-    judge: Callable[[], float],
+    evaluate: Callable[[], float],
     options: GlueOptions,
     seed: int,
     progress: Progress,
 ) -> list[float]:
     """Train, restore the weights with the best dev metric, and return the history of that metric.
 
-    Args:
-        classifier: with one output for scores.
-        rows: tokens of the training rows.
-        labels: class numbers, or scores.
-        judge: measures the classifier on dev; larger is better.
-        options: of the run.
-        seed: of the order of rows, and of dropout.
-        progress: shows every step and the dev metric.
+    ``labels`` are class numbers or scores; ``evaluate`` returns the dev metric, larger is better.
     """
-    rate, warmup, steps = options.learning_rate, options.warmup, options.steps(len(rows))
+    rate, warmup = options.learning_rate, options.warmup
     assert rate is not None
     assert warmup is not None
+    steps = options.epochs * math.ceil(len(rows) / options.batch_size)
     optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
     torch.manual_seed(seed)
@@ -238,7 +217,7 @@ def fine_tune(
             schedule.step()
             progress.advance(1)
             if number in stops:
-                history.append(judge())
+                history.append(evaluate())
                 progress.note(f"dev {history[-1]:.3f}")
                 if history[-1] > max(history[:-1], default=-math.inf):
                     best = _copy_weights(classifier)
@@ -254,15 +233,10 @@ def _copy_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
     """Return parameters with and without weight decay, tied ones once."""
-    no_embedding = set(get_parameter_names(classifier, [nn.Embedding]))
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    not_embedded = set(get_parameter_names(classifier, [nn.Embedding]))
+    groups: dict[float, list[nn.Parameter]] = {WEIGHT_DECAY: [], 0.0: []}
     for name, p in classifier.named_parameters():
+        decays = p.ndim > 1 and name in not_embedded and not getattr(p, "_no_weight_decay", False)
         if p.requires_grad:
-            decays = (
-                p.ndim > 1 and name in no_embedding and not getattr(p, "_no_weight_decay", False)
-            )
-            groups[decays].append(p)
-    return [
-        {"params": groups[True], "weight_decay": WEIGHT_DECAY},
-        {"params": groups[False], "weight_decay": 0.0},
-    ]
+            groups[WEIGHT_DECAY if decays else 0.0].append(p)
+    return [{"params": params, "weight_decay": decay} for decay, params in groups.items()]

@@ -12,15 +12,14 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from prismlm.errors import DivergenceError
-from prismlm.eval.benchmarks import drawn
-from prismlm.eval.glue.data import MAX_SCORE, MIN_SCORE, Task, read_split, tasks_of
+from prismlm.eval.glue.data import MAX_SCORE, MIN_SCORE, Rows, Task, read_split, select_tasks
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions, encode, fine_tune
-from prismlm.eval.runs import make_parts, read_part
+from prismlm.eval.runs import make_parts, read_part, sample_rows
 from prismlm.files import check_json, keep_json
 from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
@@ -31,7 +30,7 @@ RUNS, RESULT_FILE, SEARCH, SEARCH_FILE = "runs", "glue.json", "search", "search.
 RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 WARMUPS = (0.06, 0.1)
 SEARCH_TASKS = ("sst2", "mnli")
-# Rate and warm-up that the source chose for its own models, by model_type; llama's for all others.
+# Rate and warm-up of ProtoT's authors by model_type; llama's for all others.
 SOURCE_SETTINGS = {
     "prismlm_protot": (3.5e-5, 0.06),
     "mamba": (1e-4, 0.1),
@@ -39,14 +38,6 @@ SOURCE_SETTINGS = {
     "prismlm_deltanet": (7e-4, 0.1),
     "llama": (5.5e-5, 0.1),
 }
-
-
-class Encoded(NamedTuple):
-    """Rows of a split as tokens, with class numbers or scores unless these are hidden."""
-
-    tokens: list[list[int]]
-    labels: np.ndarray | None
-    where: str
 
 
 def run_glue(
@@ -61,22 +52,19 @@ def run_glue(
 ) -> dict[str, Any]:
     """Make the runs that ``out`` lacks, and return the figures of all its runs.
 
-    Args:
-        lm: the model.
-        out: a directory, created if necessary.
-        options: of every run; with the model, the same as those that ``out`` was started with.
-        tasks: None for all nine.
-        seeds: of new layers, drawn rows, their order and dropout; one run for each.
-        from_scratch: also fine-tune a freshly initialised model of the same configuration.
-        progress: shows the runs.
+    A seed determines the new layer, the training rows, their order and dropout. With
+    ``from_scratch``, a freshly initialised model of the same configuration is trained as well.
+    Model and options must be those that ``out`` was started with.
     """
     options, rate_from = with_rate(lm, out, options)
-    data = _reader(lm, options)
+    data = lru_cache(maxsize=1)(partial(_read_task, lm, options))
     parts = {
         f"{task.name}-{seed}{'-from-scratch' if fresh else ''}": partial(
             _run, lm, out, task, data, options, seed, progress, from_scratch=fresh
         )
-        for task, fresh, seed in product(tasks_of(tasks), (False, True)[: 1 + from_scratch], seeds)
+        for task, fresh, seed in product(
+            select_tasks(tasks), (False, True)[: 1 + from_scratch], seeds
+        )
     }
     with writing(out / RESULT_FILE):
         _check_data(out, options, parts)
@@ -117,8 +105,7 @@ def search(
     """
     directory = out / SEARCH
     options = replace(options, learning_rate=None, warmup=None, test=False)
-    data = _reader(lm, options)
-    settings = list(product(rates, WARMUPS))
+    data = lru_cache(maxsize=1)(partial(_read_task, lm, options))
 
     def trial(task: Task, rate: float, warmup: float) -> dict[str, Any]:
         trial_options = replace(options, learning_rate=rate, warmup=warmup)
@@ -127,84 +114,79 @@ def search(
         except DivergenceError as error:
             return {"dev_history": [], "diverged": str(error)}
 
+    def accuracy(task: str, rate: float, warmup: float) -> float:
+        path = directory / RUNS / f"{task}-{seed}-{rate:g}-{warmup:g}.json"
+        return read_part(path, lambda run: max([0.0, *run["dev_history"]]))
+
     parts = {
         f"{task.name}-{seed}-{rate:g}-{warmup:g}": partial(trial, task, rate, warmup)
-        for task in tasks_of(SEARCH_TASKS)
-        for rate, warmup in settings
+        for task, rate, warmup in product(select_tasks(SEARCH_TASKS), rates, WARMUPS)
     }
     with writing(directory / SEARCH_FILE):
         _check_data(directory, options, parts)
         make_parts(directory, RUNS, options.note(lm), parts)
-        tried = [{"learning_rate": rate, "warmup": warmup} for rate, warmup in settings]
-        for row, task in product(tried, SEARCH_TASKS):
-            name = f"{task}-{seed}-{row['learning_rate']:g}-{row['warmup']:g}.json"
-            row[task] = read_part(directory / RUNS / name, _best_on_dev)
+        tried = [
+            {"learning_rate": rate, "warmup": warmup}
+            | {task: accuracy(task, rate, warmup) for task in SEARCH_TASKS}
+            for rate, warmup in product(rates, WARMUPS)
+        ]
         best = max(tried, key=lambda row: sum(row[task] for task in SEARCH_TASKS))
         result = options.note(lm) | {"seed": seed} | best | {"tried": tried}
         keep_json(directory / SEARCH_FILE, result)
     return result
 
 
-def _best_on_dev(run: dict[str, Any]) -> float:
-    return max([0.0, *run["dev_history"]])
-
-
 def _check_data(out: Path, options: GlueOptions, parts: Iterable[str]) -> None:
-    """Check before the first run that the data of all runs are there."""
-    left = {name.split("-")[0] for name in parts if not (out / RUNS / f"{name}.json").is_file()}
-    for task in tasks_of(sorted(left)) if left else ():
+    """Check before the first run that the data of all runs are available."""
+    missing = {name.split("-")[0] for name in parts if not (out / RUNS / f"{name}.json").is_file()}
+    for task in select_tasks(sorted(missing)) if missing else ():
         for split in ("train", "dev"):
             read_split(task, split, options.data)
 
 
-def _reader(lm: GlueModel, options: GlueOptions) -> Callable[[Task], dict[str, Encoded]]:
-    """Return a function that reads the available splits of a task; it caches the last task's."""
-
-    @lru_cache(maxsize=1)
-    def read(name: str) -> dict[str, Encoded]:
-        (task,) = tasks_of([name])
-        encoded: dict[str, Encoded] = {}
-        for split in task.splits:
-            skip = split.startswith("test") and not options.test
-            rows = None if skip else read_split(task, split, options.data)
-            if rows is not None:
-                limit = options.dev_limit if split.startswith("dev") else None
-                chosen = drawn(len(rows.texts), limit, 0)
-                tokens = encode(lm.tokenizer, [rows.texts[row] for row in chosen], lm.length)
-                labels = None if rows.labels is None else np.array(rows.labels)[chosen]
-                encoded[split] = Encoded(tokens, labels, rows.where)
-        return encoded
-
-    return lambda task: read(task.name)
+def _read_task(lm: GlueModel, options: GlueOptions, task: Task) -> dict[str, Rows]:
+    """Return the tokens and labels of the available splits of a task."""
+    splits: dict[str, Rows] = {}
+    for split in task.splits:
+        skip = split.startswith("test") and not options.test
+        rows = None if skip else read_split(task, split, options.data)
+        if rows is not None:
+            limit = options.dev_limit if split.startswith("dev") else None
+            chosen = sample_rows(len(rows.inputs), limit, 0)
+            tokens = encode(lm.tokenizer, [rows.inputs[row] for row in chosen], lm.length)
+            labels = None if rows.labels is None else rows.labels[chosen]
+            splits[split] = Rows(tokens, labels, rows.source)
+    return splits
 
 
 def _run(
     lm: GlueModel,
     out: Path,
     task: Task,
-    data: Callable[[Task], dict[str, Encoded]],
+    data: Callable[[Task], dict[str, Rows]],
     options: GlueOptions,
     seed: int,
     progress: Reporter,
     *,
     from_scratch: bool = False,
 ) -> dict[str, Any]:
-    """Return the record of a run, after writing the files for the server."""
+    """Return the record of a run, after writing the files for GLUE's server."""
     splits: dict[str, Any] = dict(data(task))
     train, dev = splits.pop("train"), splits["dev"]
-    chosen = drawn(len(train.tokens), options.limit, seed)
-    rows, labels = [train.tokens[row] for row in chosen], train.labels[chosen].tolist()
+    chosen = sample_rows(len(train.inputs), options.limit, seed)
+    rows, labels = [train.inputs[row] for row in chosen], train.labels[chosen].tolist()
     classifier = lm.classifier(task, seed, from_scratch=from_scratch)
 
-    def predict(split: Encoded) -> np.ndarray:
-        return answers(task, classifier.predict(split.tokens))
+    def predict(split: Rows) -> np.ndarray:
+        return answers(task, classifier.predict(split.inputs))
 
-    def judge() -> float:
+    def evaluate() -> float:
         return measure(task, dev.labels, predict(dev))[task.metrics[0]]
 
     title = f"{task.title}, seed {seed}{', from scratch' if from_scratch else ''}"
-    with progress.task(title, options.steps(len(rows)), "steps") as progress_task:
-        history = fine_tune(classifier, rows, labels, judge, options, seed, progress_task)
+    steps = options.epochs * -(-len(rows) // options.batch_size)
+    with progress.task(title, steps, "steps") as progress_task:
+        history = fine_tune(classifier, rows, labels, evaluate, options, seed, progress_task)
     measured: dict[str, Any] = {}
     for name, split in splits.items():
         submitted = name.startswith("test") and not from_scratch
@@ -216,14 +198,14 @@ def _run(
             write_text(file, server_file(task, predictions))
         if split.labels is not None:
             both = {"gold": split.labels.tolist(), "given": predictions.tolist()}
-            measured[name] = {"rows": len(predictions), "where": split.where} | both
+            measured[name] = {"rows": len(predictions), "where": split.source} | both
     settings = ("learning_rate", "warmup", "epochs", "batch_size")
     return {name: getattr(options, name) for name in settings} | {
         "task": task.name,
         "seed": seed,
         "from_scratch": from_scratch,
         "dev_history": history,
-        "train": {"rows": len(rows), "where": train.where},
+        "train": {"rows": len(rows), "where": train.source},
         "measured": measured,
     }
 
@@ -237,34 +219,32 @@ def server_file(task: Task, predictions: Sequence[Any] | np.ndarray) -> str:
 
 def figures(out: Path) -> list[dict[str, Any]]:
     """Return the figures of all runs of a directory, by task and measured split."""
-    runs = [read_part(path, _parse_run) for path in sorted((out / RUNS).glob("*.json"))]
+    paths = sorted((out / RUNS).glob("*.json"))
+    runs = [run for path in paths for run in read_part(path, _measured_splits)]
     runs.sort(key=lambda run: run["seed"])
     rows: list[dict[str, Any]] = []
-    for task in tasks_of():
-        task_runs = [run for run in runs if run["task"] == task.name]
+    for task in select_tasks():
         for split, description in task.splits.items():
-            measured = [
-                run | run["measured"][split] for run in task_runs if split in run["measured"]
-            ]
-            if measured:
+            of_split = [run for run in runs if (run["task"], run["split"]) == (task.name, split)]
+            if of_split:
                 row = {"task": task.name, "title": description.title, "split": split}
-                rows.append(row | _figure(task, measured))
+                rows.append(row | _figure(task, of_split))
     return rows
 
 
-def _parse_run(run: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a run with its answers as arrays."""
-    measured = {
-        split: {"rows": part["rows"], "where": part["where"]}
+def _measured_splits(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return for each measured split of a run its record, with answers as arrays."""
+    shared = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
+    return [
+        shared
+        | {"split": split, "rows": part["rows"], "where": part["where"]}
         | {key: np.array(part[key], float) for key in ("gold", "given")}
         for split, part in run["measured"].items()
-    }
-    fields = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
-    return fields | {"measured": measured}
+    ]
 
 
 def _figure(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of one split, from runs of both arms."""
+    """Return the figures of one split, from fine-tuned runs and those from scratch."""
     first = runs[0]
     row: dict[str, Any] = {
         "metrics": list(task.metrics),
@@ -300,30 +280,31 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return np.divide(numerator, denominator, out=zeros, where=denominator > 0)
 
 
-def _pearson(gold: np.ndarray, given: np.ndarray) -> np.ndarray:
-    g, p = (values - values.mean(-1, keepdims=True) for values in (gold, given))
+def _pearson(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    g, p = (values - values.mean(-1, keepdims=True) for values in (gold, predicted))
     return _ratio((g * p).sum(-1), np.sqrt((g * g).sum(-1) * (p * p).sum(-1)))
 
 
-# Official metrics of resamples [..., N], 0 where they are undefined.
+# Official metrics of resamples [..., N], 0 where they are undefined; Spearman's of [N] only.
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
-    "accuracy": lambda gold, given: (gold == given).mean(-1),
-    "f1": lambda gold, given: _ratio(2 * (gold * given).sum(-1), (gold + given).sum(-1)),
-    # Of two classes, 0 and 1, Matthews' is Pearson's correlation.
+    "accuracy": lambda gold, predicted: (gold == predicted).mean(-1),
+    "f1": lambda gold, predicted: _ratio(
+        2 * (gold * predicted).sum(-1), (gold + predicted).sum(-1)
+    ),
+    # Matthews' correlation of the classes 0 and 1 is Pearson's.
     "matthews": _pearson,
     "pearson": _pearson,
-    "spearman": lambda gold, given: spearman(gold, given).rho,
+    "spearman": lambda gold, predicted: spearman(gold, predicted).rho,
 }
 
 
-def measure(task: Task, gold: np.ndarray, given: np.ndarray) -> dict[str, float]:
+def measure(task: Task, gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Return the official metrics of a task's answers."""
-    both = gold.astype(float), given.astype(float)
-    return {name: float(METRICS[name](*both)) for name in task.metrics}
+    return {name: float(METRICS[name](gold, predicted)) for name in task.metrics}
 
 
 def constant(metric: str, gold: np.ndarray) -> float:
-    """Return the best metric of a constant answer: for accuracy the majority's share.
+    """Return the best metric of a constant answer: the majority's share for accuracy.
 
     F1 is best for the constant answer 1; correlations are 0.
     """
@@ -332,13 +313,12 @@ def constant(metric: str, gold: np.ndarray) -> float:
     return max(float(METRICS[metric](gold, np.full_like(gold, c))) for c in np.unique(gold))
 
 
-def interval(metric: str, gold: np.ndarray, given: Sequence[np.ndarray]) -> Interval:
+def interval(metric: str, gold: np.ndarray, predicted: Sequence[np.ndarray]) -> Interval:
     """Return the mean of a metric over seeds with its 95 % interval over resampled dev rows.
 
     All seeds answer the same rows [N], which are resampled together.
     """
-    metric_of, truth = METRICS[metric], gold.astype(float)
-    seeds = [predictions.astype(float) for predictions in given]
+    metric_of = METRICS[metric]
     return interval_of(
-        lambda rows: np.mean([metric_of(truth[rows], s[rows]) for s in seeds], axis=0), len(gold)
+        lambda rows: np.mean([metric_of(gold[rows], p[rows]) for p in predicted], axis=0), len(gold)
     )

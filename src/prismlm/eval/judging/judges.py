@@ -1,12 +1,12 @@
 """Judges of two continuations, and their examination.
 
-A judge is a language model at an endpoint, or one in this process. Both get the prompt ``better``
-of ``labels/prompts.md``: which is better by coherence, relevance, fluency and correctness, A, B or
-Tie (ProtoT, B.1). Each pair is judged in both orders, and an endpoint's verdicts are stored.
+A judge is a language model, local or at an endpoint. Both get the prompt ``better`` of
+``labels/prompts.md``: which is better by coherence, relevance, fluency and correctness, A, B or Tie
+(ProtoT, B.1). Each pair is judged in both orders; the score is the mean, so that a judge that
+follows positions alone gets exactly a half.
 
-The judge is examined first: does it prefer text to its words shuffled, or to repetition, whatever
-the order? A judge that ignores the texts prefers the real one half of the time. Its score is the
-mean of both orders, so that one that follows positions alone gets exactly a half.
+The judge is examined first: does it prefer text to its words shuffled, or to repetition? One that
+ignores the texts prefers the real one half of the time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from torch import Tensor
 from prismlm.corpus.chat import asked, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import InputError
-from prismlm.eval.judging.continuations import Prompt
 from prismlm.lens.labels.endpoint import Answers, Endpoint, Question, Session, fenced, one_line
 from prismlm.lens.labels.endpoint import prompt as fill_template
 from prismlm.models.checkpoint import read_checkpoint
@@ -38,12 +37,23 @@ SCORES = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
 NAME_LENGTH = 48
-# Lower bound of the interval of text against shuffled text; maximum share decided by position.
-BAR, MAX_BY_POSITION = 0.75, 0.5
 NORMAL_QUANTILE = 1.959963984540054
+# The interval of text against shuffled text must lie above; maximum share decided by position.
+BAR, MAX_BY_POSITION = 0.75, 0.5
 CONTROLS = ("shuffled", "elsewhere", "repeated")
-# The last words of a prompt that a control repeats.
+# Last words of a prompt that a control repeats.
 WORDS_REPEATED = 6
+
+
+class Prompt(NamedTuple):
+    """The first words of a text, and its reference: the words that follow, empty if too few.
+
+    Its ``id`` is the document's, or the number of the line.
+    """
+
+    id: str
+    text: str
+    reference: str
 
 
 class Pair(NamedTuple):
@@ -68,11 +78,6 @@ class Judged(NamedTuple):
         return (SCORES[self.first] + 1 - SCORES[self.second]) / 2
 
     @property
-    def changed(self) -> bool:
-        """Whether the verdict depends on the order."""
-        return self.score is not None and SCORES[self.first or ""] != 1 - SCORES[self.second or ""]
-
-    @property
     def by_position(self) -> bool:
         """Whether the first response wins in both orders, or the second."""
         return self.first == self.second and self.first in ("A", "B")
@@ -84,10 +89,10 @@ class Judge(ABC):
     source: str
 
     @abstractmethod
-    def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return A, B or Tie for each pair in the order given; None: no valid answer."""
+    def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
+        """Return A, B or Tie for each pair in this order; None: no valid answer."""
 
-    def asked(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         """Return requests to an endpoint, tokens, and counts of failures."""
         return {}
 
@@ -105,7 +110,7 @@ class Judge(ABC):
         ]
 
 
-def asked_text(pair: Pair, answer: str) -> str:
+def question(pair: Pair, answer: str) -> str:
     """Return the question about a pair; ``answer`` describes the form of the answer."""
     data = {name: fenced(text) for name, text in pair._asdict().items()}
     return fill_template("better", **data, answer=answer)
@@ -117,21 +122,18 @@ class EndpointJudge(Judge):
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self._session = Session(endpoint, Answers(file, endpoint.model))
+        self.usage = self._session.usage
 
-    def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
+    def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the answer to each question; questions are sent concurrently."""
 
         def verdict(number: int) -> str:
-            message = {"role": "user", "content": asked_text(orders[number], AS_JSON)}
-            question = Question((message,), {"verdict": str}, {"verdict": tuple(SCORES)})
-            return self._session.ask(question)["verdict"]
+            message = {"role": "user", "content": question(pairs[number], AS_JSON)}
+            request = Question((message,), {"verdict": str}, {"verdict": tuple(SCORES)})
+            return self._session.ask(request)["verdict"]
 
-        answers = dict(self._session.each(range(len(orders)), verdict, task))
-        return [answers[number] for number in range(len(orders))]
-
-    def asked(self) -> dict[str, Any]:
-        """Return requests, tokens in and out, and counts of failures."""
-        return self._session.usage()
+        answers = dict(self._session.each(range(len(pairs)), verdict, task))
+        return [answers[number] for number in range(len(pairs))]
 
 
 class LocalJudge(Judge):
@@ -165,7 +167,7 @@ class LocalJudge(Judge):
 
     def scores(self, pair: Pair) -> dict[str, float]:
         """Return log P of each answer."""
-        text = asked_text(pair, AS_TOKEN)
+        text = question(pair, AS_TOKEN)
         if self._chat:
             start = encode_chat(self._tokenizer, asked(text))
         else:
@@ -179,10 +181,10 @@ class LocalJudge(Judge):
             for name, ids in answers.items()
         }
 
-    def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
+    def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the answer with the highest score for each pair."""
         verdicts: list[str | None] = []
-        for pair in orders:
+        for pair in pairs:
             scores = self.scores(pair)
             verdicts.append(max(scores, key=lambda name: scores[name]))
             task.advance()
@@ -190,23 +192,20 @@ class LocalJudge(Judge):
 
 
 class LikelihoodJudge(LocalJudge):
-    """A model that gets no question: it compares responses by their probability per token.
+    """Compares responses by their probability per token, without a question.
 
         l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
 
-    of a response r of |r| tokens to a text x. By ``likelihood``, the larger l is preferred, which
-    repetition wins, as its examination shows. By ``typical``, the response that is about as
-    probable as the text itself, with the smaller
-
-        |l(r | x) − l(x₂ | x₁)|
-
-    where x₁ and x₂ are the halves of the text's words: human text is neither the most nor the
-    least probable (Holtzman et al. 2020). Neither depends on the position.
+    for a response r of |r| tokens to a text x. By ``likelihood`` the larger l is preferred, which
+    repetition wins. By ``typical`` the response is preferred that is about as probable as the text
+    itself (human text is neither the most nor the least probable, Holtzman et al. 2020), with the
+    smaller |l(r | x) − l(x₂ | x₁)|, where x₁ and x₂ are the halves of the text's words.
     """
 
     def __init__(self, directory: Path, by: str = "likelihood") -> None:
         super().__init__(directory)
         self._typical = by == "typical"
+        # Both orders of a pair need the same means.
         self._means: dict[tuple[str, str], float] = {}
         self.source += ", by typicality" if self._typical else ", by likelihood"
 
@@ -226,7 +225,6 @@ class LikelihoodJudge(LocalJudge):
         return {"Tie": (a + b) / 2, "A": a, "B": b}
 
     def _mean(self, text: str, response: str) -> float:
-        # Both orders of a pair need the same means.
         if (text, response) not in self._means:
             start, ids = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
             log = self._log_after(start, ids[:-1])
@@ -321,15 +319,11 @@ def examine(
 
 
 def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Return how often verdicts change with the order, follow it, choose A, and are ties."""
+    """Return how many pairs have verdicts, and how often these follow the position."""
     valid = [pair for pair in judged if pair.score is not None]
-    verdicts = [verdict for pair in valid for verdict in pair]
-    ties = verdicts.count("Tie")
+    by_position = asdict(wilson(sum(pair.by_position for pair in valid), len(valid)))
     return {
         "pairs": len(valid),
         "failed": len(judged) - len(valid),
-        "changed": asdict(wilson(sum(pair.changed for pair in valid), len(valid))),
-        "by_position": asdict(wilson(sum(pair.by_position for pair in valid), len(valid))),
-        "first": asdict(wilson(verdicts.count("A"), len(verdicts) - ties)),
-        "ties": ties / len(verdicts) if verdicts else np.nan,
+        "by_position": by_position,
     }

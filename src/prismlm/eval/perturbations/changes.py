@@ -1,8 +1,8 @@
 """Changes of a sentence: perturbations that keep its meaning, and interventions that do not.
 
-``words/ATTRIBUTION.md`` credits the sources of the word lists, and ``benchmarks/prototype_mixer/
-word_lists.py`` writes their file. A change takes a sentence and a random generator, and returns
-None where it does not apply.
+A change takes a sentence and a random generator, and returns None where it does not apply.
+``words/ATTRIBUTION.md`` credits the sources of the word lists, whose file
+``benchmarks/prototype_mixer/word_lists.py`` writes.
 """
 
 from __future__ import annotations
@@ -12,46 +12,30 @@ import lzma
 import random
 import re
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WORDS_FILE = Path(__file__).parent / "words" / "words.json.xz"
 
 
-@dataclass(frozen=True)
-class Words:
-    """The lists.
-
-    Attributes:
-        spelling: American to British forms, and the reverse.
-        synonyms: synonyms of each inflected word.
-        plurals: countable nouns and their plurals.
-        verbs: plain form, third person and past.
-        contractions: short to long forms, such as don't to do not.
-        abbreviations: long form, short form, and the context of the form.
-        gender: words of one gender to those of the other, and the reverse.
-        common: frequent words.
-    """
-
-    spelling: dict[str, str]
-    synonyms: dict[str, list[str]]
-    plurals: dict[str, str]
-    verbs: list[list[str]]
-    contractions: dict[str, str]
-    abbreviations: list[list[str]]
-    gender: dict[str, str]
-    common: frozenset[str]
-
-
 @cache
-def words() -> Words:
-    """Return the cached lists."""
+def _word_lists() -> dict[str, Any]:
     lists = json.loads(lzma.decompress(WORDS_FILE.read_bytes()))
     for name in ("spelling", "gender"):
         lists[name] = dict(lists[name]) | {second: first for first, second in lists[name]}
-    return Words(**lists | {"common": frozenset(lists["common"])})
+    return lists | {"common": frozenset(lists["common"])}
+
+
+def word_list(name: str) -> Any:
+    """Return one of the word lists.
+
+    ``spelling``: American to British forms and the reverse; ``synonyms`` of each inflected word;
+    ``plurals`` of countable nouns; ``verbs``: plain form, third person and past; ``contractions``:
+    short to long forms; ``abbreviations``: long form, short form and the context of the form;
+    ``gender``: words of one gender to the other and the reverse; ``common``: frequent words.
+    """
+    return _word_lists()[name]
 
 
 class Change(NamedTuple):
@@ -73,9 +57,9 @@ def match_case(word: str, like: str) -> str:
     return word[:1].upper() + word[1:] if like[:1].isupper() else word
 
 
-def replace_match(sentence: str, match: re.Match[str], other: str, by: str) -> Change:
-    """Return a sentence with a match replaced."""
-    return Change(sentence[: match.start()] + other + sentence[match.end() :], by)
+def replace_match(sentence: str, match: re.Match[str], other: str, group: str | int = 0) -> str:
+    """Return a sentence with a match, or a group of it, replaced."""
+    return sentence[: match.start(group)] + other + sentence[match.end(group) :]
 
 
 def alternatives(expressions: Sequence[str]) -> str:
@@ -90,7 +74,7 @@ def replace_word(sentence: str, match: re.Match[str], other: str) -> str | None:
     vowels = tuple("aeiouAEIOU")
     if article in ("a", "an") and match[0].startswith(vowels) != other.startswith(vowels):
         return None
-    return sentence[: match.start()] + other + sentence[match.end() :]
+    return replace_match(sentence, match, other)
 
 
 MAX_SYNONYMS = 3
@@ -120,39 +104,41 @@ TIME_REFERENCE = re.compile(
 
 def synonym(sentence: str, draw: random.Random) -> Change | None:
     """Replace one to three words by synonyms of their first sense."""
-    lists = words().synonyms
-    matches = _listed_words(sentence, lists)
+    synonyms = word_list("synonyms")
+    matches = _listed_words(sentence, synonyms)
     if not matches:
         return None
     # Few sentences have two or three listed words; most of those change all of them.
     many = min(len(matches), MAX_SYNONYMS if draw.random() < 0.75 else 1)
     spare = len(matches) == 1 and draw.random() > SINGLE_WORD_SHARE
     chosen = sorted(draw.sample(matches, many), key=lambda word: -word.start())
-    text = sentence
+    text: str | None = sentence
     for word in chosen:
-        other = match_case(draw.choice(lists[word[0].lower()]), word[0])
-        changed = replace_word(text, word, other)
-        if changed is None:
+        other = match_case(draw.choice(synonyms[word[0].lower()]), word[0])
+        text = replace_word(text, word, other)
+        if text is None:
             return None
-        text = changed
     return Change(text, chosen[-1][0].lower(), spare)
 
 
 def spelling(sentence: str, draw: random.Random) -> Change | None:
     """Change one word between American and British spelling."""
-    lists = words().spelling
-    matches = _listed_words(sentence, lists)
+    matches = _listed_words(sentence, word_list("spelling"))
     if not matches:
         return None
     word = draw.choice(matches)
-    text = replace_word(sentence, word, match_case(lists[word[0].lower()], word[0]))
-    return None if text is None else Change(text, min(word[0].lower(), lists[word[0].lower()]))
+    other = word_list("spelling")[word[0].lower()]
+    text = replace_word(sentence, word, match_case(other, word[0]))
+    return None if text is None else Change(text, min(word[0].lower(), other))
 
 
 def _listed_words(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
     """Return the listed words, without names such as Labor Day."""
-    words = (word for word in WORD.finditer(sentence) if word[0].lower() in lists)
-    return [word for word in words if word[0].islower() or not word.start()]
+    return [
+        word
+        for word in WORD.finditer(sentence)
+        if word[0].lower() in lists and (word[0].islower() or not word.start())
+    ]
 
 
 def morphology(sentence: str, draw: random.Random) -> Change | None:
@@ -173,33 +159,29 @@ def morphology(sentence: str, draw: random.Random) -> Change | None:
     if not matches:
         return None
     word, other = draw.choice(matches)
-    start, end = word.span("form")
-    return Change(sentence[:start] + other + sentence[end:], min(word["form"], other))
+    return Change(replace_match(sentence, word, other, "form"), min(word["form"], other))
 
 
 @cache
 def _nouns() -> dict[str, str]:
-    plurals = words().plurals
+    plurals = word_list("plurals")
     return plurals | {many: one for one, many in plurals.items()}
 
 
 @cache
 def _tenses(place: int) -> dict[str, str]:
     """Return past forms by present forms and the reverse: plain (0) or third person (1)."""
-    present = {row[place]: row[2] for row in words().verbs}
+    present = {row[place]: row[2] for row in word_list("verbs")}
     return present | {past: form for form, past in present.items() if past not in present}
 
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    nouns = alternatives(list(_nouns()))
-    number = rf"\b(?:{PREPOSITIONS}) (?:{DETERMINERS}) (?P<form>{nouns}){NOUN_END}"
-    before = r"(?P<before>\b[\w']+ )?"
-    end = r"\b(?!['-]|,)"
-    plain, third = (alternatives(list(_tenses(place))) for place in (0, 1))
-    many = alternatives(list(words().plurals.values()))
+    nouns, many = alternatives([*_nouns()]), alternatives([*word_list("plurals").values()])
+    plain, third = (alternatives([*_tenses(place)]) for place in (0, 1))
+    before, end = r"(?P<before>\b[\w']+ )?", r"\b(?!['-]|,)"
     return (
-        re.compile(number),
+        re.compile(rf"\b(?:{PREPOSITIONS}) (?:{DETERMINERS}) (?P<form>{nouns}){NOUN_END}"),
         re.compile(rf"{before}\b(?i:I|you|we|they) (?P<form>{plain}){end}"),
         re.compile(rf"{before}\b(?i:he|she|it) (?P<form>{third}){end}"),
         re.compile(rf"{before}\b(?:{many}) (?P<form>say|said){end}"),
@@ -208,7 +190,6 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHIFTS = (0.0, 0.25, 0.75)
-MIN_TYPO_LENGTH = 4
 PARTICIPLE = r"(?: \w+ly| never| already| just| always)? (?:been|got|had|done|seen|gone|\w+ed)\b"
 QUESTION_WORDS = "[Ww]hat|than|[Hh]ow|[Ww]ho|whom|[Ww]hen|[Ww]here|which|whatever|as"
 NEXT_WORD = r"(?= [a-z])"
@@ -221,22 +202,17 @@ NO_TITLE = "Attorney|Brigadier|Major|Lieutenant|Secretary|Vice"
 
 
 @cache
-def neighbours() -> dict[str, str]:
-    """Return the letters whose keys touch each letter's, on a QWERTY keyboard."""
-    places = {
-        letter: (row, x + SHIFTS[row])
-        for row, keys in enumerate(KEYS)
-        for x, letter in enumerate(keys)
+def keyboard_neighbours(letter: str) -> str:
+    """Return the letters whose keys touch a letter's, on a QWERTY keyboard."""
+    keys = {
+        key: (row, x + SHIFTS[row]) for row, keys in enumerate(KEYS) for x, key in enumerate(keys)
     }
-    return {
-        letter: "".join(
-            other
-            for other, (row, x) in places.items()
-            if other != letter and abs(row - at[0]) <= 1 and abs(x - at[1]) <= 1
-            and (row == at[0] or abs(x - at[1]) < 1)
-        )
-        for letter, at in places.items()
-    }  # fmt: skip
+    row, x = keys[letter]
+    return "".join(
+        key
+        for key, (r, other) in keys.items()
+        if (r == row and abs(other - x) == 1) or (abs(r - row) == 1 and abs(other - x) < 1)
+    )
 
 
 def typo(sentence: str, draw: random.Random) -> Change | None:
@@ -244,20 +220,16 @@ def typo(sentence: str, draw: random.Random) -> Change | None:
 
     The result must not be a word.
     """
-    matches = [
-        word
-        for word in re.finditer(r"(?<![\w'-])[a-z]+(?![\w'-])", sentence)
-        if len(word[0]) >= MIN_TYPO_LENGTH
-    ]
+    matches = list(re.finditer(r"(?<![\w'-])[a-z]{4,}(?![\w'-])", sentence))
     if not matches:
         return None
     word = draw.choice(matches)
     place = draw.randrange(1, len(word[0]) - 1)
-    letter = draw.choice(neighbours()[word[0][place]])
-    slipped = word[0][:place] + letter + word[0][place + 1 :]
-    if slipped in words().common:
+    letter = draw.choice(keyboard_neighbours(word[0][place]))
+    misspelled = word[0][:place] + letter + word[0][place + 1 :]
+    if misspelled in word_list("common"):
         return None
-    return replace_match(sentence, word, slipped, "")
+    return Change(replace_match(sentence, word, misspelled), "")
 
 
 def contraction(sentence: str, draw: random.Random) -> Change | None:
@@ -275,17 +247,19 @@ def contraction(sentence: str, draw: random.Random) -> Change | None:
     form = word[0] if word[0] in forms else word[0][:1].lower() + word[0][1:]
     if form not in forms:
         return None
-    return replace_match(sentence, word, match_case(forms[form], word[0]), min(form, forms[form]))
+    text = replace_match(sentence, word, match_case(forms[form], word[0]))
+    return Change(text, min(form, forms[form]))
 
 
 @cache
 def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
     """Return patterns of unambiguous contractions and of their long forms."""
-    forms = words().contractions
+    forms = word_list("contractions")
     longer = {long: short for short, long in forms.items()}
     # 'd is "had" or "would"; before a participle, "it's" is "it has".
     written = [short for short in forms if not short.endswith(("n't", "'d"))]
     negated = [short for short in forms if short.endswith("n't")]
+    negations = [forms[short] for short in negated]
     have = [long for long in longer if long.endswith(" have")]
     first = ("let us", "there is", "that is", "what is")
     plain = [long for long in longer if not long.endswith((" have", " not")) and long not in first]
@@ -293,10 +267,7 @@ def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
     patterns = (
         (rf"\b(?i:{alternatives(negated)})\b(?! (?:{PRONOUNS})\b)", forms),
         (rf"\b(?i:{alternatives(written)})\b(?!{PARTICIPLE}){NEXT_WORD}", forms),
-        (
-            rf"\b(?i:{alternatives([forms[short] for short in negated])})\b(?! (?:{PRONOUNS})\b)",
-            longer,
-        ),
+        (rf"\b(?i:{alternatives(negations)})\b(?! (?:{PRONOUNS})\b)", longer),
         (rf"{alone}\b(?i:{alternatives(have)})\b(?={PARTICIPLE})", longer),
         (rf"{alone}\b(?i:{alternatives(plain)})\b{NEXT_WORD}", longer),
         (rf"(?:^|(?<=, ))\b(?i:{alternatives(first)})\b{NEXT_WORD}", longer),
@@ -321,7 +292,7 @@ def punctuation(sentence: str, draw: random.Random) -> Change | None:
     if opening:
         texts.append(sentence[: opening.end() - 1] + sentence[opening.end() :])
     first = re.match(r"[A-Z][a-z]+\b", sentence)
-    if first and first[0].lower() in words().common:
+    if first and first[0].lower() in word_list("common"):
         texts.append(sentence[0].lower() + sentence[1:])
     inner = list(re.finditer(r"(?<= )[a-z]{4,}\b", sentence))
     if inner:
@@ -354,17 +325,12 @@ def abbreviation(sentence: str, draw: random.Random) -> Change | None:
 def _abbreviations() -> list[tuple[re.Pattern[str], str, str]]:
     """Return patterns, their replacements, and the short form of the two."""
     rows: list[tuple[re.Pattern[str], str, str]] = []
-    written_out: set[tuple[str, str]] = set()
-    for long, short, context in words().abbreviations:
-        rows.append(
-            (
-                _in_context(re.escape(long) + r"\b", "" if context == "the" else context),
-                short,
-                short,
-            )
-        )
-        if context not in ("one way", "day") and (short, context) not in written_out:
-            written_out.add((short, context))
+    expanded: set[tuple[str, str]] = set()
+    for long, short, context in word_list("abbreviations"):
+        pattern = _in_context(re.escape(long) + r"\b", "" if context == "the" else context)
+        rows.append((pattern, short, short))
+        if context not in ("one way", "day") and (short, context) not in expanded:
+            expanded.add((short, context))
             end = "" if short[-1] in ".%" else r"\b"
             rows.append((_in_context(re.escape(short) + end, context), long, short))
     return rows
@@ -443,9 +409,10 @@ PREDICATE = re.compile(
 
 def gender(sentence: str, draw: random.Random) -> Change | None:
     """Swap the gender of every pronoun, noun and form of address in a sentence without names."""
-    if NAME.search(sentence) or sentence.split()[0].lower().strip(",'") not in words().common:
+    first = sentence.split()[0].lower().strip(",'")
+    if NAME.search(sentence) or first not in word_list("common"):
         return None
-    swapped = words().gender | PRONOUN_GENDER
+    swapped = word_list("gender") | PRONOUN_GENDER
     matches = [
         word
         for word in re.finditer(r"(?<![\w'-])(?:Mr\.|Ms\.|Mrs\.|[A-Za-z]+(?![\w-]))", sentence)
@@ -480,7 +447,7 @@ def negation(sentence: str, draw: random.Random) -> Change | None:
         other = match_case(positive, removed[0])
     else:
         other = "cannot" if match[0] == "can" else f"{match[0]} not"
-    return replace_match(sentence, match, other, match[0].lower())
+    return Change(replace_match(sentence, match, other), match[0].lower())
 
 
 def number(sentence: str, draw: random.Random) -> Change | None:
@@ -493,14 +460,15 @@ def number(sentence: str, draw: random.Random) -> Change | None:
 
 def _recounted(sentence: str, word: re.Match[str], draw: random.Random) -> Change:
     digits = [str(count) for count in (range(2, 10) if len(word[0]) == 1 else range(10, 100))]
-    others = digits if word[0].isdecimal() else COUNTS
-    other = draw.choice([count for count in others if count != word[0]])
-    return replace_match(sentence, word, other, "a count")
+    counts = digits if word[0].isdecimal() else COUNTS
+    other = draw.choice([count for count in counts if count != word[0]])
+    return Change(replace_match(sentence, word, other), "a count")
 
 
 @cache
 def _numbered() -> re.Pattern[str]:
-    one, many = (alternatives(list(part)) for part in (words().plurals, words().plurals.values()))
+    plurals = word_list("plurals")
+    one, many = alternatives([*plurals]), alternatives([*plurals.values()])
     verbs = alternatives([*VERBS, *VERBS.values()])
     return re.compile(
         rf"(?P<before>[\w']+,? )?\b(?P<noun>([Tt]his|[Aa]n?) ({one})"
@@ -511,7 +479,7 @@ def _numbered() -> re.Pattern[str]:
 
 def _renumbered(sentence: str, word: re.Match[str]) -> Change | None:
     before, (count, noun), verb = (word["before"] or "").strip(), word["noun"].split(), word["verb"]
-    plurals, counts, verbs = words().plurals, SINGULAR, VERBS
+    plurals, counts, verbs = word_list("plurals"), SINGULAR, VERBS
     if count.lower() in PLURAL:
         plurals, verbs = ({b: a for a, b in forms.items()} for forms in (plurals, VERBS))
         counts = PLURAL

@@ -20,7 +20,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.eval.pairs import COLUMNS, INTERVENTIONS, SLICES
 from prismlm.eval.perturbations import changes
-from prismlm.eval.perturbations.changes import Change, words
+from prismlm.eval.perturbations.changes import Change, word_list
 from prismlm.eval.perturbations.sentences import read_sentences
 from prismlm.models.checkpoint import quiet_transformers
 from prismlm.outputs import output_files
@@ -68,7 +68,7 @@ class MiniLM:
     @torch.no_grad()
     def similarity(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the cosine of each pair's embeddings, rounded to four digits."""
-        texts = sorted({text for pair in pairs for text in pair}, key=lambda one: (len(one), one))
+        texts = sorted({text for pair in pairs for text in pair}, key=lambda t: (len(t), t))
         embeddings: dict[str, torch.Tensor] = {}
         for first in range(0, len(texts), BATCH):
             batch = texts[first : first + BATCH]
@@ -81,29 +81,23 @@ class MiniLM:
         return np.array([round(float(embeddings[a] @ embeddings[b]), DIGITS) for a, b in pairs])
 
 
-def levenshtein(one: str, other: str) -> int:
+def levenshtein(a: str, b: str) -> int:
     """Return the edit distance of two texts in characters."""
-    row = list(range(len(other) + 1))
-    for count, letter in enumerate(one, 1):
+    row = list(range(len(b) + 1))
+    for count, letter in enumerate(a, 1):
         last, row = row, [count]
-        for i, character in enumerate(other):
+        for i, character in enumerate(b):
             row.append(min(last[i + 1] + 1, row[-1] + 1, last[i] + (letter != character)))
     return row[-1]
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Settings of :func:`write_pairs`.
+    """Settings of :func:`write_pairs`."""
 
-    Attributes:
-        per_slice: pairs per slice.
-        seed: of all draws.
-        similarity: minimum cosine of a perturbed sentence and its original.
-    """
-
-    per_slice: int = 500
-    seed: int = 0
-    similarity: float = 0.75
+    per_slice: int = 500  # pairs per slice
+    seed: int = 0  # of all draws
+    similarity: float = 0.75  # minimum cosine of a perturbed sentence and its original
 
 
 # The source of a sentence, the sentence, and its change.
@@ -113,16 +107,9 @@ Candidate = tuple[str, str, Change]
 def write_pairs(
     out: Path, data: Path | None, options: PairOptions, progress: Reporter = SILENT
 ) -> dict[str, Any]:
-    """Write the pairs of every slice to ``out``.
+    """Write ``perturbations.parquet`` and ``interventions.parquet`` to ``out``.
 
-    Args:
-        out: a directory, for ``perturbations.parquet`` and ``interventions.parquet``.
-        data: the corpora, as :func:`read_sentences` takes them; None for the hub.
-        options: number and selection of pairs.
-        progress: shows the pairs.
-
-    Returns:
-        JSON values: the options, and of each slice its pairs and where they come from.
+    ``data`` is of :func:`read_sentences`. Returns the options, and a summary of each slice.
     """
     # Before a corpus is fetched, since its package may be missing.
     model = MiniLM()
@@ -163,7 +150,7 @@ def make_slice(
     max_uses = max(1, round(MAX_WORD_SHARE * options.per_slice))
 
     def varied() -> Iterator[Candidate]:
-        for candidate in _candidates(name, _in_turn(sentences, draw), draw):
+        for candidate in _candidates(name, _alternate(sentences, draw), draw):
             by = candidate[2].by
             if candidate[2].spare or (by and uses[by] >= max_uses):
                 spare.append(candidate)
@@ -196,7 +183,7 @@ def make_slice(
     return [{"id": f"{name}-{number:05}"} | row for number, row in enumerate(rows)]
 
 
-def _in_turn(sentences: dict[str, list[str]], draw: random.Random) -> Iterator[tuple[str, str]]:
+def _alternate(sentences: dict[str, list[str]], draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield sentences with their source, alternating between sources, in random order."""
     orders = [
         [(source, text) for text in draw.sample(sentences[source], len(sentences[source]))]
@@ -217,14 +204,12 @@ def _candidates(
 
 def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield artificial sentences with the words of a list, which are rare in the corpora."""
-    listed: dict[str, list[str]] = {
-        "spelling": sorted(words().spelling),
-        "contraction": [
-            long for long in words().contractions.values() if long.endswith((" am", " are", " is"))
-        ],
-        "abbreviation": [
-            row[0] for row in words().abbreviations if row[2] in ("anywhere", "one way")
-        ],
+    long_forms = [*word_list("contractions").values()]
+    abbreviations = word_list("abbreviations")
+    fillers: dict[str, list[str]] = {
+        "spelling": sorted(word_list("spelling")),
+        "contraction": [form for form in long_forms if form.endswith((" am", " are", " is"))],
+        "abbreviation": [row[0] for row in abbreviations if row[2] in ("anywhere", "one way")],
     }
-    texts = [frame.format(word) for frame in FRAMES.get(name, ()) for word in listed[name]]
+    texts = [frame.format(word) for frame in FRAMES.get(name, ()) for word in fillers[name]]
     return ((TEMPLATE, text) for text in draw.sample(texts, len(texts)))
