@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.ops.sparse_coding import ista_step, largest_step, lasso, naive, sparse_code
+from prismlm.ops.sparse_coding import largest_step, naive, sparse_code
 
 
 def drawn(atoms, width=4, rows=5, seed=0):
@@ -18,10 +18,8 @@ def test_hand_computed():
     # D a = (2, 1), z − D a = (1, −1), Dᵀ of that (1, −1, 1 · 1 + 2 · −1 = −1).
     dictionary = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
     code, z = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[3.0, 0.0]])
-    stepped = ista_step(code, z, dictionary, step=0.5, threshold=0.2)
+    stepped = sparse_code(z, dictionary, step=0.5, threshold=0.2, steps=1, start=code)
     torch.testing.assert_close(stepped, torch.tensor([[2.4, 0.4, 0.0]]))
-    # ½ (1 + 1) + 0.2 · 3
-    torch.testing.assert_close(lasso(z, code, dictionary, threshold=0.2), torch.tensor([1.6]))
     # From 0: 0.5 · (Dᵀ z − 0.2) = 0.5 · (2.8, −0.2, 2.8).
     first = sparse_code(z, dictionary, step=0.5, threshold=0.2, steps=1)
     torch.testing.assert_close(first, torch.tensor([[1.4, 0.0, 1.4]]))
@@ -67,14 +65,11 @@ def test_gradients_against_differences():
     code = torch.rand(2, 2, 6, dtype=torch.float64, requires_grad=True)
     z.requires_grad_(), dictionary.requires_grad_()
 
-    def step(code, z, dictionary):
-        return ista_step(code, z, dictionary, step=0.2, threshold=0.15)
+    def steps(z, dictionary, start=None):
+        return sparse_code(z, dictionary, step=0.2, threshold=0.15, steps=3, start=start)
 
-    def whole(z, dictionary):
-        return sparse_code(z, dictionary, step=0.2, threshold=0.15, steps=3)
-
-    assert torch.autograd.gradcheck(step, (code, z, dictionary))
-    assert torch.autograd.gradcheck(whole, (z, dictionary))
+    assert torch.autograd.gradcheck(steps, (z, dictionary, code))
+    assert torch.autograd.gradcheck(steps, (z, dictionary))
 
 
 def test_small_steps_descend_on_the_lasso_and_large_ones_do_not():
@@ -84,10 +79,12 @@ def test_small_steps_descend_on_the_lasso_and_large_ones_do_not():
     assert largest_step(dictionary.T.float()) == pytest.approx(step, rel=1e-5)
 
     def course(step):
+        """Return ½‖z − D a‖² + θ Σ a before each of 25 steps."""
         code, values = torch.zeros(2, 50, 16, dtype=torch.float64), []
         for _ in range(25):
-            values.append(lasso(z, code, dictionary, threshold=0.1))
-            code = ista_step(code, z, dictionary, step=step, threshold=0.1)
+            error = z - code @ dictionary.T
+            values.append(error.square().sum(-1) / 2 + 0.1 * code.sum(-1))
+            code = sparse_code(z, dictionary, step=step, threshold=0.1, steps=1, start=code)
         return torch.stack(values)
 
     small = course(step)

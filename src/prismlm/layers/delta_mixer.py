@@ -1,4 +1,4 @@
-"""DeltaNet's mixer: short convolutions, the delta rule, a norm for each head."""
+"""DeltaNet's mixer: short convolutions, the delta rule, and a norm per head."""
 
 from __future__ import annotations
 
@@ -15,25 +15,14 @@ from prismlm.ops.precision import at_least_float32
 
 
 class DeltaState(NamedTuple):
-    """What a sequence leaves for its next position.
-
-    Attributes:
-        memory: S of each head.
-        history: the projections that the convolutions still need, [B, n − 1, 3 d].
-    """
+    """The recurrent state: S of each head, and the convolutions' history [B, n − 1, 3 d]."""
 
     memory: Float[Tensor, "B H K K"]
     history: Tensor
 
 
 class DeltaOutput(NamedTuple):
-    """What the mixer gives.
-
-    Attributes:
-        output: to be added to the residual stream; zero on padding.
-        state: for the next positions.
-        evidence: the rates b of each head, [B, T, H], if they were asked for.
-    """
+    """The output (zero on padding), the state, and as evidence the rates b [B, T, H]."""
 
     output: Float[Tensor, "B T d"]
     state: DeltaState
@@ -41,20 +30,12 @@ class DeltaOutput(NamedTuple):
 
 
 class DeltaMixer(nn.Module):
-    """Mix positions by the delta rule, H heads of d / H.
+    """Mix positions by the delta rule with H heads of d / H.
 
         q, k, v = silu(conv(W x)),   k and q of norm 1, q / √(d/H),   b = sigmoid(W_b x)
         y = W_o RMSNorm(delta_rule(q, k, v, b))
 
     Source: DeltaNet (Yang et al., 2024), the baseline of ProtoT, §4.
-
-    Args:
-        width: d.
-        heads: H, a divisor of d.
-        convolution_width: positions that each convolution mixes.
-
-    Raises:
-        InputError: heads that do not divide the width.
     """
 
     def __init__(self, width: int, heads: int = 4, *, convolution_width: int = 4) -> None:
@@ -77,12 +58,7 @@ class DeltaMixer(nn.Module):
         starts: Bool[Tensor, "B T"] | None = None,
         return_evidence: bool = False,
     ) -> DeltaOutput:
-        """Mix a stretch of positions, or one; arguments as :class:`PrototypeMixer` has them.
-
-        Raises:
-            InputError: a state of another batch, no row or position, a width other than d, or
-                flags that are not bool [B, T].
-        """
+        """Mix one or more positions; arguments as for :class:`PrototypeMixer`."""
         check_rows(x, self.qkv_projection.in_features, mask, starts)
         memory, history = (None, None) if state is None else state
         mixed, history = self.convolution(

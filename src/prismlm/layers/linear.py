@@ -1,4 +1,4 @@
-"""The matrix of a linear layer that something else may stand in for."""
+"""The effective matrix of a linear layer, with adapters or quantisation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from torch import Tensor, nn
 
 
 def weight_of(linear: nn.Module, like: Float[Tensor, "*batch n"]) -> Float[Tensor, "m n"]:
-    """Return W of x ↦ W x, of what an adapter or a quantised layer computes in its place too.
+    """Return W of x ↦ W x, whatever module stands in for the linear layer.
 
-    A plain layer's is its own parameter. Of anything else it is read off the unit vectors, with
-    gradients, in the dtype of ``like``: a low-rank adapter then counts wherever W does, in its
-    transpose as well. A constant that is added is no part of W. One call of the layer on n + 1
-    rows; with dropout in the adapter, all positions share one draw.
-
-    Args:
-        linear: the layer.
-        like: an input of it.
+    For a module other than ``nn.Linear``, such as PEFT's, it is computed with gradients from the
+    unit vectors, in the dtype of ``like`` (an input of the layer), so that an adapter also counts
+    in W's transpose. Biases are excluded. With dropout all positions share one draw.
     """
     if type(linear) is nn.Linear:
         return linear.weight
     width = like.shape[-1]
-    rows = torch.eye(width + 1, width, dtype=like.dtype, device=like.device)
-    images = linear(rows)
+    units_and_zero = torch.eye(width + 1, width, dtype=like.dtype, device=like.device)
+    images = linear(units_and_zero)
     return (images[:-1] - images[-1:]).T

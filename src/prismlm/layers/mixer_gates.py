@@ -12,20 +12,14 @@ from prismlm.ops.precision import at_least_float32
 
 
 class MixerEvidence(NamedTuple):
-    """The gates of one mixer. In its output they are zero on padding.
-
-    Attributes:
-        write: a weight for each channel; the weights of a group sum to 1 unless channels are
-            masked without renormalising.
-        read: likewise.
-    """
+    """The gates of a mixer; a group's weights sum to 1, except on padding or masked channels."""
 
     write: Float[Tensor, "B T R"]
     read: Float[Tensor, "B T R"]
 
 
 class GateInputs(NamedTuple):
-    """What both gates of a mixer are computed from.
+    """The inputs of a mixer's gates.
 
     Attributes:
         x: the mixer's input; the write gate scores x, the read gate W x.
@@ -33,8 +27,7 @@ class GateInputs(NamedTuple):
         prototypes: p.
         log_write_temperature: log τ_w.
         log_read_temperature: log τ_r, or None with shared gates.
-        write_excluded: true for channels that interventions leave out of the write softmax.
-        read_excluded: likewise for the read softmax.
+        write_excluded, read_excluded: channels that interventions exclude from a softmax.
     """
 
     x: Float[Tensor, "B T d"]
@@ -47,16 +40,12 @@ class GateInputs(NamedTuple):
 
 
 class ChannelGates(nn.Module):
-    """Compute both gates of a mixer.
+    """Compute both gates of a mixer; each softmax runs over the R / G channels of one group.
 
         write = softmax_k(x·p_k / τ_w),   read = softmax_k((W x)·p_k / τ_r), or write without W
 
     It has no parameters and is a module only so that interventions can hook it: the hooks of
     ``interventions/channels.py`` replace its :class:`GateInputs` and the gates that it returns.
-
-    Args:
-        temperature_mode: ``divide`` scores by τ, or ``multiply``.
-        groups: G; each softmax runs over the R / G channels of one group.
     """
 
     def __init__(self, temperature_mode: Literal["divide", "multiply"], groups: int = 1) -> None:

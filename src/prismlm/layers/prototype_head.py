@@ -17,19 +17,14 @@ Weights = Literal["cosine", "fitted"]
 
 
 class HeadOutput(NamedTuple):
-    """What the head says of N states: nothing of it flows back into the model's logits.
-
-    Attributes:
-        routing: the prototypes each state relies on.
-        reconstruction: ẑ = Σ α p; the residual is z − ẑ.
-    """
+    """The prototypes of N states, and ẑ = Σ α p; the residual is z − ẑ. Logits do not change."""
 
     routing: Routing
     reconstruction: Float[Tensor, "N d"]
 
 
 class HeadLosses(NamedTuple):
-    """Unweighted losses: R1, R2, RES and DIV of the source; DIV is None if it was left out."""
+    """Unweighted losses: R1, R2, RES and, if requested, DIV of the source."""
 
     prototype_pull: Float[Tensor, ""]
     point_pull: Float[Tensor, ""]
@@ -43,25 +38,25 @@ class PrototypeHead(nn.Module):
         c_i = cos(z, p_i)        α_i = ReLU(τ c_i) for the k largest c_i, else 0
         ẑ = Σ α_i p_i            r = z − ẑ            W z = Σ α_i W p_i + W r
 
-    With ``weights="fitted"`` k prototypes are chosen by matching pursuit, each few the nearest to
-    what those before leave of z, and have the weights that rebuild z best,
+    With ``weights="fitted"`` the k prototypes are chosen by matching pursuit, and their weights
+    minimise the reconstruction error,
 
         α = argmin_{α ≥ 0} ‖z − Σ_i α_i p_i‖² + λ Σ_i α_i² ‖p_i‖²        λ = 10⁻³
 
-    so that prototypes that say the same share it, and not each says it in full; τ and the norms of
-    prototypes then change nothing in α_i p_i, and cosines carry no gradient. See
+    so that similar prototypes share a weight instead of each having it in full. Then α_i p_i does
+    not depend on τ or the norms of prototypes, and cosines have no gradient. See
     :func:`prismlm.ops.prototype_head.pursue` and :func:`prismlm.ops.prototype_head.fit_weights`.
 
-    The state itself is left as it is (z′ = ẑ + r = z), so the head can sit beside any model.
+    The state does not change (z′ = ẑ + r = z), so the head works with any model.
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025); fitted weights
-    are not in it.
+    are ours.
 
     Args:
         width: d, the size of the state that enters the output embedding.
         num_prototypes: K.
         prototypes_per_token: k ≤ K.
-        scale: τ > 0 at the start; it is learned through its logarithm.
-        weights: how the prototypes of a state are chosen and weighed.
+        scale: initial τ > 0; its logarithm is learned.
+        weights: how the prototypes of a state are chosen and weighted.
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class PrototypeHead(nn.Module):
 
     @property
     def scale(self) -> Float[Tensor, ""]:
-        """τ, the positive factor on cosines."""
+        """τ, the factor on cosines."""
         return self.log_scale.exp()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -109,11 +104,7 @@ class PrototypeHead(nn.Module):
 
     @torch.no_grad()
     def place_on(self, states: Float[Tensor, "K d"]) -> None:
-        """Set each prototype to z / (k τ), so that k near copies of z already rebuild it.
-
-        Raises:
-            InputError: not exactly K states of width d.
-        """
+        """Set each prototype to a state z / (k τ), so that k near copies of z sum to it."""
         if states.shape != self.prototypes.shape:
             raise InputError(
                 f"expected {list(self.prototypes.shape)} states to place prototypes on, got "
@@ -128,58 +119,48 @@ class PrototypeHead(nn.Module):
         mask: Bool[Tensor, "..."] | None = None,
         prototypes_per_token: int | None = None,
     ) -> HeadOutput:
-        """Route states; leading dimensions are flattened to N, and maths is in float32 or better.
+        """Route states, with leading dimensions flattened to N, in float32 or better.
 
-        Args:
-            z: hidden states.
-            mask: False marks padding, which no prototype is drawn to.
-            prototypes_per_token: another k than the head's own, for annealing.
+        ``mask`` is False on padding, which attracts no prototype. ``prototypes_per_token``
+        overrides the head's k, for annealing.
         """
         flat = z.flatten(0, -2)
-        keep = None if mask is None else mask.flatten()
+        flat_mask = None if mask is None else mask.flatten()
         k = self.prototypes_per_token if prototypes_per_token is None else prototypes_per_token
         with torch.autocast(device_type=z.device.type, enabled=False):
-            routing = ops.route(flat, self.prototypes, self._first(k), self.scale, keep)
+            routing = ops.route(flat, self.prototypes, self._first(k), self.scale, flat_mask)
             if self.weights == "fitted":
-                fitted = self._fitted(flat, k, routing.indices)
+                fitted = ops.pursue(flat, self.prototypes, k, routing.indices)
                 routing = routing._replace(**fitted._asdict())
-                # τ changes nothing; DistributedDataParallel waits for a gradient of all there is.
+                # τ has no effect, but DistributedDataParallel expects a gradient.
                 routing = routing._replace(activations=fitted.activations + 0 * self.log_scale)
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
     def nearest(
         self, z: Float[Tensor, "N d"], inverse: Float[Tensor, "K 1"] | None = None
     ) -> ops.Nearest:
-        """Return the prototypes that states rely on, without what training needs beside it.
-
-        ``inverse`` are 1/‖p‖, where they are known already.
-        """
-        found = ops.nearest(z, self.prototypes, self.nearest_needed, self.scale, inverse)
-        return self.chosen(z, found, inverse)
+        """Return the prototypes of states, without gradients; ``inverse`` is 1/‖p‖ if known."""
+        nearest = ops.nearest(z, self.prototypes, self.nearest_needed, self.scale, inverse)
+        return self.chosen(z, nearest, inverse)
 
     def chosen(
         self,
         z: Float[Tensor, "N d"],
-        found: ops.Nearest,
+        nearest: ops.Nearest,
         inverse: Float[Tensor, "K 1"] | None = None,
     ) -> ops.Nearest:
-        """Return the prototypes that states rely on, given the ``nearest_needed`` nearest ones."""
+        """Return the prototypes of states, from the ``nearest_needed`` nearest ones."""
         if self.weights == "cosine":
-            return found
-        return self._fitted(z, self.prototypes_per_token, found.indices, inverse)
+            return nearest
+        return ops.pursue(z, self.prototypes, self.prototypes_per_token, nearest.indices, inverse)
 
     @property
     def nearest_needed(self) -> int:
-        """How many of the nearest prototypes the choice of k begins with."""
+        """The number of nearest prototypes with which the choice of k begins."""
         return self._first(self.prototypes_per_token)
 
     def _first(self, k: int) -> int:
         return min(k, ops.PICKS) if self.weights == "fitted" else k
-
-    def _fitted(
-        self, z: Tensor, k: int, first: Tensor, inverse: Tensor | None = None
-    ) -> ops.Nearest:
-        return ops.pursue(z, self.prototypes, k, first, inverse)
 
     def losses(
         self,
@@ -190,16 +171,15 @@ class PrototypeHead(nn.Module):
         residual_reduction: Literal["mean", "sum"] = "mean",
         with_diversity: bool = True,
     ) -> HeadLosses:
-        """Return the losses of the states that ``output`` was computed from, DIV if asked for."""
-        keep = None if mask is None else mask.flatten()
-        # Under autocast its Gram matrix is one of the head's dearer products; a mean over K² pairs
-        # bears the rounding.
+        """Return the losses of the states that ``output`` was computed from."""
+        flat_mask = None if mask is None else mask.flatten()
+        # Under autocast: a mean over K² pairs tolerates rounding, and the product is expensive.
         diversity = ops.diversity(self.prototypes) if with_diversity else None
         with torch.autocast(device_type=z.device.type, enabled=False):
             states = z.flatten(0, -2).to(output.reconstruction.dtype)
             return HeadLosses(
                 ops.prototype_pull(output.routing),
-                ops.point_pull(output.routing, keep),
-                ops.residual(states, output.reconstruction, keep, residual_reduction),
+                ops.point_pull(output.routing, flat_mask),
+                ops.residual(states, output.reconstruction, flat_mask, residual_reduction),
                 diversity,
             )

@@ -21,30 +21,19 @@ from prismlm.ops.sequences import check_groups
 
 TEMPERATURE_MODES = ("divide", "multiply")
 DECAY_MODES = ("channel", "token")
+# Decays keep this distance from 0 and 1, which a sigmoid reaches in float32.
 DECAY_MARGIN = 1e-6
-"""How near to 0 and 1 a decay can come; the sigmoid alone reaches both in float32."""
 
 
 class MixerState(NamedTuple):
-    """What a sequence leaves for its next position.
-
-    Attributes:
-        prefix: what was written into each channel.
-        history: the values that the convolution still needs, [B, n − 1, D], or None without one.
-    """
+    """The recurrent state: of channels, and the convolution's history [B, n − 1, D], if any."""
 
     prefix: PrefixState
     history: Tensor | None
 
 
 class MixerOutput(NamedTuple):
-    """What the mixer gives.
-
-    Attributes:
-        output: to be added to the residual stream; zero on padding.
-        state: for the next positions.
-        evidence: the gates, if they were asked for.
-    """
+    """The output (zero on padding), the state, and the gates if requested."""
 
     output: Float[Tensor, "B T d"]
     state: MixerState
@@ -58,22 +47,20 @@ class PrototypeMixer(nn.Module):
         v_j = conv(V x_j)
         y_i = α U Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
 
-    log τ, γ with β = σ(γ), α and the prototypes p are learned. With shared gates there is no W
-    and no τ_r: read = write.
+    log τ, γ with β = σ(γ), α and the prototypes p are learned. With shared gates read = write,
+    without W and τ_r.
 
-    The source has one group of channels. With G of them, channels and the values v_j are cut into
-    G equal parts: each softmax runs over the R / G channels of one group, which has temperatures
-    of its own and passes on its D / G of the values, as a head of attention does.
+    The source has one group of channels. With G groups, channels and values are split into G equal
+    parts: each softmax runs over the R / G channels of a group, which has separate temperatures and
+    carries its D / G of the values, like an attention head.
 
-    The source has a decay for each channel. With ``decay_mode="token"``, β_k^(i−j) becomes
-    β_jk ⋯ β_(i−1)k with β_jk = σ(γ_k + δ_k·x_j): position j says how much each channel keeps of
-    what it holds and of what j writes, once j is past. δ starts at 0, where this is the other form.
+    The source has one decay per channel. With ``decay_mode="token"``, β_k^(i−j) becomes
+    β_jk ⋯ β_(i−1)k with β_jk = σ(γ_k + δ_k·x_j): position j determines how much each channel keeps
+    afterwards, including what j writes. δ starts at 0, which is the other mode.
 
-    The source leaves open how parameters start. Here p is normal with standard deviation 1/√d, so
-    that inputs of unit mean square give scores of unit variance; V, U and W are as nn.Linear
-    draws them, and models of this package draw them anew, normal with ``initializer_range``; every
-    β starts at ``decay``, 0.95 being a half-life of 13.5 tokens, or they spread over
-    ``decay_half_lives``.
+    The source does not specify initial values. Here p is normal with standard deviation 1/√d, so
+    that inputs of unit mean square have scores of unit variance. V, U and W have nn.Linear's
+    initialisation, which our models replace with normals of ``initializer_range``.
 
     Source: ProtoT, §3 and A.7.
 
@@ -81,25 +68,21 @@ class PrototypeMixer(nn.Module):
         width: d.
         channels: R.
         value_width: D, or None for half of d.
-        shared_gates: whether positions read by their write gate, as the source's layer 0 does.
-        temperature: τ at the start; the source has 1, and 3 with shared gates.
+        shared_gates: read with the write gate, as in the source's layer 0.
+        temperature: initial τ; in the source 1, and 3 with shared gates.
         temperature_mode: ``divide`` scores by τ, as in Eq. 1, where a larger τ makes gates
-            flatter; or ``multiply``, which makes them sharper, as the source's text says of 3.
-        convolution_width: positions that the convolution on the values mixes, 5 in the source's
-            layers 0 and 1; 0 for no convolution.
-        normalise: False leaves out the division by the mass.
-        decay: β at the start.
-        decay_half_lives: (a, b) in place of ``decay``: in each group of n channels, the half-life
+            flatter; or ``multiply``, which makes them sharper, as in the source's text.
+        convolution_width: of the convolution on the values, 5 in the source's layers 0 and 1; 0 for
+            none.
+        normalise: whether to divide by the mass.
+        decay: initial β; 0.95 is a half-life of 13.5 tokens.
+        decay_half_lives: (a, b) instead of ``decay``: in each group of n channels, the half-life
             of channel k starts at a·(b/a)^(k/(n−1)) positions; at √(ab) in a group of one.
-        alpha: α at the start.
-        groups: G, which divides R and D.
-        decay_mode: whether a decay is a ``channel``'s, or depends on the ``token`` too.
-        keep_unused: also hold, frozen, the parameters that the switches leave without use (W and
-            τ_r, a convolution of width 5), so that sizes are those that the source reports.
-
-    Raises:
-        InputError: no channel, groups that do not fit, a start value out of range, or a mode that
-            there is not.
+        alpha: initial α.
+        groups: G, a divisor of R and D.
+        decay_mode: one decay per ``channel``, or also depending on the ``token``.
+        keep_unused: also have, frozen, the unused parameters (W and τ_r, a convolution of width 5)
+            that the source counts in its sizes.
     """
 
     def __init__(
@@ -162,13 +145,13 @@ class PrototypeMixer(nn.Module):
             setattr(self, name, None)
 
     def reset_parameters(self) -> None:
-        """Set everything but the projections and the convolution to where it starts."""
+        """Initialise everything but the projections and the convolution."""
         with torch.no_grad():
             for name, value in self.initial_values().items():
                 getattr(self, name).copy_(value)
 
     def initial_values(self) -> dict[str, Tensor]:
-        """Return what the parameters of the mixer's own start at; the prototypes are drawn."""
+        """Return initial values of all but the projections and the convolution."""
         channels, width = self.prototypes.shape
         log_temperature = torch.full((self.groups,), math.log(self.initial_temperature))
         values = {
@@ -188,11 +171,11 @@ class PrototypeMixer(nn.Module):
 
     @property
     def decay(self) -> Float[Tensor, " R"]:
-        """σ(γ), at least 1e-6 away from 0 and 1, in float32 at least: β unless it is by token."""
+        """σ(γ), clamped, in float32 or wider: β unless it depends on the token."""
         return _decay_from(at_least_float32(self.decay_logits))
 
     def decay_of(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, " R"] | Float[Tensor, "B T R"]:
-        """Return β, which is :attr:`decay` unless it depends on the token; in float32 at least."""
+        """Return β of each channel, or of each position and channel, in float32 or wider."""
         if self.decay_map is None:
             return self.decay
         logits = at_least_float32(self.decay_logits) + at_least_float32(x @ self.decay_map.T)
@@ -207,18 +190,14 @@ class PrototypeMixer(nn.Module):
         starts: Bool[Tensor, "B T"] | None = None,
         return_evidence: bool = False,
     ) -> MixerOutput:
-        """Mix a stretch of positions, or one.
+        """Mix one or more positions.
 
         Args:
-            x: inputs, normalised.
-            state: what earlier positions left, or None for a start.
-            mask: False on padding, which takes no part wherever it stands; bool.
-            starts: True where a sequence starts that sees nothing of what is before it.
+            x: normalised inputs.
+            state: of the previous call; None at the start.
+            mask: False on padding, which is ignored wherever it stands.
+            starts: True where a new sequence begins, which sees nothing before it.
             return_evidence: whether to return the gates.
-
-        Raises:
-            InputError: a state of another batch, no row or position, a width other than d, or
-                flags that are not bool [B, T].
         """
         check_rows(x, self.prototypes.shape[1], mask, starts)
         write, read = self.gates(
@@ -255,16 +234,14 @@ class PrototypeMixer(nn.Module):
 
     @property
     def output_map(self) -> Float[Tensor, "d D"]:
-        """α U: what is read from the channels becomes the output by it, and by nothing else."""
+        """α U, the linear map from the channels' readings to the output."""
         like = self.alpha.new_empty(self.value_width)
         return self.alpha * weight_of(self.output_projection, like)
 
     def flow(self, x: Float[Tensor, "1 T d"], evidence: MixerEvidence) -> ChannelFlow:
-        """Return what decides each position's reading, for one whole sequence from its start.
+        """Return what determines each position's reading, for one whole sequence.
 
-        Args:
-            x: the inputs that the mixer was given.
-            evidence: the gates that it computed from them, interventions among them.
+        ``x`` are the mixer's inputs, and ``evidence`` its gates, with any interventions.
         """
         inputs = self.value_projection(x)
         values = self.convolution(inputs)[0] if self.convolves else inputs
@@ -273,7 +250,7 @@ class PrototypeMixer(nn.Module):
         return ChannelFlow(
             evidence.write[0],
             evidence.read[0],
-            # A decay acts behind its position.
+            # A decay acts after its position.
             log_decay.cumsum(0) - log_decay,
             values[0],
             inputs[0],
@@ -290,7 +267,7 @@ def _decay_from(logits: Tensor) -> Tensor:
 def initial_prototypes(
     channels: int, width: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "R d"]:
-    """Return prototypes as they start: normal with standard deviation 1/√d, on the CPU."""
+    """Return initial prototypes, normal with standard deviation 1/√d, on the CPU."""
     return torch.randn(channels, width, generator=generator) * width**-0.5
 
 
@@ -301,16 +278,16 @@ def _initial_decay_logits(
         if not DECAY_MARGIN <= decay <= 1 - DECAY_MARGIN:
             raise InputError(f"the decay β must start between 0 and 1, both excluded; got {decay}.")
         return [math.log(decay / (1 - decay))] * channels
-    least, most = (-math.log(2) / math.log(beta) for beta in (DECAY_MARGIN, 1 - DECAY_MARGIN))
-    if len(half_lives) != 2 or not all(least <= life <= most for life in half_lives):
+    low, high = (-math.log(2) / math.log(beta) for beta in (DECAY_MARGIN, 1 - DECAY_MARGIN))
+    if len(half_lives) != 2 or not all(low <= life <= high for life in half_lives):
         raise InputError(
             f"decay_half_lives are {list(half_lives)}: expected two half-lives in positions, the "
-            f"first and the last of a group, from {least:.3g} to {most:.3g}."
+            f"first and the last of a group, from {low:.3g} to {high:.3g}."
         )
     first, last = map(math.log, half_lives)
     count = channels // groups
-    places = [k / (count - 1) for k in range(count)] if count > 1 else [0.5]
-    lives = [math.exp(first + place * (last - first)) for place in places]
+    fractions = [k / (count - 1) for k in range(count)] if count > 1 else [0.5]
+    lives = [math.exp(first + fraction * (last - first)) for fraction in fractions]
     # β = 2^(−1/h), so β / (1 − β) = 1 / (2^(1/h) − 1).
     return [-math.log(math.expm1(math.log(2) / life)) for life in lives] * groups
 

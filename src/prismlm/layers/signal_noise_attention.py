@@ -1,4 +1,4 @@
-"""Attention of tied heads that adds what signal heads find and takes off what noise heads find."""
+"""Attention with tied heads: the output of signal heads minus that of noise heads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from prismlm.ops.signal_noise_attention import Scaling, attend, group_frequencie
 
 
 class SignalNoiseOutput(NamedTuple):
-    """What the layer gives.
-
-    Attributes:
-        output: η (S − λN), to be added to Z.
-        projections: Z U of the positions at hand, signal heads first: all that a cache holds.
-    """
+    """η (S − λN), to be added to Z, and Z U of the new positions, signal heads first, to cache."""
 
     output: Float[Tensor, "B T d"]
     projections: Float[Tensor, "B G T p"]
@@ -36,26 +31,22 @@ class SignalNoiseAttention(nn.Module):
 
     Queries, keys and values of a head are one projection Z U_h, and the output matrix is its
     transpose: R·d² parameters, where a standard block has 4d². Queries and keys are rotated with
-    base·ρ for signal heads and base/ρ for noise heads, ρ = π in the source; ``scaling="angle"``
-    multiplies the angles by ρ and 1/ρ in place of that, as the source's Fig. 1 prints it, which
-    gives signal heads the higher frequencies.
+    base·ρ for signal heads and base/ρ for noise heads, ρ = π in the source. ``scaling="angle"``
+    instead multiplies the angles by ρ and 1/ρ, as in the source's Fig. 1, which gives signal heads
+    the higher frequencies.
 
-    Source: Prism, Eq. 6, 7 and 12. The source prints 1/√d for the scale of scores; here it is
-    1/√p, as in attention, unless ``scale_by_width``.
+    Source: Prism, Eq. 6, 7 and 12. The source scales scores by 1/√d; here it is 1/√p, as in
+    standard attention, unless ``scale_by_width``.
 
     Args:
         width: d.
         head_size: p, even, a divisor of d.
         expansion: R; R·d/p heads, half of them signal heads.
-        tied: whether the output matrix is Uᵀ; an untied one has R·d² parameters more.
+        tied: whether the output matrix is Uᵀ instead of separate parameters.
         base: of the rotations, before ρ.
-        ratio: ρ; 1 gives both groups the same.
-        scaling: what ρ scales.
+        ratio: ρ.
+        scaling: whether ρ scales the base or the angles.
         scale_by_width: divide scores by √d.
-
-    Raises:
-        InputError: sizes that do not divide, an odd number of heads or an odd head size, or a base
-            or a ratio that is no positive number.
     """
 
     signal_frequencies: Tensor
@@ -87,23 +78,19 @@ class SignalNoiseAttention(nn.Module):
         self.register_buffer("noise_frequencies", noise, persistent=False)
 
     def initial_frequencies(self) -> tuple[Float[Tensor, " half"], Float[Tensor, " half"]]:
-        """Return ω of both groups, in radians a position.
-
-        Raises:
-            InputError: as :func:`prismlm.ops.signal_noise_attention.group_frequencies`.
-        """
+        """Return ω of both groups, in radians per position."""
         return group_frequencies(self.head_size, *self.rotation)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SignalNoiseAttention:
-        """Move or cast the layer; frequencies stay float32 at least.
+        """Move or cast the layer, but keep frequencies at least float32.
 
-        Rounded to bf16 they are off by up to 0.4 %, half a turn at the 800th radian.
+        Rounding to bf16 changes them by up to 0.4 %, half a turn at the 800th radian.
         """
         before = self.signal_frequencies, self.noise_frequencies
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
         if self.signal_frequencies.dtype.itemsize < before[0].dtype.itemsize:
             device = self.signal_frequencies.device
-            self.signal_frequencies, self.noise_frequencies = (own.to(device) for own in before)
+            self.signal_frequencies, self.noise_frequencies = (x.to(device) for x in before)
         return self
 
     def forward(
@@ -115,24 +102,21 @@ class SignalNoiseAttention(nn.Module):
         positions: Int64[Tensor, "B S"] | None = None,
         mask: Bool[Tensor, "B 1 T S"] | None = None,
     ) -> SignalNoiseOutput:
-        """Attend from a stretch of positions to all that was seen, S = P + T.
+        """Attend from T new positions to all S = P + T positions.
 
         Args:
-            z: the stream, normalised.
+            z: the normalised stream.
             noise_weight: λ.
-            past: ``projections`` of earlier positions, all of them.
-            positions: of all that was seen; None for 0, 1, …
-            mask: which position sees which; None for all up to itself.
-
-        Raises:
-            InputError: shapes that do not fit together.
+            past: ``projections`` of all P earlier positions.
+            positions: of all S; None for 0, 1, …
+            mask: which position sees which; None for causal.
         """
         batch, length, _ = z.shape
-        own = self.projection(z).view(batch, length, 2 * self.heads, self.head_size).transpose(1, 2)
-        seen = own if past is None else torch.cat([past, own], 2)
+        new = self.projection(z).view(batch, length, 2 * self.heads, self.head_size).transpose(1, 2)
+        projections = new if past is None else torch.cat([past, new], 2)
         heads = attend(
-            seen[:, : self.heads],
-            seen[:, self.heads :],
+            projections[:, : self.heads],
+            projections[:, self.heads :],
             noise_weight,
             signal_frequencies=self.signal_frequencies,
             noise_frequencies=self.noise_frequencies,
@@ -143,37 +127,35 @@ class SignalNoiseAttention(nn.Module):
         )
         merged = heads.transpose(1, 2).reshape(batch, length, -1)
         if self.output_projection is not None:
-            return SignalNoiseOutput(self.step * self.output_projection(merged), own)
-        return SignalNoiseOutput(self.step * F.linear(merged, weight_of(self.projection, z).T), own)
+            return SignalNoiseOutput(self.step * self.output_projection(merged), new)
+        return SignalNoiseOutput(self.step * F.linear(merged, weight_of(self.projection, z).T), new)
 
     def dictionary(self, z: Float[Tensor, "B T d"]) -> Float[Tensor, "G d p"]:
-        """Return U of each head, signal heads first, as it is applied to z."""
+        """Return the effective U of each head, signal heads first; ``z`` is any input."""
         return weight_of(self.projection, z).view(2 * self.heads, self.head_size, -1).mT
 
 
 def signal_heads(width: int, head_size: int, expansion: int) -> int:
-    """Return H = R·d / 2p.
-
-    Raises:
-        InputError: sizes that do not divide, an odd number of heads or an odd head size.
-    """
+    """Return H = R·d / 2p; raise InputError for sizes that do not divide, or odd numbers."""
     if min(width, head_size, expansion) < 1:
         raise InputError(
             f"width {width}, head size {head_size} and expansion R = {expansion}: expected at "
             "least 1 of each."
         )
     if width % head_size or head_size % 2:
-        even = [str(size) for size in range(2, width + 1, 2) if width % size == 0]
-        mend = f"Choose {', '.join(even)}." if even else "No size divides an odd width: change it."
+        sizes = [str(size) for size in range(2, width + 1, 2) if width % size == 0]
+        hint = (
+            f"Choose {', '.join(sizes)}." if sizes else "No size divides an odd width: change it."
+        )
         raise InputError(
             f"a head size of {head_size} with a width of {width}: expected an even divisor of it. "
-            f"{mend}"
+            f"{hint}"
         )
     heads = expansion * width // head_size
     if heads % 2:
         raise InputError(
             f"R = {expansion} and width / head size = {width // head_size} make {heads} heads: "
-            "expected an even number, half for signal and half for noise. Take an even R, or a "
+            "expected an even number, half for signal and half for noise. Use an even R, or a "
             "head size that divides the width an even number of times."
         )
     return heads // 2

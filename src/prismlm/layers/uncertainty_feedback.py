@@ -1,4 +1,4 @@
-"""The table of uncertainty codes."""
+"""The embedding table of uncertainty codes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ ROWS = 64
 
 
 class UncertaintyEmbedding(nn.Module):
-    """A vector for each code of uncertainty; zeros where there is no code.
+    """A vector for each code from 0 to ``levels`` − 1, and zeros for NO_CODE.
 
-    Codes between two rows are interpolated, and the table starts at zero. With a row for each of
-    65,536 levels, drawn, as the source has it, rounding alone changes the vector by 130 %:
-    neighbouring codes have independent vectors.
+    Codes between two rows are interpolated, and the table starts at zero. In the source it has one
+    random row for each of 65,536 levels, so that neighbouring codes have independent vectors and
+    rounding alone changes the vector by 130 %.
 
     Source: PRISMA, "Core Components to Add". Fewer rows than codes, interpolated, are ours.
 
-    Attributes:
-        levels: how many codes there are.
-        seen: bool [levels], which codes were fed while it trained.
-
     Args:
         width: d.
-        levels: how many codes there are.
-        rows: K, rows of the table, at most one a code; None for one a code.
-        deviation: standard deviation of the table at the start.
+        levels: the number of codes.
+        rows: K, the number of rows, at most one per code; None for one per code.
+        deviation: initial standard deviation of the table.
 
-    Raises:
-        InputError: fewer than two levels or rows, or a deviation that is no number from 0 on.
+    Attributes:
+        seen: bool [levels], the codes that occurred in training.
     """
 
     seen: Tensor
@@ -42,12 +38,12 @@ class UncertaintyEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.levels = check_levels(levels)
-        asked = levels if rows is None else check_whole("the number of rows of the table", rows, 2)
+        rows = levels if rows is None else check_whole("the number of rows of the table", rows, 2)
         expected = "a number from 0 on"
         self.deviation = check_number(
             "the deviation of the table", deviation, expected, lambda spread: spread >= 0
         )
-        self.weight = nn.Parameter(torch.empty(min(asked, self.levels), width))
+        self.weight = nn.Parameter(torch.empty(min(rows, self.levels), width))
         self.register_buffer("seen", torch.zeros(self.levels, dtype=torch.bool))
         self.reset_parameters()
 
@@ -59,12 +55,12 @@ class UncertaintyEmbedding(nn.Module):
         """Return the vector of each code."""
         codes = codes.to(self.weight.device)
         if self.training and torch.is_grad_enabled():
-            self.seen |= _which_occur(codes, self.levels)
+            self.seen |= _occurring(codes, self.levels)
         return embed_codes(codes, self.weight, self.levels)
 
 
-def _which_occur(codes: Int64[Tensor, "B T"], levels: int) -> Bool[Tensor, " levels"]:
-    """Return which codes there are; in one graph, as indexing by a mask is not."""
-    numbers = torch.where(codes == NO_CODE, levels, codes).flatten()
-    found = torch.zeros(levels + 1, dtype=torch.bool, device=codes.device)
-    return found.index_fill_(0, numbers, True)[:levels]
+def _occurring(codes: Int64[Tensor, "B T"], levels: int) -> Bool[Tensor, " levels"]:
+    """Return which codes occur, without a mask as an index, which would break a compiled graph."""
+    indices = torch.where(codes == NO_CODE, levels, codes).flatten()
+    occurring = torch.zeros(levels + 1, dtype=torch.bool, device=codes.device)
+    return occurring.index_fill_(0, indices, True)[:levels]

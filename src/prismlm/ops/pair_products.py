@@ -1,4 +1,4 @@
-"""Products of chosen pairs of vectors, without the matrix of all of them and without copies."""
+"""Dot products of selected pairs of vectors, without the full matrix or copies of rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from torch import Tensor
 
 
 @cache
-def _announce_sparse_tensors() -> None:
-    """Make the first CSR tensor of the process, which warns that such tensors are new.
-
-    As all others are made: PyTorch 2.11 warns of unchecked ones too.
-    """
+def _suppress_first_warning() -> None:
+    """Make the first CSR tensor of the process, for which PyTorch warns that they are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         _csr(torch.tensor([0, 1]), torch.tensor([0]), torch.zeros(1), (1, 1))
@@ -34,15 +31,14 @@ def pair_products(
     left: Float[Tensor, "n d"],
     right: Float[Tensor, "m d"],
 ) -> Float[Tensor, " e"]:
-    """Return left_n · right_m for the listed pairs; each sum is formed as if it were the only one.
+    """Return left_n · right_m for the listed pairs; no sum depends on the other pairs.
 
     Args:
-        starts: row n has the pairs from starts[n] to starts[n + 1], from 0 to e; s = n + 1.
-        columns: the row of ``right`` in each pair, no pair twice. Both are trusted, not checked.
-        left: float32 or float64 vectors.
-        right: likewise.
+        starts: row n of ``left`` has the pairs from starts[n] to starts[n + 1]; s = n + 1.
+        columns: the row of ``right`` in each pair, without duplicates. Neither is validated.
+        left, right: float32 or float64 vectors.
     """
-    _announce_sparse_tensors()
+    _suppress_first_warning()
     sparse: Any = torch.sparse
     pattern = _csr(starts, columns, left.new_zeros(len(columns)), (len(left), len(right)))
     products: Tensor = sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()

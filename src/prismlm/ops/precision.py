@@ -1,4 +1,4 @@
-"""The precision of what is too fine for half of float32's digits."""
+"""Minimum precision of computations on half-precision tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return x as it is if float32 or float64, and half precision as float32."""
+    """Return x, converted to float32 if in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

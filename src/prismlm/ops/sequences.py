@@ -1,4 +1,4 @@
-"""Rows of positions that hold padding, or several sequences one after the other, and groups."""
+"""Rows with padding or several packed sequences; groups of channels."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from prismlm.errors import InputError
 
 
 def check_flags(rows: tuple[int, ...], **flags: Tensor | None) -> None:
-    """Raise InputError for flags that are not bool, one for each position of ``rows`` [B, T]."""
-    for name, own in flags.items():
-        if own is not None and (own.shape != rows or own.dtype != torch.bool):
+    """Raise InputError unless flags are bool [B, T], the shape ``rows``."""
+    for name, flag in flags.items():
+        if flag is not None and (flag.shape != rows or flag.dtype != torch.bool):
             raise InputError(
-                f"{name} is {own.dtype} {list(own.shape)}: expected torch.bool {list(rows)}, "
-                f"one flag for each position. {name}.bool() makes one of zeros and ones."
+                f"{name} is {flag.dtype} {list(flag.shape)}: expected torch.bool {list(rows)}, "
+                f"one flag for each position; {name}.bool() converts zeros and ones."
             )
 
 
 def check_groups(groups: int, channels: int, value_width: int) -> None:
-    """Raise InputError unless ``groups`` parts share channels and values equally."""
+    """Raise InputError unless ``groups`` divides channels and values."""
     if groups < 1 or channels % groups or value_width % groups:
         raise InputError(
             f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
@@ -32,13 +32,13 @@ def check_groups(groups: int, channels: int, value_width: int) -> None:
 
 
 class Reach(NamedTuple):
-    """What sees what in n blocks of C positions of rows that hold several sequences.
+    """Visibility within packed rows that are split into n blocks of C positions.
 
     Attributes:
-        same: whether two positions of a block are of one sequence.
-        seen: whether a position sees what is before its block.
-        kept: whether what is behind a block sees a position.
-        carried: whether what is before a block is seen from behind it.
+        same: whether two positions of a block belong to the same sequence.
+        seen: whether a position sees the state at its block's start.
+        kept: whether the state at its block's end includes a position.
+        carried: whether the state at a block's end includes the state at its start.
     """
 
     same: Bool[Tensor, "B 1 n C C"]
@@ -48,9 +48,9 @@ class Reach(NamedTuple):
 
 
 def reach(starts: Int64[Tensor, "B 1 n C"]) -> Reach:
-    """Return the reach of positions where sequences start at each 1 of ``starts``."""
+    """Return the visibility for rows where ``starts`` is 1 at the first position of a sequence."""
     within = starts.cumsum(3)
-    last = within[..., -1].cumsum(2)  # numbers of sequences; 0 is the one before the first start
+    last = within[..., -1].cumsum(2)  # the sequence's index at a block's end
     before = F.pad(last[..., :-1], (1, 0))
     within = within + before[..., None]
     return Reach(

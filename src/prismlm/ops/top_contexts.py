@@ -1,9 +1,8 @@
-"""The L nearest contexts of every prototype, kept while a corpus is scanned.
+"""The L nearest contexts of each prototype, updated while a corpus is scanned.
 
-A context is a position of the corpus with its hidden state. Contexts rank by cosine descending,
-then by position ascending: a total order. A document appears once per prototype, with its best
-position. Keeping the L best documents of a stream is the same as merging the L best of its parts,
-whatever the parts and their order, so shards give the same bytes.
+A context is a position of the corpus with its hidden state. Contexts are ordered by descending
+cosine, then by position, and each document appears once per prototype, with its best position. The
+order is total, so that merging the contexts of shards in any order gives those of one scan.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from torch import Tensor
 
 
 class Contexts(NamedTuple):
-    """Contexts as M rows; after ``prototype`` its columns are those of :class:`TopContexts`.
+    """Contexts as M rows; after ``prototype``, the columns are those of :class:`TopContexts`.
 
     Attributes:
-        prototype: that the context is near to.
-        cosine: of state and prototype; never NaN, which has no rank.
+        prototype: index of the prototype.
+        cosine: of state and prototype; not NaN.
         position: in the corpus.
-        document: that holds the position.
-        activation: of the prototype there.
-        routed: whether the prototype was among those that the head chose there.
-        state: scaled to length 1.
+        document: index of the document with the position.
+        activation: of the prototype at the position.
+        routed: whether the head chose the prototype at the position.
+        state: the hidden state, normalised.
     """
 
     prototype: Int64[Tensor, " M"]
@@ -49,7 +48,7 @@ class TopContexts(NamedTuple):
 
     @property
     def threshold(self) -> Float32[Tensor, " K"]:
-        """The cosine a candidate must reach to enter each row (−∞ while there is room)."""
+        """The cosine that a candidate must reach to enter each row; −∞ with empty slots."""
         return self.cosine[:, -1]
 
 
@@ -67,14 +66,14 @@ def empty(prototypes: int, contexts: int, width: int) -> TopContexts:
 
 
 def update(top: TopContexts, candidates: Contexts) -> TopContexts:
-    """Add the candidates that are good enough to ``top``, in place, and return it."""
+    """Insert those candidates into ``top`` that are good enough, in place, and return it."""
     entering = (candidates.cosine >= top.threshold[candidates.prototype]).nonzero().squeeze(1)
     if not len(entering):
         return top
     prototypes, contexts = top.cosine.shape
     changing = torch.zeros(prototypes, dtype=torch.bool)
     changing[candidates.prototype[entering]] = True
-    # Slots are numbered across rows. Rank the occupied ones of changing rows with the newcomers.
+    # Sort the occupied slots (flattened indices) of changing rows together with the new contexts.
     occupied = (changing[:, None] & (top.position >= 0)).flatten().nonzero().squeeze(1)
     row = torch.cat([occupied // contexts, candidates.prototype[entering]])
     cosine, position, document = (
@@ -85,7 +84,7 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     for key in (-cosine, row):
         order = order[key[order].argsort(stable=True)]
 
-    # Only the best of each document in a row stays.
+    # Only the best position of each document in a row remains.
     pair = (row * (document.max() + 1) + document)[order]
     by_pair = pair.argsort(stable=True)
     is_best = pair[by_pair].diff(prepend=pair.new_full((1,), -1)) != 0
@@ -97,7 +96,7 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     source, slot = order[fits], (row * contexts + rank)[fits]
     is_old = source < len(occupied)
     old_from, old_to = occupied[source[is_old]], slot[is_old]
-    # Most old contexts stay in their slots, and states are large: copy only what moves.
+    # Most contexts stay in their slots, and states are large: copy only those that move.
     moves = old_from != old_to
     old_from, old_to = old_from[moves], old_to[moves]
     new_from, new_to = entering[source[~is_old] - len(occupied)], slot[~is_old]
@@ -109,10 +108,7 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
 
 
 def merge(top: TopContexts, other: TopContexts) -> TopContexts:
-    """Add the contexts of ``other`` to ``top``, in place, and return it; any order gives the same.
-
-    Both have the same prototypes; ``top`` keeps its number of contexts.
-    """
+    """Insert the contexts of ``other``, for the same prototypes, into ``top``, and return it."""
     return update(top, to_rows(other))
 
 

@@ -171,7 +171,7 @@ def test_settings_that_no_model_can_have_are_refused(name):
     [
         ({"head_size": 3}, "head size of 3 .* width of 24: .* Choose 2, 4, 6, 8, 12, 24"),
         ({"hidden_size": 21, "head_size": 7}, "No size divides an odd width"),
-        ({"head_size": 24, "expansion": 1}, "make 1 heads: expected an even .* Take an even R"),
+        ({"head_size": 24, "expansion": 1}, "make 1 heads: expected an even .* Use an even R"),
     ],
 )
 def test_sizes_that_do_not_go_together_say_what_would(settings, words):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from prismlm.errors import InputError, check_number
 from prismlm.layers.mlp import (
@@ -36,7 +37,7 @@ from prismlm.models.decoders.own_decoder import (
     positive,
     share,
 )
-from prismlm.ops.experts import load_balancing_loss
+from prismlm.ops.precision import at_least_float32
 
 IGNORED = -100
 
@@ -333,9 +334,9 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
         assert logits is not None
         mask = None
         if attention_mask is not None and attention_mask.ndim == 2:
-            # Over the new positions, [B·T].
-            mask = attention_mask[:, -(len(routers[0]) // len(logits)) :].bool().flatten()
-        aux_loss = load_balancing_loss(routers, self.config.num_experts_per_tok, mask)
+            mask = attention_mask[:, -(len(routers[0]) // len(logits)) :]  # of new positions
+        sizes = self.config.num_local_experts, self.config.num_experts_per_tok
+        aux_loss = load_balancing_loss_func(tuple(map(at_least_float32, routers)), *sizes, mask)
         if loss is not None and labels is not None:
             weight = self.config.router_aux_loss_coef
             if num_items is not None:

@@ -1,4 +1,4 @@
-"""What single channels and tokens give to a linear reading of a prototype mixer's output."""
+"""Contributions of channels and tokens to a linear function of a prototype mixer's output."""
 
 from prismlm.ops.channel_parts.matrix import ChannelFlow, channel_parts, token_parts
 

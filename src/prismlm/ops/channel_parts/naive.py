@@ -1,4 +1,4 @@
-"""Channel and token parts straight from their sums: for tests and for reading, not for speed."""
+"""Channel and token parts as their sums; for tests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def channel_parts(
     check_arguments(flow, position, directions)
     parts = flow.log_decay.new_zeros(len(directions), flow.write.shape[1]).double()
     for k in range(parts.shape[1]):
-        own = _carried(flow, k)
+        values = _values_of(flow, k)
         for j in range(position):
-            given = directions[:, own].double() @ flow.values[j, own].double()
-            parts[:, k] += _share(flow, position, j, k) * given
+            products = directions[:, values].double() @ flow.values[j, values].double()
+            parts[:, k] += _weight(flow, position, j, k) * products
     return parts
 
 
@@ -31,31 +31,32 @@ def token_parts(
     directions: Float[Tensor, "C D"],
     channels: Int64[Tensor, " C"],
 ) -> Float[Tensor, "C t"]:
-    """Return the tokens' parts of a channel each; same contract as :func:`matrix.token_parts`."""
+    """Return the tokens' shares of channels; same contract as :func:`matrix.token_parts`."""
     check_arguments(flow, position, directions)
     parts = flow.log_decay.new_zeros(len(directions), position).double()
     for c, k in enumerate(map(int, channels)):
-        own = _carried(flow, k)
+        values = _values_of(flow, k)
         for j in range(position):
             for delta in range(min(len(flow.kernel), j + 1)):
-                given = flow.kernel[delta, own] * flow.inputs[j - delta, own] * directions[c, own]
-                parts[c, j - delta] += _share(flow, position, j, k) * given.double().sum()
+                value = flow.kernel[delta, values] * flow.inputs[j - delta, values]
+                product = (value * directions[c, values]).double().sum()
+                parts[c, j - delta] += _weight(flow, position, j, k) * product
     return parts
 
 
-def _carried(flow: ChannelFlow, channel: int) -> slice:
-    """Return which values a channel carries."""
+def _values_of(flow: ChannelFlow, channel: int) -> slice:
+    """Return the indices of the values that a channel carries."""
     channels, width = flow.write.shape[1], flow.values.shape[1] // flow.groups
     group = channel * flow.groups // channels
     return slice(group * width, (group + 1) * width)
 
 
-def _share(flow: ChannelFlow, i: int, j: int, k: int) -> float:
+def _weight(flow: ChannelFlow, i: int, j: int, k: int) -> float:
     """Return read_ik · weight_jk."""
 
-    def left(j: int) -> float:
-        between = float(flow.log_decay[i, k]) - float(flow.log_decay[j, k])
-        return math.exp(between) * float(flow.write[j, k])
+    def remaining(j: int) -> float:
+        log_decay = float(flow.log_decay[i, k]) - float(flow.log_decay[j, k])
+        return math.exp(log_decay) * float(flow.write[j, k])
 
-    mass = sum(left(j) for j in range(i)) if flow.normalise else 1.0
-    return float(flow.read[i, k]) * left(j) / mass if mass >= EMPTY_BELOW else 0.0
+    mass = sum(remaining(j) for j in range(i)) if flow.normalise else 1.0
+    return float(flow.read[i, k]) * remaining(j) / mass if mass >= EMPTY_BELOW else 0.0

@@ -1,7 +1,4 @@
-"""The delta rule in chunks of positions: within one, a triangular system replaces the recurrence.
-
-:mod:`prismlm.ops.delta_rule.naive` has the recurrence itself.
-"""
+"""The delta rule in chunks, within which a triangular system replaces the recurrence."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def delta_rule(
     mask: Bool[Tensor, "B T"] | None = None,
     starts: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B H K D"]]:
-    """Replace the value stored under each key, and read; return outputs and the last state.
+    """Update the value stored under each key, and read; return outputs and the last state.
 
         S_t = S_{t−1} + b_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ,   out_t = S_tᵀ q_t
 
@@ -75,16 +72,12 @@ def delta_rule(
 
     Args:
         queries: q.
-        keys: k, of norm 1, which keeps the state bounded.
+        keys: k, of norm 1, which bounds the state.
         values: v.
         rates: b, from 0 to 1.
-        state: S after the positions before these, or None for 0.
-        mask: False marks padding, which is not written; its output is 0.
-        starts: True at the first position of a sequence, which sees neither earlier positions
-            nor the state.
-
-    Raises:
-        InputError: shapes that do not fit together.
+        state: S of earlier positions; None for 0.
+        mask: False on padding, which is not written, and whose output is 0.
+        starts: True where a new sequence begins, which sees neither earlier positions nor state.
     """
     check_arguments(queries, keys, values, rates, state, mask, starts)
     batch, length, heads, width = keys.shape
@@ -95,10 +88,10 @@ def delta_rule(
             memory = state.to(dtype)
         q, k, v, b = (t.to(dtype) for t in (queries, keys, values, rates[..., None]))
         if mask is not None:
-            # Padding may hold NaN, which a product with 0 would keep.
+            # Not multiplied by 0: padding may be NaN.
             q, k, v, b = (t.masked_fill(~mask[..., None, None], 0) for t in (q, k, v, b))
         out: list[Tensor] = []
-        # unbind, since the gradient of an index is as large as the whole tensor.
+        # unbind: the gradient of an index is as large as the whole tensor.
         chunks = zip(*(x.unbind(2) for x in _chunk_terms(q, k, v, b, starts)), strict=True)
         for u, w, chunk_q, scores, chunk_k, carry in chunks:
             n = u - w @ memory
@@ -113,8 +106,8 @@ def _chunk_terms(
 ) -> tuple[Tensor, ...]:
     """Return u, w, q, scores of q and k, k, and the factor on S_0, [B, H, chunks, …] each.
 
-    Where sequences start, q, w and the factor are 0 for what may not see S_0, and k is 0 for what
-    later chunks may not see.
+    In packed rows q, w and the factor are 0 for positions that do not see S_0, and k is 0 for those
+    that later chunks do not see.
     """
     # Chunks of equal size: with CHUNK positions each, the last could be mostly padding.
     size = math.ceil(q.shape[1] / math.ceil(q.shape[1] / CHUNK))

@@ -1,4 +1,4 @@
-"""The delta rule as its recurrence: for tests and for reading, not for speed."""
+"""The delta rule as its recurrence; for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def delta_rule(
     mask: Bool[Tensor, "B T"] | None = None,
     starts: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B H K D"]]:
-    """Return what each position reads; same contract as :func:`chunked.delta_rule`.
+    """Return outputs and the last state; same contract as :func:`chunked.delta_rule`.
 
     S_t = S_{t−1} + b_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ,   out_t = S_tᵀ q_t
     """
@@ -31,8 +31,8 @@ def delta_rule(
         if starts is not None:
             memory = torch.where(starts[:, t, None, None, None], 0, memory)
         k, v = keys[:, t], values[:, t]
-        wrong = v - (memory * k[..., None]).sum(2)
-        written = memory + rates[:, t, :, None, None] * k[..., None] * wrong[:, :, None]
+        error = v - (memory * k[..., None]).sum(2)
+        written = memory + rates[:, t, :, None, None] * k[..., None] * error[:, :, None]
         read = (written * queries[:, t, :, :, None]).sum(2)
         if mask is not None:
             written = torch.where(mask[:, t, None, None, None], written, memory)

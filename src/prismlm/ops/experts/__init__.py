@@ -1,23 +1,5 @@
-"""Mixtures of experts: which experts a token goes to, their sum, and how even that is."""
+"""Mixtures of experts: top-k routing, and the weighted sum of the experts' outputs."""
 
-from prismlm.ops.experts.grouped import (
-    ExpertChoice,
-    MLPWeights,
-    check_numbers,
-    choose,
-    grouped_linear,
-    load_balancing_loss,
-    mix,
-    mix_mlps,
-)
+from prismlm.ops.experts.grouped import ExpertChoice, check_numbers, choose, mix
 
-__all__ = [
-    "ExpertChoice",
-    "MLPWeights",
-    "check_numbers",
-    "choose",
-    "grouped_linear",
-    "load_balancing_loss",
-    "mix",
-    "mix_mlps",
-]
+__all__ = ["ExpertChoice", "check_numbers", "choose", "mix"]

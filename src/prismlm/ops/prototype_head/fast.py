@@ -1,9 +1,8 @@
 """Routing a tile of states at a time: no N×K matrix in the forward or the backward pass.
 
-A low-precision product chooses, in bf16 (float16 on a GPU) within 1.5 ε of the cosine, ε that
-dtype's epsilon, so that ``SPARE`` more candidates are ranked by their float32 cosines; pairs that
-are closer than the rounding may come in any order. Gradients touch the chosen (state, prototype)
-pairs only. Every sum over them is a bag of weighted rows: nothing of shape [N, k, d] is formed.
+A product in bf16 (float16 on a GPU), within 1.5 ε of the cosine, selects k + ``SPARE`` candidates,
+which are ranked by float32 cosines; closer pairs may come in any order. Only the selected (state,
+prototype) pairs have gradients. Sums over them are embedding bags: nothing is [N, k, d].
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ from prismlm.ops.prototype_head.routing import (
 )
 from prismlm.ops.tiles import at_once
 
-# Where few states are read, a product goes faster with the many rows on the left.
+# Up to this many states, a product is faster with prototypes on the left.
 FEW_STATES = 8
-# Candidates beyond k where a low-precision product chooses.
+# Candidates beyond k after a low-precision product.
 SPARE = 8
-# Added to the score of what a mask leaves out, which is then below every other.
-ABSENT = -4.0
-# Scores held at a time: 16 MiB on a CPU, 512 MiB on a GPU.
+# Added to the scores of masked states, which are then below all others.
+MASKED_SCORE = -4.0
+# Scores per tile: 16 MiB on a CPU, 512 MiB on a GPU.
 TILE_ELEMENTS, TILE_OF_GPU = 2**22, 2**27
-# Rows of a CPU's bf16 product come in multiples of this.
+# On a CPU, bf16 products have a multiple of this many rows.
 LOW_ROWS = 64
-# Rows whose common maximum is taken first.
+# Rows of which column_best first takes the common maximum.
 ROW_GROUP = 16
 
 
 @cache
 def has_fast_product() -> bool:
-    """Whether this CPU multiplies bf16 numbers itself; elsewhere a bf16 product is no faster."""
+    """Return whether this CPU has bf16 instructions; without, a bf16 product is not faster."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def score_dtype(z: Tensor, prototypes: Tensor) -> torch.dtype:
-    """Return the dtype of the product that chooses: as low as pays on the device."""
+    """Return the dtype of the product that selects candidates: the fastest on the device."""
     if z.dtype == torch.float64:
         return z.dtype
     if z.is_cuda:
@@ -59,20 +58,20 @@ def score_dtype(z: Tensor, prototypes: Tensor) -> torch.dtype:
 
 
 def tile_rows(z: Tensor, count: int) -> int:
-    """Return how many states are scored against ``count`` prototypes at a time."""
+    """Return the number of states per tile of scores against ``count`` prototypes."""
     if torch.compiler.is_exporting():
         return len(z)
     return max(1, at_once(z, TILE_ELEMENTS, TILE_OF_GPU) // count // ROW_GROUP) * ROW_GROUP
 
 
 def product(states: Float[Tensor, "N d"], bank: Float[Tensor, "K d"]) -> Float[Tensor, "N K"]:
-    """Return the scores of states, both in the dtype that chooses.
+    """Return the scores of states against prototypes, both in the dtype for selection.
 
-    A bf16 product on a CPU is compiled for its number of rows, a megabyte for each number, and the
-    code of a thousand such products is kept: rows are filled up to a multiple of ``LOW_ROWS``.
+    On a CPU a bf16 product is compiled for each number of rows and cached, a megabyte each, so the
+    number is rounded up to a multiple of ``LOW_ROWS``.
     """
-    missing = -len(states) % LOW_ROWS if states.dtype == torch.bfloat16 else 0
-    return (F.pad(states, (0, 0, 0, missing)) @ bank.T)[: len(states)]
+    padding = -len(states) % LOW_ROWS if states.dtype == torch.bfloat16 else 0
+    return (F.pad(states, (0, 0, 0, padding)) @ bank.T)[: len(states)]
 
 
 def largest(
@@ -80,11 +79,11 @@ def largest(
 ) -> tuple[Float[Tensor, "R m"], Int64[Tensor, "R m"]]:
     """Return the ``count`` largest values of every row, descending, and their columns.
 
-    Columns j, j + G, j + 2G … form group j. The m largest values lie in the m groups with the
-    largest maxima, so that two short top-k's find what one over the whole row would.
+    Columns j, j + G, j + 2G … form group j. The m largest values are in the m groups with the
+    largest maxima, so two short top-k's replace one over the whole row.
     """
     rows, width = scores.shape
-    size = 1  # g minimises width/g + count·g, the columns looked at
+    size = 1  # of a group; minimises width/size + count·size, the columns compared
     while width // (2 * size) >= count and width / (2 * size) > size * count:
         size *= 2
     if size == 1:
@@ -98,8 +97,8 @@ def largest(
     if size * groups < width:
         tail = torch.arange(size * groups, width, device=scores.device)
         columns = torch.cat([columns, tail.expand(rows, -1)], dim=1)
-    values, place = scores.gather(1, columns).topk(count, dim=1, sorted=ordered)
-    return values, columns.gather(1, place)
+    values, indices = scores.gather(1, columns).topk(count, dim=1, sorted=ordered)
+    return values, columns.gather(1, indices)
 
 
 def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int64[Tensor, " K"]]:
@@ -107,11 +106,11 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
     if scores.device.type != "cpu" or len(scores) < ROW_GROUP:
         best, row = scores.max(0)
         return best, row
-    # A CPU is slow at indices down columns: the maximum of a group first; the last may overlap.
+    # argmax over columns is slow on a CPU: take maxima of groups first; the last may overlap.
     rows, width = scores.shape
-    whole = rows // ROW_GROUP * ROW_GROUP
-    maxima = scores[:whole].view(-1, ROW_GROUP, width).amax(1)
-    if whole < rows:
+    complete = rows // ROW_GROUP * ROW_GROUP
+    maxima = scores[:complete].view(-1, ROW_GROUP, width).amax(1)
+    if complete < rows:
         maxima = torch.cat([maxima, scores[-ROW_GROUP:].amax(0, keepdim=True)])
     best, group = maxima.max(0)
     first = (group * ROW_GROUP).clamp_max(rows - ROW_GROUP)
@@ -122,20 +121,20 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
 def cosines_of(
     unit_z: Tensor, unit_p: Tensor, indices: Int64[Tensor, "N m"]
 ) -> Float[Tensor, "N m"]:
-    """Return the products of rows with m rows of the other for each."""
+    """Return the products of each row of ``unit_z`` with m rows of ``unit_p``."""
     n, m = indices.shape
     if unit_z.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = torch.arange(0, n * m + 1, m)
         return pair_products(starts, indices.flatten(), unit_z, unit_p).view(n, m)
     step = at_once(unit_z, TILE_ELEMENTS, TILE_OF_GPU) // (m * unit_z.shape[1]) + 1
     parts = zip(torch.split(unit_z, step), torch.split(indices, step), strict=True)
-    return torch.cat([(unit_p[own] @ z[:, :, None]).squeeze(2) for z, own in parts])
+    return torch.cat([(unit_p[chosen] @ z[:, :, None]).squeeze(2) for z, chosen in parts])
 
 
 def ranked(
     unit_z: Tensor, unit_p: Tensor, candidates: Int64[Tensor, "N m"], k: int
 ) -> tuple[Int64[Tensor, "N k"], Float[Tensor, "N k"]]:
-    """Return the k candidates of each state with the largest cosines, and these."""
+    """Return the k candidates of each state with the largest cosines, and these cosines."""
     cosines, order = cosines_of(unit_z, unit_p, candidates).topk(k, dim=1)
     return candidates.gather(1, order), cosines
 
@@ -149,7 +148,7 @@ def _search(
     """Return indices and cosines [N, k], and each prototype's nearest state and cosine [K]."""
     low = score_dtype(unit_z, unit_p)
     low_z, low_p = unit_z.to(low), unit_p.to(low)
-    many = min(len(unit_p), k + SPARE if low.itemsize == 2 else k)
+    candidates = min(len(unit_p), k + SPARE if low.itemsize == 2 else k)
     step = tile_rows(unit_z, len(unit_p))
     columns: list[Tensor] = []
     best: list[Tensor] = []
@@ -157,9 +156,9 @@ def _search(
     for start in range(0, len(unit_z), step):
         tile = slice(start, start + step)
         scores = product(low_z[tile], low_p)
-        columns.append(largest(scores, many, ordered=False)[1])
+        columns.append(largest(scores, candidates, ordered=False)[1])
         if mask is not None:
-            scores.add_(~mask[tile, None], alpha=ABSENT)
+            scores.add_(~mask[tile, None], alpha=MASKED_SCORE)
         value, row = column_best(scores)
         best.append(value)
         states.append(row + start)
@@ -180,32 +179,32 @@ def route(
     """Route every state to its k nearest prototypes (PRISM, "Positive similarity scoring").
 
     c_ni = cos(z_n, p_i), α_ni = ReLU(scale · c_ni) for the k largest c_ni, in descending order. A
-    low-precision product may choose them; cosines, activations and gradients are float32 (float64
-    for float64 input) and touch the N·k + K chosen pairs only. No shape depends on the data, and
-    nothing waits for the device.
+    low-precision product may select them; cosines, activations and gradients are float32 (float64
+    for float64 input) and exist for the N·k + K selected pairs only. No shape depends on values,
+    and nothing synchronises with the device.
 
     Args:
         z: hidden states.
         prototypes: the bank P, any norms; a zero row has cosine 0 to everything.
-        k: prototypes per token; more than K are an InputError.
+        k: prototypes per token.
         scale: τ > 0.
-        mask: False leaves a state out of ``nearest_point``.
+        mask: False excludes a state from ``nearest_point``.
     """
     check_arguments(z, prototypes, k, mask)
     unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z, prototypes))
     if not len(z):
-        none, nobody = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)
-        return Routing(none.long(), none, none, none[:, 0], nobody.long(), nobody)
+        empty, missing = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)
+        return Routing(empty.long(), empty, empty, empty[:, 0], missing.long(), missing)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-        found = _search(unit_z, unit_p, k, mask)
+        results = _search(unit_z, unit_p, k, mask)
     cosines, point_cosine = cast(
         "tuple[Tensor, Tensor]",
-        _ChosenCosines.apply(unit_z, unit_p, *found),  # pyright: ignore[reportUnknownMemberType]
+        _ChosenCosines.apply(unit_z, unit_p, *results),  # pyright: ignore[reportUnknownMemberType]
     )
-    indices, _, point, _ = found
+    indices, _, point, _ = results
     if mask is not None:
-        some = mask.any()
-        point, point_cosine = torch.where(some, point, -1), torch.where(some, point_cosine, -1)
+        exists = mask.any()
+        point, point_cosine = torch.where(exists, point, -1), torch.where(exists, point_cosine, -1)
     activations = torch.relu(scale * cosines)
     return Routing(indices, cosines, activations, cosines[:, 0], point, point_cosine)
 
@@ -243,7 +242,7 @@ def states_of(indices: Int64[Tensor, "N k"]) -> Int64[Tensor, " e"]:
 
 
 class _ChosenCosines(torch.autograd.Function):
-    """Hands out cosines that a search has found, with gradients for those pairs only."""
+    """Return the given cosines, with gradients for their pairs only."""
 
     @staticmethod
     def forward(
@@ -261,16 +260,16 @@ class _ChosenCosines(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         unit_z, unit_p, indices, point = ctx.saved_tensors
-        of_cosines, of_points = grads
-        to_z = None
+        grad_cosines, grad_points = grads
+        grad_z = None
         if ctx.needs_input_grad[0]:
-            to_z = gather_sum(indices, of_cosines, unit_p)
-            to_z.index_add_(0, point, unit_p * of_points[:, None])
+            grad_z = gather_sum(indices, grad_cosines, unit_p)
+            grad_z.index_add_(0, point, unit_p * grad_points[:, None])
         target = torch.cat([indices.flatten(), torch.arange(len(unit_p), device=indices.device)])
         source = torch.cat([states_of(indices), point])
-        weights = torch.cat([of_cosines.flatten(), of_points])
-        to_p = scatter_sum(target, source, weights, unit_z, len(unit_p))
-        return to_z, to_p, None, None, None, None
+        weights = torch.cat([grad_cosines.flatten(), grad_points])
+        grad_p = scatter_sum(target, source, weights, unit_z, len(unit_p))
+        return grad_z, grad_p, None, None, None, None
 
 
 @torch.no_grad()
@@ -281,10 +280,10 @@ def nearest(
     scale: float | Tensor,
     inverse: Float[Tensor, "K 1"] | None = None,
 ) -> Nearest:
-    """Return what :func:`route` does of states alone, from a float32 product.
+    """Return the part of :func:`route` that concerns states, from a float32 product.
 
-    It writes no normalised copy of the prototypes, which for one state takes as long as its scores.
-    ``inverse`` are their :func:`inverse_norms`, where they are known.
+    It avoids a normalised copy of the prototypes, which for one state takes as long as its scores.
+    ``inverse`` are their :func:`inverse_norms` if known.
     """
     check_arguments(z, prototypes, k)
     z, prototypes = at_least_float32(z), at_least_float32(prototypes)
@@ -301,6 +300,7 @@ def nearest(
 def scores_of(
     states: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"]
 ) -> Float[Tensor, "N K"]:
-    """Return Z Pᵀ; a product of few rows with many columns takes up to three times as long."""
-    few = len(states) <= FEW_STATES
-    return (prototypes @ states.T).T.contiguous() if few else states @ prototypes.T
+    """Return Z Pᵀ, for few states as (P Zᵀ)ᵀ, which is up to three times as fast."""
+    if len(states) <= FEW_STATES:
+        return (prototypes @ states.T).T.contiguous()
+    return states @ prototypes.T

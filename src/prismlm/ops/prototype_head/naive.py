@@ -1,4 +1,4 @@
-"""The prototype head straight from its equations: for tests and for reading, not for speed."""
+"""The prototype head as its equations; for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
 from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms
 
-MOST_SWEEPS = 10_000
+MAX_SWEEPS = 10_000
 
 
 def route(
@@ -51,34 +51,31 @@ def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Ten
 
 
 def pursue(z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], k: int) -> list[list[int]]:
-    """Return the prototypes of each state in the order of choice, as :func:`fitted.pursue` does.
-
-    Ties go to the lower index.
-    """
+    """Return each state's prototypes in the order of choice, as :func:`fitted.pursue` does."""
     unit = prototypes * inverse_norms(prototypes)
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     for state in z:
         chosen: list[int] = []
         while len(chosen) < k:
-            rest = state
+            error = state
             if chosen:
                 weights = fit_weights(state[None], unit, torch.tensor([chosen]))[0]
-                rest = state - weights @ unit[chosen]
-            scores = cast("list[float]", (unit @ rest).tolist())  # pyright: ignore[reportUnknownMemberType]
+                error = state - weights @ unit[chosen]
+            scores = cast("list[float]", (unit @ error).tolist())  # pyright: ignore[reportUnknownMemberType]
             others = [i for i in range(len(unit)) if i not in chosen]
             others.sort(key=lambda i, scores=scores: (-scores[i], i))
             chosen += others[: min(PICKS, k - len(chosen))]
-        found.append(chosen)
-    return found
+        results.append(chosen)
+    return results
 
 
 def fit_weights(
     z: Float[Tensor, "N d"], unit: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
 ) -> Float[Tensor, "N k"]:
-    """Return the weights that rebuild each state best; same contract as :func:`fitted.fit_weights`.
+    """Return the weights; same contract as :func:`fitted.fit_weights`.
 
-    One weight after the other is set to its best value beside the others, until none moves; what is
-    positive then solves (U_A U_Aᵀ + λ) w_A = U_A z, which gives the gradient.
+    Coordinate descent until no weight changes; the positive ones then solve
+    (U_A U_Aᵀ + λ) w_A = U_A z, which gives the gradient.
     """
     rows: list[Tensor] = []
     for state, chosen in zip(z, indices, strict=True):
@@ -87,11 +84,11 @@ def fit_weights(
         along = vectors @ state
         g, b = cast("list[list[float]]", gram.tolist()), cast("list[float]", along.tolist())  # pyright: ignore[reportUnknownMemberType]
         w = [0.0] * len(b)
-        for _ in range(MOST_SWEEPS):
+        for _ in range(MAX_SWEEPS):
             before = list(w)
             for j, row in enumerate(g):
-                left = b[j] - sum(x * y for x, y in zip(row, w, strict=True))
-                w[j] = max(0.0, w[j] + left / row[j])
+                gap = b[j] - sum(x * y for x, y in zip(row, w, strict=True))
+                w[j] = max(0.0, w[j] + gap / row[j])
             if before == w:
                 break
         positive = torch.tensor([j for j, weight in enumerate(w) if weight > 0], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What routing returns, and the head's losses (PRISM)."""
+"""The results of routing, and the head's losses (PRISM)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from prismlm.errors import InputError
 
 
 class Routing(NamedTuple):
-    """Which prototypes each hidden state relies on; float32 (float64 for float64), with gradients.
+    """The prototypes of each hidden state; float32 (float64 for float64), with gradients.
 
     Attributes:
-        indices: the k nearest prototypes, by cosine descending; with fitted weights those that
-            were pursued, in the order of choice.
+        indices: the k nearest prototypes, by descending cosine; with fitted weights those of the
+            pursuit, in the order of choice.
         cosines: their cosines c.
-        activations: α = ReLU(scale · c). Zero is not a use.
+        activations: α = ReLU(scale · c); 0 if unused.
         nearest_prototype_cosine: max over prototypes, per state.
         nearest_point: the state nearest to each prototype; −1 if the mask leaves no state.
         nearest_point_cosine: its cosine; −1 if the mask leaves no state.
@@ -87,20 +87,17 @@ class _Unit(torch.autograd.Function):
         unit, inverse = ctx.saved_tensors
         change = grads[0] * unit
         along = change.sum(-1, keepdim=True)
-        # Into memory at hand: fresh pages for a whole bank take longer than its arithmetic.
+        # In place: allocating pages for a whole bank takes longer than its arithmetic.
         return torch.addcmul(grads[0], along, unit, value=-1, out=change).mul_(inverse)
 
 
 def prototype_pull(routing: Routing) -> Float[Tensor, ""]:
-    """R1 = −(1/K) Σ_i max_j c_ij: every prototype is drawn to its nearest state.
-
-    It is 0 where a mask leaves no state.
-    """
+    """R1 = −(1/K) Σ_i max_j c_ij: pulls every prototype to its nearest state, if there is one."""
     return -(routing.nearest_point_cosine * (routing.nearest_point >= 0)).mean()
 
 
 def point_pull(routing: Routing, mask: Bool[Tensor, " N"] | None = None) -> Float[Tensor, ""]:
-    """R2 = −(1/N) Σ_j max_i c_ij: every state is drawn to its nearest prototype."""
+    """R2 = −(1/N) Σ_j max_i c_ij: pulls every state to its nearest prototype."""
     return -_masked_mean(routing.nearest_prototype_cosine, mask)
 
 
@@ -112,8 +109,7 @@ def residual(
 ) -> Float[Tensor, ""]:
     """RES = mean over states of ‖z − ẑ‖², averaged over the d elements or summed.
 
-    The source calls it a mean squared error and prints a sum; ``mean`` is the default, ``sum``
-    is d times that.
+    The source calls it a mean squared error, but its equation is a sum.
     """
     squared = (z - reconstruction).square()
     return _masked_mean(squared.mean(-1) if reduction == "mean" else squared.sum(-1), mask)
@@ -122,17 +118,17 @@ def residual(
 def diversity(prototypes: Float[Tensor, "K d"]) -> Float[Tensor, ""]:
     """DIV = mean over i ≠ j of cos²(p_i, p_j), through the d×d Gram matrix.
 
-    Σ_ij (p̃_i·p̃_j)² = ‖P̃ᵀP̃‖²_F, of which every row but zeros adds 1 with itself. For K > d the
-    value is never below the Welch bound (K − d) / (d (K − 1)). One prototype has diversity 0.
-    Under autocast the Gram matrix is a product in half precision, of relative error below 1 %.
+    Σ_ij (p̃_i·p̃_j)² = ‖P̃ᵀP̃‖²_F, where the diagonal of non-zero rows adds 1 each. For K > d it is at
+    least the Welch bound (K − d) / (d (K − 1)). Under autocast the Gram matrix is computed in half
+    precision, with a relative error below 1 %.
     """
     count = prototypes.shape[0]
     if count < 2:
         return prototypes.sum() * 0
     unit = unit_rows(prototypes)
     gram = (unit.T @ unit).to(unit.dtype)
-    with_itself = gram.detach().trace()
-    return (gram.square().sum() - with_itself) / (count * (count - 1))
+    diagonal = gram.detach().trace()
+    return (gram.square().sum() - diagonal) / (count * (count - 1))
 
 
 def _masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The discounted prefix mean, through which the prototype mixer passes information on (ProtoT)."""
+"""The discounted prefix mean of the prototype mixer (ProtoT)."""
 
 from prismlm.ops.prototype_mixer.chunked import prefix_mean
 from prismlm.ops.prototype_mixer.state import PrefixState

@@ -1,4 +1,4 @@
-"""The prefix mean straight from its double sum: for tests and for reading, not for speed."""
+"""The prefix mean as its double sum; for tests."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def prefix_mean(
 
     out_i = Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
 
-    with β_jk ⋯ β_(i−1)k in place of β_k^(i−j) where each position has decays of its own.
+    with β_jk ⋯ β_(i−1)k instead of β_k^(i−j) if decays differ between positions.
     """
     check_arguments(write, read, values, decay, state, mask, starts, groups)
     dtype = working_dtype(write, read, values, decay)
     batch, length, channels = write.shape
-    kept = torch.ones_like(write[..., 0], dtype=torch.bool) if mask is None else mask
-    w, q, v = (x.to(dtype).masked_fill(~kept[..., None], 0) for x in (write, read, values))
-    beta = decay.to(dtype).expand(write.shape).masked_fill(~kept[..., None], 1)
-    sequence = torch.zeros_like(kept, dtype=torch.long) if starts is None else starts.cumsum(1)
+    mask = torch.ones_like(write[..., 0], dtype=torch.bool) if mask is None else mask
+    w, q, v = (x.to(dtype).masked_fill(~mask[..., None], 0) for x in (write, read, values))
+    beta = decay.to(dtype).expand(write.shape).masked_fill(~mask[..., None], 1)
+    sequence = torch.zeros_like(mask, dtype=torch.long) if starts is None else starts.cumsum(1)
     group_of = torch.arange(channels) * groups // channels
     written = v.view(batch, length, groups, -1)[:, :, group_of]  # [B, T, R, D / G]
 
     def before(i: int) -> PrefixState:
         current = sequence[:, min(i, length - 1), None]
         sums, mass = torch.zeros_like(written[:, 0]), torch.zeros_like(w[:, 0])
-        left = torch.ones_like(mass)  # at position i, of what was there at j
+        decayed = torch.ones_like(mass)  # the product of decays from j to i
         for j in reversed(range(i)):
-            left = left * beta[:, j]
-            weight = left * w[:, j] * (sequence[:, j, None] == current)
+            decayed = decayed * beta[:, j]
+            weight = decayed * w[:, j] * (sequence[:, j, None] == current)
             sums, mass = sums + weight[..., None] * written[:, j], mass + weight
         if state is not None:
-            left = left * (current == 0)
-            sums = sums + left[..., None] * state.sums.to(dtype)
-            mass = mass + left * state.mass.to(dtype)
+            decayed = decayed * (current == 0)
+            sums = sums + decayed[..., None] * state.sums.to(dtype)
+            mass = mass + decayed * state.mass.to(dtype)
         return PrefixState(sums, mass)
 
     rows: list[Tensor] = []

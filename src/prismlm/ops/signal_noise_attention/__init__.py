@@ -1,4 +1,4 @@
-"""Attention of tied heads in two groups, signal minus noise (Prism)."""
+"""Attention with tied heads in two groups, signal minus noise (Prism)."""
 
 from prismlm.ops.signal_noise_attention.fused import attend, attention_weights
 from prismlm.ops.signal_noise_attention.rotary import (

@@ -1,4 +1,4 @@
-"""Signal/noise attention as one call of PyTorch's own kernel, and the weights beside it."""
+"""Signal/noise attention by PyTorch's fused kernel, and its weights."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ def check_arguments(
     mask: Tensor | None,
     queries: int | None,
 ) -> int:
-    """Return how many positions attend; raise InputError for what does not fit together."""
+    """Return the number of queries; raise InputError for arguments that do not fit together."""
     if u_signal.ndim != 4 or 0 in u_signal.shape or u_noise.shape != u_signal.shape:
         raise InputError(
             f"u_signal is {list(u_signal.shape)} and u_noise {list(u_noise.shape)}: expected "
             "[B, H, S, p] of both, at least one of each."
         )
-    batch, _, seen, size = u_signal.shape
-    for name, own in zip(("signal", "noise"), rotations, strict=True):
-        if size % 2 or own.shape != (size // 2,):
+    batch, _, length, size = u_signal.shape
+    for name, omega in zip(("signal", "noise"), rotations, strict=True):
+        if size % 2 or omega.shape != (size // 2,):
             raise InputError(
-                f"{name}_frequencies are {list(own.shape)}: heads of size {size} need one for "
+                f"{name}_frequencies are {list(omega.shape)}: heads of size {size} need one for "
                 "each pair of dimensions, and an even size."
             )
-    asked = seen if queries is None else queries
-    if not 1 <= asked <= seen:
-        raise InputError(f"queries is {queries}: expected 1 to {seen}, the positions seen.")
-    if positions is not None and positions.shape != (batch, seen):
-        raise InputError(f"positions are {list(positions.shape)}: expected {[batch, seen]}.")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, 1, asked, seen)):
+    queries = length if queries is None else queries
+    if not 1 <= queries <= length:
+        raise InputError(f"queries is {queries}: expected 1 to {length}, the number of positions.")
+    if positions is not None and positions.shape != (batch, length):
+        raise InputError(f"positions are {list(positions.shape)}: expected {[batch, length]}.")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, 1, queries, length)):
         raise InputError(
-            f"mask is {mask.dtype} {list(mask.shape)}: expected bool {[batch, 1, asked, seen]}."
+            f"mask is {mask.dtype} {list(mask.shape)}: expected bool {[batch, 1, queries, length]}."
         )
-    # The value of a tensor is not looked at, which would wait for the device at every call: whoever
-    # sets it checks it, as ``SignalNoiseModel.set_noise_weight`` does.
+    # A tensor's value is checked by ``SignalNoiseModel.set_noise_weight``, not at every call, which
+    # would synchronise with the device.
     if isinstance(noise_weight, Tensor):
         if noise_weight.numel() != 1:
             raise InputError(f"λ is {list(noise_weight.shape)}: expected one number.")
     elif not 0 <= noise_weight <= 1:
         raise InputError(f"λ is {noise_weight}: expected 0 to 1.")
-    return asked
+    return queries
 
 
 def attend(
@@ -69,41 +69,38 @@ def attend(
         S_h,i =  Σ_j softmax_j(scale · (R_i u_i)·(R_j u_j)) u_j   over j ≤ i, signal heads
         N_h,i = −λ times the same with the noise heads' u and rotation
 
-    Only queries and keys are rotated, so an unrotated u per head is all that a cache has to hold.
-    The caller multiplies by Uᵀ and η: Z ← Z + η Σ_h out_h U_hᵀ.
+    Only queries and keys are rotated, so a cache needs one unrotated u per head. The caller
+    multiplies by Uᵀ and η: Z ← Z + η Σ_h out_h U_hᵀ.
 
     Source: Prism, Eq. 6 and 7, with the rotations of Eq. 12.
 
     Args:
-        u_signal: Z U_s of every position seen, the earlier ones first.
+        u_signal: Z U_s of all S positions, in order.
         u_noise: Z U_n, likewise.
-        noise_weight: λ, from 0 to 1; of a tensor only the shape is checked, not the value.
-        signal_frequencies: ω of the signal heads, in radians a position.
+        noise_weight: λ, from 0 to 1.
+        signal_frequencies: ω of the signal heads, in radians per position.
         noise_frequencies: ω of the noise heads.
-        positions: of what was seen; None for 0, 1, …
-        mask: which position sees which; None for all up to itself.
-        queries: T, how many of the last positions attend; None for all.
+        positions: of all S; None for 0, 1, …
+        mask: which position sees which; None for causal.
+        queries: T, the number of last positions that attend; None for all.
         scale: of scores; None for 1/√p. Eq. 6 has 1/√d.
 
     Returns:
-        The signal heads and then the noise heads, these times −λ: G = 2H.
-
-    Raises:
-        InputError: shapes that do not fit together, or a number λ outside of [0, 1].
+        The signal heads, then the noise heads times −λ: G = 2H.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    asked = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
+    queries = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
     values, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
-    seen, causal = keys.shape[2], False
-    if mask is None and asked > 1:
-        if asked == seen:
-            # Not the comparison itself, which is no bool where sizes are compiled as symbols.
+    length, causal = keys.shape[2], False
+    if mask is None and queries > 1:
+        if queries == length:
+            # Not ``causal = queries == length``, which is symbolic when compiled.
             causal = True
         else:
             # PyTorch aligns its own causal mask with the first key, not the last.
-            mask = _up_to_each(seen, asked, keys.device)
+            mask = _causal_mask(length, queries, keys.device)
     heads = F.scaled_dot_product_attention(
-        keys[:, :, seen - asked :], keys, values, attn_mask=mask, is_causal=causal, scale=scale
+        keys[:, :, length - queries :], keys, values, attn_mask=mask, is_causal=causal, scale=scale
     )
     weights = heads.new_ones(heads.shape[1])
     weights[u_signal.shape[1] :] = -1.0 * noise_weight
@@ -113,7 +110,7 @@ def attend(
 def _values_and_keys(
     u_signal: Tensor, u_noise: Tensor, positions: Tensor | None, rotations: tuple[Tensor, Tensor]
 ) -> tuple[Float[Tensor, "B G S p"], Float[Tensor, "B G S p"]]:
-    """Return u of all heads, signal first, as it is and rotated by each group's frequencies."""
+    """Return u of all heads, signal first, unrotated and rotated by each group's frequencies."""
     groups = torch.stack([u_signal, u_noise], 1)
     if positions is None:
         positions = torch.arange(groups.shape[3], device=groups.device)[None]
@@ -121,8 +118,8 @@ def _values_and_keys(
     return groups.flatten(1, 2), keys.flatten(1, 2)
 
 
-def _up_to_each(seen: int, asked: int, device: torch.device) -> Bool[Tensor, "T S"]:
-    return torch.ones(asked, seen, dtype=torch.bool, device=device).tril(seen - asked)
+def _causal_mask(length: int, queries: int, device: torch.device) -> Bool[Tensor, "T S"]:
+    return torch.ones(queries, length, dtype=torch.bool, device=device).tril(length - queries)
 
 
 def attention_weights(
@@ -136,28 +133,18 @@ def attention_weights(
     queries: int | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "B G T S"]:
-    """Return softmax_j(scale · (R_i u_i)·(R_j u_j)) over the positions j that i sees.
+    """Return the weights of :func:`attend` before λ: softmax_j(scale · (R_i u_i)·(R_j u_j)).
 
-    What :func:`attend` weighs its values by, before λ: rows of a signal head and of a noise head
-    sum to 1 alike. A position that sees nothing has a row of zeros.
-
-    Held at once are the scores and the weights, twice what is returned, and the mask.
-
-    Source: Prism, Eq. 6 and 7. Arguments as of :func:`attend`.
-
-    Returns:
-        Signal heads first, then noise heads: G = 2H.
-
-    Raises:
-        InputError: shapes that do not fit together.
+    Rows sum to 1 for signal and noise heads, and are zero where a position sees nothing. Arguments
+    as for :func:`attend`; signal heads come first. Peak memory is twice the result, and the mask.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    asked = check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
-    seen, size = u_signal.shape[2:]
+    queries = check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
+    length, size = u_signal.shape[2:]
     _, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
-    hidden = ~(_up_to_each(seen, asked, keys.device) if mask is None else mask)
-    scores = (keys[:, :, seen - asked :] * (size**-0.5 if scale is None else scale)) @ keys.mT
+    hidden = ~(_causal_mask(length, queries, keys.device) if mask is None else mask)
+    scores = (keys[:, :, length - queries :] * (size**-0.5 if scale is None else scale)) @ keys.mT
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-    # For a position that sees nothing. The gradient of softmax needs what it returned.
+    # For positions that see nothing; out of place if softmax's gradient needs its output.
     fill = weights.masked_fill if weights.requires_grad else weights.masked_fill_
     return fill(hidden, 0.0)

@@ -27,21 +27,22 @@ def attend(
     S_h,i = Σ_j softmax_j(scale · R_i u_i · R_j u_j) u_j over j ≤ i;  −λ N_h,i likewise
     """
     rotations = (signal_frequencies, noise_frequencies)
-    asked = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
-    batch, heads, seen, size = u_signal.shape
+    queries = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
+    batch, heads, length, size = u_signal.shape
     factor = size**-0.5 if scale is None else scale
     lam = torch.as_tensor(noise_weight, dtype=u_noise.dtype, device=u_noise.device)
-    place = torch.arange(seen, device=u_signal.device).expand(batch, seen)
-    place = place if positions is None else positions
+    if positions is None:
+        positions = torch.arange(length, device=u_signal.device).expand(batch, length)
+    signs = (1 + 0 * lam, -lam)
     rows: list[Tensor] = []
     for b in range(batch):
-        for u, own, weight in zip((u_signal, u_noise), rotations, (1 + 0 * lam, -lam), strict=True):
+        for u, omega, sign in zip((u_signal, u_noise), rotations, signs, strict=True):
             for h in range(heads):
-                turned = rotate(u[b, h], place[b], own)
-                for i in range(seen - asked, seen):
-                    sees = torch.arange(seen, device=u.device) <= i
+                rotated = rotate(u[b, h], positions[b], omega)
+                for i in range(length - queries, length):
+                    visible = torch.arange(length, device=u.device) <= i
                     if mask is not None:
-                        sees = mask[b, 0, i - (seen - asked)]
-                    scores = factor * (turned[sees] @ turned[i])
-                    rows.append(weight * (scores.softmax(0) @ u[b, h][sees]))
-    return torch.stack(rows).view(batch, 2 * heads, asked, size)
+                        visible = mask[b, 0, i - (length - queries)]
+                    scores = factor * (rotated[visible] @ rotated[i])
+                    rows.append(sign * (scores.softmax(0) @ u[b, h][visible]))
+    return torch.stack(rows).view(batch, 2 * heads, queries, size)

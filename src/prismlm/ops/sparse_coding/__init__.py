@@ -1,11 +1,5 @@
 """Non-negative sparse codes by unrolled proximal gradient steps (ISTA)."""
 
-from prismlm.ops.sparse_coding.ista import (
-    check_settings,
-    ista_step,
-    largest_step,
-    lasso,
-    sparse_code,
-)
+from prismlm.ops.sparse_coding.ista import check_settings, largest_step, sparse_code
 
-__all__ = ["check_settings", "ista_step", "largest_step", "lasso", "sparse_code"]
+__all__ = ["check_settings", "largest_step", "sparse_code"]

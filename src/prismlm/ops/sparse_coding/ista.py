@@ -1,4 +1,4 @@
-"""Sparse coding in matrix products."""
+"""Sparse coding by matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prismlm.errors import InputError
 
 
 def check_settings(step: float, threshold: float, steps: int) -> None:
-    """Raise InputError for a step or a number of steps that gets nowhere, or θ below 0."""
+    """Raise InputError unless step > 0, θ ≥ 0, both finite, and there is at least one step."""
     if not (step > 0 and math.isfinite(step)):
         raise InputError(f"the step size of sparse coding is {step}: expected a positive number.")
     if not (threshold >= 0 and math.isfinite(threshold)):
@@ -37,35 +37,6 @@ def check_shapes(z: Tensor, dictionary: Tensor, code: Tensor | None) -> None:
         raise InputError(f"the code is {list(code.shape)}: expected {list(expected)}.")
 
 
-def ista_step(
-    code: Float[Tensor, "*batch m"],
-    z: Float[Tensor, "*batch d"],
-    dictionary: Float[Tensor, "d m"],
-    *,
-    step: float,
-    threshold: float,
-) -> Float[Tensor, "*batch m"]:
-    """Return the code after one proximal gradient step on the non-negative LASSO.
-
-        a ← ReLU(a + step · (Dᵀ(z − D a) − θ))
-
-    With a = z and a square D this is CRATE's ISTA block, ReLU(z + step·Dᵀ(z − D z) − step·θ).
-
-    Source: Yu et al., White-Box Transformers via Sparse Rate Reduction, JMLR 25 (2024).
-
-    Args:
-        code: a.
-        z: what is to be coded.
-        dictionary: D, one atom a column.
-        step: at most 1/‖D‖₂² (:func:`largest_step`) never raises the objective (:func:`lasso`).
-        threshold: θ, the weight of Σ a in the objective.
-
-    Raises:
-        InputError: shapes that do not fit, a step that is not positive, or θ below 0.
-    """
-    return sparse_code(z, dictionary, step=step, threshold=threshold, steps=1, start=code)
-
-
 def sparse_code(
     z: Float[Tensor, "*batch d"],
     dictionary: Float[Tensor, "d m"],
@@ -75,47 +46,30 @@ def sparse_code(
     steps: int,
     start: Float[Tensor, "*batch m"] | None = None,
 ) -> Float[Tensor, "*batch m"]:
-    """Return the code after ``steps`` steps of :func:`ista_step`, from 0 or from ``start``.
+    """Return a code of z after proximal gradient steps on the non-negative LASSO.
 
-    From 0 the first step needs no D a, so S steps are 2S − 1 products of a point with D.
+        a ← ReLU(a + step · (Dᵀ(z − D a) − θ)),   which minimises ½‖z − D a‖² + θ Σ a over a ≥ 0
 
-    Source: Yu et al. (2024) for the step; Yang et al., Scaling White-Box Transformers for Vision
-    (NeurIPS 2024), for an overcomplete D, where codes start at 0.
+    Columns of D are atoms. From 0 (without ``start``) the first step needs no D a. From a = z with
+    a square D, one step is CRATE's ISTA block, ReLU(z + step·Dᵀ(z − D z) − step·θ).
 
-    Raises:
-        InputError: as :func:`ista_step`, or no step at all.
+    Source: Yu et al., White-Box Transformers via Sparse Rate Reduction, JMLR 25 (2024), for the
+    step; Yang et al., Scaling White-Box Transformers for Vision (NeurIPS 2024), for an overcomplete
+    D with codes that start at 0.
     """
     check_settings(step, threshold, steps)
     check_shapes(z, dictionary, start)
     code = start
     for _ in range(steps):
-        rest = z if code is None else z - F.linear(code, dictionary)
-        moved = step * (rest @ dictionary - threshold)
-        code = torch.relu(moved if code is None else code + moved)
+        error = z if code is None else z - F.linear(code, dictionary)
+        change = step * (error @ dictionary - threshold)
+        code = torch.relu(change if code is None else code + change)
     assert code is not None
     return code
 
 
-def lasso(
-    z: Float[Tensor, "*batch d"],
-    code: Float[Tensor, "*batch m"],
-    dictionary: Float[Tensor, "d m"],
-    *,
-    threshold: float,
-) -> Float[Tensor, "*batch"]:
-    """Return ½‖z − D a‖² + θ Σ a of each point, the objective for codes a ≥ 0.
-
-    Raises:
-        InputError: shapes that do not fit, or θ below 0.
-    """
-    check_settings(1.0, threshold, 1)
-    check_shapes(z, dictionary, code)
-    rest = z - F.linear(code, dictionary)
-    return rest.square().sum(-1) / 2 + threshold * code.sum(-1)
-
-
 def largest_step(dictionary: Float[Tensor, "d m"]) -> float:
-    """Return 1/‖D‖₂²: steps up to it never raise :func:`lasso`, whatever is coded."""
+    """Return 1/‖D‖₂²: steps up to it never raise the objective, whatever is coded."""
     d = dictionary.detach().double()
     gram = d @ d.mT if d.shape[0] <= d.shape[1] else d.mT @ d
     values = cast(Tensor, torch.linalg.eigvalsh(gram))  # pyright: ignore[reportUnknownMemberType]

@@ -27,11 +27,11 @@ def sparse_code(
     atoms = dictionary.unbind(1)
     code = [torch.zeros_like(z[..., 0]) for _ in atoms] if start is None else start.unbind(-1)
     for _ in range(steps):
-        rest = z
-        for own, atom in zip(code, atoms, strict=True):
-            rest = rest - own[..., None] * atom
+        error = z
+        for a, atom in zip(code, atoms, strict=True):
+            error = error - a[..., None] * atom
         code = [
-            (own + step * ((atom * rest).sum(-1) - threshold)).clamp_min(0)
-            for own, atom in zip(code, atoms, strict=True)
+            (a + step * ((atom * error).sum(-1) - threshold)).clamp_min(0)
+            for a, atom in zip(code, atoms, strict=True)
         ]
     return torch.stack(list(code), -1)

@@ -1,4 +1,4 @@
-"""The entropy of a prediction as a code, and the code as a vector (PRISMA)."""
+"""Codes of the entropy of predictions, and their vectors (PRISMA)."""
 
 from prismlm.ops.uncertainty_feedback.codes import (
     NO_CODE,
