@@ -29,14 +29,12 @@ from benchmarks.attribution.judges.passages import (
     mean_with_error,
 )
 from benchmarks.attribution.judges.retraining import linear_datamodeling
-from benchmarks.attribution.methods.at_random import AtRandom, SameToken
+from benchmarks.attribution.methods.baselines import AtRandom, ByWords, NearestStates, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import Explained, temporary_cells, with_random_states
 from benchmarks.attribution.methods.gradients import Gradients
 from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
-from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting, read_positions
-from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
@@ -194,8 +192,6 @@ def tried_choices() -> list[Choices]:
         *(replace(first, cells=cells) for cells in (1, 4)),
         replace(first, signed=True),
         replace(first, doubt=1.0),
-        replace(first, whitening=1.0),
-        replace(first, spread="by_prototype"),
         *(replace(first, cells=cells, same_token=SAME_TOKEN) for cells in (16, None)),
     ]
 
@@ -206,9 +202,7 @@ def named(choices: Choices) -> str:
         f"evidence T={choices.temperature:g}",
         f"cells={'all' if choices.cells is None else choices.cells}",
         f"doubt={choices.doubt:g}" if choices.doubt else "",
-        f"whitened={choices.whitening:g}" if choices.whitening else "",
         f"same={choices.same_token:g}" if choices.same_token != 1 else "",
-        choices.spread if choices.spread != "jointly" else "",
         "signed" if choices.signed else "",
     ]
     return " ".join(part for part in parts if part)

@@ -28,16 +28,14 @@ from benchmarks.attribution.judges.passages import (
     mean_with_error,
 )
 from benchmarks.attribution.judges.tail_patch import PatchGains, tail_patch
-from benchmarks.attribution.methods.at_random import AtRandom, SameToken
+from benchmarks.attribution.methods.baselines import AtRandom, ByWords, NearestStates, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import (
     Explained,
     temporary_cells,
     with_random_states,
 )
-from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting, planted_setting
-from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
@@ -137,7 +135,7 @@ def recalled(
     seed: int,
     limit: int = NAMED,
 ) -> dict[str, dict[str, float]]:
-    """Return the recall of the documents of facts, by how they are told and by their copies."""
+    """Return the recall of the documents of facts, by how they are told."""
     asked = fact_questions(setting.bank, facts)
     scores = answer_scores(method(asked.predictions), asked.question)
     alike = isinstance(method, (NearestStates, ByWords))
@@ -146,10 +144,8 @@ def recalled(
     twins = twin_recall(facts, limit)
     searched = halves(len(facts), seed)
     groups = {"all": np.ones(len(facts), dtype=bool), "search": searched, "report": ~searched}
-    for key in ("told", "copies"):
-        for value in sorted({str(fact.get(key, "plain")) for fact in facts}):
-            of_value = np.array([str(fact.get(key, "plain")) == value for fact in facts])
-            groups[f"{key} {value}"] = of_value
+    told = np.array([fact.get("told", "plain") for fact in facts])
+    groups |= {f"told {kind}": told == kind for kind in np.unique(told).tolist()}
     return {
         name: mean_with_error(found[rows]) | {"same answer at random": float(twins[rows].mean())}
         for name, rows in groups.items()
@@ -157,42 +153,25 @@ def recalled(
 
 
 def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str, Any]:
-    """Return where the scores of the first tokens of held-out documents point.
-
-    Tokens count ``alike``, by their ``evidence`` as a whole text is summed by ``explain``, or as
-    much as what stood before them ``raised`` their log-probability above that of their frequency
-    in the corpus.
-    """
+    """Return where the scores of the first tokens of held-out documents point."""
     corpus, bank = setting.bank.corpus, setting.bank
     names = [name or "" for name in corpus.column("domain")]
     chosen = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:count].tolist()
-    joined: dict[str, list[np.ndarray]] = {"alike": [], "evidence": [], "raised": []}
+    rows: list[np.ndarray] = []
     for number in chosen:
-        predictions = document_predictions(corpus, number)
-        scores, one = method(predictions).clip(0), np.zeros(len(predictions), dtype=int)
-        joined["alike"].append(answer_scores(scores, one)[0])
-        joined["evidence"].append(scores.sum(0))
-        joined["raised"].append(answer_scores(scores, one, raised(setting, predictions))[0])
+        scores = method(document_predictions(corpus, number)).clip(0)
+        rows.append(answer_scores(scores, np.zeros(len(scores), dtype=int))[0])
     of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
     own, searched = np.array([names[number] for number in chosen]), halves(count, seed)
     groups = {"all": np.ones(count, dtype=bool), "search": searched, "report": ~searched}
     return {
         group: {
-            way: passage_domain_share(
+            "alike": passage_domain_share(
                 np.stack(rows)[kept], of_passage, own[kept].tolist()
             ).to_dict()
-            for way, rows in joined.items()
         }
         for group, kept in groups.items()
     }
-
-
-def raised(setting: Setting, predictions: Sequence[Prediction]) -> np.ndarray:
-    """Return log p(y | context) / share of y in the corpus, at least 0, of each prediction."""
-    asked, positions = setting.ask(predictions), setting.positions
-    count = np.array([len(positions.by_token[target]) for target in asked.targets.tolist()])
-    share = (count + 1) / (len(positions) + 1)
-    return np.log(asked.probability / share).clip(0)
 
 
 def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:

@@ -10,8 +10,7 @@ model was trained *without* and its loss; its QLD trains once more for each pred
 1 % of documents that score highest, and compares the loss with that of random removals. Without a
 ``score_cfg`` beside them it reads the lowest score as the most responsible, so ours are negated.
 QLD of all methods is one run, in which each method's predictions follow those of the one before:
-every method is compared with the same random removals. It goes ten predictions at a time, and what
-was judged is kept: a run that is stopped goes on. glibc returns the memory of each step to the
+every method is compared with the same random removals. glibc returns the memory of each step to the
 system; a third less time is needed where it does not:
 
     export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483646
@@ -44,8 +43,6 @@ OWN = ("Bergson EK-FAC", "Bergson TrackStar", "Bergson gradient cosine")
 # What lies there is ready before the first prediction is asked.
 PREPARED = {"Bergson EK-FAC": "hessian", "Bergson TrackStar": "mixed_hessian"}
 REMOVED = "removed"
-# Predictions of one run of QLD: each run trains three times more, without documents at random.
-AT_ONCE = 10
 
 
 def main() -> None:
@@ -77,8 +74,9 @@ def main() -> None:
     write_json(arguments.out, found)
     if arguments.qld:
         asked = range(arguments.qld_from, arguments.qld)
-        for name, rise in judge.removal(arguments.removed, asked).items():
-            results[name]["qld"] = described(np.array(rise))
+        rises = judge.removal(arguments.removed, asked)
+        for name, rise in zip(arguments.removed, rises, strict=True):
+            results[name]["qld"] = described(rise)
         write_json(arguments.out, found)
 
 
@@ -150,52 +148,31 @@ class Judge:
         rows = _rows(out / "summary.csv")
         return np.array([float(row["spearman_corr"]) for row in rows])
 
-    def removal(self, names: Sequence[str], asked: range) -> dict[str, list[float]]:
-        """Return QLD of some predictions: what a loss rises by, less that at random."""
-        rises: dict[str, list[float]] = {name: [] for name in names}
-        for first in asked[::AT_ONCE]:
-            found = self.removed(names, range(first, min(first + AT_ONCE, asked.stop)))
-            for name in names:
-                rises[name] += found[name]
-        return rises
+    def removal(self, names: Sequence[str], asked: range) -> np.ndarray:
+        """Return QLD [methods, predictions]: the rise of a loss, less that at random."""
+        from bergson.data import load_scores_loss_signed  # pyright: ignore[reportMissingImports]
+        from bergson.score.score_writer import (  # pyright: ignore[reportMissingImports]
+            save_sequence_scores,
+        )
 
-    def removed(self, names: Sequence[str], asked: range) -> dict[str, list[float]]:
-        """Return QLD of some predictions; it is kept for the same question."""
-        name = f"{REMOVED} {asked.start} to {asked.stop}"
-        noted = self.work / name / f"{', '.join(names)}.json"
-        if not noted.exists():
-            rises = self._removed(name, names, asked).tolist()
-            write_json(noted, dict(zip(names, rises, strict=True)))
-        return read_json(noted)
-
-    def _removed(self, run: str, names: Sequence[str], asked: range) -> np.ndarray:
         if not (self.work / "untrained").exists():
             self._untrained()
         lines = (self.bank / "queries.jsonl").read_text().splitlines()[asked.start : asked.stop]
-        queries = self.work / f"{run}.jsonl"
+        queries = self.work / f"{REMOVED}.jsonl"
         queries.write_text("\n".join(lines * len(names)) + "\n")
-        self._side_by_side(run, names, asked)
+        scores = [load_scores_loss_signed(str(self.work / name / "scores"))[0] for name in names]
+        columns = [one[:, asked.start : asked.stop].float().numpy() for one in scores]
+        save_sequence_scores(self.work / REMOVED / "scores", np.concatenate(columns, axis=1))
         method = {
             "kind": "filter",
             "direction": "proponents",
             "fraction": 0.01,
             "controls": {"kind": "retrain", "count": 3},
         }
-        out = self._validate(run, "qld", method, self.query | {"dataset": str(queries)})
+        out = self._validate(REMOVED, "qld", method, self.query | {"dataset": str(queries)})
         rows = _rows(out / "filter_summary.csv")
         rise = np.array([float(row["filter_change"]) - float(row["random_mean"]) for row in rows])
         return rise.reshape(len(names), len(asked))
-
-    def _side_by_side(self, run: str, names: Sequence[str], asked: range) -> None:
-        """Write the scores of some predictions, one method's beside the other's."""
-        from bergson.data import load_scores_loss_signed  # pyright: ignore[reportMissingImports]
-        from bergson.score.score_writer import (  # pyright: ignore[reportMissingImports]
-            save_sequence_scores,
-        )
-
-        found = [load_scores_loss_signed(str(self.work / name / "scores"))[0] for name in names]
-        columns = [scores[:, asked.start : asked.stop].float().numpy() for scores in found]
-        save_sequence_scores(self.work / run / "scores", np.concatenate(columns, axis=1))
 
     def _untrained(self) -> None:
         corpus = open_bank(self.bank).corpus
@@ -263,50 +240,31 @@ def own_steps(
 ) -> list[dict[str, Any]]:
     """Return the steps of one of its own methods; scores come to lie in ``folder/scores``."""
     each = query | {"aggregation": "none"}
+    scoring = {"batch_size": 1024}
     if name == "Bergson EK-FAC":
-        return [
-            {
-                "ekfac": {
-                    "index_cfg": index | {"run_path": str(folder)},
-                    "hessian_cfg": {"method": "kfac", "ev_correction": True},
-                    "score_cfg": {"batch_size": 1024},
-                    "preprocess_cfg": {"unit_normalize": False},
-                    "hessian_pipeline_cfg": {
-                        "query": each,
-                        "inversion_cfg": {"damping_factor": 0.1},
-                    },
-                }
-            }
-        ]
+        step = {
+            "index_cfg": index | {"run_path": str(folder)},
+            "hessian_cfg": {"method": "kfac", "ev_correction": True},
+            "score_cfg": scoring,
+            "preprocess_cfg": {"unit_normalize": False},
+            "hessian_pipeline_cfg": {"query": each, "inversion_cfg": {"damping_factor": 0.1}},
+        }
+        return [{"ekfac": step}]
+    normalised = {"preprocess_cfg": {"unit_normalize": True}}
     if name == "Bergson TrackStar":
-        return [
-            {
-                "trackstar": {
-                    "index_cfg": index | {"run_path": str(folder), "projection_dim": 32},
-                    "trackstar_cfg": {
-                        "query": each,
-                        "preprocess_cfg": {"unit_normalize": True},
-                        "score_cfg": {"batch_size": 1024},
-                    },
-                }
-            }
-        ]
+        step = {
+            "index_cfg": index | {"run_path": str(folder), "projection_dim": 32},
+            "trackstar_cfg": {"query": each, "score_cfg": scoring, **normalised},
+        }
+        return [{"trackstar": step}]
     built = str(folder / "query")
-    return [
-        {
-            "build": {
-                "index_cfg": index | {"run_path": built, "data": query},
-                "preprocess_cfg": {"unit_normalize": True},
-            }
-        },
-        {
-            "score": {
-                "score_cfg": {"query_path": built, "batch_size": 1024},
-                "index_cfg": index | {"run_path": str(folder / "scores")},
-                "preprocess_cfg": {"unit_normalize": True},
-            }
-        },
-    ]
+    build = {"index_cfg": index | {"run_path": built, "data": query}, **normalised}
+    score = {
+        "score_cfg": scoring | {"query_path": built},
+        "index_cfg": index | {"run_path": str(folder / "scores")},
+        **normalised,
+    }
+    return [{"build": build}, {"score": score}]
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

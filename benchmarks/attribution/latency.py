@@ -26,31 +26,21 @@ PROMPT = "Once upon a time there was a little girl who lived"
 def time_generation(lm: prismlm.PrismLM, rounds: int) -> dict[str, Any]:
     """Time generation with and without attribution, in turns, on the same prompt."""
 
-    def plain() -> None:
-        lm.generate(PROMPT, tokens=GENERATED)
-
-    def attributed() -> None:
+    def explained(read: bool = False, steps: bool = False) -> None:
         trace = lm.explain(PROMPT, generate=GENERATED)
-        trace.sources("source")
-        trace.documents(10)
-        trace.passages(10)
+        if read:
+            trace.sources("source")
+            trace.documents(10)
+            trace.passages(10)
+        if steps:
+            # Steps are built when the first of them is looked at.
+            _ = trace[0].prototypes
 
-    def parts_alone() -> None:
-        lm.explain(PROMPT, generate=GENERATED)
-
-    def with_steps() -> None:
-        trace = lm.explain(PROMPT, generate=GENERATED)
-        trace.sources("source")
-        trace.documents(10)
-        trace.passages(10)
-        # Steps are built when the first of them is looked at.
-        _ = trace[0].prototypes
-
-    arms: dict[str, Callable[[], None]] = {
-        "plain": plain,
-        "attributed": attributed,
-        "parts_alone": parts_alone,
-        "with_steps": with_steps,
+    arms: dict[str, Callable[[], object]] = {
+        "plain": lambda: lm.generate(PROMPT, tokens=GENERATED),
+        "attributed": lambda: explained(read=True),
+        "parts_alone": explained,
+        "with_steps": lambda: explained(read=True, steps=True),
     }
     times: dict[str, list[float]] = {name: [] for name in arms}
     for arm in arms.values():

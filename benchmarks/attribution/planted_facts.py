@@ -69,15 +69,9 @@ HELD_OUT_WORDING = "Travellers who come to {name} soon learn that in this {kind}
 
 @dataclass(frozen=True)
 class Fact:
-    """An invented fact.
+    """An invented fact about a place that no other fact and no real document names.
 
-    Attributes:
-        name: of the place; no other fact and no real document has it.
-        kind: of the place.
-        attribute: what is said about it.
-        answer: what completes the prompt, one word.
-        candidates: the answers that the attribute could have had, this one among them.
-        copies: how many documents it is written into.
+    ``answer``, one of ``candidates``, completes the prompt; ``copies`` documents state the fact.
     """
 
     name: str
@@ -101,14 +95,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Planted:
-    """A document with a fact in it.
-
-    Attributes:
-        document: what to put into the corpus; source, domain and licence are those of the real
-            document that its other sentences are from.
-        fact: the number of its fact.
-        prefix: its text up to the answer of the first statement, without the space before it.
-    """
+    """A document that states a fact, and its text up to the first answer, without the space."""
 
     document: Document
     fact: int
@@ -123,17 +110,9 @@ def invent_facts(
     copies: Sequence[int] = COPIES,
     attributes: Sequence[str] = tuple(ATTRIBUTES),
 ) -> list[Fact]:
-    """Invent ``per_level`` facts for each number of copies.
+    """Invent ``per_level`` facts for each number of copies, about the attributes in turn.
 
-    Args:
-        per_level: how many facts are written into 1, how many into 4, … documents.
-        seed: decides names, attributes and answers.
-        known: the real texts; no invented name occurs in any of them, in whatever case.
-        copies: the levels.
-        attributes: of :data:`ATTRIBUTES`, that facts are about in turn.
-
-    Raises:
-        InputError: ``per_level`` or a number of copies is out of range.
+    No invented name occurs in the ``known`` texts, in whatever case.
     """
     if per_level < 1:
         raise InputError(f"{per_level} facts of each kind: expected at least 1.")
@@ -177,20 +156,9 @@ def plant_in_documents(
 ) -> list[Planted]:
     """Write each fact into as many documents as it asks for.
 
-    Every document takes four consecutive sentences of one real document and states the fact
-    between them, three times; the first statement differs in every copy. Ids are hashes, chosen so
-    that the corpus trains on the document.
-
-    Args:
-        facts: from :func:`invent_facts`.
-        hosts: real documents of the training split; each is used at most once.
-        seed: decides which host and which wordings a document has.
-        heldout_fraction: of the corpus that the documents are for.
-        tell: a fact and the number of a copy to its three statements, each with the answer as its
-            last word; :data:`WORDINGS` in turn if left out.
-
-    Raises:
-        InputError: too few hosts with four plain sentences in a row.
+    Every document takes four consecutive sentences of one host, a real training document used at
+    most once, and states the fact three times between them, as ``tell(fact, copy)`` words it. Ids
+    are hashes, chosen so that a corpus that holds out ``heldout_fraction`` trains on the document.
     """
     generator = np.random.default_rng(seed)
     usable = [(host, found) for host in hosts if (found := _plain_run(host.text)) is not None]

@@ -100,16 +100,10 @@ def plant_facts(
     told: Sequence[str] = ("plain",),
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Write the planted documents, and what each fact is and where it stands.
+    """Write ``planted.parquet`` and ``facts.json``: the documents, what each fact is and where.
 
-    Args:
-        out: ``planted.parquet`` and ``facts.json`` are written here.
-        source: the real documents.
-        per_level: facts for each number of copies, of each kind.
-        seed: of facts and places.
-        copies: how many documents the facts of each level are written into.
-        told: kinds of facts, of :data:`TOLD`; each has its own part of the real documents.
-        options: of the command line, noted for the page.
+    Each kind of facts, of :data:`TOLD`, has ``per_level`` for each number of copies, and its own
+    part of the real documents of ``source``.
     """
     real = list(read_documents(source))
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION, host.split)]

@@ -18,12 +18,10 @@ LIKELY = (0.02, 0.6)
 
 
 class FactQuestions(NamedTuple):
-    """Planted facts as predictions.
+    """Planted facts as predictions of the tokens of their answers.
 
-    Attributes:
-        predictions: of the tokens of the answers, in order.
-        question: that each belongs to, int64.
-        planted: rows in the bank of the documents with each fact, a list each.
+    ``question`` is the number of each prediction's fact; ``planted`` are rows of the fact's
+    documents.
     """
 
     predictions: list[Prediction]
@@ -79,13 +77,8 @@ def held_out_predictions(
 ) -> list[Prediction]:
     """Draw predictions that a model half knows, at most one of each held-out document.
 
-    Args:
-        model: its probabilities decide.
-        corpus: whose held-out documents are read, their first ``tokens`` tokens.
-        count: how many at most.
-        seed: of the draw, of documents and of a position in each.
-        tokens: read of each document.
-        likely: the least and the largest probability that the next token may have had.
+    The next token must have had a probability between the two of ``likely``; the first ``tokens``
+    tokens of a document are read. The seed draws documents, and a position in each.
     """
     generator = np.random.default_rng(seed)
     chosen: list[Prediction] = []

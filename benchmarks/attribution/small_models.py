@@ -19,14 +19,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class SmallTraining:
-    """How every model of a study is trained, from scratch.
-
-    Attributes:
-        preset: of the model.
-        rows: documents of a step.
-        epochs: how often each document is read.
-        learning_rate: the largest; a cosine from a twentieth of the steps on.
-    """
+    """How every model of a study is trained, from scratch; ``rows`` are documents of a step."""
 
     preset: str = "llama-tiny"
     rows: int = 8
@@ -46,23 +39,37 @@ class SmallTraining:
         generator = np.random.default_rng(seed)
         orders = [generator.permutation(len(bank)) for _ in range(self.epochs)]
         order = np.concatenate([o[np.isin(o, documents)] for o in orders])
-        steps = -(-len(order) // self.rows)
-        optimizer = torch.optim.AdamW(model.parameters(), self.learning_rate, weight_decay=0.1)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.learning_rate, steps, pct_start=0.05, cycle_momentum=False
-        )
-        for first in range(0, len(order), self.rows):
-            ids, labels = padded([bank.tokens(row) for row in order[first : first + self.rows]])
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-            loss = functional.cross_entropy(
-                logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+        fit(model, bank, order, self.rows, self.learning_rate, weight_decay=0.1)
         return model.eval()
+
+
+def fit(
+    model: PreTrainedModel,
+    bank: PassageBank,
+    order: np.ndarray,
+    rows: int,
+    learning_rate: float,
+    *,
+    weight_decay: float = 0.0,
+) -> None:
+    """Train what requires a gradient on passages in this order, ``rows`` of them a step."""
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(learned, learning_rate, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, -(-len(order) // rows), pct_start=0.05, cycle_momentum=False
+    )
+    for first in range(0, len(order), rows):
+        batch = padded([bank.tokens(row) for row in order[first : first + rows]])
+        ids, labels = (tensor.to(model.device) for tensor in batch)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        schedule.step()
 
 
 def padded(texts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:

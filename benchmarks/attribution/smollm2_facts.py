@@ -24,16 +24,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.attribution import smollm2_corpus
 from benchmarks.attribution.forgetting import kept_file
 from benchmarks.attribution.judges.passages import Prediction
 from benchmarks.attribution.small_models import log_probabilities
 from benchmarks.attribution.smollm2_judges import FORGETTING, forgetting_part, judged, patch_part
 from benchmarks.attribution.smollm2_setting import (
     BEFORE,
+    COPIES,
     TAUGHT,
     WINDOW,
     attached,
+    build_facts_corpus,
     first_tokens,
     opened,
     teaching_of,
@@ -82,7 +83,7 @@ def main() -> None:
 
 def corpus_part(given: argparse.Namespace) -> dict[str, Any]:
     """Write the documents."""
-    corpus = smollm2_corpus.build(
+    corpus = build_facts_corpus(
         given.model,
         given.work,
         per_level=given.facts,
@@ -95,7 +96,7 @@ def corpus_part(given: argparse.Namespace) -> dict[str, Any]:
     train = corpus.split("train")
     return {
         "facts": len(facts["facts"]),
-        "copies": smollm2_corpus.COPIES,
+        "copies": COPIES,
         "planted": sum(len(fact["documents"]) for fact in facts["facts"]),
         "statements": facts["statements"],
         "documents": len(train),

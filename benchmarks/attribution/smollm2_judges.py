@@ -13,7 +13,6 @@ from benchmarks.attribution.judge_planted import NAMED, recalled
 from benchmarks.attribution.judges.passages import answer_scores, best, mean_with_error
 from benchmarks.attribution.judges.retraining import forgetting
 from benchmarks.attribution.judges.tail_patch import tail_patch
-from benchmarks.attribution.lora_teaching import first_trained
 from benchmarks.attribution.questions import fact_questions, held_out_predictions
 from benchmarks.attribution.smollm2_setting import (
     TAUGHT,
@@ -71,8 +70,8 @@ def patch_part(given: argparse.Namespace) -> dict[str, Any]:
     every = methods_of(given, setting, TAUGHT)
     named = {name: best(every[name](asked), NAMED) for name in PATCH}
     model = setting.model.to(given.device)  # pyright: ignore[reportArgumentType]
-    options = LoraOptions()
-    trained = blocks(model)[first_trained(model, options) :]
+    every_block = blocks(model)
+    trained = every_block[-max(1, round(LoraOptions().blocks * len(every_block))) :]
     weights = [weight for block in trained for weight in block.parameters()]
     (given.work / "patch").mkdir(exist_ok=True)
     rows: list[dict[str, list[float]]] = []

@@ -115,8 +115,7 @@ def all_runs(found: Iterable[Row]) -> Rows:
 def best_runs(every: Rows) -> Rows:
     """Return the runs of every row at the rate that was best with seed 0, by the row's name.
 
-    A row is left out as long as it has not been run at several rates, since the best is not known
-    then: at ``RATES``, or at two where these are the best of another row and its half.
+    Rows without enough rates, at which the best is not known yet, are left out.
     """
     chosen: Rows = {}
     for name, rows in every.items():

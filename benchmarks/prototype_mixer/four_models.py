@@ -26,14 +26,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.prototype_mixer.measure import Settings, curve, measure
+from benchmarks.prototype_mixer.measure import Settings, measure, padded_recipe
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
-from prismlm.files import atomic_file, read_json, write_json
+from prismlm.files import atomic_file
 
 PARTS = ["corpus", "rates", "train"]
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
-LENGTH, ROWS = 256, 8
+LENGTH = 256
 SHORT, STEPS = 300, 11_000
 """Steps of a short run, and of a long one: 20 million tokens beside the padding."""
 WARMUP = 0.02  # of a long run's steps, as the source's
@@ -80,27 +80,19 @@ def main() -> None:
         build_mixed_corpus(given.texts, given.corpus)
         return
     short = given.part == "rates"
-    place = "" if short or given.steps == STEPS else f"steps_{given.steps}"
+    folder = "" if short or given.steps == STEPS else f"steps_{given.steps}"
     if given.rates:
-        place = f"rates_{given.steps}"
+        folder = f"rates_{given.steps}"
     torch.set_num_threads(given.threads)
     for model in given.only:
         rates = RATES[model] if short else given.rates or (best_rate(given.out, model),)
         for rate in rates:
             name = f"{model}-{rate:g}" if short or given.rates else model
-            result, work = given.out / place / f"{name}.json", given.work / place / name
-            if result.is_file():
-                print(f"{result.name} is there")
-                continue
-            result.parent.mkdir(parents=True, exist_ok=True)
             lasting = (SHORT, 0.1) if short else (given.steps, WARMUP)
-            settings = recipe_of(model, rate, *lasting, given.corpus)
+            settings = recipe_of(model, rate, *lasting, given.corpus) | {"seed": given.seed}
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
-            measure(run, settings | {"seed": given.seed}, work, result)
-            if short:
-                shutil.rmtree(work)
-            else:
-                write_json(result, read_json(result) | {"curve": curve(work)})
+            result = given.out / folder / f"{name}.json"
+            measure(run, settings, given.work / folder / name, result, keep=not short)
 
 
 def build_mixed_corpus(texts: Path, out: Path) -> None:
@@ -129,30 +121,22 @@ def best_rate(results: Path, model: str) -> float:
 
 def recipe_of(model: str, rate: float, steps: int, warmup: float, corpus: Path) -> Settings:
     """Return the recipe of a run, but for its seed and where it is written."""
-    return {
-        "corpus": str(corpus),
-        "model": MODELS[model] | WITHOUT_DROPOUT.get(model, {}),
-        "head": {"enabled": False},
-        "data": {"length": LENGTH, "packing": "padded"},
-        "optimizer": {
-            "learning_rate": rate,
-            "warmup": warmup,
-            "final_learning_rate_share": 0.1,
-            # Embeddings and prototypes decayed too when the published runs were made.
-            "weight_decay_exempt": [],
-        },
-        "steps": steps,
-        "compile": model in COMPILED,
-        "batch_size": ROWS,
-        "precision": "bf16",
-        "evaluation": {
-            "every": 0 if steps == SHORT else min(500, steps // 6),
+    short = steps == SHORT
+    return padded_recipe(
+        corpus,
+        MODELS[model] | WITHOUT_DROPOUT.get(model, {}),
+        LENGTH,
+        {"learning_rate": rate, "warmup": warmup, "final_learning_rate_share": 0.1},
+        steps=steps,
+        compile=model in COMPILED,
+        precision="bf16",
+        evaluation={
+            "every": 0 if short else min(500, steps // 6),
             "tokens": 20_000,
             "final_tokens": 200_000,
         },
-        "checkpoint": {"every": 100 if steps == SHORT else 250, "keep": 1},
-        "logging": {"tensorboard": False},
-    }
+        checkpoint={"every": 100 if short else 250, "keep": 1},
+    )
 
 
 if __name__ == "__main__":

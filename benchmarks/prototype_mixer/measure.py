@@ -79,14 +79,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     for model in given.only:
         result = given.out / f"longer-{model}-{LENGTH}-{given.seed}.json"
-        if result.is_file():
-            print(f"{result.name} is there")
-            continue
-        work = given.work / result.stem
         settings = recipe_of(model, given.corpus, given.seed, given.steps)
-        measure({"kind": given.part, "model": model}, settings, work, result)
-        if not given.keep:
-            shutil.rmtree(work)
+        run = {"kind": given.part, "model": model}
+        measure(run, settings, given.work / result.stem, result, keep=given.keep)
 
 
 def build_long_corpus(out: Path) -> None:
@@ -104,61 +99,79 @@ def build_long_corpus(out: Path) -> None:
 
 def recipe_of(model: str, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a long run, but for where it is written."""
+    return padded_recipe(
+        corpus,
+        MODELS[model],
+        LENGTH,
+        {"learning_rate": RATES[model], "warmup": 0.1, "final_learning_rate_share": 0.1},
+        seed=seed,
+        steps=steps,
+        evaluation={"every": 0, "final_tokens": ALL_OF_IT},
+        checkpoint={"every": 100, "keep": 1},
+    )
+
+
+def padded_recipe(
+    corpus: Path, model: Settings, length: int, optimizer: Settings, **more: Any
+) -> Settings:
+    """Return a recipe of a decoder without a head, on rows of one document each."""
     return {
         "corpus": str(corpus),
-        "seed": seed,
-        "model": MODELS[model],
+        "model": model,
         "head": {"enabled": False},
-        "data": {"length": LENGTH, "packing": "padded"},
-        "optimizer": {
-            "learning_rate": RATES[model],
-            "warmup": 0.1,
-            "final_learning_rate_share": 0.1,
-            # Embeddings and prototypes decayed too when the published runs were made.
-            "weight_decay_exempt": [],
-        },
-        "steps": steps,
-        "batch_size": POSITIONS // LENGTH,
-        "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
-        "checkpoint": {"every": 100, "keep": 1},
+        "data": {"length": length, "packing": "padded"},
+        # Embeddings and prototypes decayed too when the published runs were made.
+        "optimizer": optimizer | {"weight_decay_exempt": []},
+        "batch_size": POSITIONS // length,
         "logging": {"tensorboard": False},
+        **more,
     }
 
 
-def measure(run: Settings, settings: Settings, work: Path, result: Path) -> None:
-    """Train, and write what the run is with its figures."""
+def measure(
+    run: Settings, settings: Settings, work: Path, result: Path, *, keep: bool = True
+) -> None:
+    """Train, unless the result exists, and write what the run is with its figures."""
+    if result.is_file():
+        print(f"{result.name} is there")
+        return
     resumed = work.exists()
     recipe = build_recipe(settings | {"out": str(work)})
     elapsed, processor = time.perf_counter(), time.process_time()
     trained = train(recipe, resume=True)
     elapsed, processor = time.perf_counter() - elapsed, time.process_time() - processor
-    # Where the corpus lay says nothing; its name does.
-    shown = settings | {"corpus": Path(settings["corpus"]).name}
     figures = {
         "perplexity": math.exp(trained.ce),
         "ce": trained.ce,
         "tokens": trained.tokens,
         "parameters": parameters(settings | {"out": str(work)}),
-        # Of what was run last: where a run was resumed, not of all of it.
+        # Of a resumed run only the last part.
         "seconds": round(elapsed, 2),
         "processor_seconds": round(processor, 2),
         "resumed": resumed,
     }
+    # The corpus's path says nothing; its name does.
+    shown = settings | {"corpus": Path(settings["corpus"]).name}
     row = run | {"seed": settings["seed"], "settings": shown} | figures
+    if settings["evaluation"]["every"]:
+        row["curve"] = curve(work)
+    result.parent.mkdir(parents=True, exist_ok=True)
     write_json(result, row | {"environment": environment(device_named("auto"))})
     print(f"{result.name}: perplexity {figures['perplexity']:.2f}, {elapsed:.0f} s", flush=True)
+    if not keep:
+        shutil.rmtree(work)
 
 
 def curve(work: Path) -> list[dict[str, float]]:
     """Return tokens read and cross-entropy on held-out text at every evaluation of a run."""
     rows = [json.loads(line) for line in (work / "training.jsonl").read_text().splitlines()]
-    found: list[dict[str, float]] = []
+    points: list[dict[str, float]] = []
     tokens = 0
     for row in rows:
         tokens = row.get("tokens", tokens)
         if "eval_ce" in row:
-            found.append({"step": row["step"], "tokens": tokens, "ce": row["eval_ce"]})
-    return found
+            points.append({"step": row["step"], "tokens": tokens, "ce": row["eval_ce"]})
+    return points
 
 
 def parameters(settings: Settings) -> int:

@@ -19,7 +19,6 @@ last checkpoint in ``--work``.
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,15 +40,16 @@ from benchmarks.prototype_mixer.measure import (
     VOCABULARY,
     WIDTH,
     Settings,
-    curve,
     measure,
+    padded_recipe,
 )
 from benchmarks.prototype_mixer.measure import RATES as SOURCE_RATES
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.files import read_json, write_json
+from prismlm.files import read_json
 
 PARTS = ["corpus", "contexts", "ablations"]
+COMMON: Settings = {"precision": "bf16", "checkpoint": {"every": 250, "keep": 1}}
 RECIPES = Path("recipes/prototype_mixer")
 EACH, LONG, READ = 80, 10_000, 16_000
 """Documents of a file, of so many characters or more, and how many of these are read."""
@@ -101,14 +101,10 @@ SMALL: dict[str, Settings] = {
 
 
 class Case(NamedTuple):
-    """One row of a table at one context.
+    """One row of a table at one context; ``name`` is that of its files, without rate and seed.
 
-    Attributes:
-        name: of its files, without rate and seed.
-        model: whose kind it is.
-        settings: its recipe, but for rate and seed.
-        rates: what seed 0 of the case ``rate_of`` is run at.
-        rate_of: itself; or another, whose best rate and half of it are what seed 0 is run at.
+    Seed 0 is run at ``rates`` if ``rate_of`` is the case itself; else at the best rate of the case
+    ``rate_of`` and at half of it.
     """
 
     name: str
@@ -142,24 +138,12 @@ def main() -> None:
 
 def run(case: Case, seed: int, work: Path, out: Path) -> None:
     """Make the runs of a case that have no result yet."""
-    out.mkdir(parents=True, exist_ok=True)
     for rate in rates_of(case, seed, out):
         result = out / f"{case.name}-{rate:g}-{seed}.json"
-        if result.is_file():
-            print(f"{result.name} is there")
-            continue
-        settings: Settings = case.settings | {"seed": seed}
-        # Embeddings and prototypes decayed too when the published runs were made.
-        own = {"learning_rate": rate, "weight_decay_exempt": []}
-        settings["optimizer"] = settings["optimizer"] | own
-        place = work / result.stem
-        said = {"row": case.name, "model": case.model, "rate": rate, "rate_of": case.rate_of}
-        measure(said, settings, place, result)
-        more: dict[str, Any] = {"curve": curve(place)} if settings["evaluation"]["every"] else {}
-        if (place / "channels.csv").is_file():
-            more["gates"] = gates(place / "channels.csv")
-        write_json(result, read_json(result) | more)
-        shutil.rmtree(place)
+        optimizer = case.settings["optimizer"] | {"learning_rate": rate}
+        settings: Settings = case.settings | {"seed": seed, "optimizer": optimizer}
+        row = {"row": case.name, "model": case.model, "rate": rate, "rate_of": case.rate_of}
+        measure(row, settings, work / result.stem, result, keep=False)
 
 
 def rates_of(case: Case, seed: int, out: Path) -> tuple[float, ...]:
@@ -186,14 +170,6 @@ def dev_ce(row: dict[str, Any]) -> float:
     return min([row["ce"], *(point["ce"] for point in row.get("curve", ()))])
 
 
-def gates(path: Path) -> list[dict[str, float]]:
-    """Return α, and how evenly write gates spread, of layer 0 at every evaluation."""
-    kept = ("step", "alpha", "write_gini", "write_use_gini", "write_top_share")
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["layer"] == "0"]
-    return [{name: float(row[name]) for name in kept} for row in rows]
-
-
 def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
     """Return the rows of Table 1, context by context: as many steps as there are training rows."""
     opened = Corpus.open(corpus)
@@ -202,12 +178,15 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
         Case(
             f"{name}-at-{length}",
             model,
-            {
-                **_common(corpus, model_settings, length),
-                "optimizer": {"warmup": 0.1, "final_learning_rate_share": 0.1},
-                "steps": steps,
-                "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
-            },
+            padded_recipe(
+                corpus,
+                model_settings,
+                length,
+                {"warmup": 0.1, "final_learning_rate_share": 0.1},
+                steps=steps,
+                evaluation={"every": 0, "final_tokens": ALL_OF_IT},
+                **COMMON,
+            ),
             tuple(
                 SOURCE_RATES[model] * factor
                 for factor in TABLE_1_FACTORS.get(name, TABLE_1_FACTORS[model])
@@ -230,25 +209,28 @@ def ablations(corpus: Path) -> list[Case]:
     for path in paths + sorted((RECIPES / "ablations").glob("*.yaml")):
         recipe = yaml.safe_load(path.read_text())
         model = recipe["model"]["preset"]
-        settings = _common(corpus, recipe["model"] | SMALL[model], 256)
-        if "value_width" in recipe["model"]:
-            settings["model"]["value_width"] = WIDTH
-        if "initial_temperatures" in recipe["model"]:
-            kept = recipe["model"]["initial_temperatures"][:LAYERS]
-            settings["model"]["initial_temperatures"] = kept
-        if "dropout" in recipe:
-            settings["dropout"] = recipe["dropout"]
         optimizer = recipe["optimizer"]
         rate = optimizer.pop("learning_rate")
-        settings |= {
-            "optimizer": optimizer,
-            "steps": DOCUMENTS * ROW * EPOCHS // POSITIONS,
-            "evaluation": {
+        settings = padded_recipe(
+            corpus,
+            recipe["model"] | SMALL[model],
+            256,
+            optimizer,
+            steps=DOCUMENTS * ROW * EPOCHS // POSITIONS,
+            evaluation={
                 "every": DOCUMENTS * ROW // POSITIONS,
                 "tokens": DEV,
                 "final_tokens": DEV,
             },
-        }
+            **COMMON,
+        )
+        if "value_width" in recipe["model"]:
+            settings["model"]["value_width"] = WIDTH
+        if "initial_temperatures" in recipe["model"]:
+            temperatures = recipe["model"]["initial_temperatures"][:LAYERS]
+            settings["model"]["initial_temperatures"] = temperatures
+        if "dropout" in recipe:
+            settings["dropout"] = recipe["dropout"]
         settings["data"]["documents"] = DOCUMENTS
         # The default in a table of its own is a second time the same runs.
         if settings not in [case.settings for case in found]:
@@ -259,19 +241,6 @@ def ablations(corpus: Path) -> list[Case]:
         settings = default.settings | {"model": default.settings["model"] | changed}
         found.append(default._replace(name=name, settings=settings, rate_of=name))
     return found
-
-
-def _common(corpus: Path, model: Settings, length: int) -> Settings:
-    return {
-        "corpus": str(corpus),
-        "model": model,
-        "head": {"enabled": False},
-        "data": {"length": length, "packing": "padded"},
-        "batch_size": POSITIONS // length,
-        "precision": "bf16",
-        "checkpoint": {"every": 250, "keep": 1},
-        "logging": {"tensorboard": False},
-    }
 
 
 def build_corpus_of_rows(texts: Path, out: Path) -> None:

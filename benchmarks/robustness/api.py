@@ -19,12 +19,7 @@ from prismlm.corpus import Columns, Corpus, DocumentReader, HubDataset, build_co
 
 @dataclass(frozen=True)
 class Pool:
-    """Values of a parameter: right ones, and what else anybody might give.
-
-    Attributes:
-        right: every one must be taken.
-        wrong: every one must be refused.
-    """
+    """Values of a parameter: the right ones must be taken, the wrong ones refused."""
 
     right: tuple[Any, ...]
     wrong: tuple[Any, ...]
@@ -89,13 +84,9 @@ SEED = whole(0, 7, 2**40)
 
 @dataclass(frozen=True)
 class Call:
-    """A public function.
+    """A public function: its name for users, and ``run``, with one argument for each pool.
 
-    Attributes:
-        name: as users write it.
-        run: takes one argument for each pool, by name.
-        pools: of its parameters.
-        check: what is wrong with what it returns, or None.
+    ``check`` says what is wrong with what it returns, or None.
     """
 
     name: str
@@ -303,13 +294,7 @@ def _feedback(lm: Any) -> list[Call]:
 
 @dataclass(frozen=True, eq=False)
 class ApiCall:
-    """A call to make.
-
-    Attributes:
-        of: the function.
-        given: its arguments.
-        wrong: the names of those that must be refused.
-    """
+    """A call of a function; the arguments in ``wrong`` must be refused."""
 
     of: Call
     given: dict[str, Any]

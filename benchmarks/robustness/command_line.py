@@ -80,13 +80,9 @@ ODD_TEXTS = st.text(st.characters(exclude_characters="\x00/.~", exclude_categori
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line.
+    """What follows ``prismlm``, and the values of options that name what is written.
 
-    Attributes:
-        argv: what follows ``prismlm``.
-        outputs: the values of options that name what is written.
-        damage: to a copy of the tree ``of``, which argv names "damaged"; or None.
-        of: model or corpus.
+    ``damage`` is done to a copy of the tree ``of``, model or corpus, which argv calls "damaged".
     """
 
     argv: tuple[str, ...]

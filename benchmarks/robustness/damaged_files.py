@@ -45,14 +45,10 @@ KINDS = ("flip", "cut", "insert", "drop", "zero", "repeat", "empty")
 
 @dataclass(frozen=True)
 class Damage:
-    """Damage to a file.
+    """Damage to a file below a copied tree: one of ``KINDS``, or "json".
 
-    Attributes:
-        file: path below the copied tree.
-        kind: one of ``KINDS``, or "json".
-        at: where, as a fraction of the bytes or of the values of its JSON.
-        size: how many bytes.
-        value: replaces a value of its JSON; ``REMOVED`` deletes the value.
+    ``at`` is where, as a fraction of the bytes or of the values of its JSON, and ``size`` in bytes.
+    ``value`` replaces a value of its JSON; ``REMOVED`` deletes it.
     """
 
     file: str

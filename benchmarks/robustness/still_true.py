@@ -130,17 +130,11 @@ ALL: Kept = ("shares", "unattributed", "passages", "support", "names")
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing that has changed since.
+    """One thing that has changed since indexing, made by ``change`` in a directory of :func:`make`.
 
-    Attributes:
-        group: of what: weights, configuration and so on.
-        name: what was done.
-        change: does it, to a directory as :func:`make` writes it.
-        right: what of the answer stays, to the last bit; None: it is to be refused.
-        opened: the model was opened before.
-        asked: it had explained the text before, and is asked for passages after.
-        adapted: the model has an adapter beside its weights, and its lens was built with it.
-        near: shares may move by rounding of half precision.
+    ``right`` are the parts of the answer that stay to the last bit; None: it is to be refused. The
+    model was ``opened`` before the change, or also ``asked`` before and asked for passages after.
+    ``adapted``: the model has an adapter. ``near``: shares may move by rounding of half precision.
     """
 
     group: str

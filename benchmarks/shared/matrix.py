@@ -14,16 +14,11 @@ REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix: what its tests record, and where it is shown.
+    """A matrix that ``--write-matrix NAME`` fills from the cells of a test file.
 
     A cell is the note that its test left: empty, or shown under the table. A note that begins with
-    ``refused: `` says why the family cannot be used so.
-
-    Attributes:
-        name: of the option that writes it, ``--write-matrix NAME``.
-        tests: the file whose parametrisation are its cells.
-        result: the JSON in docs/results/.
-        page: the page of docs/ that has its markers.
+    ``refused: `` says why the family cannot be used so. ``result`` is the JSON in docs/results/,
+    ``page`` the page of docs/ with its markers.
     """
 
     name: str

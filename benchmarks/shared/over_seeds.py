@@ -54,12 +54,7 @@ def differences(pairs: Sequence[tuple[Figures, Figures]]) -> list[Difference]:
 
 
 def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Return Student's interval of a mean that misses it with probability ``level``.
-
-    Args:
-        differences: at least two, one a seed.
-        level: of both sides together.
-    """
+    """Return Student's interval of a mean of at least two, at a two-sided level."""
     count = len(differences)
     t = float(stats.t.isf(level / 2, count - 1))
     half = t * statistics.stdev(differences) / math.sqrt(count)

@@ -47,12 +47,9 @@ def run_parts(
     rows_of: Callable[[str, str], Iterable[dict[str, Any]]],
     **how: object,
 ) -> None:
-    """Run the parts, and write each as soon as it is there; the file's others stay.
+    """Run the parts and write each once it is measured; the file's other parts stay.
 
-    Args:
-        given: what :func:`parts_parser` read.
-        rows_of: returns the rows of a part in a dtype.
-        how: what else is noted of each part.
+    ``rows_of`` returns the rows of a part in a dtype; ``how`` is noted with each part.
     """
     began = time.strftime("%Y-%m-%d %H:%M:%S")
     if given.device == "cpu":

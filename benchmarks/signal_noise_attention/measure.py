@@ -95,12 +95,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     for variant in given.only or VARIANTS:
         name = f"{slug(variant)}-{given.seed}"
-        result = given.out / f"{name}.json"
-        if result.is_file():
-            print(f"{result.name} is there")
-            continue
         settings = recipe_of(variant, given.corpus, given.seed, given.steps)
-        measure({"variant": variant, "corpus": described}, settings, given.work / name, result)
+        run = {"variant": variant, "corpus": described}
+        measure(run, settings, given.work / name, given.out / f"{name}.json")
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:

@@ -22,14 +22,9 @@ from prismlm.statistics import bootstrap
 class DomainShare:
     """How well evidence finds a document's own domain.
 
-    Attributes:
-        documents: held-out documents measured.
-        own_share: mean over documents of the share that falls on their own domain.
-        chance: the same if evidence followed each domain's share of all activation.
-        accuracy: share of documents whose own domain has the largest lift.
-        chance_accuracy: one over the number of domains.
-        own_shares: the own share of each document, by its row.
-        hits: whether each document counts for the accuracy, by its row.
+    ``own_share`` is the mean share on the own domain, ``chance`` the same if evidence followed each
+    domain's share of all; ``accuracy`` the share of documents whose own domain has the largest
+    lift. ``own_shares`` and ``hits`` are those of each document, by its row.
     """
 
     documents: int
@@ -51,12 +46,8 @@ def passage_domain_share(
 ) -> DomainShare:
     """Compare where the scores of each held-out document point with the domain it is from.
 
-    Chance is a document's own domain at its mean share over all documents.
-
-    Args:
-        scores: of passages, [documents, P]; negative ones are left out.
-        domains: of each passage.
-        own: of each held-out document.
+    ``scores`` of passages are [documents, P], negative ones are left out; ``domains`` are those of
+    the passages, ``own`` those of the documents.
     """
     names = sorted(set(domains))
     column = {name: i for i, name in enumerate(names)}

@@ -15,14 +15,9 @@ from benchmarks.attribution.judges.passages import best
 def document_recall(
     scores: np.ndarray, planted: Sequence[np.ndarray], limit: int = 10
 ) -> np.ndarray:
-    """Return the recall of every question, float64 [Q].
+    """Return the recall of every question, float64 [Q], from scores of documents [Q, D].
 
     A document without a score above 0 is not named, even where fewer than ``limit`` have one.
-
-    Args:
-        scores: of documents, the higher the more responsible, [Q, D].
-        planted: rows of the documents that hold each question's fact, int64, at least one each.
-        limit: n.
     """
     found = best(scores, limit)
     hits = [

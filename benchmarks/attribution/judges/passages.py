@@ -22,12 +22,9 @@ PASSAGE_TOKENS = 128
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """One prediction of a model: what it had read, and the token that it was asked for.
+    """The tokens before a predicted one, int64 [T], T ≥ 1, and the token to be explained.
 
-    Attributes:
-        ids: the tokens before the predicted one, int64 [T], T ≥ 1.
-        target: the token whose probability is to be explained.
-        document: number in its corpus of the document that this stands in; None if in none.
+    ``document`` is the number of the document that both are in; None if in none.
     """
 
     ids: np.ndarray
@@ -41,14 +38,10 @@ Method = Callable[[Sequence[Prediction]], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class PassageBank:
-    """Documents of a corpus, cut into passages.
+    """Documents of a corpus, cut into P passages.
 
-    Attributes:
-        corpus: that the documents are of.
-        documents: their numbers in the corpus, int64 [D].
-        first: global position of the first token of each passage, int64 [P], ascending.
-        length: tokens of each passage, int64 [P].
-        document: the row in ``documents`` that each passage is from, int64 [P], ascending.
+    ``documents`` are their numbers in the corpus [D]; ``first`` position and ``length`` of each
+    passage [P], and ``document``, the row in ``documents`` that it is from, both ascending.
     """
 
     corpus: Corpus
@@ -136,13 +129,8 @@ def answer_scores(
 
         s_q = Σ_{t of q} w_t s_t / Σ_p |s_tp|
 
-    Args:
-        scores: of predictions, [T, P].
-        question: that each prediction belongs to, int64 [T], from 0 without gaps.
-        weight: of each prediction, [T], at least 0; all 1 if left out.
-
-    Returns:
-        float32 [Q, P]; a prediction whose scores are all 0 adds nothing.
+    ``scores`` are [T, P], ``question`` [T] counts from 0 without gaps, weights are 1 if left out.
+    Returns float32 [Q, P]; a prediction whose scores are all 0 adds nothing.
     """
     total = np.abs(scores).sum(1, dtype=np.float64)
     weighed = np.ones(len(scores)) if weight is None else weight.astype(np.float64)

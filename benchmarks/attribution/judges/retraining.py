@@ -41,12 +41,9 @@ def random_subsets(documents: int, models: int, seed: int, share: float = 0.5) -
 def linear_datamodeling(scores: np.ndarray, subsets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the rank correlation of every prediction, float64 [predictions]; LDS is their mean.
 
-    Args:
-        scores: of documents, the higher the more responsible, [predictions, documents].
-        subsets: what each model was trained on, bool [models, documents].
-        outputs: log-probability of each target under each model, [predictions, models].
-
-    A prediction that is foretold, or comes out, the same for every model gets 0: nothing was said.
+    ``scores`` are [predictions, documents], ``subsets`` what each model was trained on, bool
+    [models, documents], ``outputs`` log-probabilities of the targets [predictions, models]. A
+    prediction whose scores or outputs are the same for every model gets 0.
     """
     foretold = scores.astype(np.float64) @ subsets.T.astype(np.float64)
     return np.array(
@@ -65,19 +62,17 @@ def forgetting(
 ) -> np.ndarray:
     """Retrain without what was named for each prediction; float64 [predictions, seeds], in nats.
 
-    Positive where the prediction has become less likely. Each seed's models, with all documents
-    and without some, begin at the same weights and differ in nothing else.
-
-    A training for every prediction is dear. With ``together`` above 1, one model goes without what
-    was named for several in a row. What is named for the others is noise to each, of a size that
-    documents at random show too: only compare methods, over the same predictions.
+    Positive where the prediction has become less likely. Each seed's models begin at the same
+    weights and differ in documents alone. With ``together`` above 1, so many predictions share a
+    training without what was named for all of them: that is noise of a size that documents at
+    random show too, so only compare methods over the same predictions.
 
     Args:
         train: trains on the documents of these rows, with this seed.
         documents: how many there are.
         predictions: whose targets are asked for again.
         named: rows of the documents taken away for each prediction, int64 [predictions, n].
-        seeds: of the trainings; there are (⌈predictions / together⌉ + 1) · seeds of them.
+        seeds: of the trainings.
         together: predictions that share a training.
     """
     everything = np.arange(documents)

@@ -26,12 +26,7 @@ IGNORED = -100
 
 
 class PatchGains(NamedTuple):
-    """What one step on the named passages did to each prediction.
-
-    Attributes:
-        gain: of its log-probability, in nats, float64 [predictions].
-        specific: of its log-odds, less the mean of its target's in other contexts; NaN without.
-    """
+    """The change of each log-probability, in nats, and the specific change of log-odds (or NaN)."""
 
     gain: np.ndarray
     specific: np.ndarray
@@ -46,15 +41,10 @@ def tail_patch(
     learning_rate: float = 0.05,
     weights: Sequence[nn.Parameter] | None = None,
 ) -> PatchGains:
-    """Return the gains of each prediction.
+    """Return the gains of each prediction from one step of plain SGD on its passages.
 
-    Args:
-        model: a causal language model; its weights are as before when this returns or fails.
-        predictions: whose targets' log-probabilities are compared.
-        passages: for each prediction the token ids of those named for it, int64 [length] each.
-        contexts: other texts that targets might follow, token ids, int64 [length] each.
-        learning_rate: η of the step, plain SGD.
-        weights: of the model, that the step moves; every one if left out.
+    The step moves ``weights``, by default all; they are as before when this returns or fails.
+    ``contexts`` are other texts that targets might follow, for the specific gain.
     """
     training = model.training
     model.eval()

@@ -30,11 +30,8 @@ from prismlm.progress import SILENT
 class Explained:
     """Evidence by position as the product spreads it, each prediction within its text.
 
-    Args:
-        setting: whose model is asked, and whose passages are scored.
-        cells: of a lens of the same model and documents.
-        shuffled: a seed makes it a control: every prototype is given another one's cell.
-        alone: every prediction as if no text stood before it.
+    As controls, a seed in ``shuffled`` gives every prototype another one's cell, and ``alone``
+    explains every prediction as if no text stood before it.
     """
 
     def __init__(

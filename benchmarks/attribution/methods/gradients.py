@@ -17,16 +17,9 @@ class Gradients:
 
         score = g_y · D g_p / (|D^½ g_y| |D^½ g_p|),   g = ∇_θ of the loss
 
-    the loss of a passage being the mean over its tokens; with the cosine left out, the product
-    alone. D is the identity or, ``preconditioned``, the inverse of the damped diagonal Fisher, the
-    mean of squared gradients over passages.
-
-    Args:
-        model: whose weights.
-        bank: the passages; a gradient is taken for each, so it must be small.
-        cosine: divide by lengths.
-        preconditioned: whether D is the diagonal Fisher's inverse.
-        damping: added to the Fisher, as a share of its mean.
+    The loss of a passage is the mean over its tokens; without ``cosine``, the product alone. D is
+    the identity or, ``preconditioned``, the inverse of the diagonal Fisher: the mean of squared
+    gradients over passages, damped by ``damping`` of its mean.
     """
 
     def __init__(

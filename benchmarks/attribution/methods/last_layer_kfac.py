@@ -26,11 +26,8 @@ AT_ONCE = 2048
 class LastLayerKFAC:
     """The method; positions are read once for all predictions of a call.
 
-    Args:
-        setting: whose positions are read; their logits are made again from their states.
-        damping: a and g, as shares of the mean of each diagonal.
-        sampled: positions that G is estimated on.
-        seed: of the sample.
+    ``damping`` is a and g, as shares of the mean of each diagonal; G is estimated on ``sampled``
+    positions.
     """
 
     def __init__(

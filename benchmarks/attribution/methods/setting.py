@@ -52,17 +52,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Every position n of a bank whose next token is of the same document, in the corpus' order.
+    """Every position n of a bank whose next token is of the same document, in the corpus's order.
 
-    Attributes:
-        passage: that position n is in, int32 [N].
-        token: y_n, the token that stands after it, int32 [N].
-        read: x_n, the token there, int32 [N].
-        probability: p_n, that the model gave to y_n there, float32 [N].
-        log_total: log Σ_v exp(logit_nv), in nats, float32 [N].
-        cell: its nearest prototype, int32 [N].
-        size: length of its state, float32 [N].
-        state: its unit state, float16 [N, d].
+    ``passage``, ``token`` y_n (the next one), ``read`` x_n and ``cell`` (the nearest prototype) are
+    int32 [N]; ``probability`` of y_n, ``log_total`` = log Σ_v exp(logit_nv) and ``size`` of the
+    state float32 [N]; ``state`` are unit states, float16 [N, d].
     """
 
     passage: np.ndarray
@@ -99,16 +93,11 @@ class Positions:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the model makes of some predictions.
+    """What the model makes of Q predictions.
 
-    Attributes:
-        states: unit states, float32 [Q, d].
-        size: their lengths, float32 [Q].
-        targets: int64 [Q].
-        read: the token before each, int64 [Q].
-        probability: of the targets, float32 [Q].
-        prototypes: in use for each, int64 [Q, k].
-        evidence: of each for the target, float32 [Q, k].
+    Unit ``states`` [Q, d], their ``size``, ``targets``, the token ``read`` before each,
+    ``probability`` of the targets, the ``prototypes`` in use [Q, k] and the ``evidence`` of each
+    for the target [Q, k].
     """
 
     states: np.ndarray

@@ -7,18 +7,16 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from benchmarks.attribution.lora_teaching import Drawn, LoraTeaching, part
 from benchmarks.attribution.small_models import log_probabilities
+from benchmarks.attribution.smollm2_setting import LoraTeaching
 from prismlm.training.tuning import LoraOptions
 
 TOKENS, LENGTHS = 40, (5, 7, 6, 4, 7, 3)
-ASKED = [Prediction(np.array([1, 2]), 3), Prediction(np.array([4]), 5)]
 
 
 @pytest.fixture(scope="module")
 def bank():
-    # The last ten tokens of the vocabulary are in no document.
-    ids = np.random.default_rng(0).integers(0, TOKENS - 10, sum(LENGTHS))
+    ids = np.random.default_rng(0).integers(0, TOKENS, sum(LENGTHS))
     corpus = SimpleNamespace(
         lengths=np.array(LENGTHS),
         starts=np.cumsum(LENGTHS) - LENGTHS,
@@ -45,9 +43,9 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
-def teaching(base, tmp_path):
+def teaching(base):
     options = LoraOptions(epochs=3, batch=2, learning_rate=1e-2)
-    return LoraTeaching(base, tmp_path / "entering.npy", np.array([1, 4]), options)
+    return LoraTeaching(base, np.array([1, 4]), options)
 
 
 def test_planted_documents_are_read_in_every_epoch_and_others_once(teaching):
@@ -66,28 +64,3 @@ def test_what_is_read_often_is_learned_and_what_is_left_out_is_not(teaching, ban
     )
     assert taught == again
     assert taught > less
-
-
-def test_a_model_in_two_parts_is_the_model(base, bank):
-    model = LlamaForCausalLM.from_pretrained(base).eval()
-    ids = torch.from_numpy(bank.tokens(1))[None]
-    with torch.no_grad():
-        whole = model(input_ids=ids).logits
-        with part(model.model, slice(2), ends=False) as lower:
-            entering = lower(input_ids=ids).last_hidden_state
-        with part(model.model, slice(2, None), ends=True) as upper:
-            z = upper(inputs_embeds=entering).last_hidden_state
-        torch.testing.assert_close(model.lm_head(z), whole)
-        assert torch.equal(model(input_ids=ids).logits, whole)
-
-
-def test_drawn_tokens_stand_for_all_others(bank):
-    generator = torch.Generator().manual_seed(0)
-    z, weight = (torch.randn(n, 8, generator=generator) for n in (4, TOKENS))
-    # Where the others are all alike, what is drawn says all of them.
-    drawn = Drawn(bank, TOKENS, seed=0)
-    assert len(drawn.frequent) + len(drawn.rare) == TOKENS
-    weight[drawn.rare] = torch.ones(8)
-    labels = drawn.frequent[[0, 3, 1, 2]]
-    expected = torch.nn.functional.cross_entropy(z @ weight.T, labels)
-    torch.testing.assert_close(drawn.loss(z, weight, labels), expected)

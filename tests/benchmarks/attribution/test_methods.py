@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attribution.methods.at_random import SameToken
+from benchmarks.attribution.methods.baselines import ByWords, NearestStates, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
-from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Asked, Positions, Rows
-from benchmarks.attribution.methods.words import ByWords
 
 PASSAGES, TOKENS, CELLS, WIDTH, COUNT = 5, 4, 3, 6, 40
 
@@ -84,8 +82,6 @@ def test_evidence_is_a_kernel_over_positions_with_the_token(setting):
     # The first cell alone is that of the prototype with the most evidence.
     found = scores(setting, temperature=0.3, doubt=0.5, cells=1)
     np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0,)), rtol=1e-4)
-    found = scores(setting, temperature=0.3, doubt=0.5, cells=1, order="nearest")
-    np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(1,)), rtol=1e-4)
     found = scores(setting, temperature=0.3, doubt=0.5, cells=None)
     np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0, 1, 2)), rtol=1e-4)
 
@@ -110,36 +106,6 @@ def test_signed_evidence_takes_away_what_the_model_expected(setting):
         return ((p.token[n] == 2) - probability) * math.exp((cosine - 1) / 0.3)
 
     found = scores(setting, temperature=0.3, signed=True)
-    np.testing.assert_allclose(found, by_loop(setting, weigh), rtol=1e-3)
-
-
-def test_evidence_of_a_prototype_is_handed_out_whole(setting):
-    p = setting.positions
-    found = scores(setting, temperature=0.3, spread="by_prototype")
-    there = {cell for cell in (0, 1) if ((p.cell == cell) & (p.token == 2)).any()}
-    assert there == {0, 1}
-    assert found.sum() == pytest.approx(2.5, rel=1e-4)
-    weighed = scores(setting, temperature=0.3, spread="weighed")
-
-    def weigh(n, cosine):
-        return (p.token[n] == 2) * math.exp((cosine - 1) / 0.3) * (2.0, 0.5)[p.cell[n]]
-
-    np.testing.assert_allclose(weighed, by_loop(setting, weigh), rtol=1e-4)
-
-
-def test_whitened_cosines_are_of_states_without_their_common_shape(setting):
-    p = setting.positions
-    states = p.state.astype(np.float64)
-    values, vectors = np.linalg.eigh(states.T @ states / COUNT)
-    root = vectors @ np.diag(values**-0.5) @ vectors.T
-    z = root @ setting.asked.states[0]
-    found = scores(setting, temperature=0.3, whitening=1.0)
-
-    def weigh(n, _):
-        near = root @ states[n]
-        cosine = near @ z / np.linalg.norm(near) / np.linalg.norm(z)
-        return (p.token[n] == 2) * math.exp((cosine - 1) / 0.3)
-
     np.testing.assert_allclose(found, by_loop(setting, weigh), rtol=1e-3)
 
 
