@@ -33,7 +33,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens import scan as index_scan
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.states import predicting, states_of
-from prismlm.lens.suffixes import has_suffixes
+from prismlm.lens.suffixes import ORDER_FILE
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture
@@ -227,7 +227,7 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     queue.put(
         {
             "cells": True,
-            "verbatim": has_suffixes(out),
+            "verbatim": (out / ORDER_FILE).is_file(),
             "tokens": corpus.num_tokens,
             "documents": len(corpus),
             "cpu_seconds": time.process_time() - began,

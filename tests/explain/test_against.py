@@ -12,7 +12,7 @@ from prismlm.corpus import document_windows
 from prismlm.errors import InputError
 from prismlm.explain import against as module
 from prismlm.explain.attribution import TEMPERATURE
-from prismlm.lens.where import UNKNOWN
+from prismlm.lens.cells import UNKNOWN
 from tests.helpers.next_tokens import next_tokens
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]

@@ -23,7 +23,7 @@ from prismlm.explain.attribution import (
     spread,
 )
 from prismlm.lens import cells as cells_module
-from prismlm.lens.where import Keys
+from prismlm.lens.cells import Keys
 from tests.helpers.predictions import attributed
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]

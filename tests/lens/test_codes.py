@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.lens import codes
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import PARTS, ProductCodes, check_codes, parts_of
 from tests.lens.test_write_cells import random_records, write
@@ -21,7 +20,7 @@ def unit_states(count, width, seed=0):
 @pytest.mark.parametrize(
     ("name", "width"), [("pq", 4), ("pq", 8), ("pq", 10), ("pq12", 24), ("pq12", 30)]
 )
-def test_a_state_is_the_nearest_centre_of_each_part(name, width, monkeypatch):
+def test_a_state_is_the_nearest_centre_of_each_part(name, width):
     size = PARTS[name]
     states = unit_states(300, width)
     coded = ProductCodes.learn(states, name)
@@ -44,10 +43,6 @@ def test_a_state_is_the_nearest_centre_of_each_part(name, width, monkeypatch):
     owner = np.repeat([1, 2, 4], [10, 25, 5])
     found = coded.cosines(into, torch.from_numpy(states[:6]), owner)
     np.testing.assert_allclose(found, (by_hand * states[owner]).sum(1), atol=1e-6)
-    for at_once in (1, 2 * coded.centres[..., 0].size):
-        monkeypatch.setattr(codes, "PRODUCTS_AT_ONCE", at_once)
-        few = coded.cosines(into, torch.from_numpy(states[:6]), owner)
-        np.testing.assert_allclose(few, found, atol=1e-6)
 
 
 def test_codes_take_a_quarter_and_are_near(tmp_path):

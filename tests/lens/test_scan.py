@@ -144,7 +144,7 @@ def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch):
     keys = [(name, "law", "CC0") for name in "abcd"]
     # Four groups of equal use.
     for limit, share in ((4, 0.0), (3, 0.25), (2, 0.5)):
-        monkeypatch.setattr(module.merge_small, "__defaults__", (limit,))
+        monkeypatch.setattr(module, "MAX_GROUPS", limit)
         groups = groups_of(Documents(keys, [9] * 4), "all")
         write_table(counted(groups, range(4)), tmp_path / MASS_FILE)
         assert summed_share(tmp_path) == share

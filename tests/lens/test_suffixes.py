@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prismlm.corpus import build_corpus
 from prismlm.errors import InputError
 from prismlm.lens import suffixes as module
-from prismlm.lens.suffixes import Suffixes, has_suffixes, write_suffixes
+from prismlm.lens.suffixes import ORDER_FILE, Suffixes, write_suffixes
 from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
 
@@ -29,7 +29,7 @@ def test_every_sequence_is_found_where_it_stands(texts, asked, dtype, part):
         write_suffixes(Path(directory), corpus, "train")
         # Read by a version with other parts.
         module.PART = 7
-        suffixes = Suffixes.open(directory)
+        suffixes = Suffixes(Path(directory))
         for wanted in filter(None, [*asked, *texts, *(text[1:4] for text in texts)]):
             places = corpus.places(wanted, "train")
             assert suffixes.count(wanted) == len(places)
@@ -43,7 +43,7 @@ def test_every_sequence_is_found_where_it_stands(texts, asked, dtype, part):
 
 def test_no_match_goes_beyond_a_document(tmp_path):
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
-    suffixes = Suffixes.open(tmp_path)
+    suffixes = Suffixes(tmp_path)
     assert suffixes.count([6, END]) == suffixes.count([END]) == suffixes.count([]) == 0
     assert suffixes.longest_prefix([5, 6, END, 6, 7])[0] == 2
     # Side by side in the copy, with an end between them that no query has.
@@ -54,7 +54,7 @@ def test_no_match_goes_beyond_a_document(tmp_path):
 def test_tokens_of_any_width(tmp_path, large):
     corpus = TokenCorpus([[1, large, large + 1], [large, 1]], 0, "uint32")
     write_suffixes(tmp_path, corpus, "all")
-    suffixes = Suffixes.open(tmp_path)
+    suffixes = Suffixes(tmp_path)
     assert suffixes.find([large], 9).tolist() == [1, 4]
     assert suffixes.count([large, large + 1]) == suffixes.count([large, 1]) == 1
 
@@ -73,7 +73,7 @@ def test_the_lens_needs_the_corpus_no_more(tmp_path, split):
         for start, length in zip(corpus.starts, corpus.lengths, strict=True)
     ]
     shutil.rmtree(corpus.path)
-    suffixes = Suffixes.open(tmp_path / "lens")
+    suffixes = Suffixes(tmp_path / "lens")
     for number, (start, text) in enumerate(texts):
         assert (start in suffixes.find(text, 99).tolist()) == (number in indexed)
 
@@ -81,7 +81,6 @@ def test_the_lens_needs_the_corpus_no_more(tmp_path, split):
 def test_without_the_package_a_lens_has_none_and_says_how_to_add_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS), "all")
-    assert not has_suffixes(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / ORDER_FILE).exists()
     with pytest.raises(InputError, match=r"pip install 'prismlm\[verbatim\]'.*prismlm index"):
-        Suffixes.open(tmp_path)
+        Suffixes(tmp_path)

@@ -8,6 +8,7 @@ import pytest
 import prismlm
 from prismlm.corpus import build_corpus
 from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.suffixes import StoredTokens
 from prismlm.lens.text import MAX_CHARACTERS, OwnText, joined, sentence_around
 from tests.helpers.lens_meta import change_meta
 
@@ -28,18 +29,11 @@ def odd(tiny_model, tmp_path_factory):
     return model
 
 
-def sources(lm):
-    """The same text from the suffix array and from the cells."""
-    lens = lm.lens
-    assert lens.suffixes is not None
-    return OwnText(lens.cells, lens.suffixes, lm.tokenizer), OwnText(lens.cells, None, lm.tokenizer)
-
-
 @pytest.mark.parametrize("model", ["tiny_model", "odd"])
 def test_every_document_is_that_of_the_corpus(model, request):
     lm = prismlm.load(request.getfixturevalue(model))
     corpus, documents = lm.lens.corpus, lm.lens.cells.documents
-    for source in sources(lm):
+    for source in [OwnText(lm.lens.cells, StoredTokens(lm.lens.path), lm.tokenizer)]:
         for number, doc_id in enumerate(documents["doc_id"].to_pylist()):
             theirs = corpus.find(doc_id)
             start, length = int(corpus.starts[theirs]), int(corpus.lengths[theirs])

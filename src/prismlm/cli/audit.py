@@ -60,7 +60,7 @@ def audit(
     from prismlm.explain.audit import Audit, estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
-    from prismlm.lens.where import parse_where
+    from prismlm.lens.cells import parse_where
 
     outputs = {"parquet": parquet, "jsonl": jsonl, "csv": csv, "html": html}
     opt.check_output_files(model, lens, *files, overwrite=overwrite, **outputs)

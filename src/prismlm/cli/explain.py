@@ -65,7 +65,7 @@ def explain(
         raise InputError("--attention is a part of the JSON document: add --json.")
     from prismlm.cli.trace import PrintOptions
     from prismlm.explain.language_model import load
-    from prismlm.lens.where import parse_where
+    from prismlm.lens.cells import parse_where
 
     conditions = parse_where(where or [])
     with spinner("Opening the model"):

@@ -24,9 +24,9 @@ from prismlm.cli.output import (
 from prismlm.explain.attribution import Method, Passage, Sources, worth_showing
 from prismlm.explain.support import MIN_PERCENT, Quote
 from prismlm.explain.trace import Step, Trace
+from prismlm.lens.cells import UNKNOWN, Where
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around, joined
-from prismlm.lens.where import UNKNOWN, Where
 from prismlm.pages.colours import colour
 from prismlm.pages.trace import CAVEAT
 from prismlm.probes.results import Row, Table

@@ -33,12 +33,11 @@ from prismlm.corpus.windows import WindowGrid, batch_of, document_windows
 from prismlm.errors import InputError
 from prismlm.explain.attribution import TEMPERATURE, Attribution, Passage, Places
 from prismlm.explain.prediction import Predictions
-from prismlm.lens.cells import STRETCH, compared, largest
+from prismlm.lens.cells import STRETCH, Where, compared, largest
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.probe import Probe
 from prismlm.lens.states import probabilities
-from prismlm.lens.where import Where
 from prismlm.models.seam import capture
 
 if TYPE_CHECKING:

@@ -69,11 +69,19 @@ from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import frame, table
 from prismlm.explain.support import Coverage, Support, token_information
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells, group_members, largest, nearest_of, neighbours
+from prismlm.lens.cells import (
+    Cells,
+    Conditions,
+    Where,
+    group_members,
+    largest,
+    nearest_of,
+    neighbours,
+    normalised,
+)
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
-from prismlm.lens.where import Conditions, Where, normalised
 
 if TYPE_CHECKING:
     import pandas

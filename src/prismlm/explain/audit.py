@@ -23,9 +23,9 @@ from prismlm.explain.prediction import is_plausible
 from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.files import json_text, read_json, write_json
+from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS, key_of
 from prismlm.lens.lens import Lens
-from prismlm.lens.where import Where, normalised
 from prismlm.outputs import output_files
 
 if TYPE_CHECKING:

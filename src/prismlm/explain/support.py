@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.lens import Lens
 from prismlm.lens.suffixes import Suffixes
 from prismlm.lens.support import SupportScale
-from prismlm.lens.where import UNKNOWN
 
 if TYPE_CHECKING:
     from prismlm.explain.attribution import Passage, Share, Sources

@@ -33,10 +33,10 @@ from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.support import MIN_INFORMATION, STRONG, Quote, Support, quotes, summarise
 from prismlm.files import json_text
+from prismlm.lens.cells import Where
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.text import sentences
-from prismlm.lens.where import Where
 from prismlm.outputs import write_text
 
 if TYPE_CHECKING:

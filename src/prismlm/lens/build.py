@@ -30,7 +30,7 @@ from prismlm.lens.codes import parts_of
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, options_for
 from prismlm.lens.probe import Probe
-from prismlm.lens.scan import ABSENT, Scan, ScanInput, mass_table, scan_blocks
+from prismlm.lens.scan import Scan, ScanInput, mass_table, scan_blocks
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
 from prismlm.lens.suffixes import write_suffixes
@@ -94,7 +94,7 @@ def index(
 
 
 def index_checkpoint(
-    checkpoint: Checkpoint, corpus: Corpus, out: Path, options: IndexOptions, **how: Any
+    checkpoint: Checkpoint, corpus: Corpus, out: Path, options: IndexOptions, **settings: Any
 ) -> Path | None:
     """Index a corpus with an open checkpoint, as :func:`build_index`."""
     model, sidecar = checkpoint.model, checkpoint.sidecar
@@ -102,7 +102,7 @@ def index_checkpoint(
     trained = sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     same = None if fingerprint is None else fingerprint == corpus.fingerprint
-    return build_index(model, sidecar.head, corpus, out, options, trained_on=same, **how)
+    return build_index(model, sidecar.head, corpus, out, options, trained_on=same, **settings)
 
 
 def build_index(
@@ -125,9 +125,9 @@ def build_index(
     options, out = options_for(model, options or IndexOptions()), Path(out)
     check_index(model, corpus, options)
     check_lens(out, overwrite=overwrite)
-    given, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
-    run = _run(given)
-    with _ready(given, parts):
+    source, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
+    run = _run_settings(source)
+    with _ready(source, parts):
         parts.check(run, overwrite=overwrite)
         # Another process may have written it in the meantime.
         check_lens(out, overwrite=overwrite)
@@ -136,7 +136,7 @@ def build_index(
             if not part.is_dir():
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
-                    _scan_part(given, directory, progress)
+                    _scan_part(source, directory, progress)
         if len(parts.complete()) < options.shard.count:
             return None
         parts.check(run)
@@ -146,21 +146,23 @@ def build_index(
             check_lens(out, overwrite=overwrite)
             with writing(out), atomic_directory(out) as directory:
                 meta = {name: value for name, value in run.items() if name not in NOT_IN_META}
-                write_lens(directory, given, parts, meta | {"trained_on": trained_on}, progress)
+                write_lens(directory, source, parts, meta | {"trained_on": trained_on}, progress)
             discard(parts.path)
     return out
 
 
 @contextmanager
-def _ready(given: ScanInput, parts: Parts) -> Iterator[None]:
-    """Put the model in evaluation mode; on a full disk or a signal, say what is kept."""
-    what, (documents, tokens) = f"the lens {parts.out}", _counts(given)
-    expected = lens_bytes(given.head, given.options, documents, tokens)
+def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
+    """Put the model in evaluation mode; on a full disk or a signal, say what can be resumed."""
+    what, expected = (
+        f"the lens {parts.out}",
+        lens_bytes(source.head, source.options, *_counts(source)),
+    )
     check_room(what, parts.out, expected, parts.path)
-    if given.model.device.type == "cpu":
+    if source.model.device.type == "cpu":
         keep_freed_memory()
     room = room_to_write(what, parts.out.parent, lambda: f"Make room. {parts.kept()}")
-    with evaluating(given.model), Interrupts(parts.kept) as interrupts, room:
+    with evaluating(source.model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
         yield
 
@@ -188,6 +190,8 @@ class Parts:
 
     def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
         """Check that finished parts are of the same run; discard others with ``overwrite``."""
+        what = f"an index of {self.out} was started with another input"
+        way_out = "Resume that one, choose another --lens, or discard its parts with --overwrite."
         # Not while another process writes the lens.
         with writing(self.path, wait=True):
             for part in self.path.glob("part-*"):
@@ -195,69 +199,54 @@ class Parts:
                 before = read_note(note, self.path) if note.is_file() else {}
                 if overwrite and before != run:
                     discard(part)
-                    continue
-                check_same(
-                    f"an index of {self.out} was started with another input",
-                    before,
-                    run,
-                    "Resume that one, choose another --lens, or discard its parts with "
-                    "--overwrite.",
-                )
+                else:
+                    check_same(what, before, run, way_out)
 
 
-def _run(given: ScanInput) -> dict[str, Any]:
+def _run_settings(source: ScanInput) -> dict[str, Any]:
     """Return the settings that all parts of a lens share."""
-    corpus, options, states = given.corpus, given.options, given.states
-    run = {
-        "model": fingerprints.of_model(given.model),
-        "prototypes": layout.prototypes_fingerprint(given.head),
-        "tokenizer": corpus.meta["tokenizer"]["fingerprint"],
-        "corpus": corpus.fingerprint,
-        "split": options.split,
-        "window": options.window,
-        "stride": options.stride,
-        "contexts": options.contexts,
-        "positions": options.positions,
-        "codes": options.codes,
+    options, names = source.options, ("split", "window", "stride", "contexts", "positions", "codes")
+    return {
+        "model": fingerprints.of_model(source.model),
+        "prototypes": layout.prototypes_fingerprint(source.head),
+        "tokenizer": source.corpus.meta["tokenizer"]["fingerprint"],
+        "corpus": source.corpus.fingerprint,
+        **{name: getattr(options, name) for name in names},
         "precision": "bf16" if options.bf16 else "float32",
         "shards": options.shard.count,
-    }
-    if states is not None:
-        shared = {name: run[name] for name in ("model", "corpus", "split", "window", "stride")}
-        states.check(shared | {"bf16": options.bf16})
         # Stored states are rounded, so parts with and without them differ.
-        run["states"] = len(states)
-    return run
+        "states": None if source.states is None else len(source.states),
+    }
 
 
-def _counts(given: ScanInput) -> tuple[int, int]:
+def _counts(source: ScanInput) -> tuple[int, int]:
     """Return the documents, and the predictions: all tokens but the last of each."""
-    documents, tokens = split_counts(given.corpus, given.options.split)
+    documents, tokens = split_counts(source.corpus, source.options.split)
     return documents, tokens - documents
 
 
-def _scan_part(given: ScanInput, directory: Path, progress: Reporter) -> None:
-    slots = given.order.slots(given.options.shard.number, given.options.shard.count)
-    expected = round(_counts(given)[1] * (len(slots) / given.order.count))
+def _scan_part(source: ScanInput, directory: Path, progress: Reporter) -> None:
+    slots = source.order.slots(source.options.shard.number, source.options.shard.count)
+    expected = round(_counts(source)[1] * (len(slots) / source.order.count))
+    scan = Scan.empty(source, directory)
     with progress.task("Indexing", expected, "tokens") as task:
-        scan = Scan.empty(given, directory)
-        for done in scan_blocks(scan, given, slots):
-            task.advance(done)
+        for predictions in scan_blocks(scan, source, slots):
+            task.advance(predictions)
     scan.save(directory)
 
 
 def write_lens(
-    directory: Path, given: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
+    directory: Path, source: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
 ) -> None:
     """Merge the parts and write all files of a lens."""
-    model, head, corpus, options = given.model, given.head, given.corpus, given.options
+    model, head, corpus, options = source.model, source.head, source.corpus, source.options
     scans = [Scan.load(parts.part(number), head.width) for number in range(parts.count)]
     scan, split = scans[0], options.split
     for other in scans[1:]:
         scan.merge(other)
     contexts = top_contexts.to_rows(scan.top)
     write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
-    layout.write_table(mass_table(scan.mass, given.groups.keys), directory / layout.MASS_FILE)
+    layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
     Probe.measure(model, corpus, split, options.window).save(directory)
     if options.with_text:
         write_suffixes(directory, corpus, split)
@@ -279,27 +268,16 @@ def write_lens(
     meta |= {
         "corpus_name": corpus.name,
         "corpus_path": str(corpus.path.resolve()),
-        "documents": _counts(given)[0],
+        "documents": _counts(source)[0],
         "tokens": scan.tokens,
         "with_text": options.with_text,
-        "convergence": convergence(scan),
+        "convergence": scan.convergence(),
         "cells": cells,
         "support": None if support is None else asdict(support),
         "files": files,
     }
     layout.write_meta(directory, layout.LensMeta(**meta))
     share(directory)
-
-
-def convergence(scan: Scan) -> list[dict[str, float]]:
-    """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
-    points: list[dict[str, float]] = []
-    for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
-        present = nearest[nearest > ABSENT].double()
-        if len(present):
-            share, mean = tokens / max(scan.tokens, 1), float(present.mean())
-            points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
-    return points
 
 
 def write_contexts(
@@ -318,14 +296,12 @@ def write_contexts(
     if with_text:
         texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
     facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
+    columns = (contexts.cosine, contexts.activation, contexts.routed, contexts.position)
     table = pa.table(
         [
-            pa.array(prototype.astype(np.int32)),
-            pa.array(rank.astype(np.int32)),
-            pa.array(contexts.cosine.numpy()),
-            pa.array(contexts.activation.numpy()),
-            pa.array(contexts.routed.numpy()),
-            pa.array(contexts.position.numpy()),
+            prototype.astype(np.int32),
+            rank.astype(np.int32),
+            *(column.numpy() for column in columns),
             *facts.take(pa.array(row)).columns,
             *texts,
         ],
@@ -360,7 +336,7 @@ def prototypes_table(
     """Return ``prototypes.parquet`` with names from signatures, before there are labels."""
     count, signatures = head.num_prototypes, signatures_of(model, head, corpus)
     nearest = scan.top.cosine[:, 0]
-    columns = {
+    columns: dict[str, Any] = {field.name: None for field in layout.PROTOTYPES_SCHEMA} | {
         "prototype": np.arange(count, dtype=np.int32),
         "name": signatures.names,
         "top_tokens": signatures.tokens,
@@ -369,13 +345,9 @@ def prototypes_table(
         "nearest_cosine": pa.array(nearest.numpy(), mask=torch.isinf(nearest).numpy()),
         "label_source": ["signature"] * count,
     }
+    empty = [None] * count
     return pa.table(
-        [
-            pa.array(columns[field.name], field.type)
-            if field.name in columns
-            else pa.nulls(count, field.type)
-            for field in layout.PROTOTYPES_SCHEMA
-        ],
+        {name: empty if values is None else values for name, values in columns.items()},
         schema=layout.PROTOTYPES_SCHEMA,
     )
 
@@ -444,12 +416,12 @@ def estimate_index(
     """
     options = options_for(model, options)
     check_index(model, corpus, options)
-    given = ScanInput(model, head, corpus, options)
+    source = ScanInput(model, head, corpus, options)
     with evaluating(model), TemporaryDirectory() as directory:
-        scan = Scan.empty(given, Path(directory))
-        passes = scan_blocks(scan, given, range(given.order.count))
-        rate = rate_of(passes, SECONDS_MEASURED, enough=2**14) or 1e4
-    documents, tokens = (None if scale is None else round(scale * n) for n in _counts(given))
+        scan = Scan.empty(source, Path(directory))
+        predictions = scan_blocks(scan, source, range(source.order.count))
+        rate = rate_of(predictions, SECONDS_MEASURED, enough=2**14) or 1e4
+    documents, tokens = (None if scale is None else round(scale * n) for n in _counts(source))
     return Cost(
         None if tokens is None else tokens / rate,
         peak_memory(model.device.type),

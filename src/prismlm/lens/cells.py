@@ -1,8 +1,11 @@
-"""The cells of a lens: every indexed position by nearest prototype and next token."""
+"""The cells of a lens: every indexed position by nearest prototype and next token.
+
+Filters choose among the documents of these positions, by source, domain and licence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +17,62 @@ import pyarrow.compute as pc
 from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.errors import FormatError, InputError, check_choice, check_kind, check_text, suggest
 from prismlm.lens import layout
 from prismlm.lens.codes import Codes, open_codes
-from prismlm.lens.where import Conditions, Keys
 
 ROWS_AT_ONCE = 2**20
-POSITION_TYPES = {4: "<u4", 8: "<i8"}
-TOKEN_TYPES = {2: "<u2", 4: "<i4"}
+POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
 # Positions of one range that are compared at most, in stretches that are contiguous on disk.
 MOST_OF_A_RANGE = 512
 STRETCH = 32
 RECORDS_AT_ONCE = 2**15
+UNKNOWN = "(unknown)"
+# Values of one column are alternatives; columns must all match.
+Where = Mapping[str, str | Sequence[str]]
+Conditions = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
+    """Parse ``column=value`` conditions; several values of one column are alternatives."""
+    where: dict[str, list[str]] = {}
+    for condition in conditions:
+        column, _, value = condition.partition("=")
+        if not value:
+            raise InputError(
+                f"the filter {condition!r} cannot be read: expected COLUMN=VALUE, such as "
+                "license=CC0."
+            )
+        where.setdefault(column.strip(), []).append(value)
+    normalised(where)
+    return where
+
+
+def normalised(where: Where | None) -> Conditions:
+    """Return a filter as sorted tuples; InputError if it is invalid."""
+    if where is None:
+        return ()
+    check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
+    conditions: list[tuple[str, tuple[str, ...]]] = []
+    for column, values in where.items():
+        check_choice("the column of the filter", column, layout.GROUP_COLUMNS)
+        what, kinds = f"the value of {column}", (list, tuple, set, frozenset)
+        several = check_kind(what, [values] if isinstance(values, str) else values, kinds, "text")
+        conditions.append((column, tuple(sorted({check_text(what, value) for value in several}))))
+    return tuple(sorted(conditions))
+
+
+class Keys(NamedTuple):
+    """The distinct values of a column, and the index of every row's value, int [rows]."""
+
+    names: list[str]
+    codes: np.ndarray
+
+    @classmethod
+    def from_column(cls, column: pa.ChunkedArray) -> Keys:
+        """Encode a column of a table; nulls are "(unknown)"."""
+        encoded = column.fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+        return cls(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
 
 
 def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> np.dtype:
@@ -73,7 +120,7 @@ class Cells:
         if self._records.dtype != record or len(self._records) != self.meta.rows:
             raise FormatError(f"{self.path} does not match {layout.META_FILE}. {layout.REBUILD}")
         self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, record.itemsize)
-        self._columns: dict[str, Keys] = {}
+        self._keys_of: dict[str, Keys] = {}
         self._facts: dict[int, dict[str, Any]] = {}
 
     @cached_property
@@ -98,12 +145,12 @@ class Cells:
         return rows[:, ::2], rows[:, 1::2]
 
     def _first_row(self, key: np.ndarray) -> np.ndarray:
-        """Return the first row with a key, or a larger one."""
+        # The first row with a key, or a larger one.
         keys, starts = self.keys_and_starts
-        at = np.searchsorted(keys, key)
-        rows = np.full(at.shape, self.meta.rows)
-        inside = at < len(starts)
-        rows[inside] = starts[at[inside]]
+        index = np.searchsorted(keys, key)
+        rows = np.full(index.shape, self.meta.rows)
+        inside = index < len(starts)
+        rows[inside] = starts[index[inside]]
         return rows
 
     def records(self, rows: np.ndarray) -> np.ndarray:
@@ -114,34 +161,6 @@ class Cells:
     def positions(self, first: int, count: int) -> np.ndarray:
         """Return the global positions of successive rows, int64 [at most count]."""
         return self._records["position"][first : first + count].astype(np.int64)
-
-    def _all_positions(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the first row and the positions of each million rows."""
-        for begin in range(0, len(self), ROWS_AT_ONCE):
-            yield begin, self.positions(begin, ROWS_AT_ONCE)
-
-    def tokens(self, start: int, length: int, end: int) -> np.ndarray:
-        """Return the tokens of one document from a global position on, int64 [length].
-
-        The cells must have every position. ``end`` is the token that ends a document.
-        """
-        first = int(self._offset(np.array([start]))[0])
-        tokens = self._tokens[first : first + length].astype(np.int64)
-        return np.where(tokens < 0, end, tokens)
-
-    def _offset(self, positions: np.ndarray) -> np.ndarray:
-        """Return where positions lie in the documents of the lens, one after the other."""
-        lengths = self.documents["length"].to_numpy()
-        document = self.document_of(positions)
-        return (np.cumsum(lengths) - lengths - self.starts)[document] + positions
-
-    @cached_property
-    def _tokens(self) -> np.ndarray:
-        """The tokens of all documents in order, −1 for their ends: int32 [Σ lengths]."""
-        tokens = np.full(int(self.documents["length"].to_numpy().sum()), -1, dtype=np.int32)
-        for begin, positions in self._all_positions():
-            tokens[self._offset(positions)] = self._records["read"][begin : begin + len(positions)]
-        return tokens
 
     @cached_property
     def documents(self) -> pa.Table:
@@ -176,9 +195,9 @@ class Cells:
 
     def keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
-        if column not in self._columns:
-            self._columns[column] = Keys.from_column(self.documents[column])
-        return self._columns[column]
+        if column not in self._keys_of:
+            self._keys_of[column] = Keys.from_column(self.documents[column])
+        return self._keys_of[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
         """Return which documents match a filter that is not empty: bool [documents]."""
@@ -215,8 +234,7 @@ class Cells:
 
     def base_rates(self, column: str) -> np.ndarray:
         """Return the share of each value of a column in all positions, float64 [values]."""
-        names, codes = self.keys(column)
-        return np.bincount(codes, self.document_rates, minlength=len(names))
+        return np.bincount(self.keys(column).codes, self.document_rates)
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return the number of positions in each of K cells, int64 [K]."""
@@ -231,11 +249,11 @@ class Cells:
         keys, starts = self.keys_and_starts
         first = int(self.starts[document])
         last = first + int(self.documents["length"][document].as_py())
-        parts = [
-            np.flatnonzero((positions >= first) & (positions < last)) + begin
-            for begin, positions in self._all_positions()
-        ]
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        parts: list[np.ndarray] = []
+        for begin in range(0, len(self), ROWS_AT_ONCE):
+            positions = self.positions(begin, ROWS_AT_ONCE)
+            parts.append(np.flatnonzero((positions >= first) & (positions < last)) + begin)
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
         cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
         return np.bincount(cell, minlength=cells), self.sizes(cells)
 

@@ -8,6 +8,7 @@ takes a quarter of the size; its cosines are off by one or two hundredths.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import normalize, pad
 
 from prismlm.errors import InputError, check_choice
 from prismlm.lens import layout
@@ -26,55 +27,61 @@ PARTS = {"pq": 4, "pq12": 12}
 CENTRES = 256
 # Positions that the centers are learned from: the most that faiss uses.
 SAMPLE = 256 * CENTRES
-# Products of states with centers computed at once: 64 MiB.
-PRODUCTS_AT_ONCE = 2**24
 
 
-class Int8Codes:
-    """A byte for each dimension and a scale for each state; ``fields`` are those of a record."""
+class Codes:
+    """A format of states; ``fields`` are those of a record."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.fields: list[tuple[Any, ...]] = [("scale", "<f2"), ("code", "i1", (width,))]
-
-    def states(self, records: np.ndarray) -> Tensor:
-        """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
-        return torch.from_numpy(records["code"]).float() * self._factor(records)[:, None]
+    fields: list[tuple[Any, ...]]
+    # The products of codes with a state, and the factor of each record: there are fewer products
+    # to scale than codes.
+    _products: Callable[[Tensor, Tensor], Tensor]
+    _factors: Callable[[np.ndarray], Tensor]
 
     def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
         """Return the cosine of each record with its owner among unit states, float32 [n].
 
         ``owner`` is int64 [n] and ascends.
         """
-        products = torch.empty(len(records))
+        products, codes = torch.empty(len(records)), torch.from_numpy(records["code"])
         bounds = np.searchsorted(owner, np.arange(len(states) + 1)).tolist()
         for state, (begin, end) in zip(states, pairwise(bounds), strict=True):
             if begin < end:
-                codes = torch.from_numpy(records["code"][begin:end])
-                products[begin:end] = codes.float() @ state
-        # There are fewer products to scale than codes.
-        return (products * self._factor(records)).numpy()
+                products[begin:end] = self._products(codes[begin:end], state)
+        return (products * self._factors(records)).numpy()
+
+
+class Int8Codes(Codes):
+    """A byte for each dimension and a scale for each state."""
+
+    def __init__(self, width: int) -> None:
+        self.fields = [("scale", "<f2"), ("code", "i1", (width,))]
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
+        return torch.from_numpy(records["code"]).float() * self._factors(records)[:, None]
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Copy the codes of int8 records."""
         into["scale"], into["code"] = records["scale"], records["code"]
 
-    @staticmethod
-    def _factor(records: np.ndarray) -> Tensor:
+    def _products(self, codes: Tensor, state: Tensor) -> Tensor:
+        return codes.float() @ state
+
+    def _factors(self, records: np.ndarray) -> Tensor:
         return torch.from_numpy(records["scale"].astype(np.float32) / 127)
 
 
-class ProductCodes:
+class ProductCodes(Codes):
     """The nearest center of each part of a state, zero-padded to whole parts."""
 
     def __init__(self, width: int, centres: np.ndarray) -> None:
         self.width, self.centres = width, centres
-        parts, _, part = centres.shape
-        self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
-        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, part))
-        self._first = torch.arange(parts) * CENTRES
-        inside = functional.pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
-        self._squares = (torch.from_numpy(centres) * inside).square().sum(2).flatten()
+        parts, count, part = centres.shape
+        self.fields = [("code", "u1", (parts,))]
+        self._table, self._first = torch.from_numpy(centres), torch.arange(parts) * count
+        inside = pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
+        self._squares = (self._table * inside).square().sum(2).flatten()
 
     @classmethod
     def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
@@ -97,39 +104,26 @@ class ProductCodes:
 
     def states(self, records: np.ndarray) -> Tensor:
         """Return the concatenated centers, normalised: float32 [n, d]."""
-        index = torch.from_numpy(records["code"]).long() + self._first
-        return functional.normalize(self._table[index].flatten(1)[:, : self.width], dim=-1)
-
-    def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
-        """As :meth:`Int8Codes.cosines`; products and squared lengths are sums over parts."""
-        parts, centres, part = self.centres.shape
-        if not len(records):
-            return np.empty(0, dtype=np.float32)
-        states, owner = states[owner[0] : owner[-1] + 1], owner - owner[0]
-        padded = functional.pad(states, (0, -self.width % part)).view(-1, parts, part)
-        index = torch.from_numpy(records["code"]).long() + self._first
-        lengths = self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
-        at_once, sums = max(1, PRODUCTS_AT_ONCE // (parts * centres)), torch.empty(len(records))
-        bounds = np.searchsorted(owner, np.arange(0, len(padded) + at_once, at_once)).tolist()
-        for number, (begin, end) in enumerate(pairwise(bounds)):
-            first = number * at_once
-            some, offset = padded[first : first + at_once], owner[begin:end] - first
-            products = torch.einsum("qpd,pcd->qpc", some, self._table.view(parts, centres, part))
-            index[begin:end] += torch.from_numpy(offset * parts * centres)[:, None]
-            sums[begin:end] = products.flatten()[index[begin:end]].sum(1)
-        return sums.div_(lengths).numpy()
+        centres = self._table.flatten(0, 1)[torch.from_numpy(records["code"]).long() + self._first]
+        return normalize(centres.flatten(1)[:, : self.width], dim=-1)
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Encode the states of int8 records."""
-        faiss = _faiss()
-        parts, _, part = self.centres.shape
+        faiss, (parts, _, part) = _faiss(), self.centres.shape
         quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
         faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
         states = Int8Codes(self.width).states(records).numpy()
         into["code"] = quantiser.compute_codes(_padded(states, part))
 
+    def _products(self, codes: Tensor, state: Tensor) -> Tensor:
+        # Sums over a table with the product of every center.
+        parts, _, part = self.centres.shape
+        padded = pad(state, (0, -self.width % part)).view(parts, part, 1)
+        return (self._table @ padded).flatten()[codes.long() + self._first].sum(1)
 
-Codes = Int8Codes | ProductCodes
+    def _factors(self, records: np.ndarray) -> Tensor:
+        index = torch.from_numpy(records["code"]).long() + self._first
+        return 1 / self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
 
 
 def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,7 +147,7 @@ def check_codes(name: str) -> CodeName:
     return cast("CodeName", name)
 
 
-def open_codes(directory: Path, name: str, width: int) -> Codes:
+def open_codes(directory: Path, name: str, width: int) -> Int8Codes | ProductCodes:
     """Open the code of the cells of a lens."""
     if name == "int8":
         return Int8Codes(width)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from scipy.special import entr
 
 from prismlm.lens import layout
 from prismlm.lens.lens import Lens
@@ -36,10 +37,8 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
       the state of a better one
     """
     layout.check_files(lens.path, lens.meta)
-    spread, meta = _spread(lens), lens.meta
-    used = lens.prototypes["usage"].to_numpy() > 0
-    document = lens.documents.codes
-    count = max(1, len(document))
+    spread, meta, document = _spread(lens), lens.meta, lens.documents.codes
+    used, count = lens.prototypes["usage"].to_numpy() > 0, max(1, len(document))
     last = meta.convergence[-1]["mean_nearest_cosine"] if meta.convergence else 0.0
     near = last - (1 - CONVERGED) * abs(last)
     converged = (row["share"] for row in meta.convergence if row["mean_nearest_cosine"] >= near)
@@ -49,10 +48,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     columns = {"prototype": np.arange(lens.num_prototypes), **spread}
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return {
-        "tokens": meta.tokens,
-        "documents": meta.documents,
-        "split": meta.split,
-        "trained_on": meta.trained_on,
+        **{name: getattr(meta, name) for name in ("tokens", "documents", "split", "trained_on")},
         "prototypes": lens.num_prototypes,
         "with_contexts": int((spread["documents"] > 0).sum()),
         "in_use": in_use,
@@ -97,38 +93,34 @@ def verdict(
 
 def _spread(lens: Lens) -> dict[str, np.ndarray]:
     """Return the figures of each prototype's contexts, [K] each."""
-    activation = lens.index["activation"].to_numpy()
-    columns = (lens.index[name].to_pylist() for name in ("before", "token", "after"))
+    index, (sources, codes) = lens.index, lens.keys("mass", "source")
+    columns = (index[name].to_pylist() for name in ("before", "token", "after"))
     texts = list(zip(*columns, strict=True)) if lens.meta.with_text else None
-    sources, codes = lens.keys("mass", "source")
+    activation = np.zeros((lens.num_prototypes, lens.meta.contexts))
+    activation[index["prototype"].to_numpy(), index["rank"].to_numpy()] = index["activation"]
     by_source = np.zeros((lens.num_prototypes, len(sources)))
-    cell = lens.mass["prototype"].to_numpy(), codes
-    np.add.at(by_source, cell, lens.mass["activation_sum"].to_numpy())
-    rows: list[dict[str, float]] = []
+    np.add.at(by_source, (lens.mass["prototype"], codes), lens.mass["activation_sum"].to_numpy())
+    duplicates, near = np.zeros((2, lens.num_prototypes), np.int64)
     for prototype in range(lens.num_prototypes):
         contexts = lens.rows_of(prototype)
         state = lens.states[contexts].float()
-        near = ((state @ state.T).tril(-1) > NEAR_DUPLICATE).any(1).sum()
         distinct = len(set(texts[contexts]) if texts else torch.unique(state, dim=0))
-        rows.append(
-            {
-                "documents": len(state),
-                "effective_documents": _effective_number(activation[contexts]),
-                "effective_sources": _effective_number(by_source[prototype]),
-                "duplicates": len(state) - distinct,
-                "near_duplicates": int(near),
-            }
-        )
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        duplicates[prototype] = len(state) - distinct
+        near[prototype] = ((state @ state.T).tril(-1) > NEAR_DUPLICATE).any(1).sum()
+    return {
+        "documents": np.diff(lens.first_rows),
+        "effective_documents": _effective_number(activation),
+        "effective_sources": _effective_number(by_source),
+        "duplicates": duplicates,
+        "near_duplicates": near,
+    }
 
 
-def _effective_number(weights: np.ndarray) -> float:
-    """Return exp of the entropy of normalised weights, 0 if all are 0."""
-    positive = weights[weights > 0].astype(np.float64)
-    if not len(positive):
-        return 0.0
-    share = positive / positive.sum()
-    return float(np.exp(-(share * np.log(share)).sum()))
+def _effective_number(weights: np.ndarray) -> np.ndarray:
+    """Return exp of the entropy of each row of non-negative weights, 0 if all are 0: [K]."""
+    total = weights.sum(1)
+    share = weights / np.where(total > 0, total, 1)[:, None]
+    return np.where(total > 0, np.exp(entr(share).sum(1)), 0.0)
 
 
 def lens_summary(directory: Path) -> dict[str, int | float]:

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
-from prismlm.lens.cells import Cells
+from prismlm.lens.cells import Cells, Keys
 from prismlm.lens.probe import PROBE_FILE, Probe
-from prismlm.lens.suffixes import Suffixes
+from prismlm.lens.suffixes import StoredTokens, Suffixes
 from prismlm.lens.support import SupportScale
 from prismlm.lens.text import Around, OwnText, joined, sentence_around
-from prismlm.lens.where import Keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,8 +98,7 @@ class Lens:
         lens._opened = opened
         _ = lens.cells
         layout.check_files(directory, meta, [PROBE_FILE])
-        probe = Probe.open(directory)
-        (probe.check if decoder else probe.check_output)(model, directory)
+        Probe.open(directory).check(model, directory, decoder=decoder)
         return lens
 
     @property
@@ -195,11 +193,14 @@ class Lens:
     @lens_property
     def suffixes(self) -> Suffixes | None:
         """The suffix array of its text, if it has one."""
-        if not suffixes.has_suffixes(self.path):
+        return self._stored(Suffixes, suffixes.FILES)
+
+    def _stored(self, kind: type[T], names: tuple[str, ...]) -> T | None:
+        if not self.meta.files.keys() >= set(names):
             return None
         self._check_files([suffixes.DOCUMENTS_FILE])
-        self._check_files(suffixes.FILES, most=layout.COMPARED_BYTES)
-        return Suffixes.open(self.path)
+        self._check_files(names, most=layout.COMPARED_BYTES)
+        return kind(self.path)  # pyright: ignore[reportCallIssue]
 
     @lens_property
     def states(self) -> Tensor:
@@ -244,18 +245,17 @@ class Lens:
     def text_source(self) -> Corpus | OwnText | None:
         """The corpus, or the lens's own tokens if that is missing.
 
-        None if the lens was built without text, has a sample of the positions alone, or was opened
-        without a tokenizer.
+        None if the lens was built without text, or was opened without a tokenizer.
         """
         corpus = self.corpus
         return self._own_text if corpus is None else corpus
 
     @cached_property
     def _own_text(self) -> OwnText | None:
-        complete = self.suffixes is not None or self.cells.meta.share == 1
-        if not complete or not self.meta.with_text or self.tokenizer is None:
+        tokens = self._stored(StoredTokens, (suffixes.TOKENS_FILE, suffixes.DOCUMENTS_FILE))
+        if tokens is None or self.tokenizer is None:
             return None
-        return OwnText(self.cells, self.suffixes, self.tokenizer)
+        return OwnText(self.cells, tokens, self.tokenizer)
 
     @cached_property
     def _text(self) -> Callable[[int], tuple[int, str, np.ndarray]]:

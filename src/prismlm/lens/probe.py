@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import StaleLensError
-from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
-from prismlm.models.watch import Hook, evaluating, watch
+from prismlm.models.watch import evaluating
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -61,7 +61,8 @@ class Probe:
             length = min(1 + (SHORT if row else window), int(corpus.lengths[document]))
             tokens = corpus.read_tokens(int(corpus.starts[document]), length)
             rows.append(torch.from_numpy(tokens.astype(np.int64)))
-        return cls(rows, *_read(model, rows))
+        z = _read(model, rows)
+        return cls(rows, _kind(z.dtype), z.float().cpu(), _next_logits(model, rows, z))
 
     def save(self, directory: Path) -> None:
         """Write ``probe.safetensors``."""
@@ -81,57 +82,40 @@ class Probe:
             rows = list(tensors["tokens"].split(tensors["lengths"].tolist()))
             return cls(rows, file.metadata()["kind"], tensors["states"], tensors["logits"])
 
-    def check(self, model: nn.Module, directory: Path) -> None:
-        """Raise StaleLensError if a model differs on these rows by more than rounding."""
-        self._check_shape(model, directory, max(int(row.max()) for row in self.rows))
-        difference, kind = self.differences(model)
+    def check(self, model: nn.Module, directory: Path, *, decoder: bool = True) -> None:
+        """Raise StaleLensError if a model differs on these rows by more than rounding.
+
+        Without a ``decoder``, only its output layer is compared, at the states of the lens.
+        """
+        shape, largest = weight_of(model).shape, max(int(row.max()) for row in self.rows)
+        if largest >= shape[0] or self.states.shape[1] != shape[1]:
+            raise _stale(
+                directory, f"W is {list(shape)}, which does not fit the states of the lens"
+            )
+        difference, kind = self.differences(model, decoder=decoder)
         median, most = difference.median().item(), difference.max().item()
         allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
         if not (median <= allowed[0] and most <= allowed[1]):
             raise _stale(
                 directory,
-                f"at {len(difference)} positions, its states and logits differ from those of the "
-                f"lens by {median:.2g} (median) and up to {most:.2g} of their size, more than the "
-                f"{allowed[0]:g} and {allowed[1]:g} that rounding explains. Weights, "
-                "configuration, adapters or quantisation have changed",
+                f"at {len(difference)} positions, its {'states and ' if decoder else ''}logits "
+                f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
+                f"their size, more than the {allowed[0]:g} and {allowed[1]:g} that rounding "
+                "explains. Weights, configuration, adapters or quantisation have changed",
             )
 
     @torch.no_grad()
-    def check_output(self, model: nn.Module, directory: Path) -> None:
-        """Raise StaleLensError if W gives other logits at the states; it needs no decoder."""
-        following = torch.cat([row[_positions(len(row) - 1) + 1] for row in self.rows])
-        self._check_shape(model, directory, int(following.max()))
-        weight, bias = weight_of(model), getattr(output_embedding(model), "bias", None)
-        embedded = nn.functional.linear(self.states.to(weight.dtype), weight, bias).float()
-        logits = LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
-        difference = self._logit_differences(logits).max()
-        allowed = max(_bounds(self.kind)[1], _bounds(_kind(weight.dtype))[1])
-        if not difference <= allowed:
-            raise _stale(
-                directory,
-                "the logits of its output layer differ at the states of the lens by up to "
-                f"{difference:.2g} of their size, more than the {allowed:g} that rounding explains",
-            )
-
-    def _check_shape(self, model: nn.Module, directory: Path, largest: int) -> None:
-        shape = weight_of(model).shape
-        if largest >= shape[0] or self.states.shape[1] != shape[1]:
-            raise _stale(
-                directory, f"W is {list(shape)}, which does not fit the states of the lens"
-            )
-
-    def differences(self, model: nn.Module) -> tuple[Tensor, str]:
+    def differences(self, model: nn.Module, *, decoder: bool = True) -> tuple[Tensor, str]:
         """Return the difference at each position, [n], and the number format of the model.
 
         It is the larger of ‖z − z′‖ / ‖z‖ and |l − l′| / max |l|, with z and l of the lens, z′ and
-        l′ of the model, and the maximum over all positions.
+        l′ of the model, and the maximum over all positions; z′ is z without a ``decoder``.
         """
-        kind, states, logits = _read(model, self.rows)
+        z = _read(model, self.rows) if decoder else self.states.to(weight_of(model))
+        logits, states = _next_logits(model, self.rows, z), z.float().cpu()
         moved = (states - self.states).norm(dim=1) / self.states.norm(dim=1).clamp_min(TINY)
-        return torch.maximum(moved, self._logit_differences(logits)), kind
-
-    def _logit_differences(self, logits: Tensor) -> Tensor:
-        return (logits - self.logits).abs() / self.logits.abs().max().clamp_min(TINY)
+        size = self.logits.abs().max().clamp_min(TINY)
+        return torch.maximum(moved, (logits - self.logits).abs() / size), _kind(z.dtype)
 
 
 def _stale(directory: Path, why: str) -> StaleLensError:
@@ -157,31 +141,25 @@ def _positions(length: int) -> Tensor:
     return torch.tensor(sorted(parts)) - 1
 
 
-def _read(model: nn.Module, rows: list[Tensor]) -> tuple[str, Tensor, Tensor]:
-    """Return the number format, z [n, d] and the next token's logit [n] at all positions."""
-    with evaluating(model):
-        # The long row by itself, the others padded in one pass.
-        outputs = [_pass(model, part) for part in (rows[:1], rows[1:]) if part]
-    states, logits = (torch.cat(column) for column in zip(*outputs, strict=True))
-    return _kind(states.dtype), states.float().cpu(), logits.float()
+@torch.no_grad()
+def _next_logits(model: nn.Module, rows: list[Tensor], z: Tensor) -> Tensor:
+    """Return the logit of the token after each position with state z [n, d], float32 [n]."""
+    following = torch.cat([row[_positions(len(row) - 1) + 1] for row in rows])
+    weight, bias = weight_of(model), getattr(output_embedding(model), "bias", None)
+    embedded = nn.functional.linear(z.to(weight), weight, bias).float().cpu()
+    return LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
 
 
-def _pass(model: Any, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    ids = pad_sequence([row[:-1] for row in rows], batch_first=True).to(model.device)
-    lengths = torch.tensor([len(row) - 1 for row in rows])
-    attended = torch.arange(ids.shape[1]) < lengths[:, None]
-    places = [_positions(length) for length in lengths.tolist()]
-    row = torch.cat([torch.full_like(place, number) for number, place in enumerate(places)])
-    place = torch.cat(places)
-    following = torch.cat([tokens[at + 1] for tokens, at in zip(rows, places, strict=True)])
-    seen: list[Tensor] = []
-
-    def narrow(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen.append(args[0][row, place])
-        return (seen[-1][None], *args[1:]), kwargs
-
-    # The output embedding is handed these positions alone: a vocabulary of logits is large.
-    with watch([Hook(output_embedding(model), narrow)]):
-        mask = attended.to(model.device).long()
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    return seen[-1], logits[0].cpu().gather(1, following[:, None])[:, 0]
+def _read(model: Any, rows: list[Tensor]) -> Tensor:
+    """Return z at all positions, [n, d]."""
+    states: list[Tensor] = []
+    # The long row by itself, the others padded in one pass.
+    for part in filter(None, (rows[:1], rows[1:])):
+        ids = pad_sequence([row[:-1] for row in part], batch_first=True)
+        lengths = torch.tensor([len(row) - 1 for row in part])
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.long().to(model.device)}
+        with evaluating(model), capture(model, logits=False) as captured:
+            model(**inputs, use_cache=False)
+        states += [z[_positions(n)] for z, n in zip(captured.z, lengths.tolist(), strict=True)]
+    return torch.cat(states)

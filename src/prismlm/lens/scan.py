@@ -1,4 +1,4 @@
-"""The forward passes of an index: contexts, uses and positions found in one part of a corpus."""
+"""The forward passes of an index: contexts, uses and positions in one part of a corpus."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
     from prismlm.corpus.windows import WindowBatch
 
-# Points of the convergence curve for each tenfold of blocks.
-POINTS_PER_DECADE = 8
+# Points of the convergence curve, at most.
+CURVE_POINTS = 24
 # Activations are summed as integers, so that the order of addition does not matter.
 STEPS_PER_UNIT = 2**20
 # Groups that have rows of their own: 64 MiB at K = 2,048.
@@ -50,7 +50,7 @@ Key = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class ScanInput:
-    """A model in evaluation mode, the corpus it reads, and states that were read before, if any."""
+    """A model in evaluation mode, the corpus it reads, and its hidden states if stored."""
 
     model: PreTrainedModel
     head: PrototypeHead
@@ -69,12 +69,10 @@ class ScanInput:
         return groups_of(self.corpus, self.options.split)
 
     @cached_property
-    def curve_slots(self) -> list[int]:
+    def curve(self) -> Tensor:
         """The numbers of blocks after which nearest cosines are recorded, evenly in logarithm."""
-        blocks = self.order.count
-        steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
-        grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
-        return sorted({slot for slot in grid if slot < blocks} | {blocks})
+        points = np.geomspace(1, self.order.count, CURVE_POINTS).round().astype(np.int64)
+        return torch.from_numpy(np.unique(points))
 
 
 class Groups(NamedTuple):
@@ -85,7 +83,10 @@ class Groups(NamedTuple):
 
 
 def groups_of(corpus: Corpus, split: Split) -> Groups:
-    """Read the groups of the documents of a split; see :func:`merge_small`."""
+    """Read the groups of the documents of a split, the largest first.
+
+    Those beyond ``MAX_GROUPS`` are one, "(other)", so that K alone determines the memory.
+    """
     numbering: dict[Key, int] = {}
     numbers, group = corpus.split(split), np.zeros(len(corpus), np.int64)
     for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
@@ -94,25 +95,11 @@ def groups_of(corpus: Corpus, split: Split) -> Groups:
         rows = zip(*(table[name].to_pylist() for name in GROUP_COLUMNS), strict=True)
         group[part] = [numbering.setdefault(key, len(numbering)) for key in rows]
     tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(numbering))
-    merged = merge_small(list(numbering), tokens.tolist())
-    keys = sorted(set(merged), key=_sort_key)
-    number = {key: i for i, key in enumerate(keys)}
-    renumbered = np.array([number[key] for key in merged], np.int64)
-    return Groups(keys, torch.from_numpy(renumbered[group]))
-
-
-def merge_small(keys: Sequence[Key], tokens: Sequence[float], limit: int = MAX_GROUPS) -> list[Key]:
-    """Return the group that each key is counted in, so that K alone determines the memory.
-
-    The ``limit`` keys with the most tokens are groups; the others are summed as "(other)".
-    """
-    sizes = dict(zip(keys, tokens, strict=True))
-    kept = set(sorted(keys, key=lambda key: (-sizes[key], _sort_key(key)))[:limit])
-    return [key if key in kept else (OTHER,) * len(GROUP_COLUMNS) for key in keys]
-
-
-def _sort_key(key: Key) -> list[tuple[bool, str]]:
-    return [(part is not None, part or "") for part in key]
+    keys, order = list(numbering), np.argsort(-tokens, kind="stable")
+    number = np.minimum(np.argsort(order), MAX_GROUPS)
+    other: list[Key] = [(OTHER,) * len(GROUP_COLUMNS)] * (len(keys) > MAX_GROUPS)
+    largest = [keys[i] for i in order[:MAX_GROUPS].tolist()]
+    return Groups(largest + other, torch.from_numpy(number[group]))
 
 
 def count_uses(mass: Tensor, group: Tensor, used: Nearest) -> None:
@@ -153,19 +140,19 @@ class Scan:
     tokens: int = 0
 
     @classmethod
-    def empty(cls, given: ScanInput, directory: Path) -> Scan:
+    def empty(cls, source: ScanInput, directory: Path) -> Scan:
         """Return an empty scan that writes positions to a directory."""
-        points, prototypes = len(given.curve_slots), given.head.num_prototypes
+        points, prototypes = len(source.curve), source.head.num_prototypes
         return cls(
-            top_contexts.empty(prototypes, given.options.contexts, given.head.width),
-            torch.zeros(2, len(given.groups.keys), prototypes, dtype=torch.int64),
+            top_contexts.empty(prototypes, source.options.contexts, source.head.width),
+            torch.zeros(2, len(source.groups.keys), prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), ABSENT),
-            Spool(directory / POSITIONS_FILE, given.head.width),
+            Spool(directory / POSITIONS_FILE, source.head.width),
         )
 
-    def record(self, points: slice) -> None:
-        """Record the nearest cosines at points of the curve."""
+    def record(self, points: Tensor) -> None:
+        """Record the nearest cosines at points of the curve, bool [points]."""
         self.curve_tokens[points] = self.tokens
         self.curve_nearest[points] = self.top.cosine[:, 0].clamp_min(ABSENT)
 
@@ -176,6 +163,16 @@ class Scan:
         self.curve_tokens += other.curve_tokens
         self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
         self.tokens += other.tokens
+
+    def convergence(self) -> list[dict[str, float]]:
+        """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
+        points: list[dict[str, float]] = []
+        for tokens, nearest in zip(self.curve_tokens.tolist(), self.curve_nearest, strict=True):
+            present = nearest[nearest > ABSENT].double()
+            if len(present):
+                share, mean = tokens / max(self.tokens, 1), float(present.mean())
+                points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
+        return points
 
     def save(self, directory: Path) -> None:
         """Write everything but the positions, which are on disk."""
@@ -196,47 +193,46 @@ class Scan:
         return cls(top, **tensors, spool=spool, tokens=noted["tokens"])
 
 
-def scan_blocks(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
+def scan_blocks(scan: Scan, source: ScanInput, slots: range) -> Iterator[int]:
     """Scan some blocks, by their slots in the order; yield the predictions of each pass."""
-    points, model, options = given.curve_slots, given.model, given.options
+    model, options = source.model, source.options
     for slot in slots:
-        stored = None if given.states is None else given.states.of_block(slot)
-        for batch, owned in passes(model, given.corpus, given.order, slot, options):
+        stored = None if source.states is None else source.states.of_block(slot)
+        for batch, owned in passes(model, source.corpus, source.order, slot, options):
             with torch.inference_mode():
                 if stored is None:
                     z = states_of(model, batch, owned, bf16=options.bf16)
                 else:
-                    known, stored = stored.tensor_split([int(owned.sum())])
-                    z = torch.zeros(*owned.shape, known.shape[1])
-                    z[owned] = known
-                done = scan_pass(scan, given, batch, owned, z.to(model.device))
-            scan.tokens += done
-            yield done
-        if slot + 1 in points:
-            point = points.index(slot + 1)
-            scan.record(slice(point, point + 1))
+                    states, stored = stored.tensor_split([int(owned.sum())])
+                    z = torch.zeros(*owned.shape, states.shape[1])
+                    z[owned] = states
+                predictions = scan_pass(scan, source, batch, owned, z.to(model.device))
+            scan.tokens += predictions
+            yield predictions
+        scan.record(source.curve == slot + 1)
     # Points beyond this part.
-    scan.record(slice(sum(point <= slots.stop for point in points), None))
+    scan.record(source.curve > slots.stop)
 
 
 def scan_pass(
-    scan: Scan, given: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
+    scan: Scan, source: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
 ) -> int:
     """Add contexts, uses and positions of a pass; return its predictions.
 
     ``owned`` marks the positions that count, bool [B, T], of ``states`` [B, T, d].
     """
-    head, mask = given.head, owned.to(states.device)
+    head, mask = source.head, owned.to(states.device)
     z = states.float()
-    threshold = scan.top.threshold.to(z.device)
-    best = scan_windows(z, head.prototypes, head.nearest_needed, mask, threshold)
+    best = scan_windows(
+        z, head.prototypes, head.nearest_needed, mask, scan.top.threshold.to(z.device)
+    )
     z_owned = z[mask]
     unit = z_owned * inverse_norms(z_owned)
-    nearest = Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
-    used = head.chosen(z_owned, nearest)
-    scan.spool.add(_records(given, batch, owned, states[mask], best.indices[:, 0]))
-    window = owned.nonzero()[:, 0]
-    count_uses(scan.mass, given.groups.of_document[batch.document[window]], used)
+    used = head.chosen(
+        z_owned, Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
+    )
+    scan.spool.add(_records(source, batch, owned, states[mask], unit, best.indices[:, 0]))
+    count_uses(scan.mass, source.groups.of_document[batch.document[owned.nonzero()[:, 0]]], used)
     # The row of each candidate among the owned positions.
     row = mask.flatten().cumsum(0)[best.window * z.shape[1] + best.offset] - 1
     routed = used.indices[row] == best.prototype[:, None]
@@ -253,24 +249,23 @@ def scan_pass(
         unit.bfloat16()[row].cpu(),
     )
     scan.top = top_contexts.update(scan.top, candidates)
-    return len(window)
+    return len(unit)
 
 
 def _records(
-    given: ScanInput, batch: WindowBatch, owned: Tensor, z: Tensor, cell: Tensor
+    source: ScanInput, batch: WindowBatch, owned: Tensor, z: Tensor, unit: Tensor, cell: Tensor
 ) -> np.ndarray:
     """Return the records of the stored share of N owned positions, with states z."""
     positions = batch.positions[owned].numpy()
-    chosen = torch.from_numpy(drawn(positions, given.options.positions))
-    z, cell = (column[chosen.to(z.device)] for column in (z, cell))
-    following = next_tokens(batch, given.corpus)[owned][chosen]
+    kept = torch.from_numpy(drawn(positions, source.options.positions))
+    z, unit, cell = (column[kept.to(z.device)] for column in (z, unit, cell))
+    following = next_tokens(batch, owned, source.corpus)[kept]
     records = np.empty(len(z), record_type(z.shape[1]))
     records["cell"] = cell.cpu().numpy()
-    records["token"], records["read"] = following, batch.input_ids[owned][chosen]
-    records["position"] = positions[chosen.numpy()]
-    chance = probabilities(given.model, z, following.to(z.device), bf16=given.options.bf16)
+    records["token"], records["read"] = following, batch.input_ids[owned][kept]
+    records["position"] = positions[kept.numpy()]
+    chance = probabilities(source.model, z, following.to(z.device), bf16=source.options.bf16)
     records["probability"] = chance.cpu().numpy()
-    unit = z.float() * inverse_norms(z.float())
     records["scale"], records["code"] = quantise(unit.cpu().numpy())
     return records
 
@@ -309,8 +304,7 @@ def scan_windows(
         scores = (states * inverse_norms(states)) @ bank
         cosines, indices = scores.topk(k)
         best, offset = scores.masked_fill_(~mask[:, :, None], ABSENT).max(1)
-        at = (best >= lowest).nonzero(as_tuple=True)
-        parts.append(
-            WindowScan(indices[mask], cosines[mask], at[0] + first, offset[at], at[1], best[at])
-        )
+        pair = window, prototype = (best >= lowest).nonzero(as_tuple=True)
+        candidates = window + first, offset[pair], prototype, best[pair]
+        parts.append(WindowScan(indices[mask], cosines[mask], *candidates))
     return WindowScan(*map(torch.cat, zip(*parts, strict=True)))

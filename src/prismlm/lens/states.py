@@ -8,7 +8,7 @@ size is an even sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,20 +88,16 @@ def states_of(
     return seen.z
 
 
-def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:
-    """Return the token that follows each position that gives a state, int64 [B, T].
+def next_tokens(batch: WindowBatch, owned: Tensor, corpus: Corpus) -> Tensor:
+    """Return the token that follows each owned position, int64 [n].
 
-    At the last token of a window it is read from the corpus. Other positions have no meaning.
+    At the last token of a window it is read from the corpus.
     """
-    following = torch.roll(batch.input_ids, -1, 1)
-    lengths = (batch.positions >= 0).sum(1)
-    for row, length in enumerate(lengths.tolist()):
-        last = length - 1
-        ends = last < 0 or int(batch.input_ids[row, last]) == corpus.eos_token_id
-        if not ends and bool(batch.owned[row, last]):
-            start = int(batch.positions[row, last]) + 1
-            following[row, last] = int(corpus.read_tokens(start, 1)[0])
-    return following
+    following, last = torch.roll(batch.input_ids, -1, 1), batch.attention_mask.sum(1) - 1
+    for row in owned[torch.arange(len(last)), last].nonzero()[:, 0].tolist():
+        start = int(batch.positions[row, last[row]]) + 1
+        following[row, last[row]] = int(corpus.tokens(start, 1)[0])
+    return following[owned]
 
 
 def probabilities(
@@ -143,28 +139,13 @@ class HiddenStates:
         following = open_array(directory / TOKENS_FILE, ADVICE)
         return cls(meta["run"], [0, *meta["ends"]], bits, following)
 
-    def check(self, run: Mapping[str, Any]) -> None:
-        """Raise InputError if a setting of an index differs."""
-        other = [name for name, value in run.items() if self.run.get(name) != value]
-        if other:
-            raise InputError(
-                f"the hidden states are of another {' and '.join(other)}: index without them, or "
-                "with those settings."
-            )
-
     @property
     def width(self) -> int:
         """d."""
         return self.bits.shape[1]
 
     def __len__(self) -> int:
-        """The number of positions."""
         return self.ends[-1]
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks."""
-        return len(self.ends) - 1
 
     def states(self, rows: np.ndarray | slice) -> Tensor:
         """Return the states of some rows, float32 [n, d]."""
@@ -176,7 +157,8 @@ class HiddenStates:
 
     def of_block(self, slot: int) -> Tensor | None:
         """Return the states of the ``slot``-th block, float32; None if it is not stored."""
-        return self.states(slice(*self.ends[slot : slot + 2])) if slot < self.blocks else None
+        ends = self.ends[slot : slot + 2]
+        return self.states(slice(*ends)) if len(ends) == 2 else None
 
 
 def bytes_per_position(width: int) -> int:
@@ -199,8 +181,6 @@ def read_states(
 
     Raises:
         InputError: the directory has states of something else; a state is not finite.
-        FormatError: the store is damaged.
-        PrismError: the disk is full.
     """
     run: dict[str, Any] = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
@@ -234,7 +214,7 @@ def read_states(
                     z = states_of(model, batch, owned, bf16=options.bf16)
                 states = z[owned.to(z.device)].bfloat16().cpu()
                 add_states(states.view(torch.int16).numpy().reshape(-1))
-                add_tokens(next_tokens(batch, corpus)[owned].numpy())
+                add_tokens(next_tokens(batch, owned, corpus).numpy())
                 ends[-1] += len(states)
                 task.advance(len(states))
             if ends[-1] >= most:

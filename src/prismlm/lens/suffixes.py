@@ -1,4 +1,4 @@
-"""A suffix array of a lens's documents, which finds token sequences by binary search.
+"""The tokens of a lens's documents, and a suffix array that finds sequences by binary search.
 
 ``suffixes-tokens.npy`` has the documents of the split one after the other, each ending in the
 end-of-text token, and ``suffixes-order.npy`` the indices of all its suffixes, sorted. Parts of
@@ -24,14 +24,12 @@ from prismlm.lens.layout import array_file, open_array
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
-TOKENS_FILE = "suffixes-tokens.npy"
-ORDER_FILE = "suffixes-order.npy"
+TOKENS_FILE, ORDER_FILE = "suffixes-tokens.npy", "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
 # Tokens that are sorted together, unless a single document has more.
 PART = 2**21
-LARGEST_SHORT = 2**32 - 1
 # Tokens of a query that are compared first, since few longer sequences occur.
 FIRST_LENGTH = 32
 
@@ -39,32 +37,34 @@ Tokens = Sequence[int] | np.ndarray
 
 
 def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the suffix array of a split into a lens directory, if pydivsufsort is installed.
+    """Write the tokens of a split into a lens directory; their order if pydivsufsort is installed.
 
     It takes 2 or 4 bytes a token for the tokens, 4 (8 from 2³² tokens on) for the order, and 24 a
     document. Sorting takes 5·w bytes of memory for each token of a part, with w bytes in the
     largest token id.
     """
-    if importlib.util.find_spec(PACKAGE) is None:
-        return
     documents = corpus.split(split)
     starts, lengths = corpus.starts[documents], corpus.lengths[documents]
     ends = np.cumsum(lengths)
-    firsts, total = ends - lengths, int(ends[-1])
     stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
     with array_file(directory / TOKENS_FILE, stored) as append:
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             append(corpus.tokens(start, length))
+    edges = [0]
+    while edges[-1] < ends[-1]:  # as many documents as fit in a part, at least one
+        following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
+        edges.append(int(ends[max(following, beyond - 1)]))
+    part = np.searchsorted(edges[1:], ends - lengths, side="right")
+    np.save(directory / DOCUMENTS_FILE, np.array([ends - lengths, starts, part], "<i8"))
+    if importlib.util.find_spec(PACKAGE) is None:
+        return
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
-    indices = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
-    parts = parts_of(firsts, total)
     # Leading bytes that are zero in all tokens are not sorted.
     width = max(1, (int(tokens.max()).bit_length() + 7) // 8)
+    indices = np.dtype("<u4" if ends[-1] < 2**32 else "<i8")
     with array_file(directory / ORDER_FILE, indices) as append:
-        for first, end in parts:
+        for first, end in pairwise(edges):
             append(_sorted_suffixes(tokens[first:end], width) + first)
-    part = np.searchsorted([end for _, end in parts], firsts, side="right")
-    np.save(directory / DOCUMENTS_FILE, np.array([firsts, starts, part], "<i8"))
 
 
 def _sorted_suffixes(tokens: np.ndarray, width: int) -> np.ndarray:
@@ -76,40 +76,12 @@ def _sorted_suffixes(tokens: np.ndarray, width: int) -> np.ndarray:
     return order[order % width == 0].astype(np.int64) // width
 
 
-def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
-    """Return begin and end of parts of whole documents: as many as fit, or one."""
-    ends, edges = np.append(firsts[1:], total), [0]
-    while edges[-1] < total:
-        following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
-        edges.append(int(ends[max(following, beyond - 1)]))
-    return list(pairwise(edges))
+class StoredTokens:
+    """The tokens of the documents of a lens, memory-mapped; positions are those of the corpus."""
 
-
-class Suffixes:
-    """Occurrences of token sequences in the documents of a lens, memory-mapped.
-
-    A search compares about 2·log₂ n suffixes. Positions are global token offsets in the corpus. No
-    match contains an end of text, so that none crosses documents.
-    """
-
-    def __init__(self, tokens: np.ndarray, order: np.ndarray, documents: np.ndarray) -> None:
-        self._tokens, self._order = tokens, order
-        self._firsts, self._starts, part = documents
-        edges = self._firsts[np.diff(part, prepend=-1) > 0].tolist()
-        self._parts = list(pairwise([*edges, len(tokens)]))
-        self._end_of_text = int(tokens[-1])
-
-    @classmethod
-    def open(cls, directory: Path | str) -> Suffixes:
-        """Open the suffix array of a lens directory; InputError if it has none."""
-        path = Path(directory)
-        if not has_suffixes(path):
-            raise InputError(
-                f"the lens {path} cannot find verbatim text: it has no {ORDER_FILE}. Install the "
-                "extra verbatim, pip install 'prismlm[verbatim]', and build the lens again with "
-                "`prismlm index`."
-            )
-        return cls(*(np.asarray(open_array(path / name)) for name in FILES))
+    def __init__(self, directory: Path) -> None:
+        self._tokens = np.asarray(open_array(directory / TOKENS_FILE))
+        self._firsts, self._starts, self._part = np.asarray(open_array(directory / DOCUMENTS_FILE))
 
     def __len__(self) -> int:
         """The number of tokens, without the ends of documents."""
@@ -121,13 +93,33 @@ class Suffixes:
         first = int(self._firsts[document] + position - self._starts[document])
         return self._tokens[first : first + length].astype(np.int64)
 
+
+class Suffixes(StoredTokens):
+    """Occurrences of token sequences in the documents of a lens.
+
+    A search compares about 2·log₂ n suffixes. No match contains an end of text, so that none
+    crosses documents.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if not (directory / ORDER_FILE).is_file():
+            raise InputError(
+                f"the lens {directory} cannot find verbatim text: it has no {ORDER_FILE}. Install "
+                "the extra verbatim, pip install 'prismlm[verbatim]', and build the lens again "
+                "with `prismlm index`."
+            )
+        super().__init__(directory)
+        self._order = np.asarray(open_array(directory / ORDER_FILE))
+        edges = self._firsts[np.diff(self._part, prepend=-1) > 0].tolist()
+        self._parts = list(pairwise([*edges, len(self._tokens)]))
+
     def count(self, tokens: Tokens) -> int:
         """Return how often a sequence of one token or more occurs."""
-        return sum(map(len, self.rows(tokens)))
+        return sum(map(len, self._rows(tokens)))
 
     def find(self, tokens: Tokens, limit: int) -> np.ndarray:
         """Return the first ``limit`` positions where a sequence starts, ascending: int64 [m]."""
-        columns = [self._order[rows.start : rows.stop] for rows in self.rows(tokens)]
+        columns = [self._order[rows.start : rows.stop] for rows in self._rows(tokens)]
         starts = np.concatenate(columns).astype(np.int64)
         if limit < len(starts):
             starts = np.partition(starts, limit)[:limit]
@@ -139,49 +131,40 @@ class Suffixes:
         """Return the length of the longest prefix of a sequence that occurs, and how often."""
         most = FIRST_LENGTH
         while True:
-            length = self._matched(self._encode(tokens[:most]))
+            query = self._encode(tokens[:most])
+            length = max(self._matched(query, *part) for part in self._parts)
             if length < most or most >= len(tokens):
                 return length, self.count(tokens[:length])
             most *= 2
 
-    def rows(self, tokens: Tokens) -> list[range]:
+    def _rows(self, tokens: Tokens) -> list[range]:
         """Return the rows of each part whose suffixes start with a sequence."""
         query = self._encode(tokens)
         if not len(query) or len(query) < len(tokens):
             return [range(0)]
-        ranges: list[range] = []
-        for first, end in self._parts:
-            low = self._row(query, first, end, bisect_left)
-            ranges.append(range(low, self._row(query, low, end, bisect_right)))
-        return ranges
+        lows = [(self._row(query, *part, bisect_left), part[1]) for part in self._parts]
+        return [range(low, self._row(query, low, end, bisect_right)) for low, end in lows]
 
     def _row(self, query: np.ndarray, first: int, end: int, bisect: Any) -> int:
         """Return the row of a sequence, or where it would be; big-endian bytes sort as tokens."""
 
         def read(row: int) -> bytes:
-            at = int(self._order[row])
-            return self._tokens[at : at + len(query)].tobytes()
+            index = int(self._order[row])
+            return self._tokens[index : index + len(query)].tobytes()
 
         return bisect(range(len(self._order)), query.tobytes(), first, end, key=read)
 
-    def _matched(self, query: np.ndarray) -> int:
-        """Return the longest common prefix with any suffix, one of those next to its row."""
-        longest = 0
-        for first, end in self._parts:
-            row = self._row(query, first, end, bisect_left)
-            for near in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
-                suffix = self._tokens[near : near + len(query)]
-                differing = np.flatnonzero(suffix != query[: len(suffix)])
-                longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
+    def _matched(self, query: np.ndarray, first: int, end: int) -> int:
+        """Return the longest common prefix with a suffix of a part, next to the query's row."""
+        row, longest = self._row(query, first, end, bisect_left), 0
+        for index in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
+            suffix = self._tokens[index : index + len(query)]
+            differing = np.flatnonzero(suffix != query[: len(suffix)])
+            longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
         return longest
 
     def _encode(self, tokens: Tokens) -> np.ndarray:
         """Return tokens in the stored type, up to the first that cannot occur."""
-        ids, dtype = np.asarray(tokens, dtype=np.int64), self._tokens.dtype
-        impossible = (ids < 0) | (ids > np.iinfo(dtype).max) | (ids == self._end_of_text)
-        return ids[: int(impossible.argmax()) if impossible.any() else None].astype(dtype)
-
-
-def has_suffixes(directory: Path) -> bool:
-    """Whether a lens directory has files of a suffix array."""
-    return any((directory / name).is_file() for name in FILES)
+        ids, stored = np.asarray(tokens, dtype=np.int64), self._tokens
+        impossible = (ids < 0) | (ids > np.iinfo(stored.dtype).max) | (ids == stored[-1])
+        return ids[: int(impossible.argmax()) if impossible.any() else None].astype(stored.dtype)

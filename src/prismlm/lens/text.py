@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from prismlm.corpus.encode import TokenBytes, around_text, encoder_of
 from prismlm.corpus.pieces import pieces_of
 from prismlm.lens.cells import Cells
-from prismlm.lens.suffixes import Suffixes
+from prismlm.lens.suffixes import StoredTokens
 
 # Characters kept on either side of a token in a sentence without end.
 MAX_CHARACTERS = 240
@@ -74,15 +74,14 @@ def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]
 class OwnText:
     """Tokens and text of the documents of a lens, with the interface of a corpus for reading.
 
-    The tokens come from the suffix array, or from cells that have every position. The decoded text
-    differs where the tokenizer normalises, such as by lowercasing.
+    The decoded text differs where the tokenizer normalises, such as by lowercasing.
     """
 
     def __init__(
-        self, cells: Cells, suffixes: Suffixes | None, tokenizer: PreTrainedTokenizerBase
+        self, cells: Cells, tokens: StoredTokens, tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        self._cells, self._suffixes, self._tokenizer = cells, suffixes, tokenizer
-        self.starts = cells.starts
+        self._cells, self._tokenizer = cells, tokenizer
+        self.starts, self.read_tokens = cells.starts, tokens.tokens
         self.prefix, self._suffix = around_text(tokenizer)
         self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
         self._token_bytes = TokenBytes.from_tokenizer(encoder_of(tokenizer).text)
@@ -91,12 +90,6 @@ class OwnText:
     def document_at(self, position: int) -> int:
         """Return the number of the document that a global position lies in."""
         return int(self._cells.document_of(np.array([position]))[0])
-
-    def read_tokens(self, start: int, length: int) -> np.ndarray:
-        """Return tokens of one document, int64 [length]."""
-        if self._suffixes is not None:
-            return self._suffixes.tokens(start, length)
-        return self._cells.tokens(start, length, self.eos_token_id)
 
     def text(self, number: int) -> str:
         """Return the text of a document."""

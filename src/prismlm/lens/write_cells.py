@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.lens import cells, layout
-from prismlm.lens.codes import SAMPLE, CodeName, Codes, Int8Codes, ProductCodes
+from prismlm.lens.codes import SAMPLE, CodeName, Int8Codes, ProductCodes
 from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
@@ -34,29 +34,21 @@ def record_type(width: int) -> np.dtype:
     return np.dtype([("cell", "<i4"), ("token", "<i4"), *stored])
 
 
-def hashed(numbers: np.ndarray) -> np.ndarray:
-    """Return the SplitMix64 hash of integers: uint64."""
-    x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def drawn(positions: np.ndarray, share: float) -> np.ndarray:
-    """Return which global positions belong to a sample, by their hash: bool [N]."""
+    """Return which global positions belong to a sample, by their SplitMix64 hash: bool [N]."""
     if share == 1:
         return np.ones(len(positions), dtype=bool)
-    return hashed(positions) < np.uint64(int(share * 2**63) * 2)
-
-
-def in_order(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """Return records sorted by cell, then next token, then position."""
-    records = np.concatenate([np.empty(0, dtype), *parts])
-    return records[np.lexsort([records[name] for name in ("position", "token", "cell")])]
+    x = positions.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) < np.uint64(int(share * 2**63) * 2)
 
 
 class Spool:
-    """The records of one part of the corpus, in one file of sorted runs."""
+    """The records of one part of the corpus, in one file of runs.
+
+    Each run is sorted by cell, then next token, then position.
+    """
 
     def __init__(self, path: Path, width: int, runs: Sequence[int] = ()) -> None:
         self.path, self.dtype, self.runs = path, record_type(width), list(runs)
@@ -70,8 +62,7 @@ class Spool:
 
     def flush(self) -> None:
         """Write pending records as one run."""
-        records = in_order(self._pending, self.dtype)
-        self._pending = []
+        records, self._pending = _sorted(self._pending, self.dtype), []
         if len(records):
             with self.path.open("ab") as file:
                 file.write(records.view(np.uint8).data)
@@ -83,6 +74,11 @@ class Spool:
             return []
         records = np.memmap(self.path, self.dtype, "r", shape=(sum(self.runs),))
         return np.split(records, np.cumsum(self.runs)[:-1])
+
+
+def _sorted(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    records = np.concatenate([np.empty(0, dtype), *parts])
+    return records[np.lexsort([records[name] for name in ("position", "token", "cell")])]
 
 
 def write_cells(
@@ -106,7 +102,7 @@ def write_cells(
     for run in runs:
         counts += np.bincount(run["cell"], minlength=num_cells)
     width, rows = dtype["code"].shape[0], int(counts.sum())
-    coder: Codes = Int8Codes(width)
+    coder: Int8Codes | ProductCodes = Int8Codes(width)
     if codes != "int8":
         coder = ProductCodes.learn(_sample(runs, dtype, rows, share), codes)
         np.save(directory / layout.CELL_CENTRES_FILE, coder.centres)
@@ -118,20 +114,18 @@ def write_cells(
             files.enter_context(layout.array_file(directory / name, kind))
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
         )
-        for first, last in _cell_ranges(counts, max(1, SORT_BYTES // dtype.itemsize)):
-            records = in_order(
-                [run[slice(*(bisect_left(run["cell"], i) for i in (first, last)))] for run in runs],
-                dtype,
-            )
+        for ends in _cell_ranges(counts, max(1, SORT_BYTES // dtype.itemsize)):
+            parts = [run[slice(*(bisect_left(run["cell"], i) for i in ends))] for run in runs]
+            records = _sorted(parts, dtype)
             stored = np.empty(len(records), types[0])
             for name in ("position", "read", "probability"):
                 stored[name] = records[name]
             coder.put(records, stored)
             key = records["cell"].astype(np.int64) * vocabulary + records["token"]
-            keys, begins = np.unique(key, return_index=True)
+            keys, starts = np.unique(key, return_index=True)
             append(stored)
             append_keys(keys)
-            append_starts(begins + written)
+            append_starts(starts + written)
             written += len(records)
             task.advance(len(records))
     return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, *sizes))
@@ -143,17 +137,18 @@ def _sample(runs: list[np.ndarray], dtype: np.dtype, rows: int, share: float) ->
     share *= min(1.0, SAMPLE / max(1, rows))
     parts = [run[drawn(run["position"], share)] for run in runs]
     sample = np.concatenate([np.empty(0, dtype), *parts])
-    sample = sample[np.argsort(sample["position"])]
     width = dtype["code"].shape[0]
-    return Int8Codes(width).states(sample).numpy() if len(sample) else np.zeros((1, width), "f4")
+    if not len(sample):
+        return np.zeros((1, width), "f4")
+    return Int8Codes(width).states(sample[np.argsort(sample["position"])]).numpy()
 
 
 def _cell_ranges(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Yield (first, last) of successive cells with at most ``most`` records, or of one cell."""
-    ends, first = np.cumsum(counts), 0
+    ends, first = np.append(0, np.cumsum(counts)), 0
     while first < len(counts):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        last = int(np.searchsorted(ends, ends[first] + most, side="right")) - 1
+        last = max(first + 1, last)
         yield first, last
         first = last
 

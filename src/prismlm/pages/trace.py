@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from prismlm.corpus.pieces import DITTO, Piece, visible
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.attribution import Passage, Sources, worth_showing
+from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
-from prismlm.lens.where import UNKNOWN
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import STYLES, asset, bundle, called, embedded, html_page, rounded
 
