@@ -28,11 +28,9 @@ import numpy as np
 
 import prismlm
 from prismlm.files import json_text
-from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.contexts import CATEGORIES, marked
 from prismlm.lens.labels.embedded import Label
-from prismlm.lens.labels.places import marked
-from prismlm.lens.labels.scores import content_words
-from prismlm.lens.labels.write import MIN_PLACES, Named, label_lens, make_labels
+from prismlm.lens.labels.write import MIN_PLACES, Named, content_words, label_lens, make_labels
 
 PASSAGES, BEFORE, AFTER, RAISED = 8, 20, 6, 10
 DRAWN, DRAWN_SEED = 40, 57

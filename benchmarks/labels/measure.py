@@ -26,8 +26,7 @@ from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
 from prismlm.lens.labels import embedded
 from prismlm.lens.labels.embedded import Label, shares
-from prismlm.lens.labels.scores import Scores, score_labels
-from prismlm.lens.labels.write import SEED, Labelling, described, make_labels
+from prismlm.lens.labels.write import SEED, Labelling, Scores, described, make_labels, score_labels
 from prismlm.lens.signatures import signatures_of
 
 DRAWN = 24

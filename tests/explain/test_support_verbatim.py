@@ -80,7 +80,7 @@ def test_the_spans_are_those_that_trying_all_of_them_gives(texts, tokens, start,
     bounds = list(range(start, len(tokens) + 1))
     with TemporaryDirectory() as directory:
         write_suffixes(Path(directory), corpus, "all")
-        spans = verbatim_spans(tokens, Suffixes(directory), start, minimum=minimum)
+        spans = verbatim_spans(tokens, Suffixes(Path(directory)), start, minimum=minimum)
     found = {(span.start, span.end, span.count) for span in spans}
     assert found == naive(corpus, tokens, bounds, minimum)
     assert len(found) == len(spans)

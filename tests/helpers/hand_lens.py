@@ -7,9 +7,9 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
+from prismlm.lens.cells import Spool, spooled_type, write_cells
 from prismlm.lens.codes import quantise
 from prismlm.lens.lens import Lens
-from prismlm.lens.write_cells import Spool, record_type, write_cells
 from prismlm.progress import SILENT
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",
@@ -38,7 +38,7 @@ CONTEXTS = [(0, 0, 10, "a"), (0, 1, 120, "b"), (1, 0, 30, "a")]
 
 def hand_lens(directory):
     """Write the lens, and open it."""
-    records = np.empty(len(POSITIONS), record_type(2))
+    records = np.empty(len(POSITIONS), spooled_type(2))
     for column, name in enumerate(("cell", "token", "position")):
         records[name] = [row[column] for row in POSITIONS]
     angles = np.deg2rad([row[3] for row in POSITIONS])

@@ -1,8 +1,7 @@
 import pytest
 
 import prismlm
-from prismlm.lens.labels.categories import Vocabulary
-from prismlm.lens.labels.places import Text
+from prismlm.lens.labels.contexts import Text, Vocabulary
 from prismlm.models.sidecar import weight_of
 
 

@@ -9,7 +9,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import PARTS, ProductCodes, check_codes, parts_of
-from tests.lens.test_write_cells import random_records, write
+from tests.lens.test_cells import random_records, write
 
 
 def unit_states(count, width, seed=0):

@@ -1,6 +1,6 @@
 """Every category has a colour."""
 
-from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.contexts import CATEGORIES
 from prismlm.pages.colours import COLOURS, NONE, colour
 
 

@@ -19,10 +19,9 @@ from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells
+from prismlm.lens.cells import Cells, Spool, write_cells
 from prismlm.lens.codes import CodeName, quantise
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE
-from prismlm.lens.write_cells import Spool, write_cells
 from prismlm.ops.prototype_head import Nearest
 from prismlm.progress import SILENT
 

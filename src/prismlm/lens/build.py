@@ -25,7 +25,7 @@ from prismlm.errors import InputError
 from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.cells import Cells
+from prismlm.lens.cells import Cells, write_cells, write_documents
 from prismlm.lens.codes import parts_of
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, options_for
@@ -35,7 +35,6 @@ from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
 from prismlm.lens.suffixes import write_suffixes
 from prismlm.lens.support import measure_support
-from prismlm.lens.write_cells import write_cells, write_documents
 from prismlm.models.checkpoint import Checkpoint, load_checkpoint
 from prismlm.models.device import device_named
 from prismlm.models.sidecar import weight_of

@@ -21,11 +21,11 @@ from transformers import PreTrainedModel
 from prismlm.corpus.windows import BlockOrder
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
+from prismlm.lens.cells import DOCUMENTS_AT_ONCE, Spool, drawn, spooled_type
 from prismlm.lens.codes import quantise
 from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import HiddenStates, next_tokens, passes, probabilities, states_of
-from prismlm.lens.write_cells import DOCUMENTS_AT_ONCE, Spool, drawn, record_type
 from prismlm.ops import top_contexts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -260,7 +260,7 @@ def _records(
     kept = torch.from_numpy(drawn(positions, source.options.positions))
     z, unit, cell = (column[kept.to(z.device)] for column in (z, unit, cell))
     following = next_tokens(batch, owned, source.corpus)[kept]
-    records = np.empty(len(z), record_type(z.shape[1]))
+    records = np.empty(len(z), spooled_type(z.shape[1]))
     records["cell"] = cell.cpu().numpy()
     records["token"], records["read"] = following, batch.input_ids[owned][kept]
     records["position"] = positions[kept.numpy()]

@@ -26,7 +26,7 @@ from scipy.spatial.distance import squareform
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.files import json_text
-from prismlm.lens.labels.categories import FUNCTION
+from prismlm.lens.labels.contexts import FUNCTION
 from prismlm.lens.labels.embedded import NAME_LENGTH
 from prismlm.lens.labels.endpoint import (
     Answers,

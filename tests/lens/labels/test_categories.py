@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prismlm.corpus import Corpus
-from prismlm.lens.labels.categories import SUBJECTS, Vocabulary, subject_words
+from prismlm.lens.labels.contexts import SUBJECTS, Vocabulary, subject_words
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def token(vocabulary, text):
 @pytest.mark.parametrize(
     ("kind", "those", "others"),
     [
-        ("goes_on", ["ing", "The"], [" the", ",", "\n", "1"]),
+        ("continues", ["ing", "The"], [" the", ",", "\n", "1"]),
         ("open", [" the", "s"], [",", "\n", "1"]),
         ("digit", ["1"], [" the", ","]),
         ("line", ["\n"], [" ", " the"]),

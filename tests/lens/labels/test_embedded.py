@@ -5,9 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from prismlm.lens.labels.categories import CATEGORIES, subject_words
-from prismlm.lens.labels.embedded import NAME_LENGTH, embedded_labels
-from prismlm.lens.labels.places import sample_places
+from prismlm.lens.labels.contexts import CATEGORIES, sample_places, subject_words
+from prismlm.lens.labels.embedded import NAME_LENGTH, Namer
 from prismlm.models.sidecar import weight_of
 
 
@@ -17,7 +16,7 @@ def named(lm, text):
     places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 100)
     subjects = subject_words(weight, text.vocabulary)
     raised = lm.lens.prototypes["top_tokens"].to_pylist()
-    return lm.lens, text, places, embedded_labels(text, places, lm.lens.cells, subjects, raised)
+    return lm.lens, text, places, Namer(text, places, lm.lens.cells, subjects, raised).labels()
 
 
 def test_every_cell_with_a_place_is_named(named):
@@ -74,7 +73,7 @@ def test_a_word_that_goes_on_is_parted_where_the_prototype_is(named):
         if label is None or " → " in label.name or label.name.endswith("…"):
             continue
         own = places.of(places.cell == cell)
-        assert text.goes_on(own).mean() >= 0.5
+        assert text.continues(own).mean() >= 0.5
         words = {text.beginning(at).strip() + text.end(at + 1) for at in own.position.tolist()}
         assert set(label.name.split(", ")) <= words
         assert label.topic[0] == label.name.split(", ")[0].replace("-", "", 1).lower()

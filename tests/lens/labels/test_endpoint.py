@@ -7,14 +7,12 @@ import time
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.contexts import CATEGORIES
 from prismlm.lens.labels.endpoint import Answers, Endpoint, NoAnswer, Question, Session
 from prismlm.progress import SILENT
 from tests.helpers.chat_server import ChatServer, completion
 
-QUESTION = Question(
-    ({"role": "user", "content": "Which?"},), {"category": str}, {"category": CATEGORIES}
-)
+QUESTION = Question(({"role": "user", "content": "Which?"},), {"category": CATEGORIES})
 GOOD = {"category": "Morphology"}
 
 
@@ -196,9 +194,7 @@ def test_damaged_answers_are_asked_for_again(tmp_path):
     answers.add(fourth, GOOD)
     assert Answers(path, "m").get(fourth) == GOOD
     assert Answers(path, "other").get(first) is None
-    assert (
-        Answers(path, "m").get(first._replace(fields={"category": list[str]}, choices={})) is None
-    )
+    assert Answers(path, "m").get(first._replace(fields={"category": list[str]})) is None
     assert json.loads(path.read_bytes().splitlines()[-1])["answer"] == GOOD
 
 

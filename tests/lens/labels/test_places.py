@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from prismlm.corpus import build_corpus
-from prismlm.lens.labels.categories import Vocabulary
-from prismlm.lens.labels.places import Text, sample_places
+from prismlm.lens.labels.contexts import Text, Vocabulary, sample_places
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def test_windows_stop_at_the_ends_of_their_document(lens, text):
 
 def test_a_word_is_put_together_from_its_pieces(text):
     texts = text.vocabulary.texts
-    pieces = text.vocabulary.goes_on[text.tokens] & np.roll(text.vocabulary.open[text.tokens], 1)
+    pieces = text.vocabulary.continues[text.tokens] & np.roll(text.vocabulary.open[text.tokens], 1)
     found = [p for p in np.flatnonzero(pieces).tolist() if texts[text.tokens[p - 1]][0] == " "]
     position = found[0]
     head = texts[text.tokens[position - 1]]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from prismlm.lens.labels.contexts import sample_places
 from prismlm.lens.labels.embedded import Label
-from prismlm.lens.labels.places import sample_places
-from prismlm.lens.labels.scores import _accuracy, bare, score_labels, words_of
+from prismlm.lens.labels.write import _accuracy, bare, score_labels, words_of
 
 
 def passages(*texts):

@@ -11,10 +11,9 @@ import pytest
 import prismlm
 from prismlm.errors import InputError
 from prismlm.files import json_text
-from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.contexts import CATEGORIES, marked
 from prismlm.lens.labels.embedded import NAME_LENGTH
 from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
-from prismlm.lens.labels.places import marked
 from prismlm.lens.labels.write import (
     AFTER,
     BEFORE,

@@ -129,7 +129,7 @@ class EndpointJudge(Judge):
 
         def verdict(number: int) -> str:
             message = {"role": "user", "content": question(pairs[number], AS_JSON)}
-            request = Question((message,), {"verdict": str}, {"verdict": tuple(SCORES)})
+            request = Question((message,), {"verdict": tuple(SCORES)})
             return self._session.ask(request)["verdict"]
 
         answers = dict(self._session.each(range(len(pairs)), verdict, task))

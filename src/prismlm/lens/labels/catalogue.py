@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -44,11 +45,6 @@ class Catalogue:
         return "texts" in vars(self)
 
     @cached_property
-    def categories(self) -> tuple[np.ndarray, np.ndarray]:
-        """The names of categories, "" for none, and the number of every prototype's."""
-        return np.unique([name or "" for name in self.lens.categories], return_inverse=True)
-
-    @cached_property
     def orders(self) -> dict[Sort, np.ndarray]:
         """The prototypes in each order that they can be listed in."""
         by_size, table = self.lens.by_size, self.lens.prototypes
@@ -59,7 +55,7 @@ class Catalogue:
             "usage": np.argsort(-table["usage"].to_numpy(), kind="stable"),
             # Many have a perfect score, often on few passages: larger cells come first.
             "score": by_size[np.argsort(-scores[by_size], kind="stable")],
-            "name": np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64),
+            "name": np.array(sorted(range(len(names)), key=names.__getitem__), np.int64),
             "id": np.arange(len(names)),
         }
 
@@ -81,15 +77,15 @@ class Catalogue:
 
     def of_category(self, prototypes: np.ndarray, category: str) -> np.ndarray:
         """Return those of a category, or all if it is empty."""
-        names, numbers = self.categories
-        return prototypes[(names == category)[numbers[prototypes]]] if category else prototypes
+        return prototypes[self._categories[prototypes] == category] if category else prototypes
 
     def counted(self, prototypes: np.ndarray) -> dict[str, int]:
-        """Return how many of some prototypes are of each category."""
-        names, numbers = self.categories
-        counts = np.bincount(numbers[prototypes], minlength=len(names))
-        pairs = zip(names.tolist(), counts.tolist(), strict=True)
-        return {name: count for name, count in pairs if name and count}
+        """Return how many of some prototypes are of each category, in alphabetical order."""
+        return dict(sorted(Counter(filter(None, self._categories[prototypes])).items()))
+
+    @cached_property
+    def _categories(self) -> np.ndarray:
+        return np.array(self.lens.categories, object)
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the figures of a prototype in a list."""

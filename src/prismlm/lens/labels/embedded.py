@@ -23,14 +23,18 @@ import numpy as np
 from scipy import sparse
 
 from prismlm.lens.cells import Cells
-from prismlm.lens.labels.categories import FEW, FUNCTION, category, kind_rates, role
-from prismlm.lens.labels.places import (
+from prismlm.lens.labels.contexts import (
     BEFORE,
+    FEW,
+    FUNCTION,
     Places,
     Text,
+    category,
     count_content_words,
     count_words,
+    kind_rates,
     most_common,
+    role,
     words_near,
 )
 from prismlm.lens.signatures import MOST_WORDS, different_words, shown_word
@@ -55,7 +59,7 @@ Side = dict[str, float]
 class Label:
     """The name of a prototype.
 
-    ``category`` is one of :data:`~prismlm.lens.labels.categories.CATEGORIES`, ``role`` the kind of
+    ``category`` is one of :data:`~prismlm.lens.labels.contexts.CATEGORIES`, ``role`` the kind of
     word that comes next, ``tags`` are overrepresented domains, ``topic`` words of the surrounding
     text.
     """
@@ -68,29 +72,11 @@ class Label:
     topic: tuple[str, ...] = ()
 
 
-def embedded_labels(
-    text: Text,
-    places: Places,
-    cells: Cells,
-    subject_words: sparse.csr_matrix,
-    raised: Sequence[Sequence[str]],
-    progress: Reporter = SILENT,
-) -> list[Label | None]:
-    """Name every cell from its positions; None for an empty one.
+class Namer:
+    """Names cells from the rates of words, kinds, subjects and domains in each.
 
     ``raised`` are the tokens of each prototype's signature.
     """
-    namer = _Namer(text, places, cells, subject_words, raised)
-    labels: list[Label | None] = []
-    with progress.task("Naming prototypes", len(places.size), "prototypes") as task:
-        for cell in range(len(places.size)):
-            labels.append(namer.label(cell) if namer.count[cell] else None)
-            task.advance()
-    return labels
-
-
-class _Namer:
-    """Names cells from the rates of words, kinds, subjects and domains in each."""
 
     def __init__(
         self,
@@ -124,10 +110,19 @@ class _Namer:
         self.domain /= np.maximum(self.count, 1)[:, None]
         self.base = np.maximum(cells.base_rates("domain"), 1e-9)
 
-    def label(self, cell: int) -> Label:
-        read, following = self._side("read", cell), self._side("next", cell)
+    def labels(self, progress: Reporter = SILENT) -> list[Label | None]:
+        """Name every cell; None for an empty one."""
+        labels: list[Label | None] = []
+        with progress.task("Naming prototypes", len(self.count), "prototypes") as task:
+            for cell, count in enumerate(self.count):
+                labels.append(self._label(cell) if count else None)
+                task.advance()
+        return labels
+
+    def _label(self, cell: int) -> Label:
+        read, following, tags = self._side("read", cell), self._side("next", cell), self._tags(cell)
         places = self.places.of(slice(self.first[cell], self.first[cell + 1]))
-        topic, tags = self._topic(cell, places), self._tags(cell)
+        topic = self._topic(cell, places)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         pieces = self._split_words(places) if rates["piece"] >= 0.5 else []
         shown, raised = self._right_side(cell, following, whole=bool(pieces))
@@ -149,11 +144,11 @@ class _Namer:
         size = int(self.places.size[cell])
         parts.append(f"{size:,} {'place' if size == 1 else 'places'}.")
         return Label(
-            name=name,
-            description=" ".join(parts),
-            category=category(rates, self.subjects[cell], self.count[cell]),
-            role=role(rates),
-            tags=tuple(tags),
+            name,
+            " ".join(parts),
+            category(rates, self.subjects[cell], self.count[cell]),
+            role(rates),
+            tuple(tags),
             topic=tuple(dict.fromkeys([*("".join(pair).lower() for pair in pieces), *topic])),
         )
 
@@ -174,6 +169,7 @@ class _Namer:
         return [*words, *raised], raised
 
     def _side(self, side: str, cell: int) -> Side:
+        """Return the words of one side as they are shown."""
         words: dict[str, tuple[str, float]] = {}
         for word, share in self._top_words(side, cell, 2 * MOST_WORDS):
             if (share < MIN_SHARE and words) or len(words) == MOST_WORDS:
@@ -187,11 +183,9 @@ class _Namer:
         """Return the words of one side with the largest scores, and their shares."""
         score, share = self.sides[side]
         row = slice(score.indptr[cell], score.indptr[cell + 1])
-        scores: np.ndarray = np.asarray(score.data)[row]
-        order = np.argsort(-scores, kind="stable")[:most]
-        order = order[scores[order] > 0]
-        words, shares_of_words = score.indices[row][order], share.data[row][order]
-        return list(zip(words.tolist(), shares_of_words.tolist(), strict=True))
+        order = np.argsort(-score.data[row], kind="stable")[:most]
+        order = order[score.data[row][order] > 0] + row.start
+        return list(zip(score.indices[order].tolist(), share.data[order].tolist(), strict=True))
 
     def _spelled(self, side: str, cell: int, word: int) -> str:
         """Return the most frequent whole word that a token starts or is part of in a cell."""
@@ -203,7 +197,7 @@ class _Namer:
 
     def _split_words(self, places: Places) -> list[tuple[str, str]]:
         """Return the most frequent words that continue, split after the token read last."""
-        positions = places.position[self.text.goes_on(places)].tolist()
+        positions = places.position[self.text.continues(places)].tolist()
         begin, end = self.text.beginning, self.text.end
         pairs = Counter((begin(i).strip(), end(i + 1).lstrip("-")) for i in positions)
         return [pair for pair, _ in pairs.most_common(MOST_WORDS)]

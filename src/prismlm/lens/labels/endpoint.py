@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,22 +88,21 @@ class Question(NamedTuple):
     """A chat that asks for a JSON object."""
 
     messages: tuple[dict[str, str], ...]
-    fields: dict[str, Any]  # of the answer, with types among JSON_TYPES
-    choices: Mapping[str, Sequence[str]] = {}  # the allowed values of some fields
+    fields: dict[str, Any]  # of the answer: types among JSON_TYPES, or a tuple of allowed values
     is_valid: Callable[[dict[str, Any]], bool] = lambda answer: True
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of an answer."""
-        properties = {
-            name: JSON_TYPES[kind]
-            | ({"enum": list(self.choices[name])} if name in self.choices else {})
-            for name, kind in self.fields.items()
-        }
         return {
             "type": "object",
-            "properties": properties,
-            "required": list(properties),
+            "properties": {
+                name: {"type": "string", "enum": list(kind)}
+                if isinstance(kind, tuple)
+                else JSON_TYPES[kind]
+                for name, kind in self.fields.items()
+            },
+            "required": list(self.fields),
             "additionalProperties": False,
         }
 
@@ -111,17 +110,18 @@ class Question(NamedTuple):
         """Parse a reply; raise NoAnswer with the reason if it is not an answer."""
         if not isinstance(text, str):
             raise NoAnswer("there is no text in it")
+        choices = {name: kind for name, kind in self.fields.items() if isinstance(kind, tuple)}
         block = CODE_BLOCK.fullmatch(text)
         try:
             answer = json.loads(block[1] if block else text)
-            check_json(answer, self.fields, "the answer")
+            check_json(answer, self.fields | dict.fromkeys(choices, str), "the answer")
         except (ValueError, RecursionError, FormatError):
             answer = {}
         if answer.keys() != self.fields.keys():
             raise NoAnswer(f"it is no JSON object with the fields {', '.join(self.fields)}")
-        for name, choices in self.choices.items():
+        for name, allowed in choices.items():
             # Case, spaces and punctuation do not count.
-            by_letters = {_letters(choice): choice for choice in choices}
+            by_letters = {_letters(choice): choice for choice in allowed}
             if _letters(answer[name]) not in by_letters:
                 raise NoAnswer(f"its {name} is not one of the choices")
             answer[name] = by_letters[_letters(answer[name])]
@@ -209,10 +209,8 @@ class Endpoint:
 def _options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
     named = {"name": "answer", "strict": True, "schema": schema}
     formats = {"json_schema": {"json_schema": named}, "json_object": {"schema": schema}}
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS}
-    if kind in formats:
-        options["response_format"] = {"type": kind, **formats[kind]}
-    return {} if kind == "plain" else options
+    reply = {"response_format": {"type": kind, **formats[kind]}} if kind in formats else {}
+    return {} if kind == "plain" else {"temperature": 0, "max_tokens": MAX_TOKENS, **reply}
 
 
 class Session:
@@ -317,6 +315,14 @@ class Session:
             f"{self.endpoint.url}: {reason} ({cause}). {advice} {self.answers.kept()}"
         )
 
+    def _too_many(self, failed: int, count: int) -> InputError:
+        reason = self.failures.most_common(1)[0][0]
+        return InputError(
+            f"{failed:,} of the first {count:,} questions to "
+            f"{self.endpoint.model!r} at {self.endpoint.url} got no usable answer, mostly because "
+            f"{reason}. Try another model, or check the server. {self.answers.kept()}"
+        )
+
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task
     ) -> Iterator[tuple[T, R | None]]:
@@ -342,22 +348,16 @@ class Session:
                 signals.now = True
                 for count in range(1, len(jobs) + 1):
                     job, result, error = done.get()
-                    if error is not None and not isinstance(error, NoAnswer):
-                        raise error
                     in_a_row = 0 if error is None else in_a_row + 1
                     if error is not None:
+                        if not isinstance(error, NoAnswer):
+                            raise error
                         failed += 1
                         self.failures[str(error)] += 1
                         task.note(f"{failed:,} failed, the last because {error}")
                         most = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
                         if most or in_a_row >= MAX_FAILURES_IN_A_ROW:
-                            reason = self.failures.most_common(1)[0][0]
-                            raise InputError(
-                                f"{failed:,} of the first {count:,} questions to "
-                                f"{self.endpoint.model!r} at {self.endpoint.url} got no usable "
-                                f"answer, mostly because {reason}. Try another model, or check "
-                                f"the server. {self.answers.kept()}"
-                            )
+                            raise self._too_many(failed, count)
                     task.advance()
                     yield job, result
         finally:

@@ -14,7 +14,7 @@ from scipy.cluster.vq import kmeans2
 
 from prismlm.files import WAY_OUT, room_to_write
 from prismlm.layers import PrototypeHead
-from prismlm.lens.labels.categories import BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD
+from prismlm.lens.labels.contexts import BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD
 from prismlm.lens.labels.write import write_columns
 from prismlm.lens.lens import Lens
 from prismlm.ops.prototype_head.routing import inverse_norms

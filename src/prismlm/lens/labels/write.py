@@ -2,10 +2,21 @@
 
 Names are embedded ones, or by a language model in PRISM's two requests: for a name and a
 description, given the signature and passages, then for category, role and domain tags.
+
+A score says how much a name tells: can the positions of a prototype be told from others by its
+words? *Detection* asks whether the prototype is nearest somewhere in a passage, *fuzzing* whether
+it is at the marked position, as in delphi (Paulo et al. 2024). The score of a passage is the rarity
+of the words w that it shares with the name,
+
+    Σ_w ln(N / n_w),   n_w of N passages having w.
+
+The half of the passages with the larger scores is predicted positive, with ties split evenly. The
+result is the balanced accuracy, 0.5 for an uninformative name.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +29,17 @@ from torch import nn
 from prismlm.errors import InputError, check_whole
 from prismlm.files import WAY_OUT, atomic_file, json_text, room_to_write
 from prismlm.lens import layout
-from prismlm.lens.labels.categories import CATEGORIES, Vocabulary, subject_words
-from prismlm.lens.labels.embedded import NAME_LENGTH, Label, embedded_labels
+from prismlm.lens.labels.contexts import (
+    CATEGORIES,
+    FUNCTION,
+    Places,
+    Text,
+    Vocabulary,
+    marked,
+    sample_places,
+    subject_words,
+)
+from prismlm.lens.labels.embedded import NAME_LENGTH, Label, Namer
 from prismlm.lens.labels.endpoint import (
     Answers,
     Endpoint,
@@ -29,9 +49,8 @@ from prismlm.lens.labels.endpoint import (
     one_line,
     prompt,
 )
-from prismlm.lens.labels.places import Places, Text, marked, sample_places
-from prismlm.lens.labels.scores import Scores, content_words, score_labels
 from prismlm.lens.lens import MIN_PLACES, Lens
+from prismlm.lens.signatures import LINE
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
@@ -43,6 +62,12 @@ PLACES, HELD_OUT, SEED = 256, 0.2, 0
 # Passages in a question, and tokens of each before and after the position.
 PASSAGES, BEFORE, AFTER = 12, 32, 8
 DESCRIPTION_LENGTH, SHORT, MAX_TAGS = 240, 32, 3
+# Positive passages of a label at most, and at least for it to be scored.
+MOST, LEAST = 16, 3
+PASSAGE = 24
+# Quoted signs are words of a name; the others separate them.
+NAME_SIGNS = re.compile(r"“([^”]*)”|, |[()→…]")
+TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 class Labelling(NamedTuple):
@@ -66,6 +91,15 @@ class Named(NamedTuple):
     report: dict[str, Any]
 
 
+class Scores(NamedTuple):
+    """Balanced accuracies of labels, and of labels of other cells as a control; nan if unscored."""
+
+    detection: np.ndarray
+    fuzzing: np.ndarray
+    shuffled_detection: np.ndarray
+    shuffled_fuzzing: np.ndarray
+
+
 # Replaces embedded labels where it can: a language model, or answers read from a file.
 Labeller = Callable[[Lens, Labelling, Reporter], Named]
 
@@ -86,12 +120,9 @@ def label_lens(
 
     Returns:
         What ``meta.json`` records: the ``source`` of the names; how many of the ``prototypes`` are
-        ``named`` and ``scored``; :func:`accuracy` of ``detection`` and ``fuzzing``; prototypes by
+        ``named`` and ``scored``; the accuracy of ``detection`` and ``fuzzing``; prototypes by
         ``categories``; ``documents`` that name, and ``held_out`` ones; ``asked``, the usage of the
         labeller, and scores of its names next to the embedded names of the same prototypes.
-
-    Raises:
-        InputError: the corpus of the lens is missing, or it is labelled already.
     """
     if lens.corpus is None:
         raise InputError(
@@ -106,7 +137,7 @@ def label_lens(
     room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):
         made = make_labels(lens, model, progress)
-        named = Named({}, "", {}) if labeller is None else labeller(lens, made, progress)
+        named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, made, progress)
         labels = [named.labels.get(cell, label) for cell, label in enumerate(made.labels)]
         if named.labels:
             few = (made.places.size < MIN_PLACES).tolist()
@@ -123,7 +154,21 @@ def label_lens(
             "held_out": made.documents[1],
             "asked": None if labeller is None else _compared(named, made),
         }
-        _write(lens, labels, scores, named, record)
+        # Names from signatures would look like those of the labeller.
+        names = [""] * len(labels) if named.labels else lens.names
+        columns: dict[str, Any] = {
+            column: [None if label is None else getattr(label, column) for label in labels]
+            for column in ("description", "category", "role", "tags")
+        }
+        columns["name"] = [
+            old if label is None else label.name for label, old in zip(labels, names, strict=True)
+        ]
+        columns["label_source"] = [
+            SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
+            for cell, label in enumerate(labels)
+        ]
+        columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
+        write_columns(lens, columns, labels=record)
     return record
 
 
@@ -143,33 +188,25 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> La
     # Cells with positions in held-out documents alone are named by these, and not scored.
     scoring &= (np.bincount(places.cell, minlength=count) > 0)[sample.cell]
     raised = lens.prototypes["top_tokens"].to_pylist()
-    labels = embedded_labels(text, sample.of(~scoring), cells, subjects, raised, progress)
+    labels = Namer(text, sample.of(~scoring), cells, subjects, raised).labels(progress)
     documents = int((~held_out).sum()), int(held_out.sum())
     return Labelling(labels, text, places, sample.of(scoring), documents)
 
 
 def described(scores: Scores) -> dict[str, Any]:
-    """Return how many labels are scored, and :func:`accuracy` of detection and fuzzing."""
-    return {
-        "scored": int(np.isfinite(scores.detection).sum()),
-        "detection": accuracy(scores.detection, scores.shuffled_detection),
-        "fuzzing": accuracy(scores.fuzzing, scores.shuffled_fuzzing),
-    }
+    """Return how many labels are scored, and the accuracy of detection and of fuzzing.
 
-
-def accuracy(values: np.ndarray, shuffled: np.ndarray) -> dict[str, float] | None:
-    """Return the ``mean`` balanced accuracy over prototypes, ½ being chance; None without any.
-
-    ``shuffled`` is that with the names of other prototypes; ``low`` and ``high`` bound the
-    difference, a 95 % bootstrap interval over prototypes. NaN values are not scored.
+    The ``mean`` is over prototypes, ½ being chance; ``shuffled`` is that with the names of other
+    prototypes; ``low`` and ``high`` bound the difference by a 95 % bootstrap over prototypes.
     """
-    scored = np.isfinite(values)
-    values, shuffled = values[scored], shuffled[scored]
-    if not len(values):
-        return None
-    (difference,) = mean_intervals((values - shuffled)[:, None], seed=SEED)
-    means = {"mean": float(values.mean()), "shuffled": float(shuffled.mean())}
-    return means | {"low": difference.low, "high": difference.high}
+    scored = np.isfinite(scores.detection)
+    figures: dict[str, Any] = {"scored": int(scored.sum()), "detection": None, "fuzzing": None}
+    for name in ("detection", "fuzzing") if scored.any() else ():
+        own, shuffled = getattr(scores, name)[scored], getattr(scores, f"shuffled_{name}")[scored]
+        (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
+        means = {"mean": float(own.mean()), "shuffled": float(shuffled.mean())}
+        figures[name] = means | {"low": difference.low, "high": difference.high}
+    return figures
 
 
 def _compared(named: Named, made: Labelling) -> dict[str, Any]:
@@ -181,26 +218,6 @@ def _compared(named: Named, made: Labelling) -> dict[str, Any]:
         scores[name] = described(score_labels(labels, made.text, made.held_out, SEED))
         scores["scored"] = scores[name].pop("scored")
     return {"named": len(named.labels), **named.report, "scores": scores}
-
-
-def _write(
-    lens: Lens, labels: list[Label | None], scores: Scores, named: Named, record: dict[str, Any]
-) -> None:
-    # Names from signatures would look like those of the labeller.
-    names = [""] * len(labels) if named.labels else lens.names
-    columns: dict[str, Any] = {
-        column: [None if label is None else getattr(label, column) for label in labels]
-        for column in ("description", "category", "role", "tags")
-    }
-    columns["name"] = [
-        old if label is None else label.name for label, old in zip(labels, names, strict=True)
-    ]
-    columns["label_source"] = [
-        SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
-        for cell, label in enumerate(labels)
-    ]
-    columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
-    write_columns(lens, columns, labels=record)
 
 
 def write_columns(
@@ -224,14 +241,10 @@ def ask_for_names(
     endpoint: Endpoint,
     prototypes: int | None = None,
 ) -> Named:
-    """Ask a language model for names: a labeller of :func:`~prismlm.lens.labels.write.label_lens`.
+    """Ask a language model for names: a labeller of :func:`label_lens`.
 
     Answers are kept in ``.NAME.answers.jsonl`` next to the lens. ``prototypes`` limits how many are
     named, those with the most positions first.
-
-    Raises:
-        InputError: the endpoint cannot be used, or more than half of its answers cannot.
-        ModuleNotFoundError: openai, of the extra ``label``, is not installed.
     """
     if prototypes is not None:
         check_whole("the prototypes", prototypes)
@@ -258,7 +271,8 @@ def ask_for_names(
         )
 
     with progress.task("Asking for names", len(cells), "prototypes") as task:
-        labels = {cell: one for cell, one in session.each(cells, label, task) if one is not None}
+        answers = session.each(cells, label, task)
+        labels = {cell: answer for cell, answer in answers if answer is not None}
     return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.usage())
 
 
@@ -285,11 +299,105 @@ def category_question(first: Question, name: Mapping[str, str]) -> Question:
     said = {"role": "assistant", "content": json_text(name)}
     return Question(
         (*first.messages, said, {"role": "user", "content": prompt("category")}),
-        {"category": str, "role": str, "tags": list[str]},
-        {"category": CATEGORIES},
+        {"category": CATEGORIES, "role": str, "tags": list[str]},
     )
 
 
 def _trimmed(answer: Mapping[str, Any]) -> dict[str, str]:
     lengths = {"name": NAME_LENGTH, "description": DESCRIPTION_LENGTH}
     return {field: one_line(answer[field], length) for field, length in lengths.items()}
+
+
+def score_labels(
+    labels: Sequence[Label | None],
+    text: Text,
+    places: Places,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> Scores:
+    """Score labels on held-out places."""
+    drawn, control = _draw_passages(labels, places, seed)
+    words = {
+        cell: frozenset([*words_of(bare(label.name)), *label.topic])
+        for cell, label in enumerate(labels)
+        if label is not None
+    }
+    scores = np.full((4, len(labels)), np.nan)
+    with progress.task("Scoring names", 2 * len(drawn), "names") as task:
+        for kind, passages in enumerate(_words_of_passages(text, places, drawn)):
+            counts = Counter(word for passage in passages.values() for word in passage)
+            rarity = {word: float(np.log(len(passages) / n)) for word, n in counts.items()}
+            for cell, rows in drawn.items():
+                drawn_passages = [passages[row] for row in rows]
+                scores[kind, cell] = _accuracy(words[cell], drawn_passages, rarity)
+                scores[kind + 2, cell] = _accuracy(words[control[cell]], drawn_passages, rarity)
+                task.advance()
+    return Scores(*scores)
+
+
+def _draw_passages(
+    labels: Sequence[Label | None], places: Places, seed: int
+) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Draw rows of places for each label, and the label that is its control.
+
+    The first half of the rows is of the label's cell, the others are not.
+    """
+    generator = np.random.default_rng(seed)
+    first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
+    named = np.array([label is not None for label in labels], dtype=bool)
+    scored = np.flatnonzero((np.diff(first) >= LEAST) & named)
+    drawn: dict[int, list[int]] = {}
+    for cell in scored.tolist():
+        positive = generator.permutation(np.arange(first[cell], first[cell + 1]))[:MOST]
+        # More than needed, since some may be of the cell itself.
+        others = generator.integers(len(places.cell), size=4 * len(positive))
+        negative = others[places.cell[others] != cell][: len(positive)]
+        if len(negative) == len(positive):
+            drawn[cell] = [*positive.tolist(), *negative.tolist()]
+    order = scored[generator.permutation(len(scored))]
+    return drawn, dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+
+
+def bare(name: str) -> str:
+    """Return a name without separators: “(”, the → a (fur) becomes ( the a fur."""
+    return NAME_SIGNS.sub(lambda sign: f" {sign[1] or ''} ", name)
+
+
+def content_words(text: str) -> tuple[str, ...]:
+    """Return the distinct content words of a text."""
+    words = dict.fromkeys(words_of(text))
+    return tuple(word for word in words if word.isalnum() and word not in FUNCTION)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and signs of a text, in lower case; a line break is a sign."""
+    return TOKEN.findall(text.lower().replace("\n", LINE))
+
+
+def _words_of_passages(
+    text: Text, places: Places, drawn: dict[int, list[int]]
+) -> tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]]:
+    """Return the words of every passage, and those at its marked position."""
+    rows = sorted({row for rows in drawn.values() for row in rows})
+    sample = places.of(np.array(rows, dtype=np.int64))
+    texts = np.array([*text.vocabulary.texts, ""], dtype=object)
+    windows = text.window(sample, PASSAGE, 1)
+    passages = [frozenset(words_of("".join(texts[window]))) for window in windows]
+    marked = [
+        frozenset(words_of(f"{text.beginning(position)} {text.end(position + 1)}"))
+        for position in sample.position.tolist()
+    ]
+    return dict(zip(rows, passages, strict=True)), dict(zip(rows, marked, strict=True))
+
+
+def _accuracy(
+    label: frozenset[str], passages: Sequence[frozenset[str]], rarity: dict[str, float]
+) -> float:
+    """Return the balanced accuracy of a label; the first half of the passages is positive."""
+    scores = np.array([sum(rarity[word] for word in label & passage) for passage in passages])
+    half = len(scores) // 2
+    threshold = np.sort(scores)[half]
+    above, equal = scores > threshold, scores == threshold
+    # Ties at the threshold share what is left of the positive half.
+    predicted = above + equal * ((half - above.sum()) / equal.sum())
+    return float((predicted[:half].mean() + 1 - predicted[half:].mean()) / 2)

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
+from prismlm.lens import cells as module
 from prismlm.lens import layout
-from prismlm.lens import write_cells as module
-from prismlm.lens.cells import Cells
+from prismlm.lens.cells import Cells, Spool, spooled_type, write_cells, write_documents
 from prismlm.lens.codes import quantise
-from prismlm.lens.write_cells import Spool, record_type, write_cells, write_documents
 from prismlm.progress import SILENT
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
@@ -23,7 +22,7 @@ CELLS, VOCABULARY, WIDTH = 5, 7, 4
 
 def random_records(count, seed=0, cells=CELLS):
     generator = np.random.default_rng(seed)
-    records = np.empty(count, record_type(WIDTH))
+    records = np.empty(count, spooled_type(WIDTH))
     records["cell"] = generator.integers(cells, size=count)
     records["token"] = generator.integers(VOCABULARY, size=count)
     records["position"] = generator.permutation(10 * count)[:count]
