@@ -36,9 +36,8 @@ def sample_corpus(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lens(lm, sample_corpus, tmp_path_factory):
-    return build_index(
-        lm.model, lm.head, sample_corpus, tmp_path_factory.mktemp("lens") / "heldout", OPTIONS
-    )
+    out = tmp_path_factory.mktemp("lens") / "heldout"
+    return build_index(lm.model, lm.head, sample_corpus, out, OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +49,12 @@ def few(tiny_corpus):
 @pytest.fixture(scope="module")
 def lens_of_few(lm, few, tmp_path_factory):
     return build_index(lm.model, lm.head, few, tmp_path_factory.mktemp("lens") / "few", OPTIONS)
+
+
+def cells_of(lm, path):
+    """Return the cells of a lens and all of their records."""
+    cells = Lens.open(path, lm.model, lm.head).cells
+    return cells, cells.records(np.arange(len(cells)))
 
 
 def assert_same_lens(left, right):
@@ -110,18 +115,17 @@ def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
     assert len(index) == lm.head.num_prototypes * CONTEXTS
     assert len({(row["prototype"], row["doc_id"]) for row in index}) == len(index)
     for row in index:
-        prototype, rank = row["prototype"], row["rank"]
-        order = cosines[:, prototype].sort(descending=True)
-        assert row["cosine"] == pytest.approx(order.values[rank].item(), abs=2e-6)
-        # Two places whose cosines differ by rounding alone may change places.
-        ties = (cosines[:, prototype] - order.values[rank]).abs() < 2e-6
+        prototype = row["prototype"]
+        order = cosines[:, prototype].sort(descending=True).values
+        assert row["cosine"] == pytest.approx(order[row["rank"]].item(), abs=2e-6)
+        # Two positions whose cosines differ by rounding alone may change places.
+        ties = (cosines[:, prototype] - order[row["rank"]]).abs() < 2e-6
         candidates = {
-            (sample_corpus.doc_ids[documents[d]], positions[d, prototype].item())
+            sample_corpus.doc_ids[documents[d]]: positions[d, prototype].item()
             for d in ties.nonzero().flatten().tolist()
         }
-        same_document = {doc_id for doc_id, _ in candidates}
-        assert row["doc_id"] in same_document
-        if (row["doc_id"], row["position"]) not in candidates:
+        assert row["doc_id"] in candidates
+        if row["position"] != candidates[row["doc_id"]]:
             document = sample_corpus.find(row["doc_id"])
             assert sample_corpus.document_at(row["position"]) == document
             assert row["token"] == sample_corpus.excerpt(row["position"], 1)
@@ -130,29 +134,25 @@ def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
 def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
     for row in pq.read_table(lens / layout.INDEX_FILE).to_pylist()[::97]:
         document = sample_corpus.document_at(row["position"])
-        text = sample_corpus.text(document)
         assert sample_corpus.doc_ids[document] == row["doc_id"]
-        assert row["before"] + row["token"] + row["after"] in text
+        assert row["before"] + row["token"] + row["after"] in sample_corpus.text(document)
         assert row["token"] == sample_corpus.excerpt(row["position"], 1)
         assert row["source"] == sample_corpus.column("source")[document]
 
 
-def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
+def test_bf16_states_are_nearly_the_same_and_no_float32_run_resumes_them(
     lm, few, lens_of_few, tmp_path
 ):
-    options = replace(OPTIONS, bf16=True)
+    options, first = replace(OPTIONS, bf16=True), Shard(0, 2)
     built = build_index(lm.model, lm.head, few, tmp_path / "half", options)
     assert layout.read_meta(built).precision == "bf16"
     assert layout.read_meta(lens_of_few).precision == "float32"
-    whole, half = (Lens.open(path, lm.model, lm.head).cells for path in (lens_of_few, built))
-    records = [cells.records(np.arange(len(cells))) for cells in (whole, half)]
     states = [
-        cells.codes.states(record)[np.argsort(record["position"])]
-        for cells, record in zip((whole, half), records, strict=True)
+        cells.codes.states(records)[np.argsort(records["position"])]
+        for cells, records in (cells_of(lm, path) for path in (lens_of_few, built))
     ]
     assert not torch.equal(*states)
     assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
-    first = Shard(0, 2)
     build_index(lm.model, lm.head, few, tmp_path / "parts", replace(options, shard=first))
     with pytest.raises(InputError, match="precision: bf16 → float32"):
         build_index(lm.model, lm.head, few, tmp_path / "parts", replace(OPTIONS, shard=first))
@@ -205,9 +205,8 @@ def test_mass_equals_brute_force(lens, expected):
 
 @torch.no_grad()
 def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of_few):
-    cells = Lens.open(lens_of_few, lm.model, lm.head).cells
-    rows = np.arange(len(cells))
-    records, tokens = cells.records(rows), next_tokens(cells, rows)
+    cells, records = cells_of(lm, lens_of_few)
+    tokens = next_tokens(cells, np.arange(len(cells)))
     keys, starts = cells.keys_and_starts
     cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
     cell = cell // cells.meta.vocabulary
@@ -220,14 +219,14 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
         chances = lm.model.lm_head(states).softmax(-1).gather(1, ids[1:, None])[:, 0]
         unit = torch.nn.functional.normalize(states.double(), dim=-1)
         cosines = unit @ prototypes.T
-        mine = [row_of[start + place] for place in range(len(ids) - 1)]
-        assert records["read"][mine].tolist() == ids[:-1].tolist()
-        assert tokens[mine].tolist() == ids[1:].tolist()
-        found = cosines.gather(1, torch.from_numpy(cell[mine])[:, None])[:, 0]
+        rows = [row_of[start + offset] for offset in range(len(ids) - 1)]
+        assert records["read"][rows].tolist() == ids[:-1].tolist()
+        assert tokens[rows].tolist() == ids[1:].tolist()
+        nearest = cosines.gather(1, torch.from_numpy(cell[rows])[:, None])[:, 0]
         # Where two prototypes are as near as rounding, either may be the nearest.
-        np.testing.assert_allclose(found, cosines.max(1).values, atol=1e-6)
-        np.testing.assert_allclose(records["probability"][mine], chances, atol=2e-3)
-        coded = cells.codes.states(records[mine]).double()
+        np.testing.assert_allclose(nearest, cosines.max(1).values, atol=1e-6)
+        np.testing.assert_allclose(records["probability"][rows], chances, atol=2e-3)
+        coded = cells.codes.states(records[rows]).double()
         np.testing.assert_allclose((coded * unit).sum(1), 1, atol=3e-3)
 
 
@@ -241,13 +240,13 @@ def test_fitted_weights_count_the_prototypes_that_the_head_chose(
     head = copy.deepcopy(lm.head)
     head.weights = "fitted"
     built = build_index(lm.model, head, few, tmp_path / "fitted", OPTIONS)
-    theirs = {layout.INDEX_FILE, layout.MASS_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
+    changed = {layout.INDEX_FILE, layout.MASS_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
     for path in built.iterdir():
         same = path.read_bytes() == (lens_of_few / path.name).read_bytes()
-        assert same == (path.name not in theirs), path.name
+        assert same == (path.name not in changed), path.name
     left, right = (layout.read_meta(lens) for lens in (built, lens_of_few))
-    changed = {name for name, value in vars(left).items() if value != getattr(right, name)}
-    assert changed == {"files", "prototypes", "support"}
+    differing = {name for name, value in vars(left).items() if value != getattr(right, name)}
+    assert differing == {"files", "prototypes", "support"}
     counts, sums = torch.zeros(2, head.num_prototypes, dtype=torch.float64)
     chosen = {}
     for document in few.split("heldout").tolist():
@@ -260,24 +259,21 @@ def test_fitted_weights_count_the_prototypes_that_the_head_chose(
             chosen[start + place] = dict(zip(*(each.tolist() for each in row), strict=True))
     mass = pq.read_table(built / layout.MASS_FILE).to_pandas().groupby("prototype")
     assert mass["tokens"].sum().to_dict() == {i: n for i, n in enumerate(counts.tolist()) if n}
-    found = mass["activation_sum"].sum()
-    np.testing.assert_allclose(found, sums[found.index], rtol=1e-4, atol=1e-3)
+    activation = mass["activation_sum"].sum()
+    np.testing.assert_allclose(activation, sums[activation.index], rtol=1e-4, atol=1e-3)
     for row in pq.read_table(built / layout.INDEX_FILE).to_pylist():
-        mine = chosen[row["position"]]
-        assert row["routed"] == (row["prototype"] in mine)
-        assert row["activation"] == pytest.approx(mine.get(row["prototype"], 0), abs=1e-4)
+        activations = chosen[row["position"]]
+        assert row["routed"] == (row["prototype"] in activations)
+        assert row["activation"] == pytest.approx(activations.get(row["prototype"], 0), abs=1e-4)
     assert Lens.open(built, lm.model, head).meta.tokens > 0
     with pytest.raises(StaleLensError):
         Lens.open(built, lm.model, lm.head)
 
 
 def test_a_share_of_the_positions_is_the_same_in_every_run(lm, few, lens_of_few, tmp_path):
-    whole = Lens.open(lens_of_few, lm.model, lm.head).cells
-    options = replace(OPTIONS, positions=0.3)
-    some = build_index(lm.model, lm.head, few, tmp_path / "some", options)
-    cells = Lens.open(some, lm.model, lm.head).cells
-    kept = cells.records(np.arange(len(cells)))["position"]
-    every = whole.records(np.arange(len(whole)))["position"]
-    assert set(kept.tolist()) <= set(every.tolist())
-    assert len(kept) / len(every) == pytest.approx(0.3, abs=0.05)
+    some = build_index(lm.model, lm.head, few, tmp_path / "some", replace(OPTIONS, positions=0.3))
+    cells, records = cells_of(lm, some)
+    every = cells_of(lm, lens_of_few)[1]["position"]
+    assert set(records["position"].tolist()) <= set(every.tolist())
+    assert len(records) / len(every) == pytest.approx(0.3, abs=0.05)
     assert cells.meta.share == 0.3

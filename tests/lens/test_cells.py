@@ -1,6 +1,7 @@
 """Cells are written from runs in any order, read back, and refused where they were changed."""
 
 import shutil
+import sys
 from unittest.mock import patch
 
 import numpy as np
@@ -8,28 +9,33 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, InputError
 from prismlm.lens import cells as module
 from prismlm.lens import layout
 from prismlm.lens.cells import Cells, Spool, spooled_type, write_cells, write_documents
-from prismlm.lens.codes import quantise
+from prismlm.lens.codes import PARTS, ProductCodes, check_codes, parts_of, quantise
 from prismlm.progress import SILENT
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
 
 
-def random_records(count, seed=0, cells=CELLS):
+def random_states(count, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(count, width, generator=generator)).numpy()
+
+
+def random_records(count, seed=0):
     generator = np.random.default_rng(seed)
     records = np.empty(count, spooled_type(WIDTH))
-    records["cell"] = generator.integers(cells, size=count)
+    records["cell"] = generator.integers(CELLS, size=count)
     records["token"] = generator.integers(VOCABULARY, size=count)
     records["position"] = generator.permutation(10 * count)[:count]
     records["probability"] = generator.random(count)
     records["read"] = generator.integers(VOCABULARY, size=count)
-    states = torch.nn.functional.normalize(torch.from_numpy(generator.normal(size=(count, WIDTH))))
-    records["scale"], records["code"] = quantise(states.float().numpy())
+    records["scale"], records["code"] = quantise(random_states(count, WIDTH, seed))
     return records
 
 
@@ -62,23 +68,23 @@ def opened(tmp_path, documents):
     return tmp_path / "lens", meta, records
 
 
-def test_ranges_hold_what_brute_force_finds(opened):
+def test_ranges_equal_brute_force(opened):
     directory, meta, records = opened
     cells = Cells(directory, meta)
     assert len(cells) == 400
-    wanted = np.array([(c, t) for c in range(CELLS) for t in range(VOCABULARY)])
-    ranges = (*cells.ranges(*wanted.T), *cells.ranges_except(*wanted.T))
-    for (cell, token), start, stop, begins, ends in zip(wanted.tolist(), *ranges, strict=True):
+    pairs = np.array([(c, t) for c in range(CELLS) for t in range(VOCABULARY)])
+    ranges = (*cells.ranges(*pairs.T), *cells.ranges_except(*pairs.T))
+    for (cell, token), start, stop, begins, ends in zip(pairs.tolist(), *ranges, strict=True):
         rows = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
         others = records[(records["cell"] == cell) & (records["token"] != token)]["position"]
         assert sorted(cells.records(rows)["position"].tolist()) == sorted(others.tolist())
-        chosen = records[(records["cell"] == cell) & (records["token"] == token)]
-        chosen = chosen[np.argsort(chosen["position"])]
-        found = cells.records(np.arange(start, stop))
-        for name in found.dtype.names:
-            np.testing.assert_array_equal(found[name], chosen[name])
-    expected = [int((records["cell"] == cell).sum()) for cell in range(CELLS + 1)]
-    assert cells.sizes(CELLS + 1).tolist() == expected
+        expected = records[(records["cell"] == cell) & (records["token"] == token)]
+        expected = expected[np.argsort(expected["position"])]
+        stored = cells.records(np.arange(start, stop))
+        for name in stored.dtype.names:
+            np.testing.assert_array_equal(stored[name], expected[name])
+    sizes = np.bincount(records["cell"], minlength=CELLS + 1)
+    assert cells.sizes(CELLS + 1).tolist() == sizes.tolist()
 
 
 @given(
@@ -93,40 +99,13 @@ def test_neither_runs_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, mem
     order = np.random.default_rng(seed).permutation(150)
     one = write(root / "one", records, [], codes=codes)
     with patch.object(module, "SORT_BYTES", memory):
-        many = write(root / "many", records[order], cuts, codes=codes)
-    assert one == many
+        assert write(root / "many", records[order], cuts, codes=codes) == one
     centres = [layout.CELL_CENTRES_FILE] if codes == "pq" else []
     for name in (*layout.CELL_FILES, *centres):
         assert (root / "one" / name).read_bytes() == (root / "many" / name).read_bytes(), name
 
 
-def test_states_are_within_half_a_step_of_a_code():
-    states = torch.nn.functional.normalize(torch.randn(50, 160)).numpy()
-    scales, codes = quantise(states)
-    restored = scales.astype(np.float32)[:, None] * codes / 127
-    assert (np.abs(restored - states) <= 0.501 * scales[:, None] / 127 + 1e-4).all()
-    cosines = (restored * states).sum(1) / np.linalg.norm(restored, axis=1)
-    assert cosines.min() > 0.9999
-
-
-def test_cosines_are_those_of_the_coded_states(opened):
-    directory, meta, _ = opened
-    cells = Cells(directory, meta)
-    records = cells.records(np.arange(20))
-    states = torch.nn.functional.normalize(torch.randn(3, WIDTH), dim=1)
-    owner = np.repeat([0, 2], [8, 12])
-    by_hand = [
-        sum(
-            float(r["scale"]) * int(c) / 127 * float(z)
-            for c, z in zip(r["code"], states[number], strict=True)
-        )
-        for r, number in zip(records, owner, strict=True)
-    ]
-    found = cells.codes.cosines(records, states, owner)
-    np.testing.assert_allclose(found, by_hand, rtol=1e-4, atol=1e-6)
-
-
-def test_a_position_lies_in_its_document(opened, tiny_corpus):
+def test_a_position_is_in_its_document(opened, tiny_corpus):
     directory, meta, _ = opened
     cells, corpus = Cells(directory, meta), Corpus.open(tiny_corpus)
     held_out = corpus.split("heldout")
@@ -140,7 +119,83 @@ def test_a_position_lies_in_its_document(opened, tiny_corpus):
 @pytest.mark.parametrize("name", layout.CELL_FILES)
 def test_a_truncated_file_is_refused(opened, name):
     directory, meta, _ = opened
-    data = (directory / name).read_bytes()
-    (directory / name).write_bytes(data[:-5])
+    (directory / name).write_bytes((directory / name).read_bytes()[:-5])
     with pytest.raises(FormatError, match=name):
         Cells(directory, meta)
+
+
+def test_int8_states_are_within_half_a_step():
+    states = random_states(50, 160)
+    scales, codes = quantise(states)
+    restored = scales.astype(np.float32)[:, None] * codes / 127
+    assert (np.abs(restored - states) <= 0.501 * scales[:, None] / 127 + 1e-4).all()
+    cosines = (restored * states).sum(1) / np.linalg.norm(restored, axis=1)
+    assert cosines.min() > 0.9999
+
+
+def test_cosines_are_those_of_the_coded_states(opened):
+    directory, meta, _ = opened
+    cells = Cells(directory, meta)
+    records = cells.records(np.arange(20))
+    states = torch.from_numpy(random_states(3, WIDTH))
+    owner = np.repeat([0, 2], [8, 12])
+    coded = records["scale"].astype(np.float64)[:, None] * records["code"] / 127
+    expected = (coded * states[owner].numpy()).sum(1)
+    cosines = cells.codes.cosines(records, states, owner)
+    np.testing.assert_allclose(cosines, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("pq", 4), ("pq", 8), ("pq", 10), ("pq12", 24), ("pq12", 30)]
+)
+def test_pq_stores_the_nearest_centre_of_each_part(name, width):
+    size, states = PARTS[name], random_states(300, width)
+    codes = ProductCodes.learn(states, name)
+    records = np.empty(40, [("scale", "<f2"), ("code", "i1", (width,))])
+    records["scale"], records["code"] = 1, np.rint(127 * states[:40])
+    coded = np.empty(40, np.dtype(codes.fields))
+    codes.put(records, coded)
+    padded = np.zeros((40, size * parts_of(width, name)))
+    padded[:, :width] = np.rint(127 * states[:40]) / 127
+    for state, code in zip(padded, coded["code"], strict=True):
+        for part, centres in enumerate(codes.centres):
+            distances = ((centres - state[size * part : size * part + size]) ** 2).sum(1)
+            assert distances[code[part]] == pytest.approx(distances.min(), abs=1e-6)
+    by_hand = np.stack(
+        [np.concatenate([codes.centres[p, c] for p, c in enumerate(row)]) for row in coded["code"]]
+    )[:, :width]
+    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+    np.testing.assert_allclose(codes.states(coded), by_hand, atol=1e-6)
+    owner = np.repeat([1, 2, 4], [10, 25, 5])
+    cosines = codes.cosines(coded, torch.from_numpy(states[:6]), owner)
+    np.testing.assert_allclose(cosines, (by_hand * states[owner]).sum(1), atol=1e-6)
+
+
+def test_pq_takes_a_quarter_and_is_near(tmp_path):
+    records = random_records(3000)
+    meta = write(tmp_path / "lens", records, [1000], codes="pq", tokens=10**6)
+    cells = Cells(tmp_path / "lens", meta)
+    exact = Cells(tmp_path / "int8", write(tmp_path / "int8", records, [1000]))
+    assert cells.records(np.arange(3)).itemsize == 4 + 2 + 2 + 1
+    rows = np.arange(len(cells))
+    states, expected = (c.codes.states(c.records(rows)) for c in (cells, exact))
+    # 256 centres for directions in four dimensions
+    assert (states * expected).sum(1).mean() > 0.97
+    np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_pq_of_few_positions_or_none(tmp_path, count):
+    cells = Cells(
+        tmp_path / "lens", write(tmp_path / "lens", random_records(count), [], codes="pq")
+    )
+    states = cells.codes.states(cells.records(np.arange(count)))
+    assert states.shape == (count, WIDTH)
+    assert torch.isfinite(states).all()
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    assert check_codes("int8") == "int8"
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(InputError, match=r"prismlm\[pq\]"):
+        check_codes("pq")

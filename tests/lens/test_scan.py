@@ -10,12 +10,10 @@ from torch import nn
 
 from prismlm.lens import scan as module
 from prismlm.lens.inspection import summed_share
-from prismlm.lens.layout import MASS_FILE, write_table
+from prismlm.lens.layout import GROUP_COLUMNS, MASS_FILE, write_table
 from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, scan_windows
 from prismlm.lens.states import probabilities
 from prismlm.ops.prototype_head import Nearest, naive
-
-ALL = (OTHER, OTHER, OTHER)
 
 
 def brute_windows(z, prototypes, owned, threshold):
@@ -23,8 +21,7 @@ def brute_windows(z, prototypes, owned, threshold):
     cosines = torch.nn.functional.cosine_similarity(
         z[:, :, None].double(), prototypes[None, None].double(), dim=-1
     )
-    masked = cosines.masked_fill(~owned[:, :, None], -math.inf)
-    best, offset = masked.max(1)
+    best, offset = cosines.masked_fill(~owned[:, :, None], -math.inf).max(1)
     window, prototype = (best >= threshold).nonzero(as_tuple=True)
     rows = zip(window.tolist(), offset[window, prototype].tolist(), prototype.tolist(), strict=True)
     return {row: best[row[0], row[2]].item() for row in rows}
@@ -47,9 +44,9 @@ def test_scan_windows_equals_brute_force(monkeypatch, length, threshold, tile):
     torch.testing.assert_close(scan.cosines, flat.cosines)
     expected = brute_windows(z, prototypes, owned, -2.0 if threshold is None else threshold)
     columns = scan.window.tolist(), scan.offset.tolist(), scan.prototype.tolist()
-    found = dict(zip(zip(*columns, strict=True), scan.cosine.tolist(), strict=True))
-    assert found == pytest.approx(expected, abs=1e-6)
-    assert len(found) == len(scan.cosine)
+    candidates = dict(zip(zip(*columns, strict=True), scan.cosine.tolist(), strict=True))
+    assert candidates == pytest.approx(expected, abs=1e-6)
+    assert len(candidates) == len(scan.cosine)
 
 
 class Decoder(nn.Module):
@@ -64,26 +61,25 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_chance_of_the_next_token(bias):
+@torch.no_grad()
+def test_the_probability_of_the_next_token(bias):
     torch.manual_seed(bias)
     model, z = Decoder(bias), torch.randn(400, 32)
     tokens = torch.randint(700, (400,))
-    with torch.no_grad():
-        expected = model.head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
-        torch.testing.assert_close(probabilities(model, z, tokens), expected)
-        half = probabilities(model, z, tokens, bf16=True)
-        torch.testing.assert_close(half, expected, rtol=0.03, atol=0)
-        assert probabilities(model, z[:0], tokens[:0]).shape == (0,)
+    expected = model.head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(probabilities(model, z, tokens), expected)
+    half = probabilities(model, z, tokens, bf16=True)
+    torch.testing.assert_close(half, expected, rtol=0.03, atol=0)
+    assert probabilities(model, z[:0], tokens[:0]).shape == (0,)
 
 
 class Documents:
     """What counting needs of a corpus: documents of one source each, with so many tokens."""
 
-    def __init__(self, keys, tokens):
-        names = ("source", "domain", "license")
+    def __init__(self, keys, tokens=9):
         columns = [pa.array(column, pa.string()) for column in zip(*keys, strict=True)]
-        self.lengths = np.array(tokens)
-        self.documents = pa.table(dict(zip(names, columns, strict=True)))
+        self.lengths = np.full(len(keys), tokens)
+        self.documents = pa.table(dict(zip(GROUP_COLUMNS, columns, strict=True)))
 
     def __len__(self):
         return len(self.lengths)
@@ -92,7 +88,7 @@ class Documents:
         return np.arange(len(self))
 
 
-def counted(groups, documents):
+def mass_of(groups, documents):
     """Two positions of each document n = 0, 1 … use prototypes 0 and 1 with n + ½ and 2."""
     mass = torch.zeros(2, len(groups.keys), 3, dtype=torch.int64)
     for number in documents:
@@ -103,19 +99,18 @@ def counted(groups, documents):
     return mass_table(mass, groups.keys)
 
 
-def rows(table):
+def rows_of(table):
     """Return {(prototype, source, domain, licence): (tokens, activation_sum)}."""
-    names = ("prototype", "source", "domain", "license")
-    found = table.to_pylist()
-    return {(*map(row.get, names),): (row["tokens"], row["activation_sum"]) for row in found}
+    *keys, tokens, sums = table.to_pydict().values()
+    return dict(zip(zip(*keys, strict=True), zip(tokens, sums, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
 def test_every_group_has_its_rows_in_any_order(order):
     keys = [("a", "law", "CC0"), ("b", "law", "CC0"), ("c", "law", None), ("a", "law", "CC0")]
-    groups = groups_of(Documents(keys, [5, 5, 5, 5]), "all")
-    assert groups.keys == [("a", "law", "CC0"), ("b", "law", "CC0"), ("c", "law", None)]
-    assert rows(counted(groups, order)) == {
+    groups = groups_of(Documents(keys), "all")
+    assert groups.keys == keys[:3]
+    assert rows_of(mass_of(groups, order)) == {
         (0, "a", "law", "CC0"): (2, 4.0),
         (1, "a", "law", "CC0"): (2, 4.0),
         (0, "b", "law", "CC0"): (1, 1.5),
@@ -128,23 +123,20 @@ def test_every_group_has_its_rows_in_any_order(order):
 @pytest.mark.parametrize("beyond", [0, 1, 60])
 def test_the_cap_is_2048_and_no_use_is_lost(beyond):
     count = 2048 + beyond
-    keys = [(f"s{n:05d}", "law", "CC0") for n in range(count)]
-    groups = groups_of(Documents(keys, [9] * count), "all")
+    groups = groups_of(Documents([(f"s{n:05d}", "law", "CC0") for n in range(count)]), "all")
     assert len(groups.keys) == 2048 + (beyond > 0)
-    table = counted(groups, range(count))
+    table = mass_of(groups, range(count))
     assert sum(table["tokens"].to_pylist()) == 2 * count
     if beyond:
         # Σ (n + ½) over n = 2048 … 2048 + beyond − 1, and 2 for each.
-        found = rows(table)
-        assert found[0, *ALL] == (beyond, beyond * (2048 + beyond / 2))
-        assert found[1, *ALL] == (beyond, 2.0 * beyond)
+        rows, other = rows_of(table), (OTHER, OTHER, OTHER)
+        assert rows[0, *other] == (beyond, beyond * (2048 + beyond / 2))
+        assert rows[1, *other] == (beyond, 2.0 * beyond)
 
 
-def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch):
-    keys = [(name, "law", "CC0") for name in "abcd"]
-    # Four groups of equal use.
-    for limit, share in ((4, 0.0), (3, 0.25), (2, 0.5)):
-        monkeypatch.setattr(module, "MAX_GROUPS", limit)
-        groups = groups_of(Documents(keys, [9] * 4), "all")
-        write_table(counted(groups, range(4)), tmp_path / MASS_FILE)
-        assert summed_share(tmp_path) == share
+@pytest.mark.parametrize(("limit", "share"), [(4, 0.0), (3, 0.25), (2, 0.5)])
+def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch, limit, share):
+    monkeypatch.setattr(module, "MAX_GROUPS", limit)
+    groups = groups_of(Documents([(name, "law", "CC0") for name in "abcd"]), "all")
+    write_table(mass_of(groups, range(4)), tmp_path / MASS_FILE)
+    assert summed_share(tmp_path) == share

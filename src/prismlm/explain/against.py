@@ -141,8 +141,7 @@ def readable_text(lens: Lens) -> Corpus | OwnText:
             "what opposes a prediction is read in the corpus "
             f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
             "indexed, and the lens does not hold its text. Say with --corpus DIR where it is, or "
-            "build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
-            "--overwrite`."
+            "build the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
         )
     return lens.text_source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -70,6 +70,7 @@ class Lens:
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
         self._keys: dict[tuple[str, str], Keys] = {}
+        self._document = lru_cache(CACHED_DOCUMENTS)(self._read_document)
 
     @classmethod
     def open(
@@ -128,8 +129,8 @@ class Lens:
             "again."
         )
 
-    def _check_files(self, names: Iterable[str], **options: Any) -> None:
-        layout.check_files(self.path, self.meta, list(names), **options)
+    def _check_files(self, names: Collection[str], **options: Any) -> None:
+        layout.check_files(self.path, self.meta, names, **options)
 
     def _table(self, name: str) -> pa.Table:
         self._check_files([name])
@@ -217,7 +218,7 @@ class Lens:
 
         current = _identity(self.corpus_path / META_FILE)
         if self._corpus[0] != current:
-            self.__dict__.pop("_text", None)
+            self._document.cache_clear()
             corpus = None
             with suppress(InputError, FormatError, OSError):
                 corpus = Corpus.open(self.corpus_path)
@@ -253,27 +254,22 @@ class Lens:
     @cached_property
     def _own_text(self) -> OwnText | None:
         tokens = self._stored(StoredTokens, (suffixes.TOKENS_FILE, suffixes.DOCUMENTS_FILE))
-        if tokens is None or self.tokenizer is None:
+        if tokens is None or not self.meta.with_text or self.tokenizer is None:
             return None
         return OwnText(self.cells, tokens, self.tokenizer)
 
-    @cached_property
-    def _text(self) -> Callable[[int], tuple[int, str, np.ndarray]]:
-        """Return a cached function: a document's first position, text, and spans of its tokens."""
+    def _read_document(self, number: int) -> tuple[int, str, np.ndarray]:
+        """Return a document's first position, its text, and the spans of its tokens."""
         source = self.text_source
         assert source is not None
-
-        def read(number: int) -> tuple[int, str, np.ndarray]:
-            return int(source.starts[number]), source.text(number), source.spans(number)
-
-        return lru_cache(CACHED_DOCUMENTS)(read)
+        return int(source.starts[number]), source.text(number), source.spans(number)
 
     def sentence(self, position: int) -> Around | None:
         """Return the sentence around a global position; None without :attr:`text_source`."""
         source = self.text_source
         if source is None:
             return None
-        start, text, spans = self._text(source.document_at(position))
+        start, text, spans = self._document(source.document_at(position))
         return sentence_around(text, *spans[position - start].tolist())
 
     def spans_in_sentence(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
@@ -281,7 +277,7 @@ class Lens:
         around, source = self.sentence(position), self.text_source
         if around is None or source is None:
             return []
-        start, text, spans = self._text(source.document_at(position))
+        start, text, spans = self._document(source.document_at(position))
         left, right = spans[position - start].tolist()
         begin, end = left - len(around.before), right + len(around.after)
         chosen = spans[[other - start for other in others if other != position]].tolist()

@@ -27,9 +27,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens.lens import Lens
 from prismlm.models.seam import LogitMap
 
-MAX_SEED = 2**63 - 1
-MAX_NEW_TOKENS = 2**31 - 1
-MAX_CHARACTERS = 16_000_000
+MAX_SEED, MAX_NEW_TOKENS, MAX_CHARACTERS = 2**63 - 1, 2**31 - 1, 16_000_000
 # Logits divided by a smaller temperature overflow float32.
 MIN_TEMPERATURE = 1e-6
 # Settings of a model's generation_config.json that a call sets itself or that change no token;
@@ -73,10 +71,9 @@ class OpenedModel:
             meta = self.lens.meta
             lens = f"{self.lens.name}, {meta.tokens:,} tokens of {meta.documents:,} documents"
         return (
-            f"{type(self).__name__} {self.path}: {type(self.model).__name__}, "
-            f"{parameters:,} parameters\n"
-            f"head: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} for each "
-            f"token\nlens: {lens}"
+            f"{type(self).__name__} {self.path}: {type(self.model).__name__}, {parameters:,} "
+            f"parameters\nhead: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} "
+            f"for each token\nlens: {lens}"
         )
 
     def lens_for(self, what: str) -> Lens:
@@ -99,12 +96,13 @@ class OpenedModel:
 
     def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
         """Raise InputError for a text that is certainly too long, before tokenising it."""
-        reads = self.context_length if most is None else most
-        bound = MAX_CHARACTERS
+        reads, bound, tokens = most or self.context_length, MAX_CHARACTERS, ""
         if reads is not None:
-            bound = min(bound, reads * self._longest_token)
+            bound, tokens = (
+                min(bound, reads * self._longest_token),
+                f"{reads:,} tokens, which have ",
+            )
         if len(text) > bound:
-            tokens = "" if reads is None else f"{reads:,} tokens, which have "
             raise InputError(
                 f"the text has {len(text):,} characters, and {reader or self.path.name} reads "
                 f"{tokens}at most {bound:,}: shorten it."
@@ -121,11 +119,8 @@ class OpenedModel:
     ) -> str:
         """Return ``text`` with its continuation, or the answer to messages.
 
-        Args:
-            text: a text or messages.
-            tokens: the most that are generated; an end of text stops earlier.
-            temperature, seed: as of :meth:`PrismLM.explain`.
-            on_text: called with each new piece of text, in whole characters.
+        At most ``tokens`` are generated, with temperature and seed as of :meth:`PrismLM.explain`.
+        ``on_text`` is called with each new piece of text, in whole characters.
         """
         prompt = self.encode(text, tokens)
         written = ""
@@ -159,13 +154,13 @@ class OpenedModel:
 
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
         """Tokenize a text or messages; InputError if they are empty, too long or unsuitable."""
-        written = self.as_text(text, room)
-        self.check_length(written)
+        plain = self.as_text(text, room)
+        self.check_length(plain)
         with no_panics():
             if is_messages(text):
                 ids = encode_chat(self.tokenizer, cast("Messages", text), continue_final=room > 0)
             else:
-                ids = encode_text(self.tokenizer, written)
+                ids = encode_text(self.tokenizer, plain)
         if len(ids) == len(encode_text(self.tokenizer, "")):
             raise InputError("the text is empty: give at least one token to predict from.")
         check_embedded(self.model, self.tokenizer, ids, self.path)
@@ -175,14 +170,14 @@ class OpenedModel:
         """Return :meth:`tokens_of`, [1, T]; InputError unless ``room`` more fit the context."""
         room = check_whole("the number of tokens to generate", room, most=MAX_NEW_TOKENS)
         ids = torch.tensor([self.tokens_of(text, room)])
-        longest = self.context_length
-        if longest is not None and ids.shape[1] + room > longest:
-            left = longest - ids.shape[1]
-            needed = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
-            shorter = f"shorten it by {room - left} tokens."
-            advice = f"generate at most {left}." if room and left >= 1 else shorter
+        length, longest = ids.shape[1], self.context_length
+        if longest is not None and length + room > longest:
+            left = longest - length
+            advice = f"generate at most {left}." if left >= 1 else ""
             raise InputError(
-                f"the text has {needed}, and {self.path.name} reads {longest}: {advice}"
+                f"the text has {length} tokens{f' and {room} to generate' if room else ''}, and "
+                f"{self.path.name} reads {longest}: "
+                f"{advice or f'shorten it by {room - left} tokens.'}"
             )
         return ids.to(self.model.device)
 
@@ -255,7 +250,6 @@ def write_after(
     temperature: float,
     seed: int,
     *,
-    top_p: float = 1.0,
     all_logits: bool = False,
     enough: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
@@ -279,7 +273,7 @@ def write_after(
     padding = tokenizer.eos_token_id if defaults.pad_token_id is None else defaults.pad_token_id
     settings: dict[str, Any] = {"eos_token_id": defaults.eos_token_id, "pad_token_id": padding}
     if temperature:
-        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0}
     options: dict[str, Any] = {}
     if all_logits and "logits_to_keep" in signature(model.forward).parameters:
         options["logits_to_keep"] = 0  # all

@@ -86,19 +86,19 @@ def training_corpus(directory: Path | str) -> Corpus:
     """
     record = _training_record(Path(directory))
     path = (record.get("recipe") or {}).get("corpus")
-    advice = "Name the corpus with --corpus DIR."
-    if not isinstance(path, str):
-        raise InputError(f"{directory} does not say which corpus it was trained on. {advice}")
-    if not Path(path).is_dir():
-        raise InputError(f"{directory} was trained on {path}, which is not there. {advice}")
-    corpus = Corpus.open(path)
     fingerprint = (record.get("corpus") or {}).get("fingerprint")
-    if fingerprint not in (None, corpus.fingerprint):
-        raise InputError(
+    if not isinstance(path, str):
+        problem = f"{directory} does not say which corpus it was trained on"
+    elif not Path(path).is_dir():
+        problem = f"{directory} was trained on {path}, which is not there"
+    elif fingerprint in (None, Corpus.open(path).fingerprint):
+        return Corpus.open(path)
+    else:
+        problem = (
             f"the corpus {path} is not the one that {directory} was trained on: it was rebuilt "
-            f"or renamed. {advice}"
+            "or renamed"
         )
-    return corpus
+    raise InputError(f"{problem}. Name the corpus with --corpus DIR.")
 
 
 def trained_length(directory: Path | str) -> int | None:

@@ -1,32 +1,54 @@
-"""A lens gets names, and keeps everything else."""
+"""A lens gets names, scored by their words, embedded or by a language model; all else stays."""
 
 import json
+import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 
 import prismlm
 from prismlm.errors import InputError, PrismError
+from prismlm.files import json_text
 from prismlm.lens import layout
+from prismlm.lens.labels.contexts import CATEGORIES, marked, sample_places
+from prismlm.lens.labels.embedded import NAME_LENGTH, Label
+from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
 from prismlm.lens.labels.map import map_lens
-from prismlm.lens.labels.write import label_lens
+from prismlm.lens.labels.write import (
+    AFTER,
+    BEFORE,
+    MIN_PLACES,
+    _accuracy,
+    ask_for_names,
+    bare,
+    label_lens,
+    make_labels,
+    score_labels,
+    words_of,
+)
+from tests.helpers.chat_server import ChatServer, good, wanted
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.lens_meta import change_meta
 
 FILLED = ("description", "category", "role", "tags", "label_score")
+MOST = 10
+
+
+def files_of(lens):
+    return {path.name: path.read_bytes() for path in lens.path.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def labelled(tiny_model, tmp_path_factory):
     directory = shutil.copytree(tiny_model, tmp_path_factory.mktemp("labelled") / "model")
     lm = prismlm.load(directory)
-    before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
-    return directory, before, lm.lens.prototypes, label_lens(lm.lens, lm.model)
+    return directory, files_of(lm.lens), lm.lens.prototypes, label_lens(lm.lens, lm.model)
 
 
-def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
-    directory, before, old, found = labelled
+def test_empty_columns_are_filled_and_the_others_stay(labelled):
+    directory, before, old, record = labelled
     lens = prismlm.load(directory).lens
     table = lens.prototypes
     for name in old.column_names:
@@ -35,17 +57,17 @@ def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
             assert table[name].null_count < table.num_rows
         elif name not in ("name", "label_source"):
             assert table[name].equals(old[name]), name
-    assert table["label_source"].to_pylist().count("embedded") == found["named"]
-    changed = {p.name for p in lens.path.iterdir() if before.get(p.name) != p.read_bytes()}
+    assert table["label_source"].to_pylist().count("embedded") == record["named"]
+    changed = {name for name, data in files_of(lens).items() if before.get(name) != data}
     assert changed == {layout.PROTOTYPES_FILE, layout.META_FILE}
     layout.check_files(lens.path, lens.meta)
 
 
-def test_the_names_tell_more_than_shuffled_ones(labelled):
-    directory, _, _, found = labelled
-    assert found["fuzzing"]["mean"] > found["fuzzing"]["shuffled"] + 0.05
-    assert found["fuzzing"]["low"] > 0
-    assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(found))
+def test_names_tell_more_than_shuffled_ones(labelled):
+    directory, _, _, record = labelled
+    assert record["fuzzing"]["mean"] > record["fuzzing"]["shuffled"] + 0.05
+    assert record["fuzzing"]["low"] > 0
+    assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(record))
 
 
 @pytest.mark.parametrize(
@@ -55,33 +77,252 @@ def test_the_names_tell_more_than_shuffled_ones(labelled):
         ("the map", lambda lm: map_lens(lm.lens, lm.head)),
     ],
 )
-def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write, monkeypatch):
-    # Where prototypes lie takes longest, and is not what is written here.
+def test_a_full_disk_leaves_the_lens_as_it_was(labelled, what, write, monkeypatch):
+    # The layout takes longest, and is not what is written here.
     monkeypatch.setattr("prismlm.lens.labels.map.laid_out", lambda z: np.zeros((len(z), 2), "f4"))
     lm = prismlm.load(labelled[0])
-    before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
+    before = files_of(lm.lens)
     with limit_lifted_after():
         limit_files(500)
         with pytest.raises(PrismError, match=f"{what} in .* could not be written"):
             write(lm)
-    assert {p.name: p.read_bytes() for p in lm.lens.path.iterdir()} == before
+    assert files_of(lm.lens) == before
 
 
 def test_labels_are_replaced_only_if_asked(labelled):
-    directory = labelled[0]
-    lm = prismlm.load(directory)
+    lm = prismlm.load(labelled[0])
     with pytest.raises(InputError, match=r"labelled already, by embedded.*--overwrite"):
         label_lens(lm.lens, lm.model)
     names = lm.lens.names
     assert any("→" in name for name in names)
     assert label_lens(lm.lens, lm.model, overwrite=True) == labelled[3]
-    assert prismlm.load(directory).lens.names == names
+    assert prismlm.load(labelled[0]).lens.names == names
 
 
-def test_without_a_corpus_it_is_said_what_is_missing(labelled, tmp_path):
+def test_a_missing_corpus_is_named(labelled, tmp_path):
     directory = shutil.copytree(labelled[0], tmp_path / "model")
-    lm = prismlm.load(directory)
-    change_meta(lm.lens.path, corpus_path=str(tmp_path / "nowhere"))
+    change_meta(prismlm.load(directory).lens.path, corpus_path=str(tmp_path / "nowhere"))
     lm = prismlm.load(directory)
     with pytest.raises(InputError, match=r"nowhere.*names are made of its text"):
         label_lens(lm.lens, lm.model, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("“,”, and → “(”, ↵ (fur, -ic)", [",", "and", "(", "↵", "fur", "-", "ic"]),
+        ("(team, force) → “).”, …", ["team", "force", ")", "."]),
+    ],
+)
+def test_separators_are_no_words_of_a_name(name, words):
+    assert words_of(bare(name)) == words
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        # Both positive passages have the word, and no other.
+        ("cat", 1.0),
+        # One of two positive passages and no other has it: the second is drawn from three that are
+        # equal, of which one is positive: (1 + 1/3) / 2 of these, (2/3) / 2 of the others.
+        ("ear", (2 / 3 + 1 - 1 / 3) / 2),
+        # Negative passages alone.
+        ("dog", 0.0),
+        # No passage: every half is as good.
+        ("nothing", 0.5),
+    ],
+)
+def test_accuracy_by_hand(label, expected):
+    passages = [frozenset(words_of(t)) for t in ("a cat", "cat ear", "a dog", "the dog")]
+    rarity = dict.fromkeys(("cat", "ear", "dog", "a", "the"), 1.0)
+    assert _accuracy(frozenset([label]), passages, rarity) == pytest.approx(expected)
+
+
+def test_a_right_name_scores_above_others(lm, text):
+    """Names with the very words that come next, one that occurs nowhere, and none at all."""
+    places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 60)
+    cells = np.flatnonzero(places.size >= 20)[:40].tolist()
+    labels: list[Label | None] = [None] * len(places.size)
+    for cell in cells:
+        tokens = set(text.next(places)[places.cell == cell].tolist())
+        labels[cell] = Label(" ".join(text.vocabulary.texts[t] for t in tokens), "", "", "", ())
+    nowhere, unnamed = cells[:2]
+    labels[nowhere], labels[unnamed] = Label("qqq", "", "", "", ()), None
+    scores = score_labels(labels, text, places)
+    assert scores.fuzzing[nowhere] == scores.detection[nowhere] == 0.5
+    assert np.isnan(scores.fuzzing[unnamed])
+    scored = np.isfinite(scores.fuzzing)
+    assert scored.sum() == len(cells) - 1
+    assert scores.fuzzing[scored].mean() > scores.shuffled_fuzzing[scored].mean() + 0.1
+    again = score_labels(labels, text, places)
+    np.testing.assert_array_equal(scores.detection, again.detection)
+
+
+# ----- by a language model
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model, tmp_path_factory):
+    return prismlm.load(shutil.copytree(tiny_model, tmp_path_factory.mktemp("asked") / "model"))
+
+
+@pytest.fixture(scope="module")
+def made(model):
+    return make_labels(model.lens, model.model)
+
+
+@pytest.fixture
+def answers(model):
+    """The file of answers, which is removed after each test."""
+    path = model.lens.path.with_name(f".{model.lens.path.name}.answers.jsonl")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def ask(model, server, prototypes=MOST):
+    endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
+    labeller = partial(ask_for_names, endpoint=endpoint, prototypes=prototypes)
+    return label_lens(model.lens, model.model, overwrite=True, labeller=labeller)
+
+
+def asked_rows(model):
+    """Return the rows that an endpoint named, by prototype."""
+    rows = model.lens.prototypes.to_pylist()
+    return {row["prototype"]: row for row in rows if row["label_source"] == "endpoint:m"}
+
+
+def test_prototypes_with_most_text_get_names_and_the_others_keep_theirs(model, made, answers):
+    with ChatServer() as server:
+        record = ask(model, server)
+    named, sizes = list(asked_rows(model)), model.lens.cell_sizes
+    asked = record["asked"]
+    assert len(named) == MOST == asked["named"]
+    # All positions count, not the sample of each cell that names are made of.
+    assert min(sizes[named]) >= max(np.delete(sizes, named))
+    assert max(np.bincount(made.places.cell)) < max(sizes)
+    for row, label in zip(model.lens.prototypes.to_pylist(), made.labels, strict=True):
+        if row["label_source"] == "endpoint:m":
+            assert row["name"].startswith("next ")
+            assert row["description"] == "Described in a line."
+            assert (row["category"], row["role"]) == ("Science / Tech", "noun-like")
+            assert row["tags"] == ["trials"]
+        elif sizes[row["prototype"]] < MIN_PLACES:
+            assert (row["name"], row["label_source"]) == ("", "signature")
+        elif label is not None:
+            assert (row["name"], row["label_source"]) == (label.name, "embedded")
+    assert record["source"] == "endpoint:m"
+    assert model.lens.meta.labels == json.loads(json.dumps(record))
+    # The same passages, by the same words, with the names that these prototypes had.
+    scores = asked["scores"]
+    assert scores["own"]["fuzzing"]["mean"] != scores["embedded"]["fuzzing"]["mean"]
+    assert asked["requests"] == 2 * MOST == len(server.requests)
+    assert (asked["tokens_in"], asked["tokens_out"]) == (200 * MOST, 20 * MOST)
+
+
+def test_documents_that_score_are_never_shown(model, made, answers):
+    with ChatServer() as server:
+        ask(model, server, None)
+    shown = "".join(request["messages"][0]["content"] for request in server.requests)
+    held_out = np.random.default_rng(0).random(model.lens.cells.documents.num_rows) < 0.2
+
+    def windows(places):
+        return [row.tobytes() for row in made.text.window(places, BEFORE, AFTER)]
+
+    def count_shown(places, rows):
+        texts = (marked(made.text, places, row, BEFORE, AFTER).text for row in rows)
+        return sum(json_text({"passage": text})[1:-1] in shown for text in texts)
+
+    assert not held_out[made.places.document].any()
+    assert held_out[made.held_out.document].all()
+    # A passage of documents of both kinds, such as a licence, is shown from one that names.
+    naming = set(windows(made.places))
+    others = [row for row, window in enumerate(windows(made.held_out)) if window not in naming]
+    assert count_shown(made.held_out, others[::8]) == 0
+    assert count_shown(made.places, range(0, len(made.places.cell), 16)) > 50
+
+
+def test_a_question_has_passages_of_the_prototype_and_its_signature(model, made, answers):
+    with ChatServer() as server:
+        ask(model, server, 1)
+    ((cell, row),) = asked_rows(model).items()
+    first, second = server.requests
+    content = first["messages"][0]["content"]
+    lines = [json.loads(line) for line in content.splitlines() if line.startswith("{")]
+    assert list(lines[0]) == list(dict.fromkeys(row["top_tokens"]))
+    tokens = set(made.text.next(made.places)[made.places.cell == cell].tolist())
+    following = {made.text.spelled([token]) for token in tokens}
+    assert len(lines) == 13
+    for line in lines[1:]:
+        assert line["next"] in following
+        assert re.search(r"<<.+>>", line["passage"], re.DOTALL)
+    # The second request continues the first, whose name it is shown.
+    assert second["messages"][0] == first["messages"][0]
+    assert row["name"] == json.loads(second["messages"][1]["content"])["name"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        ("name", lambda request: "?"),
+        ("category", lambda request: {**good(request), "category": "Cookery"}),
+    ],
+)
+def test_prototypes_without_an_answer_keep_their_names_and_are_counted(
+    model, made, answers, kind, bad
+):
+    cards = set()
+
+    def behave(request, number):
+        card = request["messages"][0]["content"]
+        if wanted(request) == kind and (len(cards) < 3 or card in cards):
+            cards.add(card)
+            return bad(request)
+        return good(request)
+
+    with ChatServer(behave) as server:
+        asked = ask(model, server)["asked"]
+    assert asked["named"] == len(asked_rows(model)) == MOST - 3
+    assert sum(asked["failures"].values()) == 3
+    for row in model.lens.prototypes.to_pylist():
+        if row["label_source"] == "embedded":
+            assert row["name"] == made.labels[row["prototype"]].name
+
+
+def test_nothing_is_written_where_most_fail(model, answers):
+    before = files_of(model.lens)
+    several = r"8 of the first 8 questions.*no JSON object"
+    with (
+        ChatServer(lambda request, number: "rubbish") as server,
+        pytest.raises(InputError, match=several),
+    ):
+        ask(model, server)
+    assert files_of(model.lens) == before
+    assert [path.name for path in model.lens.path.parent.iterdir()] == [model.lens.path.name]
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 10_000, "two\nlines\r\n\x1b[31mred\0 \u202eturned", "<script>alert(1)</script>"]
+)
+def test_names_from_an_endpoint_are_one_bounded_line(model, answers, text):
+    def behave(request, number):
+        dirty = {"name": text, "description": text, "role": text, "tags": [text] * 9 + ["\n"]}
+        return {key: dirty.get(key, value) for key, value in good(request).items()}
+
+    with ChatServer(behave) as server:
+        ask(model, server, 1)
+    (row,) = asked_rows(model).values()
+    for value in (row["name"], row["description"], row["role"], *row["tags"]):
+        assert value.isprintable()
+        assert 0 < len(value) <= 240
+    assert len(row["name"]) <= NAME_LENGTH
+    assert len(row["tags"]) == 1
+    if "<" in text:
+        assert row["name"] == text
+
+
+def test_prompts_have_every_category_and_text_cannot_leave_its_fence():
+    assert set(re.findall(r'^- "(.*?)":', PROMPTS["category"], re.MULTILINE)) == set(CATEGORIES)
+    text = fenced("a $name\nb")
+    inside = fenced(text + "\n# again")
+    assert inside.splitlines()[0] not in text
+    assert inside in prompt("name", data=inside)

@@ -32,23 +32,18 @@ WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 5.0, 4, 2
 GOOD_SCORE = 0.9
 UNINFORMATIVE = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
 ROWS_AT_ONCE = 512
-# The record of every map in ``meta.json``.
-MAP_RECORD = {
-    "method": "umap",
-    "neighbours": NEIGHBOURS,
-    "least_distance": MIN_DISTANCE,
-    "seed": SEED,
-}
 
 
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record."""
+    record = {"method": "umap", "neighbours": NEIGHBOURS, "least_distance": MIN_DISTANCE}
+    record |= {"seed": SEED}
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
         points = laid_out(head.prototypes.detach().float())
-        write_columns(lens, {"x": points[:, 0], "y": points[:, 1]}, map=MAP_RECORD)
+        write_columns(lens, {"x": points[:, 0], "y": points[:, 1]}, map=record)
         task.advance()
-    return MAP_RECORD
+    return record
 
 
 def nearest_prototypes(prototypes: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -133,11 +128,11 @@ def regions(lens: Lens) -> list[Region]:
         frequent = n >= WORD_PROTOTYPES and lift >= min(WORD_LIFT, count / 2)
         if frequent and region not in categorised and len(shown) < WORDS_SHOWN:
             shown.append(name)
+    centers = [np.median(points[region_of == region], axis=0) for region in range(count)]
     return [
-        Region(x, y, ", ".join(name))
+        Region(*centers[region].round(3).tolist(), ", ".join(names[region]))
         for region in np.argsort(-sizes).tolist()
-        for x, y in [np.median(points[region_of == region], axis=0).round(3).tolist()]
-        if (name := names.get(region))
+        if names.get(region)
     ]
 
 
@@ -145,15 +140,11 @@ def _ranked(
     region_of: np.ndarray, sizes: np.ndarray, names: Sequence[set[Any]]
 ) -> list[tuple[int, str, int, float]]:
     """Return region, name, n and lift of each name in a region, the most distinctive first."""
-    total = Counter(name for of_one in names for name in of_one)
-    inside = Counter(
-        (int(region), name)
-        for region, of_one in zip(region_of, names, strict=True)
-        for name in of_one
-    )
+    pairs = [(int(r), name) for r, of_one in zip(region_of, names, strict=True) for name in of_one]
+    total = Counter(name for _, name in pairs)
     rows = [
         (region, name, n, n * len(region_of) / (int(sizes[region]) * total[name]))
-        for (region, name), n in inside.items()
+        for (region, name), n in Counter(pairs).items()
     ]
     return sorted(rows, key=lambda row: (-row[2] * math.log(max(row[3], 1.0)) ** 2, row[:2]))
 

@@ -1,0 +1,123 @@
+"""Places are positions of cells, with the corpus's own text; kinds of tokens taken for others."""
+
+import numpy as np
+import pytest
+import torch
+
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.lens.labels.contexts import SUBJECTS, Text, Vocabulary, sample_places, subject_words
+
+
+@pytest.fixture(scope="module")
+def lens(lm):
+    return lm.lens
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_corpus):
+    tokenizer = Corpus.open(tiny_corpus).tokenizer
+    return Vocabulary(tokenizer, len(tokenizer) + 3)
+
+
+def test_every_position_is_in_its_cell_once(lens, text):
+    cells = lens.cells
+    places = sample_places(cells, lens.num_prototypes, len(cells))
+    assert sorted(places.position.tolist()) == sorted(cells.positions(0, len(cells)).tolist())
+    np.testing.assert_array_equal(np.bincount(places.cell, minlength=len(places.size)), places.size)
+    keys, starts = cells.keys_and_starts
+    owner = np.repeat(keys, np.diff(np.append(starts, len(cells))))
+    np.testing.assert_array_equal(places.cell, owner // cells.meta.vocabulary)
+    np.testing.assert_array_equal(text.next(places), owner % cells.meta.vocabulary)
+
+
+def test_a_sample_takes_next_tokens_in_proportion(lens, text):
+    every, some = (sample_places(lens.cells, lens.num_prototypes, n) for n in (len(lens.cells), 40))
+    cell = int(np.argmax(every.size))
+    assert every.size[cell] > 80
+    assert (np.bincount(some.cell, minlength=len(every.size)) == np.minimum(every.size, 40)).all()
+    tokens, count = np.unique(text.next(every)[every.cell == cell], return_counts=True)
+    sampled = text.next(some)[some.cell == cell]
+    expected = 40 * count / every.size[cell]
+    assert (np.abs([(sampled == token).sum() for token in tokens] - expected) < 1).all()
+
+
+def test_windows_stop_at_the_ends_of_their_document(lens, text):
+    places = sample_places(lens.cells, lens.num_prototypes, 3)
+    window, corpus = text.window(places, before=30, after=10), text.corpus
+    for row in range(0, len(places.cell), 97):
+        position = int(places.position[row])
+        number = corpus.document_at(position)
+        first = int(corpus.starts[number])
+        last = first + int(corpus.lengths[number])
+        around = range(position - 29, position + 11)
+        expected = [int(text.tokens[p]) if first <= p < last else -1 for p in around]
+        assert window[row].tolist() == expected
+
+
+def test_a_word_is_put_together_from_its_pieces(text):
+    texts, tokens = text.vocabulary.texts, text.tokens
+    pieces = text.vocabulary.continues[tokens] & np.roll(text.vocabulary.open[tokens], 1)
+    starts = (p for p in np.flatnonzero(pieces).tolist() if texts[tokens[p - 1]][0] == " ")
+    position = next(starts)
+    head = texts[tokens[position - 1]]
+    assert text.beginning(position) == head + texts[tokens[position]]
+    assert text.end(position).startswith("-" + texts[tokens[position]])
+    assert text.end(position - 1) == head + text.end(position)[1:]
+
+
+def test_a_part_of_a_character_is_named_by_the_character(tiny_model, tmp_path):
+    (tmp_path / "text.txt").write_text("a 東京 b ’c’ d", encoding="utf-8")
+    out = tmp_path / "corpus"
+    corpus = build_corpus(tmp_path / "text.txt", out, tokenizer=tiny_model, heldout_fraction=0)
+    text = Text(corpus, Vocabulary(corpus.tokenizer, len(corpus.tokenizer)))
+    parts = [p for p, t in enumerate(text.tokens) if "\ufffd" in text.vocabulary.texts[t]]
+    assert len(parts) >= 6
+    for position in parts:
+        left, right = corpus.spans(0)[position].tolist()
+        for word in (text.beginning(position), text.end(position)):
+            character, number = word.rsplit(" ", 1)
+            assert character == corpus.text(0)[left:right]
+            assert number[1] == "/"
+
+
+@pytest.mark.parametrize(
+    ("kind", "those", "others"),
+    [
+        ("continues", ["ing", "The"], [" the", ",", "\n", "1"]),
+        ("open", [" the", "s"], [",", "\n", "1"]),
+        ("digit", ["1"], [" the", ","]),
+        ("line", ["\n"], [" ", " the"]),
+        ("sign", [",", ".", "("], ["\n", " the", "1", " "]),
+        ("markup", ["=", "_"], [",", ".", "("]),
+        ("capital", [" The"], [" I", " the", "The"]),
+    ],
+)
+def test_kinds(vocabulary, kind, those, others):
+    flags = dict(zip(vocabulary.texts, getattr(vocabulary, kind).tolist(), strict=True))
+    assert [flags[text] for text in those] == [True] * len(those)
+    assert [flags[text] for text in others] == [False] * len(others)
+
+
+def test_a_subject_has_the_words_near_its_seeds(tiny_corpus):
+    vocabulary = Vocabulary(Corpus.open(tiny_corpus).tokenizer, 8192)
+    generator, names = torch.Generator().manual_seed(0), list(SUBJECTS)
+    weight = torch.randn(len(vocabulary.texts), 64, generator=generator)
+    number = {text: i for i, text in enumerate(vocabulary.texts)}
+    seeds = {name: [w for w in SUBJECTS[name].split() if f" {w}" in number] for name in names}
+    for direction, words in enumerate(seeds.values()):
+        for word in words:
+            weight[number[f" {word}"], direction] += 20
+    # A word of no list, near those of the subject with the most words that are tokens here.
+    subject = max(names, key=lambda name: len(seeds[name]))
+    assert len(seeds[subject]) >= 3
+    weight[number[" said"], names.index(subject)] += 20
+    # What all words vary in most, of whatever subject.
+    weight[:, 50:58] = 300 * torch.randn(len(vocabulary.texts), 8, generator=generator)
+    matrix = subject_words(weight, vocabulary)
+    for word in ("said", seeds[subject][0]):
+        row = matrix[vocabulary.words.index(word)].toarray()[0]
+        assert row.tolist() == [float(name == subject) for name in names]
+    # Each word is of one subject at most, and most are of none.
+    subjects = np.asarray(matrix.sum(1)).ravel()
+    assert subjects.max() == 1
+    assert subjects.mean() < 0.2
