@@ -299,9 +299,9 @@ def compared(
     A range of more than ``most`` rows is sampled, in evenly spaced stretches of 32.
     """
     sizes = last - first
-    kept = np.minimum(sizes, most)
-    pair, offset = group_members(kept)
-    step = sizes / np.maximum(kept, 1)
+    counts = np.minimum(sizes, most)
+    pair, offset = group_members(counts)
+    step = sizes / np.maximum(counts, 1)
     stretch, within = np.divmod(offset, STRETCH)
     rows = first[pair] + (stretch * (STRETCH * step[pair])).astype(np.int64) + within
     position, read = np.empty((2, len(rows)), dtype=np.int64)

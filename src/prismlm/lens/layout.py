@@ -40,12 +40,15 @@ KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
 REBUILD = "Build the lens again."
 
+
+def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, kind) for name in names]
+
+
 INDEX_SCHEMA = pa.schema(
     [
-        ("prototype", pa.int32()),
-        ("rank", pa.int32()),
-        ("cosine", pa.float32()),
-        ("activation", pa.float32()),
+        *_columns(pa.int32(), "prototype", "rank"),
+        *_columns(pa.float32(), "cosine", "activation"),
         ("routed", pa.bool_()),
         ("position", pa.int64()),
         *FACTS,
@@ -64,13 +67,10 @@ PROTOTYPES_SCHEMA = pa.schema(
     [
         ("prototype", pa.int32()),
         *strings("name", "description", "category", "role"),
-        ("tags", pa.list_(pa.string())),
-        ("top_tokens", pa.list_(pa.string())),
+        *_columns(pa.list_(pa.string()), "tags", "top_tokens"),
         ("top_values", pa.list_(pa.float32())),
         ("usage", pa.float64()),
-        ("nearest_cosine", pa.float32()),
-        ("x", pa.float32()),
-        ("y", pa.float32()),
+        *_columns(pa.float32(), "nearest_cosine", "x", "y"),
         ("label_source", pa.string()),
         ("label_score", pa.float32()),
     ]
@@ -182,10 +182,10 @@ def check_files(
 ) -> None:
     """Compare files, by default all, of up to ``most`` bytes with their digests."""
     for name in meta.files if names is None else names:
-        noted = meta.files.get(name)
-        if noted is not None and noted["bytes"] > most:
+        entry = meta.files.get(name)
+        if entry is not None and entry["bytes"] > most:
             continue
-        if noted is None or fingerprints.of_file(directory / name) != noted["digest"]:
+        if entry is None or fingerprints.of_file(directory / name) != entry["digest"]:
             raise FormatError(
                 f"{directory / name} is damaged or of another lens: its digest differs. {REBUILD}"
             )

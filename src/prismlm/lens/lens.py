@@ -280,8 +280,8 @@ class Lens:
         start, text, spans = self._document(source.document_at(position))
         left, right = spans[position - start].tolist()
         begin, end = left - len(around.before), right + len(around.after)
-        chosen = spans[[other - start for other in others if other != position]].tolist()
-        inside = [(a - begin, b - begin) for a, b in chosen if begin <= a and b <= end]
+        selected = spans[[other - start for other in others if other != position]].tolist()
+        inside = [(a - begin, b - begin) for a, b in selected if begin <= a and b <= end]
         return joined(text[begin:end], inside)
 
     @cached_property

@@ -55,9 +55,9 @@ class Probe:
         most = int(corpus.lengths[numbers].max())
         numbers = numbers[corpus.lengths[numbers] > min(SHORT, most - 1)]
         spread = numbers[np.unique(np.linspace(0, len(numbers) - 1, ROWS - 1).astype(np.int64))]
-        chosen = [numbers[corpus.lengths[numbers].argmax()], *spread]
+        documents = [numbers[corpus.lengths[numbers].argmax()], *spread]
         rows: list[Tensor] = []
-        for row, document in enumerate(chosen):
+        for row, document in enumerate(documents):
             length = min(1 + (SHORT if row else window), int(corpus.lengths[document]))
             tokens = corpus.read_tokens(int(corpus.starts[document]), length)
             rows.append(torch.from_numpy(tokens.astype(np.int64)))

@@ -178,19 +178,19 @@ class Scan:
         """Write everything but the positions, which are on disk."""
         self.spool.flush()
         tensors = {name: getattr(self, name) for name in ("mass", "curve_tokens", "curve_nearest")}
-        noted = {"tokens": self.tokens, "runs": self.spool.runs}
+        metadata = {"tokens": self.tokens, "runs": self.spool.runs}
         path = directory / SCAN_FILE
-        save_file(tensors | self.top._asdict(), str(path), metadata={"noted": json_text(noted)})
+        save_file(tensors | self.top._asdict(), str(path), metadata={"noted": json_text(metadata)})
 
     @classmethod
     def load(cls, directory: Path, width: int) -> Scan:
         """Read a saved scan."""
         with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
-            noted = json.loads(file.metadata()["noted"])
+            metadata = json.loads(file.metadata()["noted"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         top = top_contexts.TopContexts(*map(tensors.pop, top_contexts.TopContexts._fields))
-        spool = Spool(directory / POSITIONS_FILE, width, noted["runs"])
-        return cls(top, **tensors, spool=spool, tokens=noted["tokens"])
+        spool = Spool(directory / POSITIONS_FILE, width, metadata["runs"])
+        return cls(top, **tensors, spool=spool, tokens=metadata["tokens"])
 
 
 def scan_blocks(scan: Scan, source: ScanInput, slots: range) -> Iterator[int]:

@@ -67,7 +67,7 @@ def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]
     weight, bank = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
     if lm.lens is None:
         seen = np.full(len(weight), SEEN)
-        return top_signatures(bank, weight, 1.0, lm.tokenizer, seen, chosen=prototypes).ids.tolist()
+        return top_signatures(bank, weight, 1.0, lm.tokenizer, seen, subset=prototypes).ids.tolist()
     listed: list[list[str]] = lm.lens.prototypes["top_tokens"].take(prototypes).to_pylist()
     ids = _by_text(lm.tokenizer, len(weight))
     # Of several tokens with one text, the one with the largest logit.
@@ -114,7 +114,7 @@ def top_signatures(
     tokenizer: PreTrainedTokenizerBase,
     seen: Int64[np.ndarray, " V"],
     count: int = LISTED,
-    chosen: Sequence[int] | None = None,
+    subset: Sequence[int] | None = None,
 ) -> Signatures:
     """Return the tokens that prototypes raise more than other prototypes do.
 
@@ -124,7 +124,7 @@ def top_signatures(
     Raised tokens, (W p)[v] > 0, come first, by z: the largest (W p)[v] themselves are mostly of the
     same few tokens with long rows of W, common or hardly trained. ``seen`` has the occurrences of
     each token in the corpus; rare ones are left out unless too few remain, and so are variants of
-    one word. ``chosen`` are the prototypes, by default all.
+    one word. ``subset`` are the prototypes, by default all.
     """
     count = min(count, len(weight))
     rare = torch.from_numpy(seen < SEEN).to(weight.device)
@@ -136,8 +136,8 @@ def top_signatures(
     mean = unit.mean(0) if len(unit) > 1 else torch.zeros_like(unit[0])
     apart, common = unit - mean, weight @ mean
     spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
-    kept: list[list[tuple[int, float]]] = []
-    rows = slice(None) if chosen is None else list(chosen)
+    listed: list[list[tuple[int, float]]] = []
+    rows = slice(None) if subset is None else list(subset)
     for tile, raw in zip(apart[rows].split(TILE), prototypes[rows].split(TILE), strict=True):
         distinct = tile @ weight.T
         lowered = distinct <= -common
@@ -149,12 +149,12 @@ def top_signatures(
         for token in set(first.flatten().tolist()) - texts.keys():
             texts[token] = token_alone(tokenizer, token)
         rows_of_tile = zip(first.tolist(), logits.tolist(), strict=True)
-        kept += [_different(list(zip(*row, strict=True)), texts, count) for row in rows_of_tile]
-    tokens = [[texts[token] for token, _ in row] for row in kept]
+        listed += [_different(list(zip(*row, strict=True)), texts, count) for row in rows_of_tile]
+    tokens = [[texts[token] for token, _ in row] for row in listed]
     return Signatures(
-        torch.tensor([[token for token, _ in row] for row in kept]),
+        torch.tensor([[token for token, _ in row] for row in listed]),
         tokens,
-        np.array([[value for _, value in row] for row in kept], np.float32),
+        np.array([[value for _, value in row] for row in listed], np.float32),
         [" · ".join(different_words(row)) for row in tokens],
     )
 
@@ -170,8 +170,8 @@ def _different(
     for token, value in pairs:
         word = texts[token].strip().lower() or texts[token]
         words[word] = max(words.get(word, (token, value)), (token, value), key=lambda pair: pair[1])
-    kept = list(words.values())
-    return [*kept, *(pair for pair in pairs if pair not in kept)][:count]
+    listed = list(words.values())
+    return [*listed, *(pair for pair in pairs if pair not in listed)][:count]
 
 
 def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:

@@ -77,15 +77,15 @@ def states_of(
     ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with (
         torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
-        capture(model, logits=False) as seen,
+        capture(model, logits=False) as captured,
     ):
         model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-    if not torch.isfinite(seen.z[owned.to(seen.z.device)]).all():
+    if not torch.isfinite(captured.z[owned.to(captured.z.device)]).all():
         raise InputError(
             "a hidden state is not finite: the model's weights hold NaN or infinity. Use a "
             "checkpoint from before training diverged."
         )
-    return seen.z
+    return captured.z
 
 
 def next_tokens(batch: WindowBatch, owned: Tensor, corpus: Corpus) -> Tensor:

@@ -108,11 +108,11 @@ def leave_one_out(
     prefix = len(corpus.prefix)
     rows = ([*corpus.prefix, *corpus.read_tokens(*excerpt).tolist()] for excerpt in excerpts)
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    with capture(model, logits=False) as seen:
+    with capture(model, logits=False) as captured:
         # No mask: the padding comes after every state that is used.
         model(input_ids=ids.to(model.device), use_cache=False)
     predicts = torch.arange(ids.shape[1] - 1 - prefix) < torch.from_numpy(counts)[:, None]
-    z, tokens = seen.z[:, prefix:-1].float().cpu()[predicts], ids[:, prefix + 1 :][predicts]
+    z, tokens = captured.z[:, prefix:-1].float().cpu()[predicts], ids[:, prefix + 1 :][predicts]
     states = z * inverse_norms(z)
     # The active prototypes of each state that raise the token.
     active = head.nearest(states.to(head.prototypes.device))

@@ -79,8 +79,8 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-        known = range(min(size, len(tokenizer)))
-        self.texts = [decode_token(tokenizer, token) for token in known]
+        ids = range(min(size, len(tokenizer)))
+        self.texts = [decode_token(tokenizer, token) for token in ids]
         self.texts += [""] * (size - len(self.texts))
         numbers: dict[str, int] = {}
         keys = [text.strip().lower() or text for text in self.texts]

@@ -23,20 +23,8 @@ import numpy as np
 from scipy import sparse
 
 from prismlm.lens.cells import Cells
-from prismlm.lens.labels.contexts import (
-    BEFORE,
-    FEW,
-    FUNCTION,
-    Places,
-    Text,
-    category,
-    count_content_words,
-    count_words,
-    kind_rates,
-    most_common,
-    role,
-    words_near,
-)
+from prismlm.lens.labels import contexts
+from prismlm.lens.labels.contexts import FEW, FUNCTION, Places, Text
 from prismlm.lens.signatures import MOST_WORDS, different_words, shown_word
 from prismlm.progress import SILENT, Reporter
 
@@ -92,13 +80,16 @@ class Namer:
         self.count = np.diff(self.first)
         self.tokens = {"read": text.read(places), "next": text.next(places)}
         shape = num_cells, len(text.vocabulary.words)
-        counts = {k: count_words(places.cell, word[v], shape) for k, v in self.tokens.items()}
-        counts["about"] = count_content_words(text, places, shape)
+        counts = {
+            "read": contexts.count_words(places.cell, word[self.tokens["read"]], shape),
+            "next": contexts.count_words(places.cell, word[self.tokens["next"]], shape),
+            "about": contexts.count_content_words(text, places, shape),
+        }
         self.sides = {
             side: (_scores(count, self.count), shares(count, self.count))
             for side, count in counts.items()
         }
-        self.kinds = kind_rates(text, places, num_cells)
+        self.kinds = contexts.kind_rates(text, places, num_cells)
         # How many times as many words of each subject are near as elsewhere, [K, subjects]. One
         # position's worth of the mean is added, which bounds the ratios of small cells.
         hits = sparse.csr_array(counts["about"] @ subject_words).toarray()
@@ -125,7 +116,7 @@ class Namer:
         topic = self._topic(cell, places)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         pieces = self._split_words(places) if rates["piece"] >= 0.5 else []
-        shown, raised = self._right_side(cell, following, whole=bool(pieces))
+        shown, raised = self._right_side(cell, following, inside_word=bool(pieces))
         about, name = (topic or list(tags))[:2], ""
         for most in range(MOST_WORDS, 0, -1):
             if pieces:
@@ -146,20 +137,20 @@ class Namer:
         return Label(
             name,
             " ".join(parts),
-            category(rates, self.subjects[cell], self.count[cell]),
-            role(rates),
+            contexts.category(rates, self.subjects[cell], self.count[cell]),
+            contexts.role(rates),
             tuple(tags),
             topic=tuple(dict.fromkeys([*("".join(pair).lower() for pair in pieces), *topic])),
         )
 
     def _right_side(
-        self, cell: int, following: Side, *, whole: bool
+        self, cell: int, following: Side, *, inside_word: bool
     ) -> tuple[list[str], list[str]]:
         """Return the words right of the arrow, and those among them that the prototype raises."""
         words = list(following)
         if self.count[cell] < FEW_NEXT:
             words = []
-        elif not whole and sum(following.values()) < MIN_SIDE:
+        elif not inside_word and sum(following.values()) < MIN_SIDE:
             words = words[: MOST_WORDS - 1]
         else:
             return words, []
@@ -193,7 +184,7 @@ class Namer:
         rows = rows[self.text.vocabulary.word[self.tokens[side][rows]] == word][:SPELLINGS]
         spell = self.text.beginning if side == "read" else self.text.end
         positions = self.places.position[rows] + (side == "next")
-        return shown_word(most_common(map(spell, positions.tolist())))
+        return shown_word(contexts.most_common(map(spell, positions.tolist())))
 
     def _split_words(self, places: Places) -> list[tuple[str, str]]:
         """Return the most frequent words that continue, split after the token read last."""
@@ -204,12 +195,12 @@ class Namer:
 
     def _topic(self, cell: int, places: Places) -> list[str]:
         """Return the top words of the surrounding text, whole."""
-        near, topic = words_near(self.text, places), dict[str, None]()
+        near, topic = contexts.words_near(self.text, places), dict[str, None]()
         for word, _ in self._top_words("about", cell, TOPIC_WORDS):
             row, column = (index[:SPELLINGS] for index in np.nonzero(near == word))
-            starts = places.position[row] + 1 - BEFORE + column
+            starts = places.position[row] + 1 - contexts.BEFORE + column
             ends = (self.text.end(position).strip().lower() for position in starts.tolist())
-            topic[most_common(ends)] = None
+            topic[contexts.most_common(ends)] = None
         return list(topic)
 
     def _tags(self, cell: int) -> dict[str, tuple[float, float]]:
@@ -217,8 +208,8 @@ class Namer:
         share = self.domain[cell]
         lift = share / self.base
         enough = (lift >= TAG_LIFT) & (share >= TAG_SHARE) & (self.count[cell] >= FEW)
-        chosen = np.flatnonzero(enough)
-        order = chosen[np.argsort(-share[chosen], kind="stable")][:2]
+        overrepresented = np.flatnonzero(enough)
+        order = overrepresented[np.argsort(-share[overrepresented], kind="stable")][:2]
         return {self.domains[i]: (float(share[i]), float(lift[i])) for i in order}
 
 

@@ -29,16 +29,8 @@ from torch import nn
 from prismlm.errors import InputError, check_whole
 from prismlm.files import WAY_OUT, atomic_file, json_text, room_to_write
 from prismlm.lens import layout
-from prismlm.lens.labels.contexts import (
-    CATEGORIES,
-    FUNCTION,
-    Places,
-    Text,
-    Vocabulary,
-    marked,
-    sample_places,
-    subject_words,
-)
+from prismlm.lens.labels import contexts
+from prismlm.lens.labels.contexts import CATEGORIES, FUNCTION, Places, Text
 from prismlm.lens.labels.embedded import NAME_LENGTH, Label, Namer
 from prismlm.lens.labels.endpoint import (
     Answers,
@@ -136,13 +128,13 @@ def label_lens(
         )
     room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):
-        made = make_labels(lens, model, progress)
-        named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, made, progress)
-        labels = [named.labels.get(cell, label) for cell, label in enumerate(made.labels)]
+        labelling = make_labels(lens, model, progress)
+        named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, labelling, progress)
+        labels = [named.labels.get(cell, label) for cell, label in enumerate(labelling.labels)]
         if named.labels:
-            few = (made.places.size < MIN_PLACES).tolist()
+            few = (labelling.places.size < MIN_PLACES).tolist()
             labels = [None if small else label for label, small in zip(labels, few, strict=True)]
-        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
+        scores = score_labels(labels, labelling.text, labelling.held_out, SEED, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
             "source": named.source if named.labels else EMBEDDED,
@@ -150,9 +142,9 @@ def label_lens(
             "named": categories.total(),
             **described(scores),
             "categories": {name: categories[name] for name in CATEGORIES},
-            "documents": made.documents[0],
-            "held_out": made.documents[1],
-            "asked": None if labeller is None else _compared(named, made),
+            "documents": labelling.documents[0],
+            "held_out": labelling.documents[1],
+            "asked": None if labeller is None else _compared(named, labelling),
         }
         # Names from signatures would look like those of the labeller.
         names = [""] * len(labels) if named.labels else lens.names
@@ -178,9 +170,9 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> La
     assert corpus is not None
     with progress.task("Reading places", 1, "steps") as task:
         weight = weight_of(model).detach()
-        text = Text(corpus, Vocabulary(corpus.tokenizer, len(weight)))
-        sample = sample_places(cells, count, PLACES)
-        subjects = subject_words(weight, text.vocabulary)
+        text = Text(corpus, contexts.Vocabulary(corpus.tokenizer, len(weight)))
+        sample = contexts.sample_places(cells, count, PLACES)
+        subjects = contexts.subject_words(weight, text.vocabulary)
         task.advance()
     held_out = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
     scoring = held_out[sample.document]
@@ -209,19 +201,21 @@ def described(scores: Scores) -> dict[str, Any]:
     return figures
 
 
-def _compared(named: Named, made: Labelling) -> dict[str, Any]:
+def _compared(named: Named, labelling: Labelling) -> dict[str, Any]:
     """Return the usage of a labeller, and its scores next to embedded names of the same cells."""
-    own = [named.labels.get(cell) for cell in range(len(made.labels))]
-    embedded = [label if cell in named.labels else None for cell, label in enumerate(made.labels)]
+    own = [named.labels.get(cell) for cell in range(len(labelling.labels))]
+    embedded = [
+        label if cell in named.labels else None for cell, label in enumerate(labelling.labels)
+    ]
     scores: dict[str, Any] = {}
     for name, labels in (("own", own), ("embedded", embedded)):
-        scores[name] = described(score_labels(labels, made.text, made.held_out, SEED))
+        scores[name] = described(score_labels(labels, labelling.text, labelling.held_out, SEED))
         scores["scored"] = scores[name].pop("scored")
     return {"named": len(named.labels), **named.report, "scores": scores}
 
 
 def write_columns(
-    lens: Lens, columns: Mapping[str, Sequence[Any] | np.ndarray], **noted: Any
+    lens: Lens, columns: Mapping[str, Sequence[Any] | np.ndarray], **records: Any
 ) -> None:
     """Replace columns of ``prototypes.parquet``, then record their origin in ``meta.json``."""
     table, schema = lens.prototypes, layout.PROTOTYPES_SCHEMA
@@ -230,12 +224,12 @@ def write_columns(
         table = table.set_column(i, schema.field(i), pa.array(values, schema.types[i]))
     with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
         layout.write_prototypes(table, temporary, lens.meta.files)
-    layout.write_meta(lens.path, replace(lens.meta, **noted))
+    layout.write_meta(lens.path, replace(lens.meta, **records))
 
 
 def ask_for_names(
     lens: Lens,
-    made: Labelling,
+    labelling: Labelling,
     progress: Reporter = SILENT,
     *,
     endpoint: Endpoint,
@@ -250,15 +244,15 @@ def ask_for_names(
         check_whole("the prototypes", prototypes)
     path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
     session = Session(endpoint, Answers(path, endpoint.model))
-    nameable = made.places.size >= MIN_PLACES
-    nameable &= np.bincount(made.places.cell, minlength=len(made.labels)) > 0
+    nameable = labelling.places.size >= MIN_PLACES
+    nameable &= np.bincount(labelling.places.cell, minlength=len(labelling.labels)) > 0
     cells = lens.by_size[nameable[lens.by_size]][:prototypes].tolist()
-    first = np.searchsorted(made.places.cell, np.arange(len(made.labels) + 1))
+    first = np.searchsorted(labelling.places.cell, np.arange(len(labelling.labels) + 1))
     rows = lens.prototypes.select(["top_tokens", "top_values"]).to_pylist()
 
     def label(cell: int) -> Label:
         raised = dict(zip(*(row or [] for row in rows[cell].values()), strict=True))
-        question = name_question(made, raised, *first[cell : cell + 2].tolist())
+        question = name_question(labelling, raised, *first[cell : cell + 2].tolist())
         name = _trimmed(session.ask(question))
         answer = session.ask(category_question(question, name))
         tags = filter(None, (one_line(tag, SHORT) for tag in answer["tags"][:MAX_TAGS]))
@@ -276,13 +270,15 @@ def ask_for_names(
     return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.usage())
 
 
-def name_question(made: Labelling, raised: Mapping[str, float], first: int, end: int) -> Question:
+def name_question(
+    labelling: Labelling, raised: Mapping[str, float], first: int, end: int
+) -> Question:
     """Return the request for a name, from some of the places ``first`` to ``end``."""
     # Evenly spaced, since places are sorted by next token.
     rows = np.unique(np.linspace(first, end - 1, min(PASSAGES, end - first)).astype(int))
     lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
     for row in rows.tolist():
-        text, following = marked(made.text, made.places, row, BEFORE, AFTER)
+        text, following = contexts.marked(labelling.text, labelling.places, row, BEFORE, AFTER)
         lines.append(json_text({"passage": text, "next": following}))
     data = fenced("\n".join(lines))
     # Some chat templates refuse a system message.
@@ -296,9 +292,9 @@ def name_question(made: Labelling, raised: Mapping[str, float], first: int, end:
 
 def category_question(first: Question, name: Mapping[str, str]) -> Question:
     """Return the request for a category, in the conversation that gave the name."""
-    said = {"role": "assistant", "content": json_text(name)}
+    answer = {"role": "assistant", "content": json_text(name)}
     return Question(
-        (*first.messages, said, {"role": "user", "content": prompt("category")}),
+        (*first.messages, answer, {"role": "user", "content": prompt("category")}),
         {"category": CATEGORIES, "role": str, "tags": list[str]},
     )
 
