@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.lens.labels.categories import Vocabulary
+from prismlm.lens.labels.contexts import Vocabulary
 from prismlm.models.seam import run_decoder
 from prismlm.probes.channels.activations import Activations
 from prismlm.probes.channels.concepts import whole_words

@@ -35,7 +35,7 @@ from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.files import write_json
-from prismlm.lens.labels.categories import Vocabulary
+from prismlm.lens.labels.contexts import Vocabulary
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.protot import half_lives
 from prismlm.probes.channels.activations import Activations, read_activations

@@ -18,7 +18,7 @@ from prismlm.explain.audit import Audit, audit_files, read_audit
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
 from prismlm.files import atomic_directory, discard, read_json, write_json
-from prismlm.lens.where import Where
+from prismlm.lens.cells import Where
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, writing
