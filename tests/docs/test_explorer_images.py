@@ -152,7 +152,7 @@ def test_prototypes(picture):
 @pytest.mark.slow
 def test_map(picture):
     with picture("map", "#/map", scheme="dark") as page:
-        page.wait_for_selector(".x-dots")
+        page.wait_for_selector(".x-over")
         page.wait_for_timeout(1500)
         assert "prototypes" in page.inner_text(".x-map")
 

@@ -64,7 +64,7 @@ class Served:
             response = connection.getresponse()
             return response.status, dict(response.getheaders()), response.read()
 
-    def refused(self, method, path, body=None, expected=422):
+    def refused(self, method, path, body=None, expected=400):
         """Return what is said of a request that must be refused."""
         status, _, data = self.ask(method, path, body)
         assert status == expected, data

@@ -147,4 +147,4 @@ def test_no_request_is_the_servers_fault(named):
                 assert response.json()["error"]
 
         check()
-    assert {200, 422} <= said
+    assert {200, 400} <= said

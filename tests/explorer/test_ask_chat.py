@@ -8,7 +8,7 @@ import prismlm
 from prismlm.corpus.chat import asked
 from prismlm.corpus.pieces import visible
 from prismlm.corpus.read import DocumentReader
-from prismlm.web.answers import Answer
+from prismlm.web.server import Answer
 from tests.explorer.conftest import QUESTIONS, Served, texts_of, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
@@ -94,7 +94,7 @@ def test_a_model_without_a_template_refuses_questions(served):
     path, body = "/api/steer/leading", {"text": QUESTION, "chat": True}
     assert "has no chat template" in served.refused("POST", path, body)
     put = {"model": served.name, "messages": list(asked(QUESTION))}
-    said = served.refused("POST", "/api/v1/chat/completions", put, expected=400)
+    said = served.refused("POST", "/api/v1/chat/completions", put)
     assert "has no chat template" in said["message"]
 
 

@@ -98,7 +98,7 @@ def test_a_long_document_comes_in_parts_that_make_it_up(served, lm):
     assert before + "".join(found["parts"]) + after["text"] == marks_shown(LONG)
     assert found["url"] == "https://example.org/a"
     status, error = asked(served, "/text", id=LONG_ID, first=0, last=MAX_CHARACTERS + 1)
-    assert status == 422
+    assert status == 400
     assert "200,000" in error["error"]
 
 
@@ -114,7 +114,7 @@ def test_the_prototypes_are_those_of_the_reverse_question(served, lm):
         (u.prototype, u.position) for u in expected.uses[:12]
     ]
     status, error = asked(served, "/prototypes", id=LONG_ID)
-    assert status == 422
+    assert status == 400
     assert "held out" in error["error"]
 
 
@@ -130,7 +130,7 @@ def test_the_prototypes_are_those_of_the_reverse_question(served, lm):
 )
 def test_what_is_not_there(served, query, words):
     status, error = asked(served, "", **query)
-    assert status == 422
+    assert status == 400
     assert words in error["error"]
 
 
@@ -145,7 +145,7 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
             against = server.events(f"/api/answers/{answer['id']}/steps/3/against")
     finally:
         hidden.rename(directory / "corpus")
-    assert status == 422
+    assert status == 400
     assert "prismlm index" in error["error"]
     assert "no longer" in error["error"]
     assert (told["prompts"], told["texts"]) == (PROMPTS, {})
@@ -161,13 +161,13 @@ def test_another_corpus_in_the_place_of_the_first_is_not_shown(directory, tiny_m
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Served(prismlm.load(directory / "model")) as server:
         # The ids are read, and no text yet.
-        assert asked(server, "", id="not there")[0] == 422
+        assert asked(server, "", id="not there")[0] == 400
         corpus.rename(before)
         build_corpus(source, corpus, tokenizer=tiny_model)
         status, error = asked(server, "", id="plain")
         shutil.rmtree(corpus)
         before.rename(corpus)
-        assert (status, "has changed" in error["error"]) == (422, True)
+        assert (status, "has changed" in error["error"]) == (400, True)
         assert asked(server, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
 
 

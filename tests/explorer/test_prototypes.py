@@ -34,7 +34,7 @@ def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_
     directory = shutil.copytree(tiny_model, tmp_path / "model")
     with Served(prismlm.load(directory)) as server:
         assert server.json("GET", "/api/model")["lens"]["map"] is False
-        assert server.ask("GET", "/api/map")[0] == 422
+        assert server.ask("GET", "/api/map")[0] == 400
         assert server.json("GET", "/api/prototypes?query=word117&all=1")["total"] == 0
         name_by_hand(prismlm.load(directory))
         assert server.json("GET", "/api/model")["lens"]["map"] is True

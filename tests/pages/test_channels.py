@@ -15,8 +15,8 @@ import torch
 from prismlm.corpus import build_corpus
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
+from prismlm.outputs import write_text
 from prismlm.pages.channels import channel_page, channels_data, quantise_gates
-from prismlm.pages.frame import write_page
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
 from tests.helpers.begun import begun_tokenizer, texts
@@ -194,7 +194,7 @@ def test_nothing_in_a_text_or_corpus_becomes_markup(page):
 
 def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
     alone = channel_report(model, corpus.tokenizer, text="The river.")
-    write_page(channel_page(alone, model, None), tmp_path / "page.html")
+    write_text(tmp_path / "page.html", channel_page(alone, model, None))
     (data,) = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).blocks
     assert len(data["texts"]) == 1
     assert data["documents"] == []

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from prismlm.direction_marks import marks_shown
-from prismlm.pages.frame import bundle, html_page
+from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.pages.frame import COLOURS, NONE, bundle, colour, html_page
 from tests.helpers.html_reader import Reader
 
 EVIL = "</script><script>document.title='hurt'</script><!-- \u2028 \u202egnp"
@@ -29,3 +30,10 @@ def test_text_is_data_and_nothing_is_requested():
     assert not [a for _, a in reader.elements if "src" in a or "href" in a]
     style = html[html.index("<style>") : html.index("</style>")]
     assert not re.search(r"url\(|@import", style)
+
+
+def test_every_category_has_a_colour():
+    assert set(COLOURS) == set(CATEGORIES)
+    assert colour(None) == colour("") == NONE
+    # One that is not of the fourteen has the same each time.
+    assert colour("Cooking") == colour("Cooking") in COLOURS.values()

@@ -3,7 +3,7 @@
 import pytest
 
 from prismlm.direction_marks import marks_shown
-from prismlm.pages.colours import colour
+from prismlm.pages.frame import colour
 from prismlm.pages.prototype_map import prototype_map_page
 from tests.helpers.named_lens import CATEGORIES, named_model
 

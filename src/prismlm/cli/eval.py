@@ -68,7 +68,7 @@ def suite(
     from prismlm.eval.benchmarks import select_benchmarks
     from prismlm.eval.predictors import open_predictors
     from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite
-    from prismlm.pages.eval_plots import accuracy_figure
+    from prismlm.pages.plots import accuracy_figure
 
     names = opt.split_names(tasks)
     options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)

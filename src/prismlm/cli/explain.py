@@ -136,11 +136,11 @@ def _write_files(
     traces: list[Trace], html: Path | None, parquet: Path | None, against: int
 ) -> None:
     from prismlm.explain.trace import write_parquet
-    from prismlm.pages.frame import write_page
+    from prismlm.outputs import write_text
     from prismlm.pages.trace import page
 
     if html is not None:
-        write_page(page(traces, against=against), html)
+        write_text(html, page(traces, against=against))
     if parquet is not None:
         write_parquet(traces, parquet)
     output.report_written(html, parquet)

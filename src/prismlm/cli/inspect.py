@@ -117,7 +117,7 @@ def attention(
     else:
         maps = read_maps(opened, tokenizer, text, heads)
         if out is not None:
-            from prismlm.pages.attention_plots import save_maps
+            from prismlm.pages.plots import save_maps
 
             save_maps(maps, out)
             output.report_written(out)
@@ -268,9 +268,9 @@ def channels(
         other = channel_report(*read_checkpoint(beside), name=beside.resolve().name, **shared)
     if html is not None:
         from prismlm.pages.channels import channel_page
-        from prismlm.pages.frame import write_page
 
-        write_page(channel_page(report, opened, sequences.corpus if sequences else None), html)
+        read = sequences.corpus if sequences else None
+        write_text(html, channel_page(report, opened, read))
         output.report_written(html)
     if out is not None:
         _draw_channels(report, other, (layer, channel), out)
@@ -283,10 +283,10 @@ def channels(
 def _draw_channels(
     report: ChannelReport, other: ChannelReport | None, selection: tuple[Any, Any], out: Path
 ) -> None:
-    from prismlm.pages.channel_plots import figures
+    from prismlm.pages.plots import channel_figures
 
     selected = None if None in selection else selection
-    for name, figure in figures(report, other, selected).items():
+    for name, figure in channel_figures(report, other, selected).items():
         with output_file(out / f"{name}.svg") as temporary:
             # Without a date, so that the same report gives the same file.
             figure.savefig(temporary, format="svg", metadata={"Date": None})

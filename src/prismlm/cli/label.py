@@ -88,7 +88,7 @@ def map_prototypes(
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.lens.labels.map import map_lens, regions
     from prismlm.lens.layout import find_lens, read_meta
-    from prismlm.pages.frame import write_page
+    from prismlm.outputs import write_text
     from prismlm.pages.prototype_map import prototype_map_page
 
     opt.check_output_files(model, overwrite=overwrite, html=html)
@@ -99,7 +99,7 @@ def map_prototypes(
     if opened.meta.map is None or overwrite:
         map_lens(opened, lm.head, progress=ConsoleReporter())
     if html is not None:
-        write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
+        write_text(html, prototype_map_page(opened, f"Prototypes of {Path(model).name}"))
         output.report_written(html)
     named = [region._asdict() for region in regions(opened)]
     layout = opened.meta.map or {}

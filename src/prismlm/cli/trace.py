@@ -27,7 +27,7 @@ from prismlm.explain.trace import Step, Trace
 from prismlm.lens.cells import UNKNOWN, Where
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around, joined
-from prismlm.pages.colours import colour
+from prismlm.pages.frame import colour
 from prismlm.pages.trace import CAVEAT
 from prismlm.probes.results import Row, Table
 

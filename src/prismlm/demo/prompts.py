@@ -16,7 +16,7 @@ from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
 from prismlm.lens.labels.write import label_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
-from prismlm.pages.frame import write_page
+from prismlm.outputs import write_text
 from prismlm.pages.trace import page
 from prismlm.progress import Reporter
 
@@ -223,7 +223,7 @@ def explain_prompts(
         for seed, prompt in enumerate(prompts.values()):
             traces.append(lm.explain(asked(prompt) if chat else prompt, **how, seed=seed))
             task.advance()
-    write_page(page(traces, title="prismlm demo"), report)
+    write_text(report, page(traces, title="prismlm demo"))
     answers = [_answer(*one, trace) for one, trace in zip(prompts.items(), traces, strict=True)]
     keep_json(summary, {"of": _state(model), "answers": [asdict(one) for one in answers]})
     return DemoResult(model, corpus, report, answers, cached, chat)

@@ -1,30 +1,44 @@
-"""The explorer as an ASGI application: one model, its JSON API, and the page that uses it."""
+"""The explorer as an ASGI application: one model, its JSON API, and the page that uses it.
+
+A page of another site can make a browser send requests to 127.0.0.1, and on a shared machine
+others can reach the port. So every request needs the token of this run, as a bearer token, or a
+session cookie, which the address that opens the page exchanges its token for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.exceptions import HTTPException
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Scope
 
-from prismlm import __version__
-from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audit, documents, inside, overview, prototypes, steer
-from prismlm.explorer.safety import Safety
 from prismlm.explorer.session import Limits, PageJSON, Session
 from prismlm.pages.frame import ASSETS
-from prismlm.web.engine import Busy
+from prismlm.web.guard import Guard, application, check_body, equal, error_body, has_key
+from prismlm.web.protocol import RequestError
 from prismlm.web.server import Server, running, v1
 
 # One for the model, one for attribution, and three for short requests.
 THREADS = 5
 VIEWS = (overview, ask, prototypes, steer, inside, audit, documents)
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
 def create_app(
@@ -44,7 +58,7 @@ def create_app(
 
     Args:
         lm: the model, with its head and, if it has one, its lens.
-        token: every request must have it; see :mod:`prismlm.explorer.safety`.
+        token: every request must have it, or the session cookie.
         hosts: accepted Host headers, such as ``127.0.0.1:8080``.
         prompts: examples by domain; if the lens has none of these domains, the corpus's own text.
         questions: examples by topic, if the model has a chat template.
@@ -62,17 +76,10 @@ def create_app(
         async with running(server):
             yield
 
-    app = FastAPI(
-        title="prismlm explorer",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        default_response_class=PageJSON,
-        lifespan=lifespan,
-    )
-    app.add_middleware(Safety, token=token, hosts=hosts, max_body=limits.body)
-    for kind in (PrismError, RequestValidationError, HTTPException, Busy):
-        app.add_exception_handler(kind, _error_response)
+    options = {"title": "prismlm explorer", "default_response_class": PageJSON}
+    app = application(_error_response, lifespan=lifespan, **options)
+    check = _access_check(token, hosts)
+    app.add_middleware(Guard, check=check, answer=_error_response, on_response=_set_headers)
     for view in VIEWS:
         app.include_router(view.routes(session), prefix="/api")
 
@@ -85,17 +92,43 @@ def create_app(
     return app
 
 
-def _error_response(request: Request, error: Exception) -> Response:
-    status, headers = 422, None
-    if isinstance(error, PrismError):
-        status, message = 422 if isinstance(error, InputError) else 409, str(error)
-    elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        message = f"{field}: {first['msg']}."
-    elif isinstance(error, HTTPException):
-        status, message = error.status_code, f"{error.detail}."
-    else:
-        status, headers = 429, {"Retry-After": "5"}
-        message = "busy: others are waiting for the model already. Try again in a moment."
-    return PageJSON({"error": message}, status, headers)
+def _access_check(token: str, hosts: frozenset[str]) -> Callable[[Request], Response | None]:
+    """Return the check of Host, Origin, token and body of every request."""
+    # The cookie does not contain the token, so it cannot open another session.
+    session = secrets.token_urlsafe(24)
+
+    def check(request: Request) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if host not in hosts:
+            raise RequestError(f"this server is not {host!r}: open the address it printed.", 421)
+        if origin is not None and origin != f"http://{host}":
+            raise RequestError("a page of another site may not ask this server.", 403)
+        # Cookies ignore the port: two explorers on one machine need different names.
+        cookie, key = f"prismlm-{request.scope['server'][1]}", request.query_params.get("token")
+        if key is not None and (request.method, request.url.path) == ("GET", "/"):
+            if not equal(key, token):
+                message = "this key is of another run: open the address that was printed."
+                raise RequestError(message, 401)
+            response = RedirectResponse("/", status_code=303)
+            response.set_cookie(cookie, session, httponly=True, samesite="strict")
+            return response
+        if not has_key(request, token) and not equal(request.cookies.get(cookie, ""), session):
+            message = "open the address that `prismlm explore` printed: it holds the key."
+            raise RequestError(message, 401)
+        check_body(request)
+        return None
+
+    return check
+
+
+def _set_headers(scope: Scope, message: Message) -> None:
+    cached = "no-cache" if scope["path"].startswith("/static/") else "no-store"
+    MutableHeaders(scope=message).update(HEADERS | {"Cache-Control": cached})
+
+
+def _error_response(error: Exception) -> Response:
+    status, body = error_body(error)
+    message = body["error"]["message"]
+    if status == 401:  # shown in the browser's window
+        return PlainTextResponse(message + "\n", status)
+    return PageJSON({"error": message}, status, {"Retry-After": "5"} if status == 429 else None)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from functools import partial
+
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Job, PageJSON, SendEvent, Session, attachment
+from prismlm.explorer.session import Job, PageJSON, SendEvent, Session, check_kind, saved
 from prismlm.files import json_text
 from prismlm.pages.frame import rounded
-from prismlm.pages.trace import Pool, page, sources_data, trace_data
+from prismlm.pages.trace import Pool, sources_data, trace_data
 
 OPPOSING_PASSAGES = 4
 PASSAGES = 8
+REPORTS = {"html": Trace.to_html, "json": Trace.to_json, "parquet": Trace.to_parquet}
 
 
 def routes(session: Session) -> APIRouter:
     """Return the routes about an answer, whichever client of the server requested it."""
     router = APIRouter(tags=["ask"])
     answers = session.server.answers
+
+    def step_of(key: str, step: int) -> Trace:
+        trace = session.trace(key)
+        if not 0 <= step < len(trace):
+            raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
+        return trace[step : step + 1]
 
     @router.get("/answers/{key}", summary="An answer, what it relies on, and each prediction")
     def answer(key: str) -> Response:
@@ -50,7 +57,7 @@ def routes(session: Session) -> APIRouter:
 
     @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
     def step(key: str, step: int) -> Response:
-        trace = _step_of(session.trace(key), step)
+        trace = step_of(key, step)
         pool = Pool(trace.lens)
         # Rounded and encoded in this thread: others are waiting.
         data = rounded(sources_data(trace, pool, PASSAGES))
@@ -62,8 +69,16 @@ def routes(session: Session) -> APIRouter:
         response_class=StreamingResponse,
     )
     async def against(key: str, step: int) -> StreamingResponse:
-        trace = _step_of(session.trace(key), step)
-        return session.streamed(Job(), lambda send: _against(trace, send))
+        trace = step_of(key, step)
+
+        def work(send: SendEvent) -> None:
+            for event in ("estimated", "done"):  # by the lens's states first, then by the model
+                pool = Pool(trace.lens)
+                passages = trace.against(OPPOSING_PASSAGES, estimated=event == "estimated")
+                data = rounded({"against": [pool.shared(passage) for passage in passages]})
+                send(event, data | {"shared": pool.to_dict()})
+
+        return session.streamed(Job(), work)
 
     @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
     def chat(key: str) -> Response:
@@ -71,40 +86,13 @@ def routes(session: Session) -> APIRouter:
         if isinstance(messages, str):
             raise InputError(f"the answer {key!r} is to a text, which has no messages.")
         line = json_text({"messages": list(messages)}) + "\n"
-        return attachment(line, "chat.jsonl", "application/x-ndjson")
+        return saved("chat.jsonl", lambda path: path.write_text(line, encoding="utf-8"))
 
     @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
     async def report(key: str, kind: str) -> Response:
         trace = session.trace(key)
-        return await run_in_threadpool(lambda: _report(trace, kind))
+        check_kind(kind, REPORTS)
+        write = partial(REPORTS[kind], trace)
+        return await run_in_threadpool(saved, f"answer.{kind}", write)
 
     return router
-
-
-def _step_of(trace: Trace, step: int) -> Trace:
-    if not 0 <= step < len(trace):
-        raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
-    return trace[step : step + 1]
-
-
-def _against(trace: Trace, send: SendEvent) -> None:
-    """Send the opposing passages by estimate first, then as computed by the model."""
-    for event in ("estimated", "done"):
-        pool = Pool(trace.lens)
-        passages = trace.against(OPPOSING_PASSAGES, estimated=event == "estimated")
-        data = rounded({"against": [pool.shared(passage) for passage in passages]})
-        send(event, data | {"shared": pool.to_dict()})
-
-
-def _report(trace: Trace, kind: str) -> Response:
-    if kind == "html":
-        return attachment(page([trace]), "answer.html", "text/html; charset=utf-8")
-    if kind == "json":
-        text = json_text(trace.to_dict(by="domain"), indent=2)
-        return attachment(text, "answer.json", "application/json")
-    if kind == "parquet":
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist([row for step in trace for row in step.rows()]), sink)
-        data = sink.getvalue().to_pybytes()
-        return attachment(data, "answer.parquet", "application/vnd.apache.parquet")
-    raise InputError(f"there is no report of kind {kind!r}: expected html, json or parquet.")

@@ -19,17 +19,13 @@ from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
-from prismlm.explorer.session import Job, SendEvent, Session, attachment
+from prismlm.explorer.session import Job, SendEvent, Session, check_kind, saved
+from prismlm.outputs import write_text
 from prismlm.pages.audit import audit_data, audit_page
 from prismlm.pages.frame import rounded
 
 MAX_TEXTS = 1_000
-MEDIA_TYPES = {
-    "parquet": "application/vnd.apache.parquet",
-    "jsonl": "application/jsonl; charset=utf-8",
-    "csv": "text/csv; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-}
+KINDS = ("parquet", "jsonl", "csv", "html")
 
 
 class File(BaseModel):
@@ -67,11 +63,8 @@ def routes(session: Session) -> APIRouter:
         job = session.jobs[key]
         if not job.summary:
             raise InputError(f"{key!r} is not an audit that has read a text.")
-        if kind not in MEDIA_TYPES:
-            expected = ", ".join(MEDIA_TYPES)
-            raise InputError(f"there is no report of kind {kind!r}: expected {expected}.")
-        data = await run_in_threadpool(lambda: _report(job, kind))
-        return attachment(data, f"audit.{kind}", MEDIA_TYPES[kind])
+        check_kind(kind, KINDS)
+        return await run_in_threadpool(saved, f"audit.{kind}", lambda path: _write(job, path))
 
     return router
 
@@ -136,14 +129,12 @@ def _audit(
     send("done", end | {"summary": audit_data(job.summary) if job.summary else None})
 
 
-def _report(job: Job, kind: str) -> bytes:
-    """Return a file as `prismlm audit` writes it."""
-    if kind == "html":
-        return audit_page(job.summary).encode()
+def _write(job: Job, path: Path) -> None:
+    """Write a file as `prismlm audit` writes it."""
+    if path.suffix == ".html":
+        write_text(path, audit_page(job.summary))
+        return
     assert job.audit is not None
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / f"audit.{kind}"
-        with audit_files([path], [], job.audit.identity) as (add, _):
-            for row in job.rows:
-                add(row)
-        return path.read_bytes()
+    with audit_files([path], [], job.audit.identity) as (add, _):
+        for row in job.rows:
+            add(row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from threading import Lock
 from typing import Annotated, Any
@@ -15,8 +17,7 @@ from prismlm.errors import InputError
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.session import Session
 from prismlm.lens.lens import Lens
-from prismlm.pages.colours import colour
-from prismlm.pages.frame import called
+from prismlm.pages.frame import labelled
 
 # Characters: the most that is sent at once, and of the first view of a longer document.
 MAX_CHARACTERS, WINDOW = 200_000, 60_000
@@ -33,7 +34,8 @@ def routes(session: Session) -> APIRouter:
     # The model's thread reads the same files: a second Corpus has a cache of its own.
     lock = Lock()
 
-    def corpus() -> Corpus:
+    @contextmanager
+    def corpus() -> Iterator[Corpus]:
         lens = session.lm.lens_for("document to show")
         if lens.corpus is None:
             raise InputError(
@@ -42,14 +44,15 @@ def routes(session: Session) -> APIRouter:
                 f"`prismlm index {session.lm.path} --corpus DIR --overwrite`; then start the "
                 "explorer again."
             )
-        if not opened or opened[0].meta is not lens.corpus.meta:
-            opened[:] = [Corpus(lens.corpus.path, lens.corpus.meta)]
-        return opened[0]
+        with lock:
+            if not opened or opened[0].meta is not lens.corpus.meta:
+                opened[:] = [Corpus(lens.corpus.path, lens.corpus.meta)]
+            yield opened[0]
 
     @router.get("/documents", summary="A document at a place")
     def document(id: Id, at: Position = None) -> dict[str, Any]:
-        with lock:
-            return _document(corpus(), id, at)
+        with corpus() as own:
+            return _document(own, id, at)
 
     @router.get("/documents/text", summary="A further part of a long document")
     def part(
@@ -59,15 +62,15 @@ def routes(session: Session) -> APIRouter:
             raise InputError(
                 f"characters {first} to {last}: expected at most {MAX_CHARACTERS:,} at once."
             )
-        with lock:
-            text = corpus().text(_number(corpus(), id))
+        with corpus() as own:
+            text = own.text(_number(own, id))
         return {"first": first, "last": min(last, len(text)), "text": text[first:last]}
 
     @router.get("/documents/prototypes", summary="The prototypes that a document stands behind")
     async def prototypes(id: Id) -> dict[str, Any]:
         def work() -> dict[str, Any]:
-            with lock:
-                doc_id = corpus().documents.value(_number(corpus(), id), "doc_id")
+            with corpus() as own:
+                doc_id = own.documents.value(_number(own, id), "doc_id")
             return _prototypes(session.lm.lens_for("document to show"), doc_id)
 
         return await session.queue.run(work)
@@ -117,13 +120,8 @@ def _prototypes(lens: Lens, doc_id: str) -> dict[str, Any]:
 
     def listed(uses: Any, *figures: str) -> list[dict[str, Any]]:
         return [
-            {
-                "id": use.prototype,
-                "name": called(use.name, use.prototype),
-                "category": lens.categories[use.prototype],
-                "colour": colour(lens.categories[use.prototype]),
-                **{figure: getattr(use, figure) for figure in figures},
-            }
+            labelled(use.prototype, use.name, lens.categories[use.prototype])
+            | {figure: getattr(use, figure) for figure in figures}
             for use in uses[:MAX_PROTOTYPES]
         ]
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from prismlm.corpus.pieces import pieces_of, visible
 from prismlm.errors import InputError
-from prismlm.explain.attention_maps import heads_of, read_maps
+from prismlm.explain.attention_maps import AttentionMap, heads_of, read_maps
 from prismlm.explain.prediction import fed_back
 from prismlm.explorer.session import Session
 from prismlm.models.attention import attention_layers
@@ -43,71 +43,64 @@ class LayerText(Text):
 
 def routes(session: Session) -> APIRouter:
     """Return the routes under ``/inside``."""
-    router = APIRouter(tags=["inside"])
+    router, lm, queue = APIRouter(tags=["inside"]), session.lm, session.queue
 
     @router.get("/inside", summary="Which parts of the model can be looked at")
     def parts() -> dict[str, Any]:
-        return _parts(session.lm.model)
+        attention, feedback = None, uncertainty_of(lm.model)
+        with suppress(InputError):  # a model without attention
+            attention = {"layers": len(attention_layers(lm.model))}
+        return {
+            "channels": has_mixers(lm.model),
+            "attention": attention,
+            "feedback": None if feedback is None else {"levels": feedback.embedding.levels},
+        }
 
     @router.post("/inside/channels", summary="Channels with their gates along a text")
     async def channels(body: Text) -> dict[str, Any]:
-        return await session.queue.run(lambda: _channels(session, body.text))
+        def work() -> dict[str, Any]:
+            session.tokens(body.text)
+            report = channel_report(lm.model, lm.tokenizer, text=body.text)
+            return channels_data(lm.model, None, report)
+
+        return await queue.run(work)
 
     @router.post("/inside/attention", summary="What the heads of a layer look at")
     async def attention(body: LayerText) -> dict[str, Any]:
-        return await session.queue.run(lambda: _attention(session, body))
+        def work() -> dict[str, Any]:
+            session.tokens(body.text, limit=MAX_TOKENS)
+            heads = heads_of(lm.model, layer=body.layer)
+            maps = read_maps(lm.model, lm.tokenizer, body.text, heads)
+            tokens = [visible(token) for token in maps[0].tokens]
+            return {"layer": body.layer, "tokens": tokens, "maps": [_map(m) for m in maps]}
+
+        return await queue.run(work)
 
     @router.post("/inside/feedback", summary="The uncertainty fed back to each token")
     async def feedback(body: Text) -> dict[str, Any]:
-        return await session.queue.run(lambda: _feedback(session, body.text))
+        return await queue.run(lambda: _feedback(session, body.text))
 
     return router
 
 
-def _parts(model: Any) -> dict[str, Any]:
-    attention = None
-    with suppress(InputError):  # a model without attention
-        attention = {"layers": len(attention_layers(model))}
-    feedback = uncertainty_of(model)
+def _map(attention_map: AttentionMap) -> dict[str, Any]:
+    head, weights = attention_map.head, (attention_map.weights * WEIGHT_SCALE).round().long()
+    links = attention_map.strongest(STRONGEST_LINKS)
     return {
-        "channels": has_mixers(model),
-        "attention": attention,
-        "feedback": None if feedback is None else {"levels": feedback.embedding.levels},
+        "head": head.head,
+        "group": head.group,
+        "number": head.group_head,
+        "title": head.title,
+        # Each row up to its own token.
+        "weights": [row[: t + 1] for t, row in enumerate(weights.tolist())],
+        "on_itself": rounded(attention_map.on_itself()),
+        "strongest": rounded([list(link) for link in links]),
     }
-
-
-def _channels(session: Session, text: str) -> dict[str, Any]:
-    session.tokens(text, 0, "inspect channels")
-    model = session.lm.model
-    return channels_data(model, None, channel_report(model, session.lm.tokenizer, text=text))
-
-
-def _attention(session: Session, body: LayerText) -> dict[str, Any]:
-    session.tokens(body.text, 0, "inspect attention", MAX_TOKENS)
-    lm = session.lm
-    maps = read_maps(lm.model, lm.tokenizer, body.text, heads_of(lm.model, layer=body.layer))
-    data = [
-        {
-            "head": m.head.head,
-            "group": m.head.group,
-            "number": m.head.group_head,
-            "title": m.head.title,
-            # Each row up to its own token.
-            "weights": [
-                row[: t + 1]
-                for t, row in enumerate((m.weights * WEIGHT_SCALE).round().long().tolist())
-            ],
-            "on_itself": rounded(m.on_itself()),
-            "strongest": [rounded(list(link)) for link in m.strongest(STRONGEST_LINKS)],
-        }
-        for m in maps
-    ]
-    return {"layer": body.layer, "tokens": [visible(t) for t in maps[0].tokens], "maps": data}
 
 
 def _feedback(session: Session, text: str) -> dict[str, Any]:
     """Return the feedback as if the model generated the text token by token."""
-    ids = session.tokens(text, 0, "inspect uncertainty-feedback", MAX_TOKENS)
+    ids = session.tokens(text, limit=MAX_TOKENS)
     if len(ids) < 2:
         raise InputError("the text is one token, to which nothing is fed back: give a longer one.")
     codes, _ = recursion(session.lm.model, [torch.tensor(ids)])

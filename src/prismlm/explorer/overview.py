@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from prismlm.lens.labels.map import first_prototype
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import load_sidecar
-from prismlm.pages.colours import colour
-from prismlm.pages.frame import rounded
+from prismlm.pages.frame import colour, rounded
 
 # Domains or sources whose shares are shown.
 MAX_SHARES = 12
@@ -36,39 +36,34 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 def routes(session: Session) -> APIRouter:
     """Return ``/model``."""
     router = APIRouter(tags=["model"])
+    lm, lens = session.lm, session.lm.lens
     # Once, before the model's thread reads the same files.
-    texts = held_out_texts(session.lm.lens)
+    texts = held_out_texts(lens)
 
     @router.get("/model", summary="What the model is and has")
     def model() -> dict[str, Any]:
         session.refresh()
-        return _overview(session) | {
+        categories = Counter(filter(None, [] if lens is None else lens.categories))
+        return {
+            "name": session.server.name,
+            "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
+            "path": str(lm.path),
+            "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
+            "prototypes": lm.head.num_prototypes,
+            "lens": None if lens is None else _lens(lens),
+            "missing": _missing(str(lm.path), lens),
+            "categories": [
+                {"name": name, "prototypes": count, "colour": colour(name)}
+                for name, count in categories.most_common()
+            ],
+            "chat": bool(lm.tokenizer.chat_template),
+            "limits": {"audited": session.limits.audited},
             "texts": texts,
-            "prompts": prompts_for(session.lm.lens, session.prompts, texts),
+            "prompts": prompts_for(lens, session.prompts, texts),
             "questions": session.questions,
         }
 
     return router
-
-
-def _overview(session: Session) -> dict[str, Any]:
-    lm, lens = session.lm, session.lm.lens
-    categories = Counter(filter(None, [] if lens is None else lens.categories))
-    return {
-        "name": session.server.name,
-        "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
-        "path": str(lm.path),
-        "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
-        "prototypes": lm.head.num_prototypes,
-        "lens": None if lens is None else _lens(lens),
-        "missing": _missing(str(lm.path), lens),
-        "categories": [
-            {"name": name, "prototypes": count, "colour": colour(name)}
-            for name, count in categories.most_common()
-        ],
-        "chat": bool(lm.tokenizer.chat_template),
-        "limits": {"audited": session.limits.audited},
-    }
 
 
 def _lens(lens: Lens) -> dict[str, Any]:
@@ -132,32 +127,31 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
 
     Empty if the corpus is missing, has changed or has no held-out documents.
     """
-    corpus = None if lens is None else lens.corpus
-    try:
-        return {} if corpus is None else _texts(corpus)
-    except (FormatError, OSError):
-        return {}
+    corpus, texts = None if lens is None else lens.corpus, dict[str, str]()
+    with suppress(FormatError, OSError):
+        numbers, rows = _held_out_rows(corpus) if corpus is not None else ([], [])
+        by_domain = len({row["domain"] for row in rows} - {None}) > 1
+        # Neighbours are often alike.
+        step = 1 if by_domain else max(1, len(rows) // DOCUMENTS)
+        for number, row in list(zip(numbers, rows, strict=True))[::step]:
+            label = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
+            name = _cut(" ".join(_plain(label).split()), NAME)
+            if name not in texts and len(texts) < (DOMAINS if by_domain else DOCUMENTS):
+                assert corpus is not None
+                text = _cut(_plain(corpus.text(number)[: 2 * TEXT]).strip(), TEXT)
+                texts |= {name: text} if text else {}
+        return dict(sorted(texts.items()))
+    return {}
 
 
-def _texts(corpus: Corpus) -> dict[str, str]:
+def _held_out_rows(corpus: Corpus) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the numbers and rows of held-out documents in some runs of documents."""
     starts = np.linspace(0, max(0, len(corpus) - RUN_LENGTH), RUNS, dtype=np.int64)
     numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
     numbers = numbers[numbers < len(corpus)]
     table = corpus.documents.take(numbers)
     indices = np.flatnonzero(held_out(table, corpus.meta["split"]))
-    rows = list(zip(numbers[indices].tolist(), table.take(indices).to_pylist(), strict=True))
-    by_domain = len({row["domain"] for _, row in rows} - {None}) > 1
-    limit = DOMAINS if by_domain else DOCUMENTS
-    # Neighbours are often alike.
-    spread = rows if by_domain else rows[:: max(1, len(rows) // DOCUMENTS)]
-    texts: dict[str, str] = {}
-    for number, row in spread:
-        label = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
-        name = _cut(" ".join(_plain(label).split()), NAME)
-        if name not in texts and len(texts) < limit:
-            text = _plain(corpus.text(number)[: 2 * TEXT]).strip()
-            texts |= {name: _cut(text, TEXT)} if text else {}
-    return dict(sorted(texts.items()))
+    return numbers[indices].tolist(), table.take(indices).to_pylist()
 
 
 def _first_words(text: str) -> str:

@@ -5,27 +5,34 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from anyio import CancelScope
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field
 
-from prismlm.corpus.chat import Messages, asked
+from prismlm.corpus.chat import Messages
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, PrismError, no_panics
 from prismlm.explain.audit import Audit
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
 from prismlm.lens.labels.catalogue import Catalogue
-from prismlm.web.answers import Recent
 from prismlm.web.engine import Busy, RequestQueue
-from prismlm.web.server import Server
+from prismlm.web.server import Recent, Server
 
 # Sends an event by its name and data; callable from any thread.
 SendEvent = Callable[[str, dict[str, Any]], None]
+MEDIA_TYPES = {
+    "csv": "text/csv; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "parquet": "application/vnd.apache.parquet",
+}
 
 
 @dataclass(frozen=True)
@@ -33,14 +40,12 @@ class Limits:
     """Limits of the explorer.
 
     Attributes:
-        body: bytes of a request.
         tokens: of an answer that is shown, with its prompt, and of a steered text.
         audited: characters of all texts of an audit.
         waiting: requests that may wait for the model.
         answers: number of recent answers kept for questions about them; as many audits.
     """
 
-    body: int = 16_000_000
     tokens: int = 2048
     audited: int = 2_000_000
     waiting: int = 8
@@ -56,18 +61,6 @@ class Job:
     audit: Audit | None = None
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-class Prompt(BaseModel):
-    """A text to continue, or with ``chat`` a user's message to answer."""
-
-    text: str = Field(min_length=1)
-    chat: bool = False
-
-    @property
-    def source(self) -> str | Messages:
-        """The model's input."""
-        return asked(self.text) if self.chat else self.text
 
 
 class PageJSON(JSONResponse):
@@ -94,30 +87,27 @@ class Session:
         prompts: Mapping[str, str],
         questions: Mapping[str, str],
     ) -> None:
-        self.server, self.lm, self.limits = server, server.lm, limits
-        lm, self.prompts = server.lm, dict(prompts)
-        self.questions = dict(questions) if lm.tokenizer.chat_template else {}
+        self.server, self.lm, self.limits, self.prompts = server, server.lm, limits, dict(prompts)
+        self.questions = dict(questions) if self.lm.tokenizer.chat_template else {}
         self.queue = RequestQueue(limits.waiting)
-        self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
+        self.catalogue = None if self.lm.lens is None else Catalogue(self.lm.lens)
         self.jobs: Recent[Job] = Recent("audit", limits.answers)
 
     def refresh(self) -> None:
         """Reload the names of the prototypes if they changed; StaleLensError for another lens."""
         lens = self.lm.lens
-        if lens is None:
-            return
-        before = lens.meta
-        lens.check_unchanged()
-        if lens.meta is not before:
-            self.catalogue = Catalogue(lens)
+        if lens is not None:
+            before = lens.meta
+            lens.check_unchanged()
+            if lens.meta is not before:
+                self.catalogue = Catalogue(lens)
 
     def trace(self, key: str) -> Trace:
         """Return the trace of an answer; InputError if it is unknown, unfinished or too long."""
-        server = self.server
-        generation = server.unfinished.get(key)
-        if key not in server.answers and generation is not None and not generation.abandoned:
+        answers, generation = self.server.answers, self.server.unfinished.get(key)
+        if key not in answers and generation is not None and not generation.abandoned:
             raise InputError(f"the answer {key!r} is not finished yet. Ask again in a moment.")
-        trace = server.answers[key].trace
+        trace = answers[key].trace
         if len(trace) > self.limits.tokens:
             raise InputError(
                 f"the answer {key!r} has {len(trace):,} tokens: the explorer shows "
@@ -125,13 +115,10 @@ class Session:
             )
         return trace
 
-    def tokens(
-        self, source: str | Messages, room: int, command: str, limit: int | None = None
-    ) -> list[int]:
+    def tokens(self, source: str | Messages, room: int = 0, limit: int | None = None) -> list[int]:
         """Return the tokens of a text or a chat, or raise InputError if it is empty or too long.
 
-        ``limit``, by default the session's, includes ``room`` for tokens to generate; the error
-        suggests the ``command`` without such a limit.
+        ``limit``, by default the session's, includes ``room`` for tokens to generate.
         """
         lm, limit = self.lm, limit or self.limits.tokens
         if limit <= (lm.context_length or limit):
@@ -141,7 +128,7 @@ class Session:
                 wanted = f" and {room:,} are asked for" if room else ""
                 raise InputError(
                     f"the text has {length:,} tokens{wanted}: the explorer reads {limit:,}. "
-                    f"Shorten it, or use `prismlm {command}`."
+                    "Shorten it, or use the command, which has no such limit."
                 )
         return lm.encode(source, room)[0].tolist()
 
@@ -184,10 +171,22 @@ class Session:
                 await asyncio.wait([task])
 
 
-def attachment(data: str | bytes, name: str, media_type: str) -> Response:
-    """Return a file to be saved."""
+def saved(name: str, write: Callable[[Path], object]) -> Response:
+    """Return a file for the browser to save, which ``write`` writes; by its extension."""
+    kind = name.rpartition(".")[2]
+    with TemporaryDirectory() as directory:
+        path = Path(directory, name)
+        write(path)
+        data = path.read_bytes()
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(data, media_type=media_type, headers=headers)
+    return Response(data, media_type=MEDIA_TYPES[kind], headers=headers)
+
+
+def check_kind(kind: str, kinds: Collection[str]) -> None:
+    """Raise InputError for a report of another kind."""
+    if kind not in kinds:
+        expected = ", ".join(kinds)
+        raise InputError(f"there is no report of kind {kind!r}: expected {expected}.")
 
 
 def _event(name: str, data: dict[str, Any]) -> str:

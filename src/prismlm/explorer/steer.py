@@ -7,23 +7,34 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from prismlm.corpus.chat import Messages
+from prismlm.corpus.chat import Messages, asked
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
-from prismlm.explorer.session import Job, Prompt, SendEvent, Session
+from prismlm.explorer.session import Job, SendEvent, Session
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import cautions, steer, strongest
 from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
-from prismlm.pages.colours import colour
-from prismlm.pages.frame import called, rounded
+from prismlm.pages.frame import labelled, rounded
 
 # Tokens: each draw holds the probabilities of the whole vocabulary for each.
 MAX_TOKENS = 256
 LEADING_PROTOTYPES = 5
+
+
+class Prompt(BaseModel):
+    """A text to continue, or with ``chat`` a user's message to answer."""
+
+    text: str = Field(min_length=1)
+    chat: bool = False
+
+    @property
+    def source(self) -> str | Messages:
+        """The model's input."""
+        return asked(self.text) if self.chat else self.text
 
 
 class SteerRequest(Prompt):
@@ -55,9 +66,7 @@ def routes(session: Session) -> APIRouter:
             edit = edit_of(body)
             plan_for(session.lm, [edit])
             # Without generation, every token of the prompt gets a row.
-            session.tokens(
-                body.source, body.generate, "steer", None if body.generate else MAX_TOKENS
-            )
+            session.tokens(body.source, body.generate, None if body.generate else MAX_TOKENS)
             return edit
 
         edit = await run_in_threadpool(check)
@@ -98,22 +107,21 @@ def _leading(session: Session, source: str | Messages) -> dict[str, Any]:
 
     Shares are of the sum of positive parts: prototypes, residual and bias.
     """
-    session.tokens(source, 0, "explain")
+    session.tokens(source)
     step = session.lm.explain(source)[-1]
     parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
     total = sum(part for part in parts if part > 0)
-    prototypes = [
+    leading = [use for use in step.prototypes[:LEADING_PROTOTYPES] if use.contribution > 0]
+    return rounded(
         {
-            "id": use.id,
-            "name": called(use.name, use.id),
-            "colour": colour(use.category),
-            "share": use.contribution / total,
+            "token": visible(step.pieces[1].label),
+            "probability": step.probability,
+            "prototypes": [
+                labelled(use.id, use.name, use.category) | {"share": use.contribution / total}
+                for use in leading
+            ],
         }
-        for use in step.prototypes[:LEADING_PROTOTYPES]
-        if use.contribution > 0
-    ]
-    token = {"token": visible(step.pieces[1].label), "probability": step.probability}
-    return rounded(token | {"prototypes": prototypes})
+    )
 
 
 def _steer(session: Session, job: Job, body: SteerRequest, edit: Edit, send: SendEvent) -> None:
@@ -137,7 +145,7 @@ def _steer(session: Session, job: Job, body: SteerRequest, edit: Edit, send: Sen
     for token in data["tokens"]:
         token["token"] = visible(token["token"])
         for leading in filter(None, (token["leading_before"], token["leading_after"])):
-            categories = None if lm.lens is None else lm.lens.categories
-            leading["name"] = called(leading["name"], leading["prototype"])
-            leading["colour"] = colour(categories and categories[leading["prototype"]])
+            number = leading["prototype"]
+            category = None if lm.lens is None else lm.lens.categories[number]
+            leading |= labelled(number, leading["name"], category)
     send("done", rounded(data | {"change": steering.change, "control": steering.control_change}))

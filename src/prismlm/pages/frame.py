@@ -11,7 +11,6 @@ from typing import Any
 
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
-from prismlm.outputs import write_text
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("trace.css", "explorer.css", "views.css")
@@ -25,6 +24,24 @@ NOTICE = (
 IMPORT = re.compile(r'\bimport ?(\{[^}]*\}|\* as \w+) ?from ?"(\.[^"]+)";?')
 EXPORTED = re.compile(r"\bexport ?\{([^}]*)\};?")
 DECLARED = re.compile(r"^export const (\w+)", re.MULTILINE)
+# Any two of these and NONE are 0.1 apart in OKLab, and 0.07 in simulated dichromacy.
+COLOURS = {
+    "Grammar / Scaffold": "#77bcbf",
+    "Misc / Other": "#8a6a91",
+    "Morphology": "#ccb1fe",
+    "Named Entities": "#f3b539",
+    "Medical / Biology": "#b01003",
+    "Finance / Econ": "#33dfb2",
+    "Environment / Climate": "#3a9ec8",
+    "Institutions / Civic / Academic": "#4f45c4",
+    "Numbers / Time": "#fc8a61",
+    "Science / Tech": "#7173d7",
+    "Social / Demographic / Family": "#c97dfc",
+    "UX / Meta": "#e35413",
+    "Boilerplate / Artifact": "#af5c50",
+    "URLs / IDs": "#94228f",
+}
+NONE = "#94918a"
 
 
 def html_page(
@@ -117,11 +134,20 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def labelled(prototype: int, name: str | None, category: str | None) -> dict[str, Any]:
+    """Return a prototype's id, displayed name, category and colour."""
+    shown = {"id": prototype, "name": called(name, prototype)}
+    return shown | {"category": category, "colour": colour(category)}
+
+
 def called(name: str | None, prototype: int) -> str:
     """Return the name of a prototype, or its number if it has none."""
     return name or f"prototype {prototype}"
 
 
-def write_page(html: str, path: Path | str) -> None:
-    """Write a page to a file."""
-    write_text(path, html)
+def colour(category: str | None) -> str:
+    """Return the colour of a category as ``#rrggbb``; categories not in PRISM's list reuse one."""
+    if not category:
+        return NONE
+    number = sum(ord(letter) * position for position, letter in enumerate(category, 1))
+    return COLOURS.get(category) or list(COLOURS.values())[number % len(COLOURS)]

@@ -10,8 +10,7 @@ import numpy as np
 from prismlm.lens.labels.catalogue import Catalogue
 from prismlm.lens.labels.map import regions
 from prismlm.lens.lens import Lens
-from prismlm.pages.colours import colour
-from prismlm.pages.frame import called, html_page, rounded
+from prismlm.pages.frame import called, colour, html_page, labelled, rounded
 
 # Digits of coordinates: a map is some tens wide, and a screen some thousand pixels.
 DIGITS = 3
@@ -48,5 +47,5 @@ def map_data(lens: Lens) -> dict[str, Any]:
 
 
 def card_data(card: dict[str, Any]) -> dict[str, Any]:
-    """Return a catalogue entry with its display name and the colour of its category."""
-    return card | {"name": called(card["name"], card["id"]), "colour": colour(card["category"])}
+    """Return a catalogue entry with its displayed name and the colour of its category."""
+    return card | labelled(card["id"], card["name"], card["category"])

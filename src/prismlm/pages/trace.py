@@ -15,8 +15,7 @@ from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
-from prismlm.pages.colours import colour
-from prismlm.pages.frame import STYLES, asset, bundle, called, embedded, html_page, rounded
+from prismlm.pages.frame import STYLES, asset, bundle, called, colour, embedded, html_page, rounded
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain

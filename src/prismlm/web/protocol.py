@@ -114,12 +114,12 @@ class GenerationRequest(ModelRequest):
     @property
     def token_limit(self) -> int | None:
         """The requested maximum number of tokens."""
-        return self.max_tokens
+        raise NotImplementedError
 
     @property
     def alternatives(self) -> int | None:
         """Number of top tokens to report with each; None for no log-probabilities."""
-        return None
+        raise NotImplementedError
 
     def sampling(self, max_tokens: int) -> Sampling:
         """Return how to generate up to ``max_tokens`` tokens."""
@@ -246,15 +246,15 @@ def answer_of(request: AttributionRequest) -> tuple[str | Messages, str | Messag
     return messages, [*messages, {"role": ASSISTANT, "content": answer}], answer
 
 
-def prismlm_object(trace: Trace, shares: Shares) -> dict[str, Any]:
-    """Return the ``prismlm`` object of a response: what an answer relies on."""
+def sources_of(trace: Trace, answer: str, shares: Shares) -> dict[str, Any]:
+    """Return the ``annotations`` of an answer, and its ``prismlm`` object: what it relies on."""
     lens, support, limit = trace.lens, trace.support, shares.documents
-    assert lens is not None
+    if lens is None:
+        return {"annotations": [], "prismlm": None}
     verbatim = [] if lens.suffixes is None else trace.verbatim(limit)
-    return {
-        "support": None
-        if support is None
-        else {"level": support.level, "score": support.score, "sentence": support.sentence},
+    value = {
+        "support": support
+        and {"level": support.level, "score": support.score, "sentence": support.sentence},
         "summary": trace.summary,
         "documents": [
             doc.to_dict() | {"title": doc.title, "domain": doc.domain, "url": doc.url}
@@ -266,14 +266,16 @@ def prismlm_object(trace: Trace, shares: Shares) -> dict[str, Any]:
         "notes": trace.notes,
         "lens": {"name": lens.name, "corpus": lens.meta.corpus_name},
     }
+    return {"annotations": _url_citations(trace, answer), "prismlm": value}
 
 
-def url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
+def _url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
     """Return the documents with a URL that an answer cites, sentence by sentence."""
     traced = trace.answer
+    if traced.strip() not in answer:
+        return []
     # A chat template may strip the answer.
     shift = answer.find(traced.strip()) - (len(traced) - len(traced.lstrip()))
-    citations = trace.citations() if traced.strip() in answer else []
     return [
         {
             "type": "url_citation",
@@ -284,7 +286,7 @@ def url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
                 "url": citation.document["url"],
             },
         }
-        for citation in citations
+        for citation in trace.citations()
         if citation.document["url"]
     ]
 

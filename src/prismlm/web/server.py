@@ -3,87 +3,104 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+import prometheus_client as prometheus
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 from torch import Tensor
 
-from prismlm import __version__
 from prismlm.corpus.chat import ASSISTANT, Messages
-from prismlm.errors import FormatError, InputError, PrismError, no_panics, shown
+from prismlm.errors import InputError, no_panics, shown
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
-from prismlm.web.answers import Answer, Recent
+from prismlm.web import protocol
 from prismlm.web.engine import Busy, Engine, RequestQueue
 from prismlm.web.generation import Chunk, Generation, Sampling, TokenLogProbs
-from prismlm.web.protocol import (
-    AttributionRequest,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    RequestError,
-    ResponseFormat,
-    Shares,
-    answer_of,
-    messages_of,
-    prismlm_object,
-    prompt_of,
-    unique_id,
-    url_citations,
-    usage,
+from prismlm.web.guard import (
+    Guard,
+    StrictJSON,
+    application,
+    check_request,
+    error_body,
+    error_response,
 )
+from prismlm.web.protocol import RequestError, Shares
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_BODY_BYTES = 16_000_000
 # Tokens of a text, for models without a limit.
 DEFAULT_CONTEXT_LENGTH = 8192
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
-class StrictJSON(JSONResponse):
-    """JSON without NaN."""
+@dataclass(frozen=True)
+class Answer:
+    """An answer that the model generated, or that a client sent for attribution.
 
-    def render(self, content: Any) -> bytes:
-        """Return the encoded body."""
-        return json_text(content, separators=(",", ":")).encode()
+    ``prompt`` is the text or the messages before it, empty if only a text was sent.
+    """
+
+    prompt: str | Messages
+    text: str
+    trace: Trace
+
+    @property
+    def messages(self) -> Messages:
+        """The chat up to the answer, for a follow-up question; empty if the prompt is a text."""
+        if isinstance(self.prompt, str):
+            return []
+        before, text = [*self.prompt], self.text
+        # The model continues a last message of the assistant: both are one message.
+        if before and before[-1]["role"] == ASSISTANT:
+            text = before.pop()["content"] + text
+        return [*before, {"role": ASSISTANT, "content": text}]
+
+
+class Recent(dict[str, T]):
+    """The last ``limit`` values by id; errors call them ``noun``, such as "answer"."""
+
+    def __init__(self, noun: str, limit: int) -> None:
+        super().__init__()
+        self._noun, self._limit = noun, limit
+
+    def add(self, key: str, value: T) -> None:
+        """Store a value; drop the oldest beyond the limit."""
+        self[key] = value
+        while len(self) > self._limit:
+            del self[next(iter(self))]
+
+    def __missing__(self, key: str) -> T:
+        raise InputError(
+            f"there is no {self._noun} {key!r}: the last {self._limit} are kept. Ask again."
+        )
 
 
 class Metrics:
     """Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = registry = prometheus.CollectorRegistry()
         labels = ("path", "status")
-        self.requests = Counter("prismlm_requests", "Requests answered.", labels, registry=registry)
-        self.tokens = Counter("prismlm_tokens", "Tokens of requests.", ("kind",), registry=registry)
+        self.requests = prometheus.Counter(
+            "prismlm_requests", "Requests answered.", labels, registry=registry
+        )
+        self.tokens = prometheus.Counter(
+            "prismlm_tokens", "Tokens of requests.", ("kind",), registry=registry
+        )
         self.first_token, self.answer, self.attribution = (
-            Histogram(f"prismlm_{name}_seconds", text, registry=registry, buckets=BUCKETS_SECONDS)
+            prometheus.Histogram(
+                f"prismlm_{name}_seconds", text, registry=registry, buckets=BUCKETS_SECONDS
+            )
             for name, text in (
                 ("first_token", "Time to first token."),
                 ("answer", "Time to the end of an answer."),
@@ -91,8 +108,15 @@ class Metrics:
             )
         )
         for name in ("waiting", "running"):
-            gauge = Gauge(f"prismlm_requests_{name}", f"Requests {name}.", registry=registry)
+            gauge = prometheus.Gauge(
+                f"prismlm_requests_{name}", f"Requests {name}.", registry=registry
+            )
             gauge.set_function(partial(getattr, engine, name))
+
+    def count(self, scope: Scope, message: Message) -> None:
+        """Count a response."""
+        path = getattr(scope.get("route"), "path", "other")
+        self.requests.labels(path, str(message["status"])).inc()
 
 
 class Server:
@@ -138,7 +162,7 @@ class Server:
             raise RequestError(message, 404, param="model", code="model_not_found")
 
     async def generate(
-        self, body: GenerationRequest, source: str | Messages, request: Request
+        self, body: protocol.GenerationRequest, source: str | Messages, request: Request
     ) -> Response:
         """Answer a request to continue a prompt or a chat."""
         self._check_queues()
@@ -147,7 +171,7 @@ class Server:
         self._check_queues()
         generation = Generation(self.lm, source, prompt, sampling)
         self.engine.submit(generation)
-        form = ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
+        form = protocol.ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
         self.unfinished[form.id] = generation
         if not body.stream:
             response = self._respond(generation, form, body.shares, start)
@@ -165,7 +189,9 @@ class Server:
         if self._attributions.waiting > self._max_waiting:
             raise Busy
 
-    def _prepare(self, body: GenerationRequest, source: str | Messages) -> tuple[Tensor, Sampling]:
+    def _prepare(
+        self, body: protocol.GenerationRequest, source: str | Messages
+    ) -> tuple[Tensor, Sampling]:
         """Return the tokens of a prompt [1, T], and how to continue it."""
         if body.shares is not None:
             self.check_lens()
@@ -199,25 +225,33 @@ class Server:
         return room
 
     async def _respond(
-        self, generation: Generation, form: ResponseFormat, shares: Shares | None, start: float
+        self,
+        generation: Generation,
+        form: protocol.ResponseFormat,
+        shares: Shares | None,
+        start: float,
     ) -> dict[str, Any]:
         tokens: list[TokenLogProbs] = []
         try:
             async for chunk in self._chunks(generation, start):
                 tokens += chunk.tokens
-            citations, value = await self._attribute(generation, shares, form.id)
+            sources = await self._sources(generation, shares, form.id)
         finally:
             generation.abandoned = True
         message = {"role": ASSISTANT, "content": generation.text, "refusal": None}
         response = form.response(
-            message | {"annotations": citations},
+            message | {"annotations": sources.pop("annotations", [])},
             generation.finish_reason,
             None if generation.sampling.alternatives is None else tokens,
         )
-        return response | _usage(generation) | value
+        return response | _usage(generation) | sources
 
     async def _stream(
-        self, generation: Generation, form: ResponseFormat, body: GenerationRequest, start: float
+        self,
+        generation: Generation,
+        form: protocol.ResponseFormat,
+        body: protocol.GenerationRequest,
+        start: float,
     ) -> AsyncIterator[str]:
         response = partial(form.response, chunk=True)
         try:
@@ -227,14 +261,14 @@ class Server:
                 tokens = None if generation.sampling.alternatives is None else chunk.tokens
                 if chunk.text or tokens:
                     yield _event(response({"content": chunk.text}, tokens=tokens))
-            citations, value = await self._attribute(generation, body.shares, form.id)
-            last = {} if body.shares is None else {"annotations": citations}
-            yield _event(response(last, generation.finish_reason) | value)
+            sources = await self._sources(generation, body.shares, form.id)
+            last = {"annotations": sources.pop("annotations")} if sources else {}
+            yield _event(response(last, generation.finish_reason) | sources)
             if (body.stream_options or {}).get("include_usage"):
                 yield _event(response(None) | _usage(generation))
             yield "data: [DONE]\n\n"
         except Exception as error:  # the headers are sent: OpenAI's clients read it from the stream
-            yield _event(_error(error)[1])
+            yield _event(error_body(error)[1])
         finally:
             generation.abandoned = True
 
@@ -251,23 +285,23 @@ class Server:
         self.metrics.tokens.labels("prompt").inc(generation.prompt.shape[1])
         self.metrics.tokens.labels("completion").inc(len(generation.ids))
 
-    async def _attribute(
+    async def _sources(
         self, generation: Generation, shares: Shares | None, key: str
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the annotations of a generated answer, and its ``prismlm`` field."""
+    ) -> dict[str, Any]:
+        """Return the sources of a generated answer, and store it; empty if none are requested."""
         if shares is None:
-            return [], {}
+            return {}
 
-        def attribute() -> tuple[Trace | None, list[dict[str, Any]], dict[str, Any] | None]:
+        def attribute() -> tuple[Trace | None, dict[str, Any]]:
             trace = generation.trace()
-            if trace is None or trace.lens is None:
-                return trace, [], None
-            return trace, url_citations(trace, generation.text), prismlm_object(trace, shares)
+            if trace is None:
+                return None, {"annotations": [], "prismlm": None}
+            return trace, protocol.sources_of(trace, generation.text, shares)
 
-        trace, citations, value = await self._timed(attribute)
+        trace, sources = await self._timed(attribute)
         if trace is not None:
             self.answers.add(key, Answer(generation.source, generation.text, trace))
-        return citations, {"prismlm": value}
+        return sources
 
     async def _timed(self, call: Callable[[], T]) -> T:
         start = time.monotonic()
@@ -275,10 +309,10 @@ class Server:
         self.metrics.attribution.observe(time.monotonic() - start)
         return result
 
-    async def attribute(self, body: AttributionRequest) -> dict[str, Any]:
+    async def attribute(self, body: protocol.AttributionRequest) -> dict[str, Any]:
         """Return the sources of an answer, to messages or a prompt, by any model."""
         self._check_queues()
-        key, (prompt, full, answer) = unique_id("attribution"), answer_of(body)
+        key, (prompt, full, answer) = protocol.unique_id("attribution"), protocol.answer_of(body)
 
         def attribute() -> tuple[Trace, dict[str, Any]]:
             self.check_lens()
@@ -289,20 +323,20 @@ class Server:
                 pairs = zip(self.lm.tokens_of(prompt), trace.steps, strict=False)
                 same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
                 trace = replace(trace, first=max(0, same - 1), question=prompt)
-            used = usage(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            value = {"id": key, "object": "attribution", "model": self.name, **used}
-            if trace.lens is None:
-                return trace, value | {"annotations": [], "prismlm": None}
-            value["annotations"] = url_citations(trace, answer)
-            return trace, value | {"prismlm": prismlm_object(trace, body.shares or Shares())}
+            used = protocol.usage(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
+            return trace, used | protocol.sources_of(trace, answer, body.shares or Shares())
 
-        trace, value = await self._timed(attribute)
+        trace, sources = await self._timed(attribute)
         self.answers.add(key, Answer(prompt, answer, trace))
-        return value
+        return {"id": key, "object": "attribution", "model": self.name} | sources
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    return usage(generation.prompt.shape[1], len(generation.ids))
+    return protocol.usage(generation.prompt.shape[1], len(generation.ids))
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json_text(value, separators=(',', ':'))}\n\n"
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -321,82 +355,6 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     finally:
         working.cancel()
         waiting.cancel()
-
-
-class Guard:
-    """ASGI middleware: checks host, key, content type and size of every request, and counts it."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        api_key: str | None,
-        hosts: Collection[str] | None,
-        metrics: Metrics,
-    ) -> None:
-        self.app, self._key, self._hosts, self._metrics = app, api_key, hosts, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request or pass it on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started = False
-
-        async def counted(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                path = getattr(scope.get("route"), "path", "other")
-                self._metrics.requests.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        error: Exception | None = self._refusal(scope)
-        if error is None:
-            try:
-                await self.app(scope, receive, counted)
-            except Exception as raised:
-                if started:
-                    raise
-                # Raised further, it would close a connection that a client may reuse.
-                log.exception("a request failed")
-                error = raised
-        if error is not None:
-            await _error_response(None, error)(scope, receive, counted)
-
-    def _refusal(self, scope: Scope) -> RequestError | None:
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        if self._hosts is not None and re.sub(r":\d*$", "", host).lower() not in self._hosts:
-            return RequestError(f"this server is not {shown(host)}.", 421)
-        # In a mounted application, the path begins with the mount point.
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if self._key is not None and path.startswith("/v1"):
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            # Headers are bytes, which starlette decodes as Latin-1.
-            valid = hmac.compare_digest(key.strip().encode("latin-1"), self._key.encode())
-            if scheme.lower() != "bearer" or not valid:
-                message = "the API key is missing or wrong: expected Authorization: Bearer KEY."
-                return RequestError(message, 401, code="invalid_api_key")
-        if scope["method"] != "POST":
-            return None
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A page of another site can send other types without a preflight request.
-        if kind != "application/json":
-            return RequestError(f"expected a body of application/json, got {kind or 'none'}.", 415)
-        refused = body_refusal(headers, MAX_BODY_BYTES)
-        return refused and RequestError(refused[1], refused[0])
-
-
-def body_refusal(headers: Headers, limit: int) -> tuple[int, str] | None:
-    """Return status and message if a body has an unknown length or is above the limit."""
-    length = headers.get("content-length", "0")
-    # uvicorn enforces the Content-Length, but a chunked body has no limit.
-    if not length.isdecimal() or "transfer-encoding" in headers:
-        return 411, "expected a Content-Length."
-    if int(length) > limit:
-        return 413, f"{int(length):,} bytes: at most {limit:,} are read."
-    return None
 
 
 def create_app(
@@ -432,7 +390,12 @@ def create_app(
     )
     app = _application(lifespan=lambda app: running(server))
     app.state.server = server
-    app.add_middleware(Guard, api_key=api_key, hosts=hosts, metrics=server.metrics)
+    app.add_middleware(
+        Guard,
+        check=lambda request: check_request(request, hosts, api_key),
+        answer=error_response,
+        on_response=server.metrics.count,
+    )
     _add_routes(app, server, "/v1")
 
     @app.get("/health", summary="Whether it serves", response_model=dict[str, Any])
@@ -444,8 +407,8 @@ def create_app(
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     def metrics() -> Response:
-        text = generate_latest(server.metrics.registry)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        text = prometheus.generate_latest(server.metrics.registry)
+        return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     return app
 
@@ -458,11 +421,9 @@ def v1(server: Server) -> FastAPI:
 
 
 def _application(**options: Any) -> FastAPI:
-    options |= {"title": "prismlm", "version": __version__, "docs_url": None, "redoc_url": None}
-    app = FastAPI(default_response_class=StrictJSON, **options)
-    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _error_response)
-    return app
+    return application(
+        error_response, title="prismlm", default_response_class=StrictJSON, **options
+    )
 
 
 def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
@@ -480,19 +441,19 @@ def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
         return StrictJSON(server.model())
 
     @app.post(f"{prefix}/chat/completions", summary="Answer a chat", response_model=anything)
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    async def chat(body: protocol.ChatRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.generate(body, messages_of(body.messages), request)
+        return await server.generate(body, protocol.messages_of(body.messages), request)
 
     @app.post(f"{prefix}/completions", summary="Write after a prompt", response_model=anything)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.generate(body, prompt_of(body.prompt), request)
+        return await server.generate(body, protocol.prompt_of(body.prompt), request)
 
     @app.post(f"{prefix}/attributions", summary="What an answer relies on", response_model=anything)
-    async def attributions(body: AttributionRequest) -> Response:
+    async def attributions(body: protocol.AttributionRequest) -> Response:
         server.check_model(body.model)
         return StrictJSON(await server.attribute(body))
 
@@ -510,39 +471,3 @@ async def running(server: Server) -> AsyncIterator[None]:
     yield
     await asyncio.wait([warming])
     await run_in_threadpool(server.engine.close)
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json_text(value, separators=(',', ':'))}\n\n"
-
-
-def _error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body of an error, in OpenAI's form."""
-    status, message, param, code = 500, f"{type(error).__name__} in the server.", None, None
-    if isinstance(error, RequestError):
-        status, message, param, code = error.status, str(error), error.param, error.code
-    elif isinstance(error, Busy):
-        status, code = 429, "queue_full"
-        message = "busy: too many requests are waiting for the model. Try again in a moment."
-    elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:]) or None
-        status, message = 400, f"{param or 'the body'}: {first['msg']}."
-    elif isinstance(error, HTTPException):
-        status, message = error.status_code, f"{error.detail}."
-    elif isinstance(error, InputError):
-        status, message = 400, str(error)
-    elif isinstance(error, FormatError):
-        # The lens was rebuilt, or files changed: what is served no longer exists.
-        status, message, code = 409, str(error), "stale_lens"
-    elif isinstance(error, PrismError):
-        message = str(error)
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
-    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _error_response(request: Request | None, error: Exception) -> Response:
-    status, body = _error(error)
-    headers = {"Retry-After": "1"} if status == 429 else None
-    return StrictJSON(body, status_code=status, headers=headers)

@@ -5,7 +5,7 @@ import { signal } from "./vendor/signals-core/signals-core.js";
 import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
 import { api, events } from "./server.js";
 import { CAVEAT, change, count, draw, facts, problem } from "./controls.js";
-import { card, hovering, pointed } from "./hover.js";
+import { card, hovering, pointed } from "./card.js";
 import { chart, legend } from "./columns.js";
 
 const COLUMNS = "Each token as a column: what prototypes add to its logit; left and right move, up and down go through the parts";
@@ -14,7 +14,7 @@ let unfolded = false;
 
 /** An answer while its words come in, and after. `bars` are the steps that have columns; `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `chosen` the step that is looked at, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
- * @typedef {{ id: string, note: string, words: string, tokens: Token[], bars: any[], data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
+ * @typedef {{ id: string, note: string, words: string, tokens: Token[], bars: any[], data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./card.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
  * @typedef {{ found?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
  * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>, choose: (number: number) => void }} Answer */
@@ -144,7 +144,7 @@ const aside = ({ state, shared: { model: { lens } } }, { data, chosen, asides })
   const status = html`<p class="p-note x-reading" role="status">${opposed
     ? "Estimates from the states that the lens keeps: the model reads this text again for its own figures." : "Looking for similar text…"}</p>`;
   return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
-    : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused)
+    : behind(filled(found), { ...data.steps[chosen], ...found })}${refused ? problem(refused)
     : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.readable ? button : nothing}${reading && !refused ? status : nothing}</div>`;
 };
 

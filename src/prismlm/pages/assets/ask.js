@@ -3,8 +3,8 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
-import { asking, change, draw, examples, field, filled, numeric, prompts } from "./controls.js";
-import { beginning } from "./begin.js";
+import { bar, heading } from "./parts.js";
+import { asking, change, count, draw, examples, facts, field, filled, numeric, prompts } from "./controls.js";
 import { live } from "./answer.js";
 
 /** What is asked (`chat` is not there where it is a text to go on from), the answer that is shown, and the one that is being written.
@@ -115,4 +115,29 @@ const write = async (shared, before) => {
     else ({ id } = await api("/v1/attributions", { model, prompt: "", answer: text }, signal));
     return id;
   });
+};
+
+/** Before anything is asked: prompts to try, and the text that the lens can name. @param {any} model @param {string} form the id of the form that asks
+ * @param {(text: string, form: HTMLFormElement) => void} tried called with the prompt that was chosen */
+const beginning = ({ prompts, lens }, form, tried) => html`<div class="x-begin">
+  <section>${Object.keys(prompts).length ? html`<h2>Begin with one of these</h2>` : nothing}
+    <div class="x-prompts">${Object.entries(prompts).map(([domain, words]) => html`<button type="button" class="x-try" form=${form}
+      @click=${(event) => putIn(words, event.currentTarget.form, tried)}><small><bdi>${domain}</bdi></small><bdi>${words}</bdi></button>`)}</div>
+    <p class="p-note">Under each answer stands how far the corpus supports it, and the documents and passages it comes from.
+      Unfolded, every token shows the prototypes that made the model write it.</p></section>
+  ${lens ? held(lens) : nothing}</div>`;
+
+// The card is gone once it was chosen: the keyboard goes on from the button that asks.
+const putIn = (words, form, tried) => {
+  tried(words, form);
+  form.querySelector(".x-go").focus({ preventScroll: true });
+};
+
+const held = ({ documents, tokens, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What the answers can be traced to</h2>
+  ${facts([["documents", count(documents)], ["tokens", count(tokens)], ["trained on it", trained_on ?? "not known"]])}
+  ${shares ? html`<h3>${heading[shares.by]}</h3><ul class="p-bars">${bars(shares)}</ul>` : nothing}</section>`;
+
+const bars = ({ items, others: [number, rest] }) => {
+  const most = Math.max(...items.map(({ share }) => share));
+  return [...items.map(({ key, share }) => bar(key, share, { most })), ...(number ? [bar(`${number} more`, rest, { kind: "p-rest", most })] : [])];
 };

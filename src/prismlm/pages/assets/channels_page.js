@@ -1,6 +1,6 @@
 // The page of channels: its data stand in it, and its address says which channel is chosen.
 import { html, render } from "./vendor/lit-html/lit-html.js";
-import { channelsArticle, readChannels } from "./channels.js";
+import { channels } from "./channels.js";
 import { facts } from "./controls.js";
 
 const CAVEAT = "Sequences are those that write most into a channel; they show what it holds, and are no proof of what the model uses it for. " +
@@ -16,9 +16,7 @@ const table = ({ title, columns, rows, facts: said }) => {
   <ul>${said.map((one) => html`<li>${one}</li>`)}</ul></div>`;
 };
 
-render(channelsArticle(html`<header class="p-head">${facts(data.facts)}</header>`,
-  html`${data.tables.length ? html`<section class="c-findings">${data.tables.map(table)}</section>` : ""}<p class="p-caveat">${CAVEAT}</p>`), root);
-const follow = readChannels(root, data, {
+const address = {
   read: () => (location.hash.match(/^#l(\d+)c(\d+)$/) || []).slice(1),
   write: (layer, channel) => {
     try {
@@ -27,6 +25,9 @@ const follow = readChannels(root, data, {
       // A page that is framed may not change its address.
     }
   },
-});
+};
+const { node, follow } = channels(data, address, html`<header class="p-head">${facts(data.facts)}</header>`,
+  html`${data.tables.length ? html`<section class="c-findings">${data.tables.map(table)}</section>` : ""}<p class="p-caveat">${CAVEAT}</p>`);
+render(node, root);
 addEventListener("hashchange", follow);
 root.dataset.ready = "yes";

@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { percent } from "./parts.js";
-import { channelsArticle, readChannels } from "./channels.js";
+import { channels } from "./channels.js";
 import { api } from "./server.js";
 import { change, count, draw, problem } from "./controls.js";
 import * as heads from "./attention.js";
@@ -95,20 +95,17 @@ const read = async () => {
     const part = await KINDS[name].read(text, abort.signal).then((data) => ({ data }), (failed) => ({ failed }));
     if (abort.signal.aborted) return;
     change(state, { sections: state.value.sections.map((one) => (one.name === name ? { ...one, ...part } : one)) });
-    if (name === "channels" && "data" in part) follow(part.data);
   }
 };
 
 const heading = (name, note) => html`<header class="p-head"><h2>${name}</h2><p class="p-note">${note}</p></header>`;
 
-/** Show channels in the places that were drawn for them. */
-const follow = (data) => {
-  const article = /** @type {HTMLElement | null} */ (frame?.root.querySelector(".p-channels"));
-  if (!frame || !article) return;
-  frame.follow = readChannels(article, data, { read: () => chosen("channel"), write: (layer, channel) => addressed("channel", layer, channel) });
+const channelled = async (text, signal) => {
+  const data = await api("/inside/channels", { text }, signal), address = { read: () => chosen("channel"), write: (layer, channel) => addressed("channel", layer, channel) };
+  const own = channels(data, address, heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there."));
+  if (frame) frame.follow = own.follow;
+  return own;
 };
-
-const channels = () => channelsArticle(heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there."));
 
 const attended = async (text, signal) => {
   const { layers } = state.value.parts.attention, [layer, head] = chosen("head").map(Number);
@@ -139,7 +136,7 @@ const feedback = ({ tokens, fed }) => html`<article class="prismlm">
 /** What a section asks for, and what it shows.
  * @type {Record<string, { read: (text: string, signal: AbortSignal) => Promise<any>, page: (data: any) => unknown }>} */
 const KINDS = {
-  channels: { read: (text, signal) => api("/inside/channels", { text }, signal), page: channels },
+  channels: { read: channelled, page: ({ node }) => node },
   attention: { read: attended, page: attention },
   feedback: { read: (text, signal) => api("/inside/feedback", { text }, signal), page: feedback },
 };

@@ -2,16 +2,13 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { effect, signal } from "./vendor/signals-core/signals-core.js";
-import { plane } from "./plane.js";
+import { bar } from "./parts.js";
+import { boxOf, cleared, discs, labelled, plane, plaque, ringed } from "./plane.js";
 import { api } from "./server.js";
 import { address, change, count, dot, draw, pressable, problem } from "./controls.js";
-import { card } from "./hover.js";
-import { whole } from "./card.js";
-import { dots } from "./dots.js";
-import { drawing, spread, summary, surrounded } from "./lasso.js";
-import { overlaid } from "./overlay.js";
+import { card, whole } from "./card.js";
 
-const CLOSER = 4;
+const CLOSER = 4, LISTED = 100;
 const KEYS = "Map of prototypes; arrow keys go to the next one, plus and minus zoom, 0 shows all";
 
 /** What is chosen (-1: none), the category and the words that alone are shown, buttons that are pressed, the path of the last answer,
@@ -23,8 +20,7 @@ const state = signal(/** @type {State} */ ({ chosen: -1, category: "", words: ""
 /** What is drawn: the prototypes, on which canvas, and from where it is seen. `line` is the lasso's, in the plane;
  * a `kind` is the number of a category, the last that of those without.
  * @typedef {{ root: HTMLElement, data: any, kinds: number[], dark: MediaQueryList, canvas: HTMLCanvasElement, line: number[][] | null, hovered: number,
- *   waiting: boolean, sized: boolean, state: typeof state, visible: (i: number) => boolean, seen: ReturnType<typeof plane>,
- *   painter: import("./dots.js").Painter }} Ui */
+ *   waiting: boolean, sized: boolean, shown: boolean[], visible: (i: number) => boolean, seen: ReturnType<typeof plane> }} Ui */
 /** @type {Ui | null} */
 let kept = null;
 
@@ -59,7 +55,7 @@ const page = (ui, { category, words, few, lassoing, pathed, trail, said, side },
       .value=${words} @input=${(event) => searched(ui, event.target.value)}>
     ${pressable("Lasso", lassoing, () => change(state, { lassoing: !lassoing }), "Draw around prototypes; with a mouse, hold Shift")}
     ${trail.length ? pressable("Path of the last answer", pathed, () => change(state, { pathed: !pathed })) : nothing}
-    ${ui.data.listed.every(Boolean) ? nothing : pressable("Few places", few, () => { change(state, { few: !few }); restyle(ui); }, "Also those of fewer than ten places")}
+    ${ui.data.listed.every(Boolean) ? nothing : pressable("Few places", few, () => change(state, { few: !few }), "Also those of fewer than ten places")}
     <button type="button" @click=${() => ui.seen.fit()}>All of it</button><button type="button" @click=${() => emptied(ui)}>Clear</button>
     <span class="p-note" role="status">${said}</span></div>
   <div class="x-chips" role="group" aria-label="Categories">${categories.map((one) => chip(ui, one, category))}</div></div>
@@ -84,13 +80,9 @@ const beside = (ui, { found, one, failed }) => {
 /** @returns {Ui} */
 const made = (root, data, shared) => {
   const { x, y, categories } = data, texts = data.texts ?? data.names.map((name, i) => `#${i} ${name}`.toLowerCase());
-  const searchedFor = () => state.value.words.toLowerCase().split(/\s+/).filter(Boolean);
   const kinds = data.category.map((number) => (number < 0 ? categories.length : number));
-  const ui = /** @type {Ui} */ ({
-    root, data, kinds, state, dark: matchMedia("(prefers-color-scheme: dark)"), line: null, hovered: -1, waiting: false, sized: false,
-    visible: (i) => (state.value.few || data.listed[i]) && (!state.value.category || categories[kinds[i]]?.name === state.value.category)
-      && searchedFor().every((word) => texts[i].includes(word)),
-  });
+  const ui = /** @type {Ui} */ (/** @type {any} */ ({ root, data, kinds, dark: matchMedia("(prefers-color-scheme: dark)"), line: null, hovered: -1, waiting: false, sized: false, shown: [],
+    visible: (i) => ui.shown[i] }));
   draw(root, () => page(ui, state.value, shared.model.categories));
   const canvas = ui.canvas = /** @type {HTMLCanvasElement} */ (root.querySelector(".x-over")), plot = /** @type {HTMLElement} */ (root.querySelector(".x-plot"));
   ui.seen = plane(canvas, x, y, {
@@ -99,10 +91,12 @@ const made = (root, data, shared) => {
     hover: (i) => { if (i !== ui.hovered) { ui.hovered = i; redraw(ui); } },
     take: (event) => (event.shiftKey || state.value.lassoing ? drawing(ui, () => redraw(ui), (around) => drawn(ui, around)) : null),
   });
-  ui.painter = dots(plot, x, y, kinds, () => redraw(ui));
   ui.dark.addEventListener("change", () => redraw(ui));
-  // What is chosen and the path lie over the points.
-  effect(() => { state.value; redraw(ui); });
+  effect(() => {
+    const { few, category, words } = state.value, wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+    ui.shown = kinds.map((kind, i) => (few || data.listed[i]) && (!category || categories[kind]?.name === category) && wanted.every((word) => texts[i].includes(word)));
+    redraw(ui);
+  });
   new ResizeObserver(() => {
     if (!canvas.clientWidth) return;
     if (!ui.sized) { ui.sized = true; ui.seen.fit(); near(ui); }
@@ -118,15 +112,8 @@ const redraw = (ui) => {
   requestAnimationFrame(() => {
     ui.waiting = false;
     if (!ui.canvas.clientWidth) return;
-    ui.painter.draw(ui.seen);
-    overlaid(ui);
+    drawnAll(ui);
   });
-};
-
-/** Colour the points anew. @param {Ui} ui */
-const restyle = (ui) => {
-  ui.painter.restyle([...ui.data.categories.map(({ colour }) => colour), "#94918a"], ui.visible);
-  redraw(ui);
 };
 
 /** A lasso's end. @param {Ui} ui @param {boolean} around */
@@ -164,7 +151,6 @@ const searched = (ui, words) => {
   change(state, { words });
   const found = ui.data.leading.filter(ui.visible);
   change(state, words.trim() ? { said: `${count(found.length)} found`, side: { found } } : { said: "", side: {} });
-  restyle(ui);
   if (!words.trim() && state.value.chosen >= 0) void choose(ui, state.value.chosen);
 };
 
@@ -174,7 +160,6 @@ const filter = (ui, category) => {
   const { kinds } = ui;
   change(state, { said: category ? `${count(kinds.filter((_, i) => ui.visible(i)).length)} of ${count(kinds.length)}` : "" });
   if (ui.line) lassoed(ui);
-  restyle(ui);
 };
 
 /** Take lasso and filter away; what is chosen stays. @param {Ui} ui */
@@ -209,5 +194,104 @@ const open = (ui, query, shared) => {
     }
   }
   if (!query.size) link(ui);
-  restyle(ui);
+};
+
+/** A gesture that draws a line. @param {Ui} ui @param {() => void} redraw
+ * @param {(finished: boolean) => void} ended told whether the line goes around anything */
+const drawing = (ui, redraw, ended) => {
+  /** @type {number[][]} */
+  const line = ui.line = [];
+  return {
+    move: (px, py) => { line.push(ui.seen.inverse(px, py)); redraw(); },
+    end: (finished) => ended(finished && line.length > 2),
+  };
+};
+
+/** Return what says whether a place is inside of a line. @param {number[][]} line @returns {(x: number, y: number) => boolean} */
+const around = (line) => {
+  const path = new Path2D(), context = new OffscreenCanvas(1, 1).getContext("2d");
+  for (const [x, y] of line) path.lineTo(x, y);
+  return (x, y) => context?.isPointInPath(path, x, y, "evenodd") ?? false;
+};
+
+/** Visible prototypes inside of the line, those with most text first. @param {Ui} ui */
+const surrounded = ({ line, data, visible }) => {
+  const { x, y, leading } = data, inside = around(line ?? []);
+  return leading.filter((i) => visible(i) && inside(x[i], y[i]));
+};
+
+/** How those found spread over categories, and all. @param {Ui} ui @param {number[]} found */
+const spread = ({ data: { categories, names }, kinds }, found) => {
+  const totals = Map.groupBy(kinds, (kind) => kind), present = Map.groupBy(found, (i) => kinds[i]);
+  return [...present].sort((a, b) => b[1].length - a[1].length).map(([kind, { length }]) => {
+    const { name, colour } = categories[kind] ?? { name: "no category" }, total = totals.get(kind)?.length ?? 0;
+    const base = found.length < names.length ? total / names.length : null;
+    const title = `${name}: ${length} of ${found.length}; of all prototypes ${total} of ${names.length}`;
+    return bar(name, length / found.length, { kind: colour ? "x-hued" : "p-grey", base, colour, title });
+  });
+};
+
+/** What is shown of those found: their categories and their names. @param {Ui} ui
+ * @param {number[]} found @param {(i: number) => void} choose */
+const summary = (ui, found, choose) => {
+  const { data: { categories, names }, kinds } = ui;
+  return html`<h2>${count(found.length)} prototypes</h2>${found.length ? html`
+    <h3>By category; the mark is the share of all prototypes</h3><ul class="p-bars">${spread(ui, found)}</ul>
+    <h3>${found.length > LISTED ? `The ${LISTED} with most text` : "Those with most text first"}</h3>
+    <ol class="x-found-list">${found.slice(0, LISTED).map((i) => html`<li><button type="button" class="x-found" @click=${() => choose(i)}>
+      ${dot(categories[kinds[i]]?.colour)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
+};
+
+/** Draw the points, and over them the lasso, the path of the last answer, and names. @param {Ui} ui */
+const drawnAll = (ui) => {
+  const { canvas, seen, data, dark, line, hovered, kinds, shown } = ui, { chosen, pathed, trail } = state.value;
+  const context = cleared(canvas), colours = [...data.categories.map(({ colour }) => colour), "#94918a"];
+  discs(context, canvas, seen, kinds, colours, shown);
+  if (line) outlined(context, line.map(([x, y]) => seen.at(x, y)), dark.matches);
+  if (pathed) trailed(context, ui, trail);
+  else labelled(context, canvas, seen, data.regions, dark.matches);
+  for (const i of new Set([chosen, hovered])) {
+    if (i >= 0) ringed(context, canvas, seen.place(i), seen.size(), data.names[i], dark.matches);
+  }
+};
+
+const traced = (context, points) => {
+  context.beginPath();
+  points.forEach(([px, py], i) => (i ? context.lineTo(px, py) : context.moveTo(px, py)));
+};
+
+const outlined = (context, points, dark) => {
+  traced(context, points);
+  context.closePath();
+  context.setLineDash([5, 4]);
+  context.lineWidth = 1.5;
+  context.strokeStyle = dark ? "#fff" : "#111";
+  context.fillStyle = dark ? "#ffffff14" : "#0000000f";
+  context.fill();
+  context.stroke();
+  context.setLineDash([]);
+};
+
+const trailed = (context, { canvas, seen, dark }, trail) => {
+  const points = trail.map(({ id }) => seen.place(id));
+  context.lineWidth = 1.6;
+  context.strokeStyle = context.fillStyle = dark.matches ? "#93b4ff" : "#1f4fbf";
+  // What was read last stands out most.
+  points.forEach((point, i) => {
+    context.globalAlpha = 0.25 + (0.65 * (i + 1)) / points.length;
+    if (i) { traced(context, [points[i - 1], point]); context.stroke(); }
+    context.beginPath();
+    context.arc(point[0], point[1], 3.5, 0, 7);
+    context.fill();
+  });
+  context.globalAlpha = 1;
+  const taken = [];
+  trail.forEach(({ text }, i) => {
+    const [px, py] = points[i], box = boxOf(context, canvas, text, px, py - 4);
+    const [left, top, wide, high] = box;
+    const off = px < 0 || py < 0 || px > canvas.clientWidth || py > canvas.clientHeight;
+    if (off || taken.some(([l, t, w, h]) => left < l + w && l < left + wide && top < t + h && t < top + high)) return;
+    taken.push(box);
+    plaque(context, text, box, dark.matches);
+  });
 };

@@ -1,5 +1,5 @@
 // The map on a page of its own: its data stand in it, and its address says which prototype is chosen.
-import { know } from "./hover.js";
+import { know } from "./card.js";
 import { show } from "./map.js";
 
 const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));

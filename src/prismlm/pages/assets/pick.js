@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api } from "./server.js";
-import { card } from "./hover.js";
+import { card } from "./card.js";
 import { change, dot } from "./controls.js";
 
 const TYPING = 120, SHOWN = 12, LIST = "x-pick";

@@ -147,19 +147,22 @@ export const cleared = (canvas) => {
   return context;
 };
 
-// Every point as a disc, those that are not visible faint and below.
-export const discs = (context, canvas, seen, { count, visible, colour, size }) => {
-  for (const those of [false, true]) {
-    context.globalAlpha = those ? 0.8 : 0.07;
-    for (let i = 0; i < count; i++) {
-      if (visible(i) !== those) continue;
+/** Every point as a disc in the colour of its kind, those that are not visible faint and below; the commonest kind is drawn first.
+ * @param {CanvasRenderingContext2D} context @param {HTMLCanvasElement} canvas @param {ReturnType<typeof plane>} seen
+ * @param {number[]} kinds @param {string[]} colours @param {boolean[]} visible */
+export const discs = (context, canvas, seen, kinds, colours, visible) => {
+  const size = seen.size(), layers = Map.groupBy(kinds.keys(), (i) => (visible[i] ? kinds[i] : kinds[i] - colours.length));
+  for (const [layer, points] of [...layers].sort((a, b) => Number(a[0] >= 0) - Number(b[0] >= 0) || b[1].length - a[1].length)) {
+    context.globalAlpha = layer < 0 ? 0.07 : 0.8;
+    context.fillStyle = colours[layer < 0 ? layer + colours.length : layer];
+    context.beginPath();
+    for (const i of points) {
       const [x, y] = seen.place(i);
       if (x < -9 || y < -9 || x > canvas.clientWidth + 9 || y > canvas.clientHeight + 9) continue;
-      context.fillStyle = colour(i);
-      context.beginPath();
+      context.moveTo(x + size, y);
       context.arc(x, y, size, 0, 7);
-      context.fill();
     }
+    context.fill();
   }
   context.globalAlpha = 1;
 };

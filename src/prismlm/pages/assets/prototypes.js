@@ -5,8 +5,7 @@ import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { effect, signal } from "./vendor/signals-core/signals-core.js";
 import { api } from "./server.js";
 import { address, change, count, dot, draw, field, options, problem } from "./controls.js";
-import { card } from "./hover.js";
-import { whole, worth } from "./card.js";
+import { card, whole, worth } from "./card.js";
 
 const PAGE = 60, BESIDE = 2, ROW = 46, SPARE = 6, TYPING = 120, SWIPE = 50;
 const SORTS = { text: "most text", usage: "most used", score: "best named", name: "name", id: "number" };

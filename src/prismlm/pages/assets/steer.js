@@ -4,11 +4,9 @@ import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
 import { address, asking, change, dot, draw, examples, field, filled, numeric, options, problem, prompts } from "./controls.js";
-import { card } from "./hover.js";
-import { leading, read } from "./leading.js";
+import { card } from "./card.js";
+import { percent, shown } from "./parts.js";
 import { picking } from "./pick.js";
-import { edited, meaning, signedPercent } from "./edit.js";
-import { result } from "./steered.js";
 
 const STRONG = 30;
 
@@ -143,4 +141,105 @@ const steered = async () => {
     if (!signal.aborted) change(state, { failed: error });
   }
   if (state.value.abort === abort) change(state, { abort: null });
+};
+
+/** @typedef {{ prototype: number | null, category: string | null, strength: number | null }} Edit strength in percent, null where it is to be found */
+
+/** @param {number} x */
+const signedPercent = (x) => `${x > 0 ? "+" : x < 0 ? "−" : ""}${Math.abs(x)} %`;
+
+/** What an edit does, in one line. @param {Edit} edit */
+const meaning = ({ prototype, category, strength }) => {
+  if (prototype === null && category === null) return "Choose a prototype or a category.";
+  if (strength === 0) return "Changes nothing: both texts are the same.";
+  const size = strength === null ? "as much as the text allows before it repeats itself" : `${Math.abs(strength)} %`;
+  if (prototype === null) {
+    return strength === null || strength > 0
+      ? `Raises the category's own tokens that its active prototypes raise, ${strength === null ? size : `to ${size} of the unedited top logit`}.`
+      : `Takes out ${strength === -100 ? "all" : size} of what the category's active prototypes give.`;
+  }
+  if (strength === null) return "Holds what the prototype gives to the first token of its card as high as the text allows before it repeats itself (clamp).";
+  if (strength > 0) return `Holds what the prototype gives to the first token of its card at ${size} of the unedited top logit, at every position (clamp).`;
+  if (strength === -100) return "Takes out all that the prototype gives, wherever it is active (ablation).";
+  return `Leaves ${100 + strength} % of what the prototype gives, wherever it is active (scale).`;
+};
+
+/** The options of `prismlm steer` that make the same edit; ID stands for what is still to be chosen. @param {Edit} edit @returns {(string | number)[]} */
+const edited = ({ prototype, category, strength }) => {
+  const which = category !== null ? ["--category", category] : ["--prototype", prototype ?? "ID"];
+  if (strength === null) return which;
+  if (category !== null || strength > 0) return [...which, "--strength", strength / 100];
+  if (strength === -100) return [...which, "--edit", "ablate"];
+  return [...which, "--edit", "scale", "--strength", (100 + strength) / 100];
+};
+
+/** The prompt, and what `/api/steer/leading` gave for it: null before that, and where it cannot be had. */
+const offered = signal({ text: "", chat: false, found: /** @type {any} */ (null) });
+
+/** Ask for those of a prompt. @param {string} text @param {boolean} chat whether it is asked as a question */
+const read = async (text, chat) => {
+  const same = () => text === offered.value.text && chat === offered.value.chat;
+  if (same()) return;
+  offered.value = { text, chat, found: null };
+  // Why a prompt cannot be read is said when it is steered.
+  const found = text.trim() ? await api("/steer/leading", { text, chat }).catch(() => null) : null;
+  if (same()) offered.value = { text, chat, found };
+};
+
+/** @param {number | null} chosen the prototype that is chosen @param {(id: number) => void} take */
+const leading = (chosen, take) => {
+  const { found } = offered.value;
+  if (!found?.prototypes.length) return nothing;
+  const [{ share: largest }] = found.prototypes;
+  return html`<div class="x-offer" role="group" aria-label="Prototypes that the next token relies on most">
+    <p class="p-note">Or take out what the next token, <bdi>${shown(found.token, "x-word")}</bdi> at ${percent(found.probability)}, relies on most.
+      Each has its share of all that raises the token’s logit.</p>
+    ${found.prototypes.map(({ id, name, colour, share }) => html`<button type="button" class="x-lead" aria-pressed=${id === chosen} @click=${() => take(id)}>
+      ${dot(colour)}<bdi>${name}</bdi><span class="p-track"><span class="p-fill" .style=${`width: ${(100 * share) / largest}%`}></span></span>
+      <span class="p-number">${percent(share)}</span></button>`)}</div>`;
+};
+
+const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`;
+
+/** What happened in a sentence, and how far to trust it. */
+const summary = ({ change, control, draws, prompt, text, unedited }) => {
+  if (change === null) return "Nothing was written: the text ends here.";
+  const what = Math.abs(change) < 0.005 ? "left the tokens below as probable as they were"
+    : `made the tokens below ${change > 0 ? "more" : "less"} probable`;
+  const beside = control === null ? "" : `; the same change on random prototypes: ${nats(control)} (mean of ${draws} draws)`;
+  const same = text === unedited && text !== prompt;
+  return `${same ? "The text stays the same; on" : "On"} average the edit ${what}: ${nats(change)} in log-probability${beside}.`;
+};
+
+/** What `/api/steer` gave. */
+const result = (found) => {
+  const after = (text) => (text.startsWith(found.prompt) ? text.slice(found.prompt.length) : text);
+  const column = (title, text) => html`<section class="x-written"><h3>${title}</h3>
+    <p><bdi><span class="p-note">${found.prompt}</span><span>${after(text)}</span></bdi></p></section>`;
+  return html`<article class="prismlm x-steered">
+    <div class="x-sides">${column("With the edit", found.text)}${column("Without", found.unedited)}</div>
+    <p class="x-summary">${[...found.cautions, summary(found)].join(" ")}</p>
+    ${found.tokens.length ? table(found.tokens) : nothing}
+    <p class="p-note">${found.strength === null ? "" : `Strength: ${signedPercent(Math.round(100 * found.strength))}. `}These tokens were written under
+      the edit, which by itself favours them. The control gives the same change to random prototypes of equal activation: what any such push does.</p>
+  </article>`;
+};
+
+const table = (tokens) => html`<div class="x-scroll"><table class="x-table">
+  <thead><tr>${["token", "without → with the edit", "control", "leads"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+  <tbody>${tokens.map(row)}</tbody></table></div>`;
+
+const bar = (share, side) => html`<span class=${`p-track ${side}`}><span class="p-fill" .style=${`width: ${100 * share}%`}></span></span>`;
+
+const row = (token) => html`<tr><th><bdi>${shown(token.token, "x-word")}</bdi></th>
+  <td><div class="x-change"><div class="x-both">${bar(token.before, "x-before")}${bar(token.after, "x-after")}</div>
+    <span class="p-number">${percent(token.before)} → ${percent(token.after)}</span></div></td>
+  <td class="p-number">${token.control === null ? "–" : percent(token.control)}</td>
+  <td>${leads(token.leading_before, token.leading_after)}</td></tr>`;
+
+const leads = (before, after) => {
+  const one = (leading) => leading === null ? html`<span class="p-note">none</span>`
+    : html`<span class="x-leads">${dot(leading.colour)}<a href=${`#/prototypes/${leading.prototype}`}>
+      <bdi>${leading.name}</bdi></a></span>`;
+  return after?.prototype === before?.prototype ? one(after) : [one(before), " → ", one(after)];
 };

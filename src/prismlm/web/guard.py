@@ -1,0 +1,158 @@
+"""What stands before every route: access checks, and errors as JSON in OpenAI's form."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from prismlm import __version__
+from prismlm.errors import FormatError, InputError, PrismError, no_panics, shown
+from prismlm.files import json_text
+from prismlm.web.engine import Busy
+from prismlm.web.protocol import RequestError
+
+MAX_BODY_BYTES = 16_000_000
+log = logging.getLogger(__name__)
+
+
+class StrictJSON(JSONResponse):
+    """JSON without NaN."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the encoded body."""
+        return json_text(content, separators=(",", ":")).encode()
+
+
+class Guard:
+    """ASGI middleware: refuses requests, and answers whatever a route raises.
+
+    Args:
+        app: the application.
+        check: returns a response of its own, or None to pass a request on; raises RequestError.
+        answer: returns the response to an error.
+        on_response: called with the scope and the first message of every response.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        check: Callable[[Request], Response | None],
+        answer: Callable[[Exception], Response],
+        on_response: Callable[[Scope, Message], object],
+    ) -> None:
+        self.app, self._check, self._answer, self._on_response = app, check, answer, on_response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request or pass it on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def respond(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._on_response(scope, message)
+            await send(message)
+
+        try:
+            with no_panics():
+                await (self._check(Request(scope)) or self.app)(scope, receive, respond)
+        except Exception as error:
+            if started:
+                raise
+            if not isinstance(error, (RequestError, PrismError)):
+                log.exception("a request failed")
+            # Raised further, it would close a connection that a client may reuse.
+            await self._answer(error)(scope, receive, respond)
+
+
+def check_request(request: Request, hosts: Collection[str] | None, api_key: str | None) -> None:
+    """Raise RequestError for another host, a wrong API key, or a body that is not to be read."""
+    host = request.headers.get("host", "")
+    if hosts is not None and re.sub(r":\d*$", "", host).lower() not in hosts:
+        raise RequestError(f"this server is not {shown(host)}.", 421)
+    # In a mounted application, the path begins with the mount point.
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    if api_key is not None and path.startswith("/v1") and not has_key(request, api_key):
+        message = "the API key is missing or wrong: expected Authorization: Bearer KEY."
+        raise RequestError(message, 401, code="invalid_api_key")
+    check_body(request)
+
+
+def has_key(request: Request, key: str) -> bool:
+    """Return whether a request has a key as its bearer token."""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and equal(value.strip(), key)
+
+
+def equal(value: str, secret: str) -> bool:
+    """Compare in constant time; starlette decodes headers, which are bytes, as Latin-1."""
+    return hmac.compare_digest(value.encode("latin-1", "replace"), secret.encode())
+
+
+def check_body(request: Request) -> None:
+    """Raise RequestError for a body that is not JSON, of unknown length or too long."""
+    headers = request.headers
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A page of another site can send other types without a preflight request.
+    if request.method == "POST" and kind != "application/json":
+        raise RequestError(f"expected a body of application/json, got {kind or 'none'}.", 415)
+    length = headers.get("content-length", "0")
+    # uvicorn enforces the Content-Length, but a chunked body has no limit.
+    if not length.isdecimal() or "transfer-encoding" in headers:
+        raise RequestError("expected a Content-Length.", 411)
+    if int(length) > MAX_BODY_BYTES:
+        raise RequestError(f"{int(length):,} bytes: at most {MAX_BODY_BYTES:,} are read.", 413)
+
+
+def application(answer: Callable[[Exception], Response], **options: Any) -> FastAPI:
+    """Return an application that answers the errors of its routes."""
+    app = FastAPI(version=__version__, docs_url=None, redoc_url=None, **options)
+    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, lambda _, error: answer(error))
+    return app
+
+
+def error_response(error: Exception) -> Response:
+    """Return an error in OpenAI's form."""
+    status, body = error_body(error)
+    return StrictJSON(body, status, {"Retry-After": "1"} if status == 429 else None)
+
+
+def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error, in OpenAI's form."""
+    status, message, param, code = 500, f"{type(error).__name__} in the server.", None, None
+    if isinstance(error, RequestError):
+        status, message, param, code = error.status, str(error), error.param, error.code
+    elif isinstance(error, Busy):
+        status, code = 429, "queue_full"
+        message = "busy: too many requests are waiting for the model. Try again in a moment."
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        status, message = 400, f"{param or 'the body'}: {first['msg']}."
+    elif isinstance(error, HTTPException):
+        status, message = error.status_code, f"{error.detail}."
+    elif isinstance(error, InputError):
+        status, message = 400, str(error)
+    elif isinstance(error, FormatError):
+        # The lens was rebuilt, or files changed: what is served no longer exists.
+        status, message, code = 409, str(error), "stale_lens"
+    elif isinstance(error, PrismError):
+        message = str(error)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
+    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
