@@ -5,7 +5,7 @@ import re
 import pytest
 
 from prismlm.direction_marks import marks_shown
-from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.contexts import CATEGORIES
 from prismlm.pages.frame import COLOURS, NONE, bundle, colour, html_page
 from tests.helpers.html_reader import Reader
 
