@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from prismlm.errors import InputError, Interrupted, PrismError
-from prismlm.lens.build import Parts, build_index, check_index
+from prismlm.lens.build import build_index, check_index
 from prismlm.lens.options import Shard
+from prismlm.parts import Parts
 from prismlm.progress import Silent
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import OPTIONS, index_in_child, make_corpus, make_model

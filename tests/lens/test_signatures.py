@@ -18,47 +18,43 @@ def corpus(tiny_corpus):
     return Corpus.open(tiny_corpus)
 
 
-def told(lm, raised, seen=None):
-    """Return what tells prototypes that raise the given tokens by so much: W is the identity."""
+def signatures(lm, raised, seen=5):
+    """Return the signatures of prototypes that raise tokens by so much: W is the identity."""
     vocabulary = len(lm.tokenizer)
     rows = torch.zeros(len(raised), vocabulary)
     for row, values in zip(rows, raised, strict=True):
-        for token, value in values.items():
-            row[token] = value
-    seen = np.full(vocabulary, 5) if seen is None else seen
+        row[list(values)] = torch.tensor(list(values.values()))
+    seen = np.broadcast_to(seen, vocabulary)
     return top_signatures(rows, torch.eye(vocabulary), 2.0, lm.tokenizer, seen, 3)
 
 
-def test_what_tells_a_prototype_is_what_others_do_not_raise(lm):
+def test_a_signature_has_tokens_that_others_do_not_raise(lm):
     """All raise 10 the most; the third alone raises 30, a little."""
     raised = [{10: 4.0, 20: 3.0}, {10: 4.0, 20: -3.0}, {10: 4.0, 20: 3.0, 30: 0.1}]
-    found = told(lm, raised)
-    decoded = [lm.tokenizer.decode([token]) for token in (10, 20, 30)]
-    assert found.tokens[2][0] == decoded[2]
-    assert found.values[2][0] == pytest.approx(0.2)
+    found = signatures(lm, raised)
+    ten, twenty, thirty = (lm.tokenizer.decode([token]) for token in (10, 20, 30))
+    assert (found.tokens[2][0], found.values[2][0]) == (thirty, pytest.approx(0.2))
     # Of the first two, u of token 20 is 0.6 and −0.6.
-    assert found.tokens[0][0] == decoded[1]
-    assert found.values[0][0] == pytest.approx(6.0)
-    assert decoded[1] not in found.tokens[1]
-    # What the corpus hardly has tells nothing.
+    assert (found.tokens[0][0], found.values[0][0]) == (twenty, pytest.approx(6.0))
+    assert twenty not in found.tokens[1]
+    # Tokens that are rare in the corpus are left out, unless too few remain.
     seen = np.full(len(lm.tokenizer), 5)
     seen[30] = 4
-    assert decoded[2] not in told(lm, raised, seen).tokens[2]
-    # Unless that leaves too few.
-    assert told(lm, raised, seen * 0).tokens == found.tokens
-    # What is lowered less than by others is not raised.
+    assert thirty not in signatures(lm, raised, seen).tokens[2]
+    assert signatures(lm, raised, 0).tokens == found.tokens
+    # A token that is lowered less than by others is not raised.
     lowered = [{10: -0.1, 20: 1.0, 30: 1.0}, {10: -4.0, 20: 1.0}, {10: -4.0, 20: 1.0}]
-    assert told(lm, lowered).tokens[0][:2] == [decoded[2], decoded[1]]
+    assert signatures(lm, lowered).tokens[0][:2] == [thirty, twenty]
     # One prototype has no others.
-    assert told(lm, raised[:1]).tokens[0][:2] == decoded[:2]
+    assert signatures(lm, raised[:1]).tokens[0][:2] == [ten, twenty]
 
 
-def test_a_word_that_is_written_in_several_ways_takes_one_place(lm):
-    ways = [lm.tokenizer.encode(word)[0] for word in (" the", " The", "The")]
-    assert len(set(ways)) == 3
-    raised = dict(zip(ways, (4.0, 4.5, 3.5), strict=True))
-    found = told(lm, [{**raised, 20: 2.0}, {10: 1.0}])
-    assert sorted(found.ids[0, :2].tolist()) == sorted([20, ways[1]])
+def test_variants_of_a_word_take_one_place(lm):
+    variants = [lm.tokenizer.encode(word)[0] for word in (" the", " The", "The")]
+    assert len(set(variants)) == 3
+    raised = dict(zip(variants, (4.0, 4.5, 3.5), strict=True))
+    found = signatures(lm, [{**raised, 20: 2.0}, {10: 1.0}])
+    assert sorted(found.ids[0, :2].tolist()) == sorted([20, variants[1]])
 
 
 def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):

@@ -190,8 +190,8 @@ def _parse_shard(shard: str | None) -> Shard:
 
 def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_json: bool) -> None:
     """Print what a lens holds, or which of its parts are missing."""
-    from prismlm.lens.build import Parts
     from prismlm.lens.inspection import lens_summary
+    from prismlm.parts import Parts
 
     if written is not None:
         summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}

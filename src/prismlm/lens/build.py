@@ -40,13 +40,13 @@ from prismlm.models.device import device_named
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
 from prismlm.ops import top_contexts
+from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import Interrupts, check_same, read_note, writing
+from prismlm.run_state import RUN_FILE, Interrupts, writing
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-RUN_FILE = "run.json"
 # Settings of a run that meta.json does not repeat.
 NOT_IN_META = ("model", "shards", "positions", "codes", "states")
 SECONDS_MEASURED = 10.0
@@ -164,42 +164,6 @@ def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
     with evaluating(source.model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
         yield
-
-
-class Parts:
-    """The finished parts of a lens, in ``.NAME.partial``, each with a ``run.json`` of settings."""
-
-    def __init__(self, out: Path, count: int) -> None:
-        self.out, self.count = out, count
-        self.path = out.with_name(f".{out.name}.partial")
-
-    def part(self, number: int) -> Path:
-        """Return the directory of a part."""
-        return self.path / f"part-{number:05d}-of-{self.count:05d}"
-
-    def complete(self) -> list[int]:
-        """Return which parts are finished."""
-        return [number for number in range(self.count) if self.part(number).is_dir()]
-
-    def kept(self) -> str:
-        """Say what an interrupted run leaves."""
-        if any(self.path.glob("part-*")):
-            return f"Finished parts are kept in {self.path}. Run the same command again to resume."
-        return "No part was finished: the same command starts over."
-
-    def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
-        """Check that finished parts are of the same run; discard others with ``overwrite``."""
-        what = f"an index of {self.out} was started with another input"
-        way_out = "Resume that one, choose another --lens, or discard its parts with --overwrite."
-        # Not while another process writes the lens.
-        with writing(self.path, wait=True):
-            for part in self.path.glob("part-*"):
-                note = part / RUN_FILE
-                before = read_note(note, self.path) if note.is_file() else {}
-                if overwrite and before != run:
-                    discard(part)
-                else:
-                    check_same(what, before, run, way_out)
 
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:

@@ -49,14 +49,9 @@ class Signatures(NamedTuple):
 
 def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:
     """Return the signatures of a model's prototypes, over the tokens of a corpus."""
-    weight = weight_of(model).detach().float()
-    return top_signatures(
-        head.prototypes.detach().float(),
-        weight,
-        float(head.scale.detach()),
-        corpus.tokenizer,
-        tokens_seen(corpus, len(weight)),
-    )
+    weight, scale = weight_of(model).float(), float(head.scale.detach())
+    seen = tokens_seen(corpus, len(weight))
+    return top_signatures(head.prototypes.detach().float(), weight, scale, corpus.tokenizer, seen)
 
 
 def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]:
@@ -64,7 +59,7 @@ def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]
 
     They are read from the lens; without one they are computed over the whole vocabulary.
     """
-    weight, bank = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
+    weight, bank = weight_of(lm.model).float(), lm.head.prototypes.detach().float()
     if lm.lens is None:
         seen = np.full(len(weight), SEEN)
         return top_signatures(bank, weight, 1.0, lm.tokenizer, seen, subset=prototypes).ids.tolist()
@@ -136,7 +131,7 @@ def top_signatures(
     mean = unit.mean(0) if len(unit) > 1 else torch.zeros_like(unit[0])
     apart, common = unit - mean, weight @ mean
     spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
-    listed: list[list[tuple[int, float]]] = []
+    listed: list[dict[int, float]] = []
     rows = slice(None) if subset is None else list(subset)
     for tile, raw in zip(apart[rows].split(TILE), prototypes[rows].split(TILE), strict=True):
         distinct = tile @ weight.T
@@ -148,38 +143,36 @@ def top_signatures(
         logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
         for token in set(first.flatten().tolist()) - texts.keys():
             texts[token] = token_alone(tokenizer, token)
-        rows_of_tile = zip(first.tolist(), logits.tolist(), strict=True)
-        listed += [_different(list(zip(*row, strict=True)), texts, count) for row in rows_of_tile]
-    tokens = [[texts[token] for token, _ in row] for row in listed]
+        for row in zip(first.tolist(), logits.tolist(), strict=True):
+            raised = dict(zip(*row, strict=True))
+            listed.append({t: raised[t] for t in _different(raised, texts, count)})
+    tokens = [[texts[token] for token in row] for row in listed]
     return Signatures(
-        torch.tensor([[token for token, _ in row] for row in listed]),
+        torch.tensor([list(row) for row in listed]),
         tokens,
-        np.array([[value for _, value in row] for row in listed], np.float32),
+        np.array([list(row.values()) for row in listed], np.float32),
         [" · ".join(different_words(row)) for row in tokens],
     )
 
 
-def _different(
-    pairs: list[tuple[int, float]], texts: dict[int, str], count: int
-) -> list[tuple[int, float]]:
+def _different(raised: dict[int, float], texts: dict[int, str], count: int) -> list[int]:
     """Return the first tokens of different words, then others if these are too few.
 
     Of several variants of a word, the one with the largest logit stays.
     """
-    words: dict[str, tuple[int, float]] = {}
-    for token, value in pairs:
+    words: dict[str, int] = {}
+    for token in raised:
         word = texts[token].strip().lower() or texts[token]
-        words[word] = max(words.get(word, (token, value)), (token, value), key=lambda pair: pair[1])
-    listed = list(words.values())
-    return [*listed, *(pair for pair in pairs if pair not in listed)][:count]
+        words[word] = max(words.get(word, token), token, key=raised.__getitem__)
+    return list(dict.fromkeys([*words.values(), *raised]))[:count]
 
 
 def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
     """Return the occurrences of each token in a corpus."""
     counts = np.zeros(vocabulary, np.int64)
     for start in range(0, corpus.num_tokens, TOKENS_AT_ONCE):
-        part = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
-        counts += np.bincount(part, minlength=vocabulary)
+        tokens = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
+        counts += np.bincount(tokens, minlength=vocabulary)
     return counts
 
 

@@ -63,15 +63,14 @@ def measure_support(
 ) -> SupportScale | None:
     """Measure the scale of a lens of a split of the corpus; None without text to measure it on."""
     excerpts = sample_excerpts(corpus, split)
-    parts: list[np.ndarray] = []
+    nearest = np.empty(0, dtype=np.float32)
     with progress.task("Measuring support", len(excerpts), "excerpts") as task:
         for first in range(0, len(excerpts), BATCH):
             batch = excerpts[first : first + BATCH]
-            parts += leave_one_out(cells, model, head, corpus, batch)
+            nearest = np.append(nearest, leave_one_out(cells, model, head, corpus, batch))
             task.advance(len(batch))
-    if not parts:
+    if not len(nearest):
         return None
-    nearest = np.concatenate(parts)
     percentiles = np.quantile(nearest, np.linspace(0, 1, PERCENTILES)).tolist()
     return SupportScale(percentiles, len(nearest))
 
@@ -84,11 +83,11 @@ def sample_excerpts(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     documents = others if len(others) >= MIN_DOCUMENTS else corpus.split(split)
     lengths = corpus.lengths[documents] - 1 - prefix
     usable = np.flatnonzero(lengths > 1)
-    chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
-    room = np.maximum(1, lengths[chosen] - LENGTH)
-    offset = prefix + (generator.random(len(chosen)) * room).astype(np.int64)
-    start = corpus.starts[documents[chosen]] + offset
-    return list(zip(start.tolist(), np.minimum(LENGTH + 1, lengths[chosen]).tolist(), strict=True))
+    sample = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
+    room = np.maximum(1, lengths[sample] - LENGTH)
+    offset = prefix + (generator.random(len(sample)) * room).astype(np.int64)
+    start = corpus.starts[documents[sample]] + offset
+    return list(zip(start.tolist(), np.minimum(LENGTH + 1, lengths[sample]).tolist(), strict=True))
 
 
 @torch.no_grad()
@@ -98,11 +97,11 @@ def leave_one_out(
     head: PrototypeHead,
     corpus: Corpus,
     excerpts: Sequence[tuple[int, int]],
-) -> list[np.ndarray]:
+) -> np.ndarray:
     """Return the nearest cosine, in other documents, of each prediction of some excerpts.
 
     An excerpt is the global position of its first token and its length, within one document; all
-    tokens but the first are predicted: float32 [length − 1] each.
+    tokens but the first are predicted: float32 [Σ (length − 1)].
     """
     counts = np.array([length - 1 for _, length in excerpts])
     prefix = len(corpus.prefix)
@@ -125,5 +124,4 @@ def leave_one_out(
     owner = query[near.pair]
     starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in excerpts]
     others = cells.starts[cells.document_of(near.position)] != np.repeat(starts, counts)[owner]
-    nearest = nearest_of(near.cosine[others], owner[others], len(tokens))
-    return np.split(nearest, np.cumsum(counts)[:-1])
+    return nearest_of(near.cosine[others], owner[others], len(tokens))

@@ -16,15 +16,13 @@ QUESTION = Question(({"role": "user", "content": "Which?"},), {"category": CATEG
 GOOD = {"category": "Morphology"}
 
 
-def questions(count):
-    return [
-        QUESTION._replace(messages=({"role": "user", "content": str(i)},)) for i in range(count)
-    ]
+def questions(numbers):
+    return [QUESTION._replace(messages=({"role": "user", "content": str(i)},)) for i in numbers]
 
 
 @pytest.fixture
 def session(tmp_path):
-    """Sessions with one file of answers; nothing is tried again unless it is asked for."""
+    """Sessions with one file of answers; without retries unless asked for."""
 
     def open_session(url, **settings):
         endpoint = Endpoint(url, "m", **{"retries": 0, "timeout": 5.0} | settings)
@@ -33,7 +31,7 @@ def session(tmp_path):
     return open_session
 
 
-def each(session, asked):
+def ask_each(session, asked):
     with SILENT.task("") as task:
         return dict(session.each(range(len(asked)), lambda i: session.ask(asked[i]), task))
 
@@ -50,34 +48,31 @@ def test_an_answer_is_asked_for_once_by_schema_and_with_a_key(session, monkeypat
     with ChatServer(lambda request, number: GOOD) as server:
         assert session(server.url).ask(QUESTION) == session(server.url).ask(QUESTION) == GOOD
     assert server.keys == [f"Bearer {key or 'none'}"]
-    (request,) = server.requests
-    schema = request["response_format"]["json_schema"]
+    schema = server.requests[0]["response_format"]["json_schema"]
     assert schema["schema"]["properties"]["category"]["enum"] == list(CATEGORIES)
     assert schema["strict"] is True
 
 
-def test_a_server_that_fails_at_a_schema_is_told_it_as_an_object(session):
+def test_a_server_that_fails_at_a_schema_gets_it_as_an_object(session):
     def behave(request, number):
         kind = request["response_format"]["type"]
         return GOOD if kind == "json_object" else (500, errors("response_format: no such type"))
 
     with ChatServer(behave) as server:
         opened = session(server.url)
-        first, second = (opened.ask(question) for question in questions(2))
-    assert first == second == GOOD
+        assert [opened.ask(question) for question in questions([0, 1])] == [GOOD, GOOD]
     kinds = [request["response_format"]["type"] for request in server.requests]
     assert kinds == ["json_schema", "json_object", "json_object"]
     assert server.requests[-1]["response_format"]["schema"]["required"]
 
 
-def test_a_server_that_is_down_is_told_at_once(session):
+def test_a_server_that_is_down_is_reported_at_once(session):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     began = time.monotonic()
-    with pytest.raises(
-        InputError, match=rf"{url}: it cannot be reached .*Start the server, or check"
-    ):
+    message = rf"{url}: it cannot be reached .*Start the server, or check"
+    with pytest.raises(InputError, match=message):
         session(url, retries=2).ask(QUESTION)
     assert time.monotonic() - began < 5
 
@@ -91,7 +86,7 @@ def test_a_server_that_is_down_is_told_at_once(session):
         ((500, errors("\x1b[31mmemory\nfull")), r"about .*memory"),
     ],
 )
-def test_what_no_question_would_change_ends_the_run(session, answer, message):
+def test_an_error_that_every_question_would_meet_ends_the_run(session, answer, message):
     with ChatServer(lambda request, number: answer) as server:
         with pytest.raises(InputError, match=message) as raised:
             session(server.url).ask(QUESTION)
@@ -123,13 +118,13 @@ def test_a_busy_server_is_asked_again(session):
         ((200, "<html>login</html>"), "no text"),
     ],
 )
-def test_what_is_no_answer_is_asked_for_once_more(session, text, reason):
+def test_an_unusable_reply_is_asked_for_once_more(session, text, reason):
     with ChatServer(lambda request, number: text if number % 2 == 0 else GOOD) as server:
         assert session(server.url).ask(QUESTION) == GOOD
         assert reason in server.requests[1]["messages"][-1]["content"]
         server.behave = lambda request, number: text
         with pytest.raises(NoAnswer, match=reason):
-            session(server.url).ask(questions(1)[0])
+            session(server.url).ask(questions([0])[0])
         assert len(server.requests) == 4
 
 
@@ -141,31 +136,29 @@ def test_a_fence_and_another_case_are_an_answer(session, text):
         assert session(server.url).ask(QUESTION) == GOOD
 
 
-def test_some_that_fail_are_counted_and_many_end_the_run(session):
-    asked = questions(12)
+def test_some_failures_are_counted_and_many_end_the_run(session):
+    def failing(numbers):
+        bad = set(map(str, numbers))
+        return lambda request, number: "?" if request["messages"][0]["content"] in bad else GOOD
 
-    def behave(bad):
-        return lambda request, number: (
-            "?" if int(request["messages"][0]["content"]) in bad else GOOD
-        )
-
-    with ChatServer(behave({3, 5, 8, 9})) as server:
+    asked = questions(range(12))
+    with ChatServer(failing([3, 5, 8, 9])) as server:
         opened = session(server.url, concurrency=4)
-        found = each(opened, asked)
-        assert {i for i, one in found.items() if one is None} == {3, 5, 8, 9}
+        answers = ask_each(opened, asked)
+        assert [i for i in range(12) if answers[i] is None] == [3, 5, 8, 9]
         assert sum(opened.failures.values()) == 4
         assert opened.tally["requests"] == 8 + 2 * 4
-        # What was answered is kept, and not asked for again.
-        server.behave, before = behave(set(range(12))), len(server.requests)
-        assert list(each(session(server.url), asked).values()).count(None) == 4
+        # Stored answers are not asked for again.
+        server.behave, before = failing(range(12)), len(server.requests)
+        assert list(ask_each(session(server.url), asked).values()).count(None) == 4
         assert len(server.requests) == before + 8
-    with ChatServer(behave(set(range(20, 40)))) as server:
+    with ChatServer(failing(range(20, 40))) as server:
         with pytest.raises(InputError, match=r"of the first \d+ questions to 'm' .*kept in"):
-            each(session(server.url, concurrency=1), questions(40)[20:])
+            ask_each(session(server.url, concurrency=1), questions(range(20, 40)))
         assert 0 <= len(server.requests) - 2 * 8 <= 4
 
 
-def test_a_server_that_goes_away_ends_the_run_and_keeps_what_it_said(session, tmp_path):
+def test_a_server_that_goes_away_ends_the_run_and_keeps_its_answers(session, tmp_path):
     def behave(request, number):
         if number == 3:
             server.http.server_close()
@@ -175,22 +168,21 @@ def test_a_server_that_goes_away_ends_the_run_and_keeps_what_it_said(session, tm
     with ChatServer(behave) as server:
         opened = session(server.url, concurrency=1)
         with pytest.raises(InputError, match=r"cannot be reached.*answers so far are kept"):
-            each(opened, questions(20))
+            ask_each(opened, questions(range(20)))
     assert len((tmp_path / ".lens.answers.jsonl").read_text().splitlines()) == 3
 
 
 def test_damaged_answers_are_asked_for_again(tmp_path):
     path = tmp_path / "answers.jsonl"
-    first, second, third, fourth = questions(4)
+    first, second, third, fourth = questions(range(4))
     answers = Answers(path, "m")
     for question in (first, second, third):
         answers.add(question, GOOD)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(
-        lines[0] + lines[1].replace(b"Morphology", b"Cookery") + b"\xff{[\n3\n" + lines[2][:40]
-    )
+    one, two, three = path.read_bytes().splitlines(keepends=True)
+    two = two.replace(b"Morphology", b"Cookery")
+    path.write_bytes(one + two + b"\xff{[\n3\n" + three[:40])
     answers = Answers(path, "m")
-    assert [answers.get(one) for one in (first, second, third)] == [GOOD, None, None]
+    assert [answers.get(question) for question in (first, second, third)] == [GOOD, None, None]
     answers.add(fourth, GOOD)
     assert Answers(path, "m").get(fourth) == GOOD
     assert Answers(path, "other").get(first) is None
@@ -209,7 +201,7 @@ def test_damaged_answers_are_asked_for_again(tmp_path):
         ({"timeout": 0}, "timeout is 0"),
     ],
 )
-def test_an_endpoint_that_cannot_be_one_is_refused(settings, message):
+def test_a_bad_endpoint_is_refused(settings, message):
     with pytest.raises(InputError, match=message) as raised:
         Endpoint(**{"url": "http://host/v1", "model": "m"} | settings)
     assert "secret" not in str(raised.value)

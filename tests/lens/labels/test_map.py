@@ -32,35 +32,36 @@ def test_the_nearest_are_those_of_all_cosines():
     np.testing.assert_allclose(distances[:, 1:], 1 - expected, atol=1e-5, rtol=0)
 
 
-def test_regions_are_called_by_their_category_or_their_words(tiny_model, tmp_path):
+@pytest.fixture
+def named(tiny_model, tmp_path):
+    return named_model(tiny_model, tmp_path / "model")
+
+
+def test_regions_are_named_by_their_category_or_their_words(named):
     """Three clusters of 64: one of a category, one of a word, and one of neither."""
-    lens = named_model(tiny_model, tmp_path / "model").lens
-    shift = np.repeat([0.0, 50, 100], 64)
     tokens = [[" river", "x"] if 64 <= i < 128 else [" the"] for i in range(192)]
     columns = {
-        "x": shift + np.arange(192) % 8,
+        "x": np.repeat([0.0, 50, 100], 64) + np.arange(192) % 8,
         "y": np.arange(192) // 8 % 8,
         "category": ["Morphology" if i < 40 else "Misc / Other" for i in range(192)],
         "top_tokens": tokens,
-        "top_values": [[1.0] * len(some) for some in tokens],
+        "top_values": [[1.0] * len(row) for row in tokens],
     }
-    write_columns(lens, columns, map={"method": "by hand"})
-    found = {name: x for x, _, name in regions(lens)}
-    assert set(found) == {"Morphology", "river"}
-    assert found["Morphology"] < 20 < 50 <= found["river"] <= 57
+    write_columns(named.lens, columns, map={"method": "by hand"})
+    centers = {name: x for x, _, name in regions(named.lens)}
+    assert set(centers) == {"Morphology", "river"}
+    assert centers["Morphology"] < 20 < 50 <= centers["river"] <= 57
 
 
-def test_a_page_opens_at_a_prototype_first_prototype(tiny_model, tmp_path):
-    lm = named_model(tiny_model, tmp_path / "model")
-    lens = lm.lens
+def test_a_page_opens_at_a_prototype_with_a_good_name_and_a_subject(named):
+    lens, scores, kinds = named.lens, [0.5] * 192, ["Named Entities"] * 192
     assert first_prototype(lens) == lens.by_size[0]
     first, _, third, fourth = lens.by_size[:4].tolist()
-    scores, kinds = [0.5] * 192, ["Named Entities"] * 192
     scores[first] = scores[third] = scores[fourth] = 0.95
     kinds[first] = "Misc / Other"
     columns = {"label_score": np.array(scores, np.float32), "category": kinds}
     write_columns(lens, columns, map={"method": "by hand"})
-    assert first_prototype(prismlm.load(lm.path).lens) == third
+    assert first_prototype(prismlm.load(named.path).lens) == third
 
 
 @pytest.mark.slow
