@@ -133,6 +133,12 @@ def test_another_input_is_refused_and_named(build, model, corpus, straight, tmp_
     ):
         with pytest.raises(InputError, match=match):
             build(**changed)
+    with (
+        patch("prismlm.lens.build.device_kind", lambda device: "NVIDIA H200"),
+        patch("prismlm.__version__", "9"),
+        pytest.raises(InputError, match=r"prismlm: .* → 9; device: cpu → NVIDIA H200"),
+    ):
+        build(**second)
     with pytest.raises(InputError, match="another tokenizer than the model's"):
         check_index(model[0], corpus, OPTIONS, "0" * 32)
     assert_same_lens(straight, build(**second))

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+import prismlm
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.layout import FACTS
@@ -36,7 +37,7 @@ from prismlm.lens.states import HiddenStates
 from prismlm.lens.suffixes import write_suffixes
 from prismlm.lens.support import measure_support
 from prismlm.models.checkpoint import Checkpoint, load_checkpoint
-from prismlm.models.device import device_named
+from prismlm.models.device import device_kind, device_named
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
 from prismlm.ops import top_contexts
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 # Settings of a run that meta.json does not repeat.
-NOT_IN_META = ("model", "shards", "positions", "codes", "states")
+NOT_IN_META = ("model", "shards", "positions", "codes", "states", "prismlm", "device")
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a context on disk besides its state: compressed text and columns, or columns alone.
@@ -179,6 +180,9 @@ def _run_settings(source: ScanInput) -> dict[str, Any]:
         "shards": options.shard.count,
         # Stored states are rounded, so parts with and without them differ.
         "states": None if source.states is None else len(source.states),
+        # Another version, or GPU, may round differently.
+        "prismlm": prismlm.__version__,
+        "device": device_kind(source.model.device),
     }
 
 
@@ -203,10 +207,13 @@ def write_lens(
 ) -> None:
     """Merge the parts and write all files of a lens."""
     model, head, corpus, options = source.model, source.head, source.corpus, source.options
-    scans = [Scan.load(parts.part(number), head.width) for number in range(parts.count)]
-    scan, split = scans[0], options.split
-    for other in scans[1:]:
+    scan, split = Scan.load(parts.part(0), head.width), options.split
+    spools = [scan.spool]
+    # The contexts of two parts at a time.
+    for number in range(1, parts.count):
+        other = Scan.load(parts.part(number), head.width)
         scan.merge(other)
+        spools.append(other.spool)
     contexts = top_contexts.to_rows(scan.top)
     write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
@@ -216,7 +223,7 @@ def write_lens(
     write_documents(directory, corpus, split)
     cells = write_cells(
         directory,
-        [part.spool for part in scans],
+        spools,
         head.num_prototypes,
         len(weight_of(model)),
         options.positions,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prismlm.lens.build import check_lens, index, lens_directory
+from prismlm.lens.build import check_lens, index
 from prismlm.lens.options import IndexOptions, Shard
 from prismlm.models.device import device_named
 from prismlm.parts import Engine, Parts, run_parts

@@ -17,6 +17,11 @@ def device_named(name: str) -> str:
     return name
 
 
+def device_kind(device: torch.device) -> str:
+    """Return what a device is: cpu, or the name of its GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def uses_bf16(precision: str, device: str) -> bool:
     """Return whether to run under bf16 autocast; ``auto`` does if the hardware supports it."""
     if precision == "float32":
