@@ -250,6 +250,7 @@ def write_after(
     temperature: float,
     seed: int,
     *,
+    top_p: float = 1.0,
     all_logits: bool = False,
     enough: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
@@ -273,7 +274,7 @@ def write_after(
     padding = tokenizer.eos_token_id if defaults.pad_token_id is None else defaults.pad_token_id
     settings: dict[str, Any] = {"eos_token_id": defaults.eos_token_id, "pad_token_id": padding}
     if temperature:
-        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0}
+        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
     options: dict[str, Any] = {}
     if all_logits and "logits_to_keep" in signature(model.forward).parameters:
         options["logits_to_keep"] = 0  # all
