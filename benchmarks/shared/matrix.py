@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, page_options, publish, read_result
+from benchmarks.shared.pages import RESULTS, measured_on, page_options, publish, read_result, table
 
 BEGIN, END = "<!-- matrix: written by its tests -->\n", "<!-- end of the matrix -->"
 REFUSED = "refused"
@@ -48,29 +48,18 @@ class Matrix:
 
 def render(result: dict[str, Any]) -> str:
     """Return the table, its notes, and what it was run with."""
-    columns, notes = result["columns"], _notes(result)
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name, title in result["families"].items():
-        row = result["cells"][name]
-        shown = [_cell(row[column], notes) for column in columns]
-        lines.append(f"| {title} | {' | '.join(shown)} |")
-    lines.append("")
-    lines += [f"{number}. {note}" for note, number in notes.items()]
-    if notes:
-        lines.append("")
-    return "\n".join([*lines, measured_on(result["environment"]), ""])
+    columns, cells = result["columns"], result["cells"]
+    every = [cells[name][column] for name in result["families"] for column in columns]
+    notes = list(dict.fromkeys(note.removeprefix(f"{REFUSED}: ") for note in every if note))
 
+    def cell(note: str) -> str:
+        mark = REFUSED if note.startswith(REFUSED) else "✓"
+        return f"{mark} ({notes.index(note.removeprefix(f'{REFUSED}: ')) + 1})" if note else mark
 
-def _notes(result: dict[str, Any]) -> dict[str, int]:
-    cells = [row[column] for row in result["cells"].values() for column in result["columns"]]
-    kept = dict.fromkeys(_said(note) for note in cells if note)
-    return {note: number for number, note in enumerate(kept, 1)}
-
-
-def _said(note: str) -> str:
-    return note.removeprefix(f"{REFUSED}: ")
-
-
-def _cell(note: str, notes: dict[str, int]) -> str:
-    mark = REFUSED if note.startswith(REFUSED) else "✓"
-    return f"{mark} ({notes[_said(note)]})" if note else mark
+    rows = [
+        [title, *(cell(cells[name][column]) for column in columns)]
+        for name, title in result["families"].items()
+    ]
+    numbered = [f"{number}. {note}\n" for number, note in enumerate(notes, 1)]
+    shown = [f"{table(' | '.join(['', *columns]), rows)}\n", "".join(numbered)]
+    return "\n".join([*filter(None, shown), f"{measured_on(result['environment'])}\n"])

@@ -101,30 +101,13 @@ def main() -> None:
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
-    """Return what a corpus is of: counts, fingerprint, and sources with their licences.
-
-    Sources are counted by the first part of their name, up to a slash.
-    """
-    sources: dict[str, dict[str, Any]] = {}
-    columns = (corpus.column("source"), corpus.column("license"), corpus.lengths.tolist())
-    for source, terms, tokens in zip(*columns, strict=True):
-        name = (source or "unknown").split("/")[0]
-        found = sources.setdefault(
-            name, {"source": name, "documents": 0, "tokens": 0, "licenses": set()}
-        )
-        found["documents"] += 1
-        found["tokens"] += tokens
-        found["licenses"].add(terms or "unknown")
+    """Return the name, fingerprint and size of a corpus."""
     return {
         "name": corpus.name,
         "fingerprint": corpus.fingerprint,
         "documents": len(corpus),
         "tokens": corpus.num_tokens,
         "heldout": corpus.meta["heldout"],
-        "sources": [
-            found | {"licenses": sorted(found["licenses"])}
-            for found in sorted(sources.values(), key=lambda found: -found["tokens"])
-        ],
     }
 
 

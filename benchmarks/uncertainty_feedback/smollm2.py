@@ -31,14 +31,14 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
-from prismlm.corpus.packing import IGNORED, PackedDataset, pack
+from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.files import read_json, write_json
 from prismlm.models.device import uses_bf16
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
-from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
-from prismlm.training.fit import Loop, batches
-from prismlm.training.tuning import LoraOptions, with_adapters
+from prismlm.ops.uncertainty_feedback import shuffle_codes
+from prismlm.training.fit import Loop
+from prismlm.training.tuning import LoraOptions, Tuning, TuningOptions, with_adapters
 
 NONE, OWN, SHUFFLED = "no feedback", "own", "shuffled"
 ARMS = (NONE, OWN, SHUFFLED)
@@ -118,13 +118,10 @@ def measured(given: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> 
     windows = heldout_windows(corpus, given.length, given.documents)
     found = judged(begun.model, begun.feedback, windows, seed)
     if begun.feedback is not None:
-        table = begun.feedback.embedding.weight.detach()
-        tokens: Any = begun.model.get_input_embeddings().weight
+        embedding = begun.feedback.embedding
         found["table"] = {
-            "parameters": table.numel(),
-            "deviation": float(table.square().mean().sqrt()),
-            "deviation_of_tokens": float(tokens.detach().square().mean().sqrt()),
-            "codes_seen": int(begun.feedback.embedding.seen.sum()),
+            "parameters": embedding.weight.numel(),
+            "codes_seen": int(embedding.seen.sum()),
         }
     return found | {"curve": curve}
 
@@ -154,51 +151,35 @@ def trained(
     """Train; return the mean loss of each tenth of the steps, nats per token."""
     rows = pack(corpus, corpus.split("train"), given.length, seed)
     settings = {name: getattr(given, name) for name in SETTINGS} | {"arm": arm, "seed": seed}
-    training = Training(begun, rows, settings, uses_bf16("auto", given.device))
-    chosen = batches(len(rows), given.batch, training.steps, seed)
-    training.run(chosen, f"{arm}, seed {seed}", "ce", ConsoleReporter())
+    training = Training(begun, rows, settings)
+    training.run_all(f"{arm}, seed {seed}", ConsoleReporter())
     parts = np.array_split(np.array(training.every_loss), 10)
     return [float(part.mean()) for part in parts if len(part)]
 
 
-class Training(Loop):
-    """The table, adapters or both, with their optimizer; ``every_loss`` has each step's."""
+class Training(Tuning):
+    """The table, adapters or both, each with its learning rate; ``every_loss`` is by step."""
 
-    what = "fine-tuning"
-    remedy = "give a lower --table-rate or --adapter-rate"
-
-    def __init__(
-        self, begun: Arm, rows: PackedDataset, settings: dict[str, Any], bf16: bool
-    ) -> None:
-        super().__init__(begun.groups, settings["steps"])
+    def __init__(self, begun: Arm, rows: PackedDataset, settings: dict[str, Any]) -> None:
+        options = TuningOptions(batch=settings["batch"], seed=settings["seed"])
+        bf16 = uses_bf16("auto", begun.model.device.type)
+        super().__init__(begun.model.train(), rows, options, bf16=bf16)
+        Loop.__init__(self, begun.groups, settings["steps"])
         self.every_loss: list[float] = []
-        self._begun, self._rows, self._settings, self._bf16 = begun, rows, settings, bf16
-        begun.model.train()
         if settings["arm"] == SHUFFLED:
             assert begun.feedback is not None
             begun.feedback.rearrange = self._shuffled
 
     def _shuffled(self, codes: Tensor) -> Tensor:
-        drawn = np.random.SeedSequence([self._settings["seed"], self.step])
-        generator = torch.Generator().manual_seed(int(drawn.generate_state(1, np.uint64)[0]))
+        seeds = np.random.SeedSequence([self._options.seed, self.step])
+        generator = torch.Generator().manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         return shuffle_codes(codes, generator)
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""
-        model: Any = self._begun.model
-        chosen = [self._rows[row] for row in rows.tolist()]
-        ids, positions, labels = (
-            torch.stack([row[name] for row in chosen]).to(model.device)
-            for name in ("input_ids", "position_ids", "labels")
-        )
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bf16):
-            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
-        )
-        loss.backward()
-        self.every_loss.append(loss.item())
-        return {"ce": loss.item(), "loss": loss.item()}
+        """Accumulate the gradients of the mean cross-entropy and note it, in nats per token."""
+        found = super().losses(rows)
+        self.every_loss.append(found["ce"])
+        return found
 
 
 def heldout_windows(corpus: Corpus, length: int, documents: int) -> list[WindowBatch]:
@@ -239,18 +220,12 @@ def judged(
             _add(found.setdefault(SHUFFLED, {}), batch, logits)
     some = next(iter(found.values()))
     documents = sorted(some)
-    shares = (
-        torch.cat([own[own != NO_CODE] for own in codes]).double() / (LEVELS - 1) if codes else None
-    )
     return {
         "tokens": [some[document][1] for document in documents],
         "losses": {
             name: [round(of[document][0], 3) for document in documents]
             for name, of in found.items()
         },
-        "entropy": None
-        if shares is None
-        else {"mean": shares.mean().item(), "sd": shares.std().item()},
     }
 
 

@@ -59,8 +59,8 @@ def test_the_control_is_trained_with_codes_of_other_positions(given, small_corpu
     for arm in (OWN, SHUFFLED):
         begun = smollm2.prepared(given, arm, 0)
         rows = smollm2.pack(corpus, corpus.split("train"), 32, 0)
-        settings = {"arm": arm, "seed": 0, "steps": 3}
-        training = smollm2.Training(begun, rows, settings, False)
+        settings = {"arm": arm, "seed": 0, "steps": 3, "batch": 2}
+        training = smollm2.Training(begun, rows, settings)
         begun.model.register_forward_hook(
             lambda _model, _args, output, arm=arm: fed.update({arm: output.uncertainty_codes})
         )
