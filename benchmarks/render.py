@@ -20,6 +20,7 @@ from typing import Any
 import jinja2
 
 from benchmarks.shared import pages
+from benchmarks.shared.figures import paired
 from benchmarks.shared.over_seeds import HOW, spread
 from prismlm.files import read_json
 
@@ -127,6 +128,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 FUNCTIONS: dict[str, Any] = {
     "measured_on": pages.measured_on,
+    "paired": paired,
     "runs_made": pages.runs_made,
     "table": pages.table,
     "len": len,

@@ -66,34 +66,27 @@ def gains(row: Row) -> bool:
 
 def _claims(rows: dict[str, Rows], means: dict[str, np.ndarray]) -> list[tuple[str, str]]:
     """Return each claim and whether it is shown, or the opposite, in every pair of seeds."""
-    own = means["protot"]
-    found = [
-        (f"LLaMA is above {NAMES[other]}", above(means["llama"], means[other]))
+    claims = [
+        (f"LLaMA is above {NAMES[other]}", compared(means["llama"], means[other]))
         for other in ("deltanet", "mamba", "protot")
     ]
-    found += [
-        (f"ProtoT is on par with {NAMES[other]}", on_par(own, means[other]))
+    claims += [
+        (f"ProtoT is on par with {NAMES[other]}", compared(means["protot"], means[other], BAND))
         for other in ("deltanet", "mamba")
     ]
     order = sorted(rows, key=lambda name: -by_seed(rows[name], ["MNLI"]).mean())
-    place = order.index("protot") + 1
-    number = f"number {place} of {len(order)}, with intervals that overlap"
-    return [*found, ("ProtoT is second on MNLI", number)]
+    place = f"number {order.index('protot') + 1} of {len(order)}, with intervals that overlap"
+    return [*claims, ("ProtoT is second on MNLI", place)]
 
 
-def above(one: np.ndarray, other: np.ndarray) -> str:
-    """Say whether means over seeds are above others."""
-    gap = f"by {one.mean() - other.mean():+.1f} points"
-    if one.min() > other.max():
+def compared(one: np.ndarray, other: np.ndarray, band: float | None = None) -> str:
+    """Say whether means over seeds are above others or, with a band, within it."""
+    gap = f"{one.mean() - other.mean():+.1f} points"
+    above, below = one.min() > other.max(), one.max() < other.min()
+    if band is None:
+        verdict = "shown" if above else "the opposite" if below else "not shown"
+        return f"{verdict}, by {gap}"
+    if abs(one.mean() - other.mean()) <= band:
         return f"shown, {gap}"
-    return f"{'the opposite' if one.max() < other.min() else 'not shown'}, {gap}"
-
-
-def on_par(one: np.ndarray, other: np.ndarray) -> str:
-    """Say whether means over seeds are within the band."""
-    gap = one.mean() - other.mean()
-    if abs(gap) <= BAND:
-        return f"shown, {gap:+.1f} points"
-    apart = one.max() < other.min() or one.min() > other.max()
-    which = f"the opposite, it is {'above' if gap > 0 else 'below'}"
-    return f"{which if apart else 'not shown'}, {gap:+.1f} points"
+    side = "above" if one.mean() > other.mean() else "below"
+    return f"{f'the opposite, it is {side}' if above or below else 'not shown'}, {gap}"

@@ -32,7 +32,10 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         arms = by_settings.setdefault(json.dumps(run["settings"], sort_keys=True), {})
         arms.setdefault(run["arm"], {})[run["seed"]] = run
     # Runs without a control only chose the learning rate.
-    groups = sorted((g for g in by_settings.values() if SHUFFLED in g), key=lambda g: -_steps(g))
+    groups = sorted(
+        (one for one in by_settings.values() if SHUFFLED in one),
+        key=lambda group: -_run(group)["settings"]["steps"],
+    )
     found = [_differences(group) for group in groups]
     return {
         "settings": [_run(group)["settings"] for group in groups],
@@ -52,28 +55,20 @@ def _run(group: Runs) -> Run:
     return next(iter(group[OWN].values()))
 
 
-def _steps(group: Runs) -> int:
-    return _run(group)["settings"]["steps"]
-
-
 def _title(group: Runs) -> str:
-    what = "table alone" if _run(group)["settings"]["table_alone"] else "table and adapters"
-    return f"{what}, {_steps(group)} steps"
+    settings = _run(group)["settings"]
+    what = "table alone" if settings["table_alone"] else "table and adapters"
+    return f"{what}, {settings['steps']} steps"
 
 
 def _differences(group: Runs) -> list[str]:
-    seeds = sorted(group[OWN])
-    pairs = [
-        tuple(_by_seed(group, arm, signal, seeds) for arm, signal in sides)
-        for sides in CONTRASTS.values()
-    ]
-    return [found.shown() for found in differences([(ours, other) for ours, other in pairs])]
+    def by_seed(arm: str, signal: str) -> Figures:
+        # A model that is not trained is the same with every seed.
+        only = next(iter(group[arm].values()))
+        return {seed: _loss(group[arm].get(seed, only), signal) for seed in sorted(group[OWN])}
 
-
-def _by_seed(group: Runs, arm: str, signal: str, seeds: list[int]) -> Figures:
-    # A model that is not trained is the same with every seed.
-    only = next(iter(group[arm].values()))
-    return {seed: _loss(group[arm].get(seed, only), signal) for seed in seeds}
+    pairs = [(by_seed(*ours), by_seed(*other)) for ours, other in CONTRASTS.values()]
+    return [found.shown() for found in differences(pairs)]
 
 
 def _loss(run: Run, signal: str) -> float:
@@ -86,7 +81,8 @@ def _losses(group: Runs) -> list[list[str]]:
         runs = list(group[arm].values())
         ends = [statistics.fmean(run["curve"][at] for run in runs) for at in (0, -1)]
         curve = " → ".join(f"{end:.3f}" for end in ends)
-        for signal in runs[0]["losses"]:
-            loss = spread((_loss(run, signal) for run in runs), ".4f")
-            rows.append([arm, signal, loss, curve])
+        rows += [
+            [arm, signal, spread((_loss(run, signal) for run in runs), ".4f"), curve]
+            for signal in runs[0]["losses"]
+        ]
     return rows

@@ -22,6 +22,7 @@ from benchmarks.uncertainty_feedback.validation import (
 Row = dict[str, Any]
 Arms = dict[str, dict[int, Row]]
 SIGNIFICANT = 0.05
+CHECKS = ("ablation", "attention", "hedging", "recovery", "probe")
 PARTS = {"decode": "decoding", "prefill": "prefill", "step": "training step"}
 CONTROLS = {
     "two passes": "shuffled",
@@ -59,9 +60,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "environments": [row["environment"] for row in [*runs, *literal]],
         "checks": checks,
         "checked": [row["arm"] for row in checks],
-        "answers": [
-            [title, *(answer(row["report"]) for row in checks)] for title, answer in ANSWERS.items()
-        ],
+        "answers": [[check, *(answer(check, row["report"]) for row in checks)] for check in CHECKS],
         "timings": timings,
         "costs": _costs(timings),
     }
@@ -146,67 +145,43 @@ def _signals(name: str, found: dict[int, Row]) -> list[str]:
     ]
 
 
-def _interval(found: Row | None, form: str = "+.3f") -> str:
-    if found is None or found["value"] is None:
+def _excludes_0(found: Row | None, side: int = 1) -> bool:
+    """Return whether an interval is above 0, or below for side −1."""
+    end = found and found["low" if side > 0 else "high"]
+    return end is not None and side * end > 0
+
+
+def answer(check: str, report: Row) -> str:
+    """Return the figure of a check with its interval, bold where the expectation holds."""
+    form = "+.3f"
+    if check == "ablation":
+        rows = {one["signal"]: one for one in report["ablation"]["rows"]}
+        figure = rows["shuffled"]["change"]
+        shown = _excludes_0(figure)
+    elif check == "attention":
+        if report["attention"] is None:
+            return f"not done: {report['left_out']['attention']}"
+        layers = report["attention"]["rows"]
+        later = layers[len(layers) // 2 :]
+        figure = max(later, key=lambda one: one["correlation"])["added"]
+        more = (one for one in later if one["correlation"] > 0 and one["q"] <= SIGNIFICANT)
+        shown = any(_excludes_0(one["added"]) for one in more)
+    elif check == "hedging":
+        _, none, shuffled = report["hedging"]["rows"]
+        figure, form = none.get("own_less"), "+.4f"
+        shown = _excludes_0(figure) and _excludes_0(shuffled.get("own_less"))
+    elif check == "recovery":
+        _, zero, figure = (row.get("own_loss_less") for row in report["mistakes"]["rows"])
+        shown = _excludes_0(zero, -1) and _excludes_0(figure, -1)
+    else:
+        layers = [one for one in report["probe"]["rows"] if one["code"]["value"] is not None]
+        best = max(layers, key=lambda one: one["code"]["value"], default={})
+        figure = best.get("added")
+        shown = _excludes_0(figure) and _excludes_0(best.get("code"))
+    if figure is None or figure["value"] is None:
         return "nothing to compare"
-    return ranged(found, "value", form)
-
-
-def _marked(shown: bool, text: str) -> str:
+    text = ranged(figure, "value", form)
     return f"**{text}**" if shown else text
-
-
-def _above(found: Row | None) -> bool:
-    return found is not None and found["low"] is not None and found["low"] > 0
-
-
-def _below(found: Row | None) -> bool:
-    return found is not None and found["high"] is not None and found["high"] < 0
-
-
-def _ablation(report: Row) -> str:
-    conditions = {one["signal"]: one for one in report["ablation"]["rows"]}
-    change = conditions["shuffled"]["change"]
-    return _marked(_above(change), _interval(change))
-
-
-def _attention(report: Row) -> str:
-    if report["attention"] is None:
-        return f"not done: {report['left_out']['attention']}"
-    layers = report["attention"]["rows"]
-    later = layers[len(layers) // 2 :]
-    best = max(later, key=lambda one: one["correlation"])
-    more = (one for one in later if one["correlation"] > 0 and one["q"] <= SIGNIFICANT)
-    return _marked(any(_above(one["added"]) for one in more), _interval(best["added"]))
-
-
-def _hedging(report: Row) -> str:
-    _, none, shuffled = report["hedging"]["rows"]
-    both = _above(none.get("own_less")) and _above(shuffled.get("own_less"))
-    return _marked(both, _interval(none.get("own_less"), "+.4f"))
-
-
-def _recovery(report: Row) -> str:
-    _, zero, shuffled = (row.get("own_loss_less") for row in report["mistakes"]["rows"])
-    return _marked(_below(zero) and _below(shuffled), _interval(shuffled))
-
-
-def _probe(report: Row) -> str:
-    layers = [one for one in report["probe"]["rows"] if one["code"]["value"] is not None]
-    if not layers:
-        return "nothing to compare"
-    best = max(layers, key=lambda one: one["code"]["value"])
-    shown = _above(best["added"]) and _above(best["code"])
-    return _marked(shown, _interval(best["added"]))
-
-
-ANSWERS: dict[str, Callable[[Row], str]] = {
-    "ablation": _ablation,
-    "attention": _attention,
-    "hedging": _hedging,
-    "recovery": _recovery,
-    "probe": _probe,
-}
 
 
 def _costs(timings: dict[str, Row]) -> list[list[str]]:

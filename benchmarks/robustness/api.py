@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from benchmarks.robustness.world import Finding, World, judged
 from prismlm.corpus import Columns, Corpus, DocumentReader, HubDataset, build_corpus, read_documents
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """Values of a parameter: the right ones must be taken, the wrong ones refused."""
 
     right: tuple[Any, ...]
@@ -26,19 +24,19 @@ class Pool:
 
 
 class Other:
-    """An object of no kind that anything takes."""
+    """An object of a type that no parameter takes."""
 
     def __repr__(self) -> str:
         return "Other()"
 
 
 OTHER = Other()
-NOTHING_SUCH = (OTHER, {}, {"a": 1}, [], [None], (1, 2), b"x", b"\xff", 1j, print)
-NO_NUMBER = (*NOTHING_SUCH, "1", "x", True, False, math.nan, math.inf, -math.inf)
+ODD = (OTHER, {}, {"a": 1}, [], [None], (1, 2), b"x", b"\xff", 1j, print)
+NO_NUMBER = (*ODD, "1", "x", True, False, math.nan, math.inf, -math.inf)
 NO_WHOLE = (*NO_NUMBER, 1.5, 1.0, np.float64(1.0), np.array([1, 2]), torch.ones(2))
-NO_TEXT = (*NOTHING_SUCH, None, True, 1, 1.5, ["a", "b"], "", "\udcff", Path("notes.txt"))
-NO_PATH = (*NOTHING_SUCH, None, True, 1, 1.5, "a\x00b")
-NO_NAME = (*NOTHING_SUCH, True, 1, 1.5, "", "x", "\udcff")
+NO_TEXT = (*ODD, None, True, 1, 1.5, ["a", "b"], "", "\udcff", Path("notes.txt"))
+NO_PATH = (*ODD, None, True, 1, 1.5, "a\x00b")
+NO_NAME = (*ODD, True, 1, 1.5, "", "x", "\udcff")
 
 
 def whole(*right: int, wrong: tuple[Any, ...] = (-1,)) -> Pool:
@@ -59,19 +57,9 @@ GROUPS = ("source", "domain", "license")
 COLUMNS = names(*GROUPS, "document")
 METHODS = names("evidence", "source")
 NO_WHERE = (
-    {"x": "y"},
-    {"domain": "no such"},
-    {"domain": 3},
-    {3: "x"},
-    {"domain": [3]},
-    {"domain": None},
-    {"domain": "\udcff"},
-    ["domain=x"],
-    1,
-    True,
-    "domain",
-    OTHER,
-)
+    {"x": "y"}, {"domain": "no such"}, {"domain": 3}, {3: "x"}, {"domain": [3]}, {"domain": None},
+    {"domain": "\udcff"}, ["domain=x"], 1, True, "domain", OTHER,
+)  # fmt: skip
 WHERE = Pool((None, {}, {"license": ()}), NO_WHERE)
 TARGET = Pool(
     ("new.out", Path("new.out"), Path("deep") / "new.out"),
@@ -82,8 +70,7 @@ ROOM = Pool((1.0, 0.5, 1, np.float32(0.5)), (*NO_NUMBER, None, -0.1))
 SEED = whole(0, 7, 2**40)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A public function: its name for users, and ``run``, with one argument for each pool.
 
     ``check`` says what is wrong with what it returns, or None.
@@ -181,18 +168,18 @@ def _reading() -> list[Call]:
     )
     built = {
         "out": Pool(("new",), (*NO_PATH, "corpus", "notes.txt", "notes.txt/x", "none", "")),
-        "tokenizer": Pool(("model", Path("model")), (*NOTHING_SUCH, True, 1, "missing", "none")),
+        "tokenizer": Pool(("model", Path("model")), (*ODD, True, 1, "missing", "none")),
         "heldout_fraction": Pool((0, 0.5, 0.0), (*NO_NUMBER, None, -0.1, 1, 2)),
         "shard_tokens": whole(1, 1000, wrong=(0, -1)),
-        "columns": Pool((None, Columns()), (*NOTHING_SUCH[:6], "text", 1)),
+        "columns": Pool((None, Columns()), (*ODD[:6], "text", 1)),
         # With it a corpus that is there would be a right place.
         "overwrite": Pool((False,), (OTHER, "no", 1.5, None)),
     }
-    column = Pool((None,), (*NOTHING_SUCH, 1, True))
+    column = Pool((None,), (*ODD, 1, True))
     return [
         Call("Columns", read, {"id": column, "domain": column}),
         Call("DocumentReader", lambda paths: list(DocumentReader(paths)), {"paths": paths}),
-        Call("HubDataset", HubDataset.parse, {"text": Pool(("x:y",), (*NOTHING_SUCH, None, 1))}),
+        Call("HubDataset", HubDataset.parse, {"text": Pool(("x:y",), (*ODD, None, 1))}),
         Call("build_corpus", build, built),
     ]
 
@@ -202,8 +189,8 @@ def _opening(lm: Any) -> list[Call]:
     drawn = {"temperature": ROOM, "seed": SEED}
     paths = {
         "path": Pool(("model", Path("model"), "bare"), (*DIRECTORY, "corpus")),
-        "lens": Pool((None,), (*NOTHING_SUCH, True, 1, "missing", "")),
-        "device": Pool(("cpu",), (*NOTHING_SUCH, None, True, 1, "x", "", "cuda:99")),
+        "lens": Pool((None,), (*ODD, True, 1, "missing", "")),
+        "device": Pool(("cpu",), (*ODD, None, True, 1, "x", "", "cuda:99")),
     }
     odd = ([1], [(0,)], [(9, 9)], [(0, -1)], [("a", 0)], [(0.5, 0)])
     heads = Pool(((), [(0, 0)]), (1, None, "x", True, OTHER, *odd))
@@ -227,11 +214,8 @@ def _editing(lm: Any) -> list[Call]:
         return lambda **given: edit((kind(**given, **fixed),))
 
     share = Pool((0.5, 1, np.float64(0.2)), (*NO_NUMBER, None, 0, -0.5, 1.5))
-    clamped = {
-        "prototype": PROTOTYPE,
-        "fraction": share,
-    }
-    none = (*NOTHING_SUCH[:5], b"x", 3, True, "12", [True], [1.5], [48], [-1], ["a"])
+    clamped = {"prototype": PROTOTYPE, "fraction": share}
+    none = (*ODD[:5], b"x", 3, True, "12", [True], [1.5], [48], [-1], ["a"])
     group = {
         "strength": Pool((0, -1, 0.5), (*NO_NUMBER, None, 2)),
         "prototypes": Pool(([1, 2], {3}, frozenset([1])), none),
@@ -270,9 +254,9 @@ def _feedback(lm: Any) -> list[Call]:
         keep("none")
         prismlm.load_uncertainty(model=lm.model, **given).detach()
 
-    module = Pool((None,), (*NOTHING_SUCH, 1, True, "x", ""))
+    module = Pool((None,), (*ODD, 1, True, "x", ""))
     attached = {
-        "model": Pool((lm.model,), (*NOTHING_SUCH, None, "model", lm)),
+        "model": Pool((lm.model,), (*ODD, None, "model", lm)),
         "levels": whole(16, 2, wrong=(1, 0, -1)),
         "rows": Pool((None, 2, 10**9), (*NO_WHOLE, 1, 0)),
         "deviation": Pool((None, 0, 0.5), (*NO_NUMBER, -1)),
@@ -292,52 +276,48 @@ def _feedback(lm: Any) -> list[Call]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class ApiCall:
+class ApiCall(NamedTuple):
     """A call of a function; the arguments in ``wrong`` must be refused."""
 
-    of: Call
-    given: dict[str, Any]
-    wrong: tuple[str, ...]
+    function: Call
+    arguments: dict[str, Any]
+    wrong: str | None
 
     def __str__(self) -> str:
-        words = ", ".join(f"{name}={value!r}"[:60] for name, value in self.given.items())
-        return f"{self.of.name}({words})"
+        words = ", ".join(f"{name}={value!r}"[:60] for name, value in self.arguments.items())
+        return f"{self.function.name}({words})"
 
 
-def api_calls(known: list[Call]) -> st.SearchStrategy[ApiCall]:
+@st.composite
+def api_calls(draw: Any, known: list[Call]) -> ApiCall:
     """Draw a function and its arguments: one of them is wrong in most calls."""
-
-    @st.composite
-    def drawn(draw: Any) -> ApiCall:
-        call = draw(st.sampled_from(known))
-        bad = draw(st.sampled_from((None, *(n for n, pool in call.pools.items() if pool.wrong))))
-        given = {
-            name: draw(st.sampled_from(pool.wrong if name == bad else pool.right))
-            for name, pool in call.pools.items()
-        }
-        return ApiCall(call, given, () if bad is None else (bad,))
-
-    return drawn()
+    function = draw(st.sampled_from(known))
+    names = [name for name, pool in function.pools.items() if pool.wrong]
+    wrong = draw(st.sampled_from((None, *names)))
+    arguments = {
+        name: draw(st.sampled_from(pool.wrong if name == wrong else pool.right))
+        for name, pool in function.pools.items()
+    }
+    return ApiCall(function, arguments, wrong)
 
 
 def run(world: World, call: ApiCall) -> str | Finding:
     """Make a call; return "right", "error" or the finding."""
+    function, arguments, wrong = call
 
     def work() -> str | None:
-        answer = call.of.run(**call.given)
-        if call.wrong:
-            name = call.wrong[0]
-            return f"{call.of.name} takes {name}={call.given[name]!r}"
-        return None if call.of.check is None else call.of.check(answer, call.given)
+        answer = function.run(**arguments)
+        if wrong:
+            return f"{function.name} takes {wrong}={arguments[wrong]!r}"
+        return None if function.check is None else function.check(answer, arguments)
 
     outcome = judged(str(call), work)
-    if outcome == "error" and not call.wrong:
-        outcome = Finding(f"{call.of.name} refuses right arguments", str(call))
-    elif isinstance(outcome, Finding) and call.wrong:
-        outcome = Finding(f"{call.of.name}({call.wrong[0]}): {outcome.kind}", outcome.example)
-    named = [str(value) for name, value in call.given.items() if name in ("path", "out")]
-    changed = world.changes(named or (["none"] if "uncertainty" in call.of.name else []))
+    if outcome == "error" and not wrong:
+        outcome = Finding(f"{function.name} refuses right arguments", str(call))
+    elif isinstance(outcome, Finding) and wrong:
+        outcome = Finding(f"{function.name}({wrong}): {outcome.kind}", outcome.example)
+    outputs = [str(value) for name, value in arguments.items() if name in ("path", "out")]
+    changed = world.changes(outputs or (["none"] if "uncertainty" in function.name else []))
     if changed:
         return Finding("changes a file that was not named", f"{call}: {', '.join(changed[:3])}")
     return outcome

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class CommandLine:
 
     argv: tuple[str, ...]
     outputs: tuple[str, ...] = ()
-    damage: Damage | None = field(default=None)
+    damage: Damage | None = None
     of: str = "model"
 
     def __str__(self) -> str:

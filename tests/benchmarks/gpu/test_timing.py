@@ -2,17 +2,15 @@
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import render
 from benchmarks.gpu import timing
-from benchmarks.gpu.parts import Setting
 from benchmarks.pages.gpu import GOALS, MIXER
 from prismlm.files import read_json, write_json
-from tests.helpers import forked
+from tests.benchmarks.scripts import run
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,8 +18,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory):
     out = tmp_path_factory.mktemp("timed")
-    done = forked.run_script(ROOT / "benchmarks" / "gpu" / "timing.py", out, "--tiny")
-    assert done.returncode == 0, done.stdout + done.stderr + (out / "gpu.log").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        for part in timing.PARTS:
+            run(timing, patch, out, part, "--tiny")
     return read_json(out / "gpu.json")["parts"]
 
 
@@ -52,39 +51,9 @@ def test_the_page_shows_what_was_timed_and_what_waits(timed, tmp_path):
     assert "Failed" not in page
 
 
-def test_a_part_that_fails_or_is_late_is_noted_and_leaves_nothing_running(tmp_path, monkeypatch):
-    def fail(setting):
-        raise ValueError("it cannot be")
-
-    def stay(setting):
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        subprocess.run(["sleep", "60"], check=True)
-
-    parts = {"fails": timing.Part(9, fail), "stays": timing.Part(2, stay)}
-    monkeypatch.setattr(timing, "PARTS", parts)
-    noted = [
-        timing.run_part(name, Setting("cpu", True, tmp_path), part.seconds, tmp_path / "log")
-        for name, part in parts.items()
-    ]
-    assert noted[0]["failed"] == "ValueError: it cannot be"
-    assert noted[1]["failed"] == "took more than 2 s"
-    group = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail("a process of the part still runs")
-
-
-def test_parts_for_which_no_time_is_left_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["timing", str(tmp_path), "--tiny", "--limit", "0"])
-    with pytest.raises(SystemExit, match="1"):
-        timing.main()
-    parts = read_json(tmp_path / "gpu.json")["parts"].values()
-    assert [part["failed"] for part in parts] == ["no time was left"] * len(timing.PARTS)
+def test_a_part_that_fails_is_noted(tmp_path, monkeypatch):
+    run(timing, monkeypatch, tmp_path, "mixer", "--failed", "no GPU")
+    assert read_json(tmp_path / "gpu.json")["parts"]["mixer"]["failed"] == "no GPU"
 
 
 def test_figures_are_of_a_named_commit(tmp_path):
@@ -93,6 +62,7 @@ def test_figures_are_of_a_named_commit(tmp_path):
     script.write_bytes((ROOT / "benchmarks" / "timing_gpu.sh").read_bytes())
     given = {name: value for name, value in os.environ.items() if name != "GIT_COMMIT"}
     given |= {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-    done = subprocess.run(["bash", script], capture_output=True, text=True, env=given, check=False)
+    command = ["bash", script, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
     assert done.returncode != 0
     assert "name the commit" in done.stderr
