@@ -21,9 +21,10 @@ while read -r seconds part; do
         >>"$out/gpu.log" 2>&1 </dev/null; then
         echo "$part: done"
     else
-        status=1 why=$(tail -n 1 "$out/gpu.log")
+        [ $? = 124 ] && why="took more than $seconds s" || why=$(tail -n 1 "$out/gpu.log")
+        status=1
         echo "$part: failed: $why"
-        python3 -m benchmarks.gpu.timing "$out" "$part" --failed "${why:-no output in $seconds s}" </dev/null
+        python3 -m benchmarks.gpu.timing "$out" "$part" --failed "$why" </dev/null
     fi
 done <<'PARTS'
 50 head, gpt2-small

@@ -2,65 +2,79 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
-from benchmarks.signal_noise_attention import measure as signal_noise_training
-from benchmarks.signal_noise_attention import read as signal_noise_reading
-from benchmarks.signal_noise_attention import timing as signal_noise_attention
+from benchmarks.signal_noise_attention import measure, read, timing
+from benchmarks.signal_noise_attention.measure import VARIANTS, Variant, recipe_of, slug
 from prismlm.corpus import Corpus
+from prismlm.files import read_json
+from prismlm.training import build_recipe
 from tests.benchmarks.scripts import run
-from tests.benchmarks.signal_noise_attention.two_models import TWO
+
+SMALL = {"preset": "signal-noise-laptop", "hidden_size": 32, "head_size": 8, "num_hidden_layers": 1}
+GPT2 = {"preset": "gpt2-laptop", "n_embd": 30, "n_layer": 1, "n_positions": 128}
 
 
-@pytest.fixture
-def figures(tiny_corpus, tmp_path, monkeypatch):
-    """A folder of results: two models trained for a few steps, read, and small timings."""
-    monkeypatch.setattr(signal_noise_training, "VARIANTS", TWO)
-    monkeypatch.setattr(signal_noise_reading, "VARIANTS", TWO)
-    monkeypatch.setattr(signal_noise_training, "LENGTH", 32)
-    monkeypatch.setattr(signal_noise_reading, "LENGTH", 32)
-    monkeypatch.setattr(signal_noise_reading, "HEAD_TOKENS", 500)
-    out, work = tmp_path / "results", tmp_path / "work"
-    words = [tiny_corpus, "train", "--steps", 12, "--threads", 1]
-    words += ["--work", work, "--out", out / "signal_noise_attention"]
-    run(signal_noise_training, monkeypatch, *words)
-    run(signal_noise_training, monkeypatch, tiny_corpus, "describe", "--out", out)
-    words = [
-        tiny_corpus,
-        work,
-        "--threads",
-        1,
-        "--seeds",
-        0,
-        "--out",
-        out / "signal_noise_readings",
-    ]
-    run(signal_noise_reading, monkeypatch, *words)
-    words = ["--quick", "--rounds", 2, "--threads", 1, "--out", out / "signal_noise_attention.json"]
-    run(signal_noise_attention, monkeypatch, *words)
+def test_every_variant_is_a_recipe_and_another_one():
+    assert len({slug(variant) for variant in VARIANTS}) == len(VARIANTS)
+    recipes = [recipe_of(variant, Path("c"), 0) for variant in VARIANTS]
+    assert len({json.dumps(recipe) for recipe in recipes}) == len(VARIANTS)
+    for recipe in recipes:
+        build_recipe(recipe | {"out": "o"})
+
+
+@pytest.fixture(scope="module")
+def figures(tiny_corpus, tmp_path_factory):
+    """A folder of results: two models trained for a few steps and read, one under two seeds."""
+    out = tmp_path_factory.mktemp("results")
+    work, readings = out / "work", out / "signal_noise_readings"
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (measure, read):
+            two = {"ratio π": Variant(SMALL), "GPT-2": Variant(GPT2, None)}
+            patch.setattr(module, "VARIANTS", two)
+            patch.setattr(module, "LENGTH", 32)
+        patch.setattr(read, "HEAD_TOKENS", 500)
+        words = [tiny_corpus, "train", "--steps", 12, "--threads", 1, "--work", work]
+        run(measure, patch, *words, "--out", out / "signal_noise_attention")
+        run(measure, patch, tiny_corpus, "describe", "--out", out)
+        shutil.copytree(work / "ratio-pi-0", work / "ratio-pi-1")
+        for _ in range(2):
+            words = [tiny_corpus, work, "--threads", 1, "--seeds", 0, 1, "--out", readings]
+            run(read, patch, *words)
     return out
 
 
-def test_scripts_measure_what_they_say(figures, tiny_corpus, monkeypatch, capsys):
-    own = json.loads((figures / "signal_noise_attention" / "ratio-pi-0.json").read_text())
+def test_models_are_trained_and_read(figures, tiny_corpus):
+    own = read_json(figures / "signal_noise_attention" / "ratio-pi-0.json")
     assert own["perplexity"] == pytest.approx(math.exp(own["ce"]))
-    readings = figures / "signal_noise_readings"
-    reading, gpt2 = (
-        json.loads((readings / f"{name}-0.json").read_text()) for name in ("ratio-pi", "gpt-2")
+    first, second, gpt2 = (
+        read_json(figures / "signal_noise_readings" / f"{name}.json")
+        for name in ("ratio-pi-0", "ratio-pi-1", "gpt-2-0")
     )
-    random = reading["untrained"]["rates"]
-    assert len(random) == len(reading["spectra"]["rates"])
-    assert random[0]["noise_weight"] == reading["spectra"]["rates"][0]["noise_weight"]
     assert "untrained" not in gpt2
-    for noted in (own["corpus"], reading["corpus"]):
-        assert noted["fingerprint"] == Corpus.open(tiny_corpus).fingerprint
-    assert str(figures.parent) not in json.dumps([reading, gpt2])
-    timing = json.loads((figures / "signal_noise_attention.json").read_text())
-    held = [row for row in timing["parts"]["decode"]["rows"] if row["what"] == "heads"]
+    fingerprint = Corpus.open(tiny_corpus).fingerprint
+    assert own["corpus"]["fingerprint"] == first["corpus"]["fingerprint"] == fingerprint
+    assert read_json(figures / "stories.json")["fingerprint"] == fingerprint
+    assert str(figures.parent) not in json.dumps([first, gpt2])
+    # The same model twice, and two draws of random weights beside it.
+    same, drawn = (
+        [[layer["before"]["whole"] for layer in row[kind]["rates"]] for row in (first, second)]
+        for kind in ("spectra", "untrained")
+    )
+    assert same[0] == same[1]
+    assert drawn[0] != drawn[1]
+
+
+def test_every_part_is_timed(tmp_path, monkeypatch):
+    out = tmp_path / "timing.json"
+    run(timing, monkeypatch, "--quick", "--rounds", 2, "--threads", 1, "--out", out)
+    parts = read_json(out)["parts"]
+    assert set(parts) == {"attention", "step", "decode"}
+    held = [row for row in parts["decode"]["rows"] if row["what"] == "heads"]
     assert [row["cache_ratios"]["one tensor"] for row in held] == [0.5, 0.5]
-    # What is there is not measured again.
-    capsys.readouterr()
-    words = [tiny_corpus, "m", "--threads", 1, "--seeds", 0, "--out", readings]
-    run(signal_noise_reading, monkeypatch, *words)
-    assert capsys.readouterr().out.count("is there") == 2
+    assert set(parts["step"]["rows"][0]["ratios"]) == {
+        f"{name} / gpt2-laptop" for name in timing.MODELS if name != "gpt2-laptop"
+    }
