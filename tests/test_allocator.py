@@ -9,45 +9,37 @@ import pytest
 
 from prismlm.allocator import SETTINGS
 
-CHURN = """
+STEPS = """
 import resource, sys
 from prismlm.allocator import keep_freed_memory
-kept = sys.argv[1] == "keep" and keep_freed_memory()
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-def step():
-    tensors = [torch.ones(20_000_000) for _ in range(3)]
+kept = "keep" in sys.argv and keep_freed_memory()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 before = faults()
-if sys.argv[2] == "measure":
+if "measure" in sys.argv:
     import torch
-    for _ in range(6):
-        step()
-    before = faults()
-    for _ in range(10):
-        step()
-print(kept, faults() - before)
+    for step in range(16):
+        before = faults() if step == 6 else before
+        tensors = [torch.ones(20_000_000) for _ in range(3)]
+        del tensors
+print(int(kept), faults() - before)
 """
 
 
-def churn(how, what="measure", **environment):
+def run(*arguments, **environment):
+    """Return whether memory was kept, and the page faults of ten steps."""
     inherited = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    command = [sys.executable, "-c", CHURN, how, what]
-    result = subprocess.run(
-        command, env=inherited | environment, capture_output=True, text=True, check=True
-    )
-    kept, faults = result.stdout.split()
-    return kept == "True", int(faults)
+    command = [sys.executable, "-c", STEPS, *arguments]
+    output = subprocess.check_output(command, env=inherited | environment, text=True)
+    return [int(word) for word in output.split()]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
-def test_steps_do_not_fault_their_memory_in_again():
-    assert churn("leave")[0] is False
-    without, (kept, faults) = churn("leave")[1], churn("keep")
-    assert kept
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not set")
+def test_steps_cause_few_page_faults():
+    (default, without), (kept, faults) = run("measure"), run("keep", "measure")
+    assert (default, kept) == (0, 1)
     assert faults < 0.05 * without
 
 
-def test_a_user_s_own_setting_stands():
-    kept, _ = churn("keep", "setting alone", MALLOC_TRIM_THRESHOLD_="131072")
-    assert not kept
+def test_settings_in_the_environment_take_precedence():
+    assert run("keep", MALLOC_TRIM_THRESHOLD_="131072")[0] == 0

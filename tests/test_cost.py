@@ -1,4 +1,4 @@
-"""What a command would take: one value, and the clock behind its rates."""
+"""The expected cost of a command, and the measurements behind it."""
 
 import copy
 import json
@@ -9,28 +9,26 @@ from prismlm.cost import Cost, peak_memory, rate_of, seconds_of
 
 
 def test_figures_and_parts_are_attributes_and_json():
-    first = Cost(2.0, 10, 100, {"steps": 4}, name="first")
-    whole = Cost(None, 10, 100, {"tokens": None, "runs": 3}, (first,), unknown=("How much.",))
-    assert (whole.runs, whole.tokens, whole.first.steps) == (3, None, 4)
+    part = Cost(2.0, 10, 100, {"steps": 4}, name="first")
+    cost = Cost(None, 10, 100, {"tokens": None, "runs": 3}, (part,), unknown=("How much.",))
+    assert (cost.runs, cost.tokens, cost.first.steps) == (3, None, 4)
     with pytest.raises(AttributeError, match="no stpes: it has tokens, runs, first"):
-        _ = whole.stpes
-    assert copy.deepcopy(whole) == whole
-    found = json.loads(json.dumps(whole.to_dict()))
-    assert found["seconds"] is None
-    assert found["runs"] == 3
-    assert found["first"]["seconds"] == 2.0
-    assert found["unknown"] == ["How much."]
+        _ = cost.stpes
+    assert copy.deepcopy(cost) == cost
+    value = json.loads(json.dumps(cost.to_dict()))
+    assert (value["seconds"], value["runs"], value["unknown"]) == (None, 3, ["How much."])
+    assert value["first"]["seconds"] == 2.0
 
 
-def test_a_call_that_is_timed_is_made_once_more_to_warm_up():
-    made = []
-    assert seconds_of(lambda: made.append(0), 3) >= 0
-    assert len(made) == 4
+def test_a_timed_call_is_warmed_up():
+    calls = []
+    assert seconds_of(lambda: calls.append(0), 3) >= 0
+    assert len(calls) == 4
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on when it is told to."""
+    """Simulate steps of (seconds, amount)."""
     now = [0.0]
     monkeypatch.setattr("prismlm.cost.time.perf_counter", lambda: now[0])
 
@@ -42,10 +40,9 @@ def clock(monkeypatch):
     return work
 
 
-def test_a_rate_leaves_the_first_step_out_and_ends_in_time(clock):
+def test_a_rate_omits_the_first_step_and_stops_in_time(clock):
     # The first took 100 s; then 30 in 3 s.
     assert rate_of(clock((100, 10), (1, 10), (2, 20))) == 10
-    # It is all there is.
     assert rate_of(clock((4, 10))) == 2.5
     assert rate_of(clock()) == 0
     slow = clock((1, 1), (3, 3), (3, 3), (3, 3))
@@ -56,6 +53,6 @@ def test_a_rate_leaves_the_first_step_out_and_ends_in_time(clock):
     assert list(many) == [4]
 
 
-def test_the_peak_of_memory_is_in_bytes():
+def test_peak_memory_is_in_bytes():
     block = bytearray(80_000_000)
     assert peak_memory() > len(block)

@@ -1,4 +1,4 @@
-"""A hub that does not answer is told of in seconds, by a socket that takes calls and is silent."""
+"""A hub that does not answer, simulated by a silent socket, is reported within seconds."""
 
 import socket
 import time
@@ -15,7 +15,9 @@ from prismlm.models.base import find_base
 
 @pytest.fixture
 def silent(monkeypatch):
-    """The address of a port that is listened on, where nobody answers."""
+    """The address of a port that accepts connections and never answers."""
+    assert hub.SECONDS < 9
+    monkeypatch.setattr(hub, "SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
@@ -23,34 +25,20 @@ def silent(monkeypatch):
         yield address
 
 
-def test_a_hub_that_never_answers_is_told_of_within_ten_seconds(silent, monkeypatch):
-    assert hub.SECONDS < 9
-    monkeypatch.setattr(hub, "SECONDS", 0.3)
-    began = time.monotonic()
-    said = hub.silence()
-    assert time.monotonic() - began < 2
-    assert said is not None
-    assert silent in said
-
-
 @pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: load_tokenizer("nobody/has-this"),
-        lambda: find_base("nobody/has-this"),
-        lambda: DatasetReader(HubDataset("nobody/has-this")),
-    ],
+    "load",
+    [load_tokenizer, find_base, lambda name: DatasetReader(HubDataset(name))],
     ids=["tokenizer", "model", "dataset"],
 )
-def test_whoever_needs_it_says_so(silent, monkeypatch, ask):
-    monkeypatch.setattr(hub, "SECONDS", 0.3)
+def test_a_silent_hub_is_named(silent, load):
     began = time.monotonic()
+    assert silent in (hub.silence() or "")
     with pytest.raises(InputError, match=silent):
-        ask()
+        load("nobody/has-this")
     assert time.monotonic() - began < 5
 
 
-def test_a_hub_that_is_not_there_and_one_that_is_not_asked(monkeypatch):
+def test_an_unreachable_hub_is_named_unless_offline(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")

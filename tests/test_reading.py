@@ -1,9 +1,10 @@
-"""The same text has the same tokens at every door, those of the model's own tokenizer."""
+"""A text has the same tokens in every command, those of the model's own tokenizer."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -46,50 +47,48 @@ def lm(directory: Path) -> PrismLM:
     return prismlm.load(directory)
 
 
-def expected(lm: PrismLM, text: str) -> list[int]:
-    """Return what the tokenizer itself makes of a text in which no special token is one."""
-    call = lm.tokenizer(text, split_special_tokens=True)
-    assert call["input_ids"][0] == lm.tokenizer.bos_token_id
-    return call["input_ids"]
+def tokens_of(lm: PrismLM, text: str) -> list[int]:
+    """Return the ids of the tokenizer's own call, without special tokens inside the text."""
+    ids = lm.tokenizer(text, split_special_tokens=True)["input_ids"]
+    assert ids[0] == lm.tokenizer.bos_token_id
+    return ids
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_text_is_read_alike_wherever_it_is_asked_about(lm: PrismLM, text: str) -> None:
-    ids, document = expected(lm, text), Document("a", text)
-    ways = {
-        "explain": lambda: lm.explain(text),
-        "explain, written on": lambda: lm.explain(text, generate=1),
-        "generate": lambda: lm.generate(text, tokens=1),
-        "steer": lambda: steer(lm, text, [prismlm.Scale(0, 0.5)], generate=1),
-        "audit": lambda: list(Audit(lm, text_options([lm])).read([document])),
-        "compare": lambda: compare_texts(lm, lm, [document], text_options([lm])),
-    }
-    for name, way in ways.items():
+def check_reads(lm: PrismLM, ids: list[int], calls: dict[str, Callable[[], object]]) -> None:
+    """Check that each call passes the model these ids; the last one may only be predicted."""
+    for name, call in calls.items():
         with reading(lm.model) as rows:
-            way()
+            call()
         assert rows[0][: len(ids)] == ids[: len(rows[0])], name
         assert len(rows[0]) >= len(ids) - 1, name
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_is_read_alike_in_the_explorer(lm: PrismLM, text: str) -> None:
-    ids = expected(lm, text)
-    asks = {
-        "steer": ("/api/steer", {"text": text, "prototype": 0, "strength": -0.5, "generate": 1}),
-        "audit": ("/api/audits", {"files": [{"name": "a.txt", "content": text}]}),
+def test_every_command_reads_the_same_tokens_of_a_text(lm: PrismLM, text: str) -> None:
+    ids, document = tokens_of(lm, text), Document("a", text)
+    calls: dict[str, Callable[[], object]] = {
+        "explain": lambda: lm.explain(text),
+        "explain with generation": lambda: lm.explain(text, generate=1),
+        "generate": lambda: lm.generate(text, tokens=1),
+        "steer": lambda: steer(lm, text, [prismlm.Scale(0, 0.5)], generate=1),
+        "audit": lambda: list(Audit(lm, text_options([lm])).read([document])),
+        "compare": lambda: compare_texts(lm, lm, [document], text_options([lm])),
     }
+    check_reads(lm, ids, calls)
+    steered = {"text": text, "prototype": 0, "strength": -0.5, "generate": 1}
+    files = {"files": [{"name": "a.txt", "content": text}]}
     with Served(lm) as server:
-        for name, (path, body) in asks.items():
-            with reading(lm.model) as rows:
-                server.events(path, body)
-            assert rows[0][: len(ids)] == ids[: len(rows[0])], name
-            assert len(rows[0]) >= len(ids) - 1, name
+        explorer: dict[str, Callable[[], object]] = {
+            "explorer, steer": lambda: server.events("/api/steer", steered),
+            "explorer, audit": lambda: server.events("/api/audits", files),
+        }
+        check_reads(lm, ids, explorer)
         with reading(lm.model) as rows:
             server.write(text, 1)
         assert rows[0] == ids
 
 
-def test_a_text_is_read_alike_in_corpus_index_and_attach(
+def test_corpus_index_and_attach_read_the_same_tokens(
     lm: PrismLM, directory: Path, tmp_path: Path
 ) -> None:
     lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
@@ -97,77 +96,69 @@ def test_a_text_is_read_alike_in_corpus_index_and_attach(
     corpus = build_corpus(
         tmp_path / "texts.jsonl", tmp_path / "corpus", tokenizer=directory, heldout_fraction=0
     )
-    whole = [[*expected(lm, text), corpus.eos_token_id] for text in TEXTS]
-    assert corpus.tokens(0, corpus.num_tokens).tolist() == [*chain(*whole)]
+    documents = [[*tokens_of(lm, text), corpus.eos_token_id] for text in TEXTS]
+    assert corpus.tokens(0, corpus.num_tokens).tolist() == [*chain(*documents)]
     model, _, sidecar = load_checkpoint(directory)
     with reading(model) as rows:
         options = IndexOptions(contexts=2, window=128, stride=64)
         build_index(model, sidecar.head, corpus, tmp_path / "lens", options)
-    assert all(row in rows for row in whole)
+    assert all(document in rows for document in documents), "index"
     with reading(model) as rows:
         options = IndexOptions(window=128, stride=96, split="all")
         read_states(model, corpus, tmp_path / "states", options, limit_bytes=1e9)
-    assert all(row in rows for row in whole), "attach"
+    assert all(document in rows for document in documents), "attach"
 
 
-def test_windows_of_index_and_audit_all_begin_with_it(lm: PrismLM, directory: Path) -> None:
+def test_all_windows_of_index_and_audit_start_with_the_prefix(
+    lm: PrismLM, directory: Path, tmp_path: Path
+) -> None:
     corpus = Corpus.open(directory.parent / "corpus")
     model, _, sidecar = load_checkpoint(directory)
     with reading(model) as rows:
         options = IndexOptions(contexts=2, window=WINDOW, stride=WINDOW)
-        build_index(model, sidecar.head, corpus, directory.parent / "again", options)
+        build_index(model, sidecar.head, corpus, tmp_path / "lens", options)
     text = corpus.text(0)
-    with reading(lm.model) as read:
+    with reading(lm.model) as audited:
         (figures,) = read_texts(lm, [Document("a", text)], TextOptions(WINDOW, WINDOW))
-    assert len(read) > 2
-    assert {row[0] for row in [*rows[1:], *read]} == {lm.tokenizer.bos_token_id}
+    assert len(audited) > 2
+    assert {row[0] for row in [*rows[1:], *audited]} == {lm.tokenizer.bos_token_id}
     # Every token but the first is predicted once.
-    assert len(figures.losses) == len(expected(lm, text)) - 1
+    assert len(figures.losses) == len(tokens_of(lm, text)) - 1
 
 
-def test_the_loss_of_a_texts_start_is_the_models_own(lm: PrismLM) -> None:
+def test_probabilities_and_generated_text_are_the_models_own(lm: PrismLM) -> None:
     text = TEXTS[0]
     ids = lm.tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = lm.model(**ids).logits[0, :16]
-    own = cross_entropy(logits, ids["input_ids"][0, 1:17], reduction="none")
-    (found,) = read_texts(lm, [Document("a", text)], TextOptions(128, 64))
-    assert found.losses[:16] == pytest.approx(own.numpy(), rel=1e-4)
-    trace = lm.explain(text)
-    assert [step.probability for step in trace][:16] == pytest.approx(
-        (-own).exp().tolist(), rel=1e-4
-    )
+    losses = cross_entropy(logits, ids["input_ids"][0, 1:17], reduction="none")
+    (figures,) = read_texts(lm, [Document("a", text)], TextOptions(128, 64))
+    assert figures.losses[:16] == pytest.approx(losses.numpy(), rel=1e-4)
+    probabilities = [step.probability for step in lm.explain(text)][:16]
+    assert probabilities == pytest.approx((-losses).exp().tolist(), rel=1e-4)
+    generated = lm.model.generate(**ids, max_new_tokens=12, do_sample=False)
+    new = lm.tokenizer.decode(generated[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert lm.generate(text, tokens=12) == text + new
 
 
-def test_a_model_writes_what_it_writes_by_itself(lm: PrismLM) -> None:
-    ids = lm.tokenizer(TEXTS[0], return_tensors="pt")
-    written = lm.model.generate(**ids, max_new_tokens=12, do_sample=False)
-    own = lm.tokenizer.decode(written[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert lm.generate(TEXTS[0], tokens=12) == TEXTS[0] + own
-
-
-def test_a_chat_is_read_alike_at_every_door_and_forges_no_turn(
+def test_every_command_reads_the_same_tokens_of_a_chat_and_no_message_ends_its_turn(
     lm: PrismLM, directory: Path, tmp_path: Path
 ) -> None:
     messages = asked(MARKED)
     ids = encode_chat(lm.tokenizer, messages)
     special = [token for token in ids if 0 < token < 5]
-    assert lm.tokenizer.convert_ids_to_tokens(special) == [
-        "<s>", "<|im_start|>", "<|im_end|>", "<|im_start|>",
-    ]  # fmt: skip
-    ways = {
+    names = ["<s>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert lm.tokenizer.convert_ids_to_tokens(special) == names
+    calls: dict[str, Callable[[], object]] = {
         "explain": lambda: lm.explain(messages),
         "generate": lambda: lm.generate(messages, tokens=1),
         "steer": lambda: steer(lm, messages, [prismlm.Scale(0, 0.5)], generate=1),
     }
-    for name, way in ways.items():
-        with reading(lm.model) as rows:
-            way()
-        assert rows[0] == ids, name
-    body = {"text": MARKED, "chat": True, "generate": 1}
+    check_reads(lm, ids, calls)
+    body = {"text": MARKED, "chat": True, "generate": 1, "prototype": 0, "strength": -0.5}
     with Served(lm) as server, reading(lm.model) as rows:
         server.write(messages, 1)
-        server.events("/api/steer", body | {"prototype": 0, "strength": -0.5})
+        server.events("/api/steer", body)
     assert ids in rows
     assert all(row[: len(ids)] == ids for row in rows if len(row) >= len(ids))
     answered = [*messages, {"role": "assistant", "content": MARKED}]
@@ -178,37 +169,31 @@ def test_a_chat_is_read_alike_at_every_door_and_forges_no_turn(
     )
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*ids, corpus.eos_token_id]
     document = Document("a", corpus.text(0), messages=answered)
-    with reading(lm.model) as rows:
-        list(Audit(lm, text_options([lm])).read([document]))
-    assert rows[0] == ids[: len(rows[0])]
-    assert len(rows[0]) >= len(ids) - 1
+    check_reads(lm, ids, {"audit": lambda: list(Audit(lm, text_options([lm])).read([document]))})
 
 
-def test_a_token_without_an_embedding_is_told_of_the_model(directory: Path, tmp_path: Path) -> None:
-    shutil.copytree(directory, tmp_path / "model")
-    added = prismlm.load(directory).tokenizer
-    added.add_tokens(["<NEW1>", "<NEW2>"])
-    added.save_pretrained(tmp_path / "model")
-    shutil.rmtree(tmp_path / "model" / "lens")
+def test_a_token_without_an_embedding_is_named(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "model", ignore=shutil.ignore_patterns("lens"))
+    tokenizer = prismlm.load(directory).tokenizer
+    tokenizer.add_tokens(["<NEW1>", "<NEW2>"])
+    tokenizer.save_pretrained(tmp_path / "model")
     lm = prismlm.load(tmp_path / "model")
-    assert len(lm.explain(TEXTS[0])) == len(expected(lm, TEXTS[0]))
-    (tmp_path / "a.txt").write_text(TEXTS[0])
-    (tmp_path / "b.txt").write_text(f"{TEXTS[0]} <NEW2>")
-    said = r"'<NEW2>' \(\d+\).*the tokenizer of .*model.*resize_token_embeddings"
-    for way in (lm.explain, lm.generate):
-        with pytest.raises(InputError, match=said):
-            way("Once <NEW2> upon")
-    with pytest.raises(InputError, match=f"the text 'one' has the token {said}"):
+    assert len(lm.explain(TEXTS[0])) == len(tokens_of(lm, TEXTS[0]))
+    error = r"'<NEW2>' \(\d+\).*the tokenizer of .*model.*resize_token_embeddings"
+    for call in (lm.explain, lm.generate):
+        with pytest.raises(InputError, match=error):
+            call("Once <NEW2> upon")
+    with pytest.raises(InputError, match=f"the text 'one' has the token {error}"):
         list(read_texts(lm, [Document("one", "Once <NEW2> upon")], TextOptions(64, 32)))
     model, _, sidecar = load_checkpoint(tmp_path / "model")
-    options = IndexOptions(contexts=2, window=32, stride=16)
-    for name in ("a", "b"):
-        corpus = build_corpus(
-            tmp_path / f"{name}.txt", tmp_path / name, tokenizer=tmp_path / "model",
-            heldout_fraction=0,
-        )  # fmt: skip
-        if name == "a":
-            build_index(model, sidecar.head, corpus, tmp_path / "lens-a", options)
-        else:
-            with pytest.raises(InputError, match=r"embeds \d+ tokens"):
-                build_index(model, sidecar.head, corpus, tmp_path / "lens-b", options)
+
+    def index(name: str, text: str) -> None:
+        (tmp_path / f"{name}.txt").write_text(text)
+        options = {"tokenizer": tmp_path / "model", "heldout_fraction": 0.0}
+        corpus = build_corpus(tmp_path / f"{name}.txt", tmp_path / name, **options)
+        windows = IndexOptions(contexts=2, window=32, stride=16)
+        build_index(model, sidecar.head, corpus, tmp_path / f"lens-{name}", windows)
+
+    index("known", TEXTS[0])
+    with pytest.raises(InputError, match=r"embeds \d+ tokens"):
+        index("unknown", f"{TEXTS[0]} <NEW2>")

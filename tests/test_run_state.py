@@ -1,4 +1,4 @@
-"""Long work on one place: locks, what it was begun with, signals, and calls that hide them."""
+"""Long-running work: locks, recorded settings, signals, and calls that signals cannot interrupt."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from prismlm.run_state import Interrupts, answering, check_same, writing
 
 
 @pytest.fixture(autouse=True)
-def python_s_own_handler():
+def default_handler():
     """A shell may have started the tests in the background, with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -20,61 +20,57 @@ def python_s_own_handler():
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_a_second_writer_is_told_of_the_first(tmp_path, within):
-    place = tmp_path / "new" / "place"
-    with writing(place, within=within):
+def test_a_second_writer_is_refused(tmp_path, within):
+    path = tmp_path / "new" / "path"
+    with writing(path, within=within):
         with (
             pytest.raises(InputError, match=f"written to by another process, {os.getpid()}"),
-            writing(place, within=within),
+            writing(path, within=within),
         ):
             pass
         assert len(list((tmp_path / "new").rglob(".*lock"))) == 1
-    # What was made for the lock alone is gone, and so is the lock.
-    assert list(tmp_path.rglob(".*")) == []
-    assert not place.exists()
+    # The lock, and directories that were created only for it, are removed.
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write to"), writing(tmp_path / "file" / "out"):
         pass
 
 
-def test_writers_that_come_at_once_take_turns(tmp_path):
-    inside, most, failed = [], [], []
+def test_writers_that_wait_take_turns(tmp_path):
+    active, counts, errors = [], [], []
 
-    def turns():
+    def take_turns():
         try:
             for _ in range(100):
-                with writing(tmp_path / "place", wait=True):
-                    inside.append(1)
-                    most.append(len(inside))
-                    inside.pop()
+                with writing(tmp_path / "path", wait=True):
+                    active.append(1)
+                    counts.append(len(active))
+                    active.pop()
         except InputError as error:
-            failed.append(error)
+            errors.append(error)
 
-    threads = [threading.Thread(target=turns) for _ in range(6)]
+    threads = [threading.Thread(target=take_turns) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not failed
-    assert most == [1] * 600
+    assert not errors
+    assert counts == [1] * 600
 
 
-def test_what_a_kill_left_is_removed_and_nothing_else(tmp_path):
-    place = tmp_path / "place"
-    (place / "inner").mkdir(parents=True)
-    (place / "inner" / ".model.0123abcd.tmp").mkdir()
-    (place / "inner" / ".model.0123abcd.tmp" / "half").touch()
-    (place / ".notes.tmp").touch()
-    aside = place / ".lens.0123abcd.old"
-    aside.mkdir()
-    (aside / "meta.json").touch()
-    with writing(place, within=True):
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
+    path = tmp_path / "path"
+    for name in ("inner/.model.0123abcd.tmp", ".lens.0123abcd.old"):
+        (path / name).mkdir(parents=True)
+        (path / name / "meta.json").touch()
+    (path / ".notes.tmp").touch()
+    with writing(path, within=True):
         pass
-    kept = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
-    assert kept == [".notes.tmp", "inner", "lens", "lens/meta.json"]
+    remaining = sorted(str(file.relative_to(path)) for file in path.rglob("*"))
+    assert remaining == [".notes.tmp", "inner", "lens", "lens/meta.json"]
 
 
-def test_work_goes_on_only_with_what_it_was_begun_with():
+def test_changed_settings_are_listed():
     check_same("it was begun with another recipe", {"a": 1}, {"a": 1}, "")
     with pytest.raises(InputError) as error:
         check_same("it was begun otherwise", {"a": 1, "b": 2}, {"a": 3, "c": 4}, "Remove it.")
@@ -83,37 +79,34 @@ def test_work_goes_on_only_with_what_it_was_begun_with():
     )
 
 
-def test_a_signal_is_answered_at_once_and_a_second_one_ends_the_work(capfd):
+@pytest.mark.parametrize(
+    ("now", "signals", "code"),
+    [
+        # In the last step; while everything is saved; and a second one.
+        (False, [signal.SIGTERM], 143),
+        (True, [signal.SIGTERM], 143),
+        (False, [signal.SIGTERM, signal.SIGINT], 130),
+    ],
+)
+def test_a_signal_stops_work_after_its_step_or_at_once(now, signals, code, capfd):
+    finished = []
+
     def work():
         with Interrupts(lambda: "Step 3 is saved.") as interrupts:
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert interrupts.received == signal.SIGTERM
-            assert "stopping after this step" in capfd.readouterr().err
-            os.kill(os.getpid(), signal.SIGINT)
-            pytest.fail("the second one ends the work")
+            interrupts.now = now
+            for number in signals:
+                os.kill(os.getpid(), number)
+                assert interrupts.received == signal.SIGTERM
+                assert "stopping after this step" in capfd.readouterr().err
+            finished.append(True)
 
     with pytest.raises(Interrupted, match="Step 3 is saved") as stop:
         work()
-    assert stop.value.exit_code == 130
+    assert stop.value.exit_code == code
+    assert bool(finished) == (not now and len(signals) == 1)
 
 
-@pytest.mark.parametrize("now", [True, False])
-def test_a_signal_after_the_last_save_or_in_the_last_step_is_not_lost(now):
-    ended = []
-
-    def work():
-        with Interrupts() as interrupts:
-            interrupts.now = now
-            os.kill(os.getpid(), signal.SIGTERM)
-            ended.append(True)
-
-    with pytest.raises(Interrupted) as stop:
-        work()
-    assert bool(ended) != now
-    assert stop.value.exit_code == 143
-
-
-def test_ctrl_c_leaves_a_call_behind_that_no_signal_ends():
+def test_ctrl_c_and_a_time_limit_end_the_wait_for_a_call():
     never = threading.Event()
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
@@ -123,9 +116,6 @@ def test_ctrl_c_leaves_a_call_behind_that_no_signal_ends():
     with pytest.raises(TimeoutError):
         answering(lambda: never.wait(60), 0.1)
     never.set()
-
-
-def test_what_a_call_returns_or_raises_comes_through():
     assert answering(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         answering(lambda: 1 / 0)
