@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Columns, Corpus, Document, HubDataset, build_corpus, estimate_build
 from prismlm.corpus import build as module
-from prismlm.corpus.build import training_texts
+from prismlm.corpus.build import sample_documents
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError
 from prismlm.run_state import writing
@@ -156,14 +156,15 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
     assert corpus.excerpt(0, 2) == "w69999 w3"
 
 
-def test_texts_for_a_tokenizer_are_limited_evenly_sampled_and_reproducible() -> None:
+def test_samples_are_limited_even_and_reproducible() -> None:
     documents = [Document(f"d{n}", f"{n:04d}" * 25) for n in range(1000)]
-    chosen = training_texts(iter(documents), 20_000)
-    assert 8_000 < sum(map(len, chosen)) <= 20_000
-    assert chosen == training_texts(iter(documents), 20_000)
-    assert int(chosen[0][:4]) < 100
-    assert int(chosen[-1][:4]) > 900
-    assert training_texts(iter([Document("x", "long" * 99)]), 10) == ["long" * 99]
+    sample = sample_documents(iter(documents), 20_000)
+    assert 8_000 < sum(len(document.text) for document in sample) <= 20_000
+    assert sample == sample_documents(iter(documents), 20_000)
+    assert int(sample[0].text[:4]) < 100
+    assert int(sample[-1].text[:4]) > 900
+    long = [Document("x", "long" * 99)]
+    assert sample_documents(iter(long), 10) == long
 
 
 def test_an_existing_corpus_is_replaced_only_on_request(build: Callable[..., Corpus]) -> None:

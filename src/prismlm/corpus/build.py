@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from heapq import heappop, heappush
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -212,34 +214,26 @@ def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTr
             if number % 256 == 0:
                 task.advance(reader.done - done)
                 done = reader.done
-        task.advance(reader.done - done)
 
     with progress.task("Sampling text", reader.total, reader.unit) as task:
-        texts = training_texts(documents(), TRAINING_CHARACTERS)
+        sample = sample_documents(documents(), TRAINING_CHARACTERS)
     with progress.task("Training the tokenizer", None, "tokens"):
-        return train_tokenizer(iter(texts), vocab_size)
+        return train_tokenizer((document.text for document in sample), vocab_size)
 
 
-def training_texts(documents: Iterable[Document], limit: int) -> list[str]:
-    """Choose whole texts of at most ``limit`` characters, by the hash of the documents' ids.
+def sample_documents(documents: Iterable[Document], max_characters: int) -> list[Document]:
+    """Choose documents of at most so many characters: those with the smallest hashes of their ids.
 
-    Whenever the limit is exceeded, the half with the larger hashes is dropped: memory is bounded,
-    all parts of the input are sampled alike and the sample is reproducible.
+    Memory is bounded, all parts of the input are sampled alike and the sample is reproducible.
     """
-    threshold = 2**64
-    sample: list[tuple[int, str]] = []
-    size = 0
-    for document in documents:
+    heap, size = list[tuple[int, int, Document]](), 0
+    for number, document in enumerate(documents):
         key = int.from_bytes(hashlib.sha256(document.doc_id.encode()).digest()[8:16], "little")
-        if key >= threshold:
-            continue
-        sample.append((key, document.text))
+        heappush(heap, (-key, number, document))
         size += len(document.text)
-        while size > limit and len(sample) > 1:
-            threshold //= 2
-            sample = [item for item in sample if item[0] < threshold] or [min(sample)]
-            size = sum(len(text) for _, text in sample)
-    return [text for _, text in sample]
+        while size > max_characters and len(heap) > 1:
+            size -= len(heappop(heap)[2].text)
+    return [document for _, _, document in sorted(heap, key=itemgetter(1))]
 
 
 def _write(
@@ -317,7 +311,7 @@ def _cleanup(partial: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Every n-th document of the first seconds of reading.
+    """Documents of the first seconds of reading, and estimates for the whole input.
 
     Attributes:
         documents: at most about half a million characters of them.
@@ -336,27 +330,27 @@ class Sample:
 
 def draw_sample(reader: DocumentReader) -> Sample:
     """Read for some seconds and sample documents evenly; small inputs are read completely."""
-    documents, step, size = list[Document](), 1, 0
-    seen = characters = 0
-    began, share = time.perf_counter(), 1.0
-    for document in reader:
-        seen += 1
-        characters += len(document.text)
-        if seen % step == 0:
-            documents.append(document)
-            size += len(document.text)
-        while size > SAMPLE_CHARACTERS and len(documents) > 1:
-            documents, step = documents[1::2], 2 * step
-            size = sum(len(document.text) for document in documents)
-        if time.perf_counter() - began > READING_SECONDS:
-            share = reader.done / reader.total if reader.total else None
-            break
+    seen, characters, share = 0, 0, 1.0
+    began = time.perf_counter()
+
+    def first_documents() -> Iterator[Document]:
+        nonlocal seen, characters, share
+        for document in reader:
+            seen += 1
+            characters += len(document.text)
+            yield document
+            if time.perf_counter() - began > READING_SECONDS:
+                share = reader.done / reader.total if reader.total else 0.0
+                return
+
+    documents = sample_documents(first_documents(), SAMPLE_CHARACTERS)
     if not share:
         like = f"Whether the rest is like the first {seen:,} documents."
         more = "How much the dataset holds: it does not say before it is read."
         return Sample(documents, None, None, None, (like, more))
     seconds = (time.perf_counter() - began) / share
-    return Sample(documents, characters / share / size, round(seen / share), seconds)
+    scale = characters / share / sum(len(document.text) for document in documents)
+    return Sample(documents, scale, round(seen / share), seconds)
 
 
 @contextmanager

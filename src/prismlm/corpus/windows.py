@@ -1,8 +1,4 @@
-"""Windows over documents, batches of them for a model, and the order in which a corpus is read.
-
-A block of documents is the unit of work of an index: its windows and batches follow from corpus,
-window and stride alone, however many processes work on it.
-"""
+"""Windows over documents, batches of them for a model, and the order in which a corpus is read."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ class WindowGrid:
         document, start, length: each window's document, the global position of its first token and
             its number of tokens, at most ``window``; int64 [windows] each.
         skip: how many of its first tokens an earlier window owns, int64 [windows].
-        window: the maximum length of a window.
         prefix: replaces the first tokens of windows that start inside a document.
     """
 
@@ -79,8 +74,7 @@ class WindowBatch:
     def scored_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return input ids and attention mask for a model, and which predictions count.
 
-        A prediction counts, bool [B, T − 1], if its position is owned and its target lies in the
-        window.
+        A prediction counts, bool [B, T − 1], if its position is owned and has a target.
         """
         ids, mask = self.input_ids.to(device), self.attention_mask.to(device)
         return ids, mask.long(), self.owned.to(device)[:, :-1] & mask[:, 1:]
@@ -173,9 +167,10 @@ def batch_of(
 class BlockOrder:
     """How many blocks a corpus has, and in which order they are read.
 
-    Block b holds the documents that start at positions b·size to (b+1)·size − 1. The s-th block
-    read is s·step mod count, with a step near count/φ coprime to count, so that the first blocks
-    are spread evenly over the corpus.
+    A block of documents is the unit of work of an index, however many processes work on it. Block
+    b holds the documents that start at positions b·size to (b+1)·size − 1. The s-th block read is
+    s·step mod count, with a step near count/φ coprime to count, so that the first blocks are spread
+    evenly over the corpus.
     """
 
     size: int
@@ -216,16 +211,16 @@ class BlockOrder:
 def split_counts(corpus: Corpus, split: Split) -> tuple[int, int]:
     """Return the number of documents and tokens of a split."""
     counts, heldout = corpus.meta["counts"], corpus.meta["heldout"]
-    if split == "all":
-        return counts["documents"], counts["tokens"]
-    if split == "heldout":
-        return heldout["documents"], heldout["tokens"]
-    return counts["documents"] - heldout["documents"], counts["tokens"] - heldout["tokens"]
+    documents, tokens = (
+        {"all": counts[name], "heldout": heldout[name], "train": counts[name] - heldout[name]}
+        for name in ("documents", "tokens")
+    )
+    return documents[split], tokens[split]
 
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """The part of a corpus that was read: directory, name, split, length of sequences, tokens."""
+    """The part of a corpus that was read; ``length`` is that of its sequences."""
 
     path: str
     name: str
@@ -236,16 +231,10 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The documents of a split, cut every ``length`` tokens.
+    """The documents of a split, cut every ``length`` tokens; the last cut may be shorter.
 
     Blocks are read in an order that is spread evenly over the corpus, and so are the first
-    ``max_tokens``. Memory is that of a batch.
-
-    Attributes:
-        corpus: the text.
-        split: which documents.
-        length: the maximum length of a sequence; the last of a document may be shorter.
-        max_tokens: where to stop; None reads all.
+    ``max_tokens``; None reads all. Memory is that of a batch.
     """
 
     corpus: Corpus
