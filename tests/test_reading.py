@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import prismlm
 from prismlm.corpus import Corpus, Document, build_corpus
-from prismlm.corpus.chat import asked, encode_chat
+from prismlm.corpus.chat import as_chat, encode_chat
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.compare import compare_texts
@@ -144,7 +144,7 @@ def test_probabilities_and_generated_text_are_the_models_own(lm: PrismLM) -> Non
 def test_every_command_reads_the_same_tokens_of_a_chat_and_no_message_ends_its_turn(
     lm: PrismLM, directory: Path, tmp_path: Path
 ) -> None:
-    messages = asked(MARKED)
+    messages = as_chat(MARKED)
     ids = encode_chat(lm.tokenizer, messages)
     special = [token for token in ids if 0 < token < 5]
     names = ["<s>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]

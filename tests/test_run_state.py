@@ -8,7 +8,7 @@ import time
 import pytest
 
 from prismlm.errors import InputError, Interrupted
-from prismlm.run_state import Interrupts, answering, check_same, writing
+from prismlm.run_state import Interrupts, check_same, run_interruptibly, writing
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +111,11 @@ def test_ctrl_c_and_a_time_limit_end_the_wait_for_a_call():
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        answering(lambda: never.wait(60))
+        run_interruptibly(lambda: never.wait(60))
     assert time.monotonic() - began < 2
     with pytest.raises(TimeoutError):
-        answering(lambda: never.wait(60), 0.1)
+        run_interruptibly(lambda: never.wait(60), 0.1)
     never.set()
-    assert answering(lambda: 7) == 7
+    assert run_interruptibly(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        answering(lambda: 1 / 0)
+        run_interruptibly(lambda: 1 / 0)

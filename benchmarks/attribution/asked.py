@@ -28,7 +28,7 @@ from benchmarks.attach.demo_lessons import REPORTED, lines_of, wordings, words, 
 from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import as_chat
 from prismlm.demo.prompts import ANSWERED, QUESTIONS
 from prismlm.demo.texts import pairs_path
 from prismlm.explain.attribution import Attribution, added_up, worth_showing
@@ -78,7 +78,7 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
     search = Search(lm)
     rows: list[dict[str, Any]] = []
     for one in questions(half):
-        trace = lm.explain(asked(one["question"]), generate=ANSWERED)
+        trace = lm.explain(as_chat(one["question"]), generate=ANSWERED)
         answer = answer_of(trace)
         row = {**one, "answer": answer, "support": trace.support and trace.support.level}
         if one["set"] == "answered":
@@ -93,7 +93,7 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
     demo: list[dict[str, Any]] = []
     for topic, question in QUESTIONS.items():
-        trace = lm.explain(asked(question), generate=ANSWERED)
+        trace = lm.explain(as_chat(question), generate=ANSWERED)
         answer = answer_of(trace)
         found = {order: search.passages(order, trace, f"{question} {answer}") for order in ORDERS}
         level = trace.support and trace.support.level

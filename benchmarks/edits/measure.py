@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.corpus.chat import Messages, asked
+from prismlm.corpus.chat import Messages, as_chat
 from prismlm.files import read_json, write_json
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import (
@@ -67,7 +67,7 @@ def main() -> None:
     assert lm.lens is not None
     listed = read_json(Path(__file__).with_name("prompts.json"))
     prompts: list[Prompt] = [*listed["texts"]]
-    prompts += [asked(one) for one in listed["questions"] if lm.tokenizer.chat_template]
+    prompts += [as_chat(one) for one in listed["questions"] if lm.tokenizer.chat_template]
     draw = np.random.default_rng(0)
     leading, words = leading_prompts(lm, lm.lens, prompts, given), category_words(lm.lens)
     rows: list[dict[str, Any]] = []

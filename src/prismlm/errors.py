@@ -184,15 +184,6 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
-    """Return the differences between two settings, as ``key: before → now``."""
-    return [
-        f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
-        for key in sorted(before | now)
-        if before.get(key) != now.get(key)
-    ]
-
-
 def suggest(word: object, known: Sequence[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from prismlm.errors import InputError, check_path, first_line
-from prismlm.run_state import answering
+from prismlm.run_state import run_interruptibly
 
 # The hub's own client retries for minutes, and DNS lookups have no timeout.
 SECONDS = 6.0
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def silence() -> str | None:
+def hub_error() -> str | None:
     """Return why the hub cannot be reached, within six seconds; None if it can, or if offline."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -26,7 +26,7 @@ def silence() -> str | None:
         return None
     session: Any = get_session()
     try:
-        answering(lambda: session.head(constants.ENDPOINT, timeout=SECONDS), SECONDS)
+        run_interruptibly(lambda: session.head(constants.ENDPOINT, timeout=SECONDS), SECONDS)
     except TimeoutError:
         return f"{constants.ENDPOINT} does not answer"
     except Exception as error:  # the client's errors have no common base
@@ -40,7 +40,7 @@ def fetching(what: str, instead: str) -> Iterator[None]:
 
     InputError if that fails; it suggests ``instead`` for ``--data``.
     """
-    silent, before = silence(), list[tuple[Any, bool]]()
+    silent, before = hub_error(), list[tuple[Any, bool]]()
     for name in ("huggingface_hub.constants", "datasets.config") if silent else ():
         settings: Any = import_module(name)
         before.append((settings, settings.HF_HUB_OFFLINE))
@@ -77,7 +77,7 @@ def model_directory(model: Path | str, revision: str | None = None) -> Path:
         return directory
     from huggingface_hub import snapshot_download
 
-    silent = silence()
+    silent = hub_error()
     try:
         path: Any = snapshot_download(name, revision=revision, local_files_only=bool(silent))
     except Exception as error:  # the client's errors have no common base

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from prismlm.errors import FormatError, InputError, Interrupted, changes
+from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.files import keep_json, read_json, remove_left_behind
 
 LOCK_FILE = ".lock"
@@ -98,8 +98,13 @@ def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any], way
 
     ``what`` begins the error, such as "DIR was begun with another corpus"; ``way_out`` ends it.
     """
-    if changed := changes(dict(before), dict(now)):
-        raise InputError(f"{what} ({'; '.join(changed)}). {way_out}")
+    changes = [
+        f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    if changes:
+        raise InputError(f"{what} ({'; '.join(changes)}). {way_out}")
 
 
 def read_note(path: Path, directory: Path, **expected: Any) -> dict[str, Any]:
@@ -208,7 +213,7 @@ def orderly_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def answering(call: Callable[[], T], seconds: float = math.inf) -> T:
+def run_interruptibly(call: Callable[[], T], seconds: float = math.inf) -> T:
     """Return the result of a long call into code that Python signals cannot interrupt.
 
     It runs in a daemon thread, which Ctrl-C, or a TimeoutError after ``seconds``, leaves running.

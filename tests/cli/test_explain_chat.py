@@ -7,7 +7,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import as_chat
 from tests.helpers.chats import ANSWERED, ASKED, CHAT, QUESTION, chatting
 
 
@@ -35,11 +35,11 @@ def done(result):
 
 def test_a_question_is_explained_with_its_answer(prism, model, lm):
     value = json.loads(done(prism("explain", model, QUESTION, "--chat", "--json")))
-    expected = lm.explain(asked(QUESTION), generate=50).to_dict(by="domain", documents=5)
+    expected = lm.explain(as_chat(QUESTION), generate=50).to_dict(by="domain", documents=5)
     assert value == json.loads(json.dumps(expected))
     told = ("--chat", "--system", "Be brief.", "--generate", 2, "--json")
     value = json.loads(done(prism("explain", model, QUESTION, *told)))
-    expected = lm.explain(asked(QUESTION, "Be brief."), generate=2)
+    expected = lm.explain(as_chat(QUESTION, "Be brief."), generate=2)
     assert len(value["positions"]) == len(expected)
 
 

@@ -10,7 +10,7 @@ import torch
 import prismlm
 from prismlm.cli.explain import explain_and_print
 from prismlm.cli.trace import PrintOptions, repeats_question
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import as_chat
 from tests.helpers.chats import ANSWER, QUESTION, chatting
 from tests.helpers.lens_meta import change_meta
 
@@ -46,13 +46,13 @@ def test_an_empty_answer(model, capsys):
     lm = prismlm.load(model)
     end = lm.tokenizer.eos_token_id
     # At the end of the prompt the model now expects the end of a text; its inputs stay as they are.
-    state = lm.explain(asked(QUESTION), generate=1).predictions.states[-1]
+    state = lm.explain(as_chat(QUESTION), generate=1).predictions.states[-1]
     output = lm.model.get_output_embeddings()
     with torch.no_grad():
         weight = output.weight.clone()
         weight[end] = 100 * state / state.norm()
     output.weight = torch.nn.Parameter(weight)
-    trace = explain_and_print(lm, asked(QUESTION), PrintOptions("domain"), generate=5)
+    trace = explain_and_print(lm, as_chat(QUESTION), PrintOptions("domain"), generate=5)
     assert (trace.written, trace.answer) == (1, "")
     shown = capsys.readouterr().out
     assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Columns, Document, build_corpus, estimate_build, load_tokenizer
-from prismlm.corpus.chat import asked, chat_text
+from prismlm.corpus.chat import as_chat, chat_text
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, SHARED, TEMPLATE
@@ -48,8 +48,8 @@ def write_rows(path: Path, *rows: Any) -> Path:
 
 
 def test_messages_are_rendered_up_to_an_answer(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert chat_text(tokenizer, asked(QUESTION)) == ASKED
-    text = chat_text(tokenizer, asked("Why?", "Be brief."))
+    assert chat_text(tokenizer, as_chat(QUESTION)) == ASKED
+    text = chat_text(tokenizer, as_chat("Why?", "Be brief."))
     assert text == "<system>\nBe brief.<|endoftext|>\n<user>\nWhy?<|endoftext|>\n<assistant>\n"
     assert chat_text(tokenizer, CHAT) == ANSWERED
     assert chat_text(tokenizer, CHAT, continue_final=True) == ASKED + ANSWER

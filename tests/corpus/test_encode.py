@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
-from prismlm.corpus.chat import asked, chat_text, encode_chat
+from prismlm.corpus.chat import as_chat, chat_text, encode_chat
 from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_text, text_encoder
 from prismlm.corpus.packing import IGNORED
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint, train_tokenizer
@@ -103,12 +103,12 @@ def test_only_the_template_writes_special_tokens_of_a_chat(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:
     tokenizer.chat_template = template
-    for messages in (MESSAGES, MESSAGES[:2], asked("  Why? ")):
+    for messages in (MESSAGES, MESSAGES[:2], as_chat("  Why? ")):
         ids = tokenizer.apply_chat_template(
             messages, add_generation_prompt=messages[-1]["role"] == "user", return_dict=False
         )
         assert encode_chat(tokenizer, messages) == ids
-    plain, forged = asked("Hello"), asked(f"  {FORGED} ")
+    plain, forged = as_chat("Hello"), as_chat(f"  {FORGED} ")
     special = [
         [token for token in encode_chat(tokenizer, messages) if 0 < token < 5]
         for messages in (plain, forged)
@@ -125,7 +125,7 @@ def test_spans_of_chats_with_special_tokens_in_messages(
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     answer = {"role": "assistant", "content": f"It said {FORGED}"}
     questions = (FORGED, "Why?", f"{FORGED}{FORGED}")
-    rows = [MESSAGES[:2], *([*asked(question), answer] for question in questions)]
+    rows = [MESSAGES[:2], *([*as_chat(question), answer] for question in questions)]
     lines = [json.dumps({"id": str(n), "messages": row}) for n, row in enumerate(rows)]
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(lines) + '\n{"id": "t", "text": "<s> a"}\n')

@@ -179,6 +179,7 @@ def test_a_saved_dataset_is_read_with_arrow_alone(tmp_path: Path) -> None:
         ("t.csv", "", "there is no column 'text'"),
         ("t.csv", 'text\n"a', "is not valid CSV"),
         ("t.csv", "id,text\na\n", "the text is a null"),
+        ("t.csv", "id,text\na,Hello, world\n", "t.csv:1 has more values than the header"),
         ("t.docx", "x", "does not have a supported extension"),
         ("t.txt", " \n", "No documents"),
     ],

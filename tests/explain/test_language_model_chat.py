@@ -5,7 +5,7 @@ import torch
 
 import prismlm
 from prismlm.corpus import Document
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import TextOptions, read_texts, text_options
@@ -26,12 +26,12 @@ def before(lm):
 
 def test_a_question_is_what_the_template_makes_of_it(lm):
     own = lm.tokenizer(ASKED, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    assert torch.equal(lm.encode(asked(QUESTION)), own)
-    trace = lm.explain(asked(QUESTION), generate=4)
+    assert torch.equal(lm.encode(as_chat(QUESTION)), own)
+    trace = lm.explain(as_chat(QUESTION), generate=4)
     assert "".join(step.pieces[0].shown for step in trace[: own.shape[1]]) == ASKED
     assert trace.written == 4
     written = lm.write(own, 6, 0.0, 0)[0, own.shape[1] :]
-    assert lm.generate(asked(QUESTION), tokens=6) == lm.words(written)
+    assert lm.generate(as_chat(QUESTION), tokens=6) == lm.words(written)
 
 
 def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
@@ -42,7 +42,7 @@ def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
     assert trace.sources("domain") != trace[:].sources("domain")
     assert trace.written == 0
     # A text counts whole, whatever marks it spells; so does a question alone.
-    assert lm.explain(ANSWERED).first == lm.explain(asked(QUESTION)).first == 0
+    assert lm.explain(ANSWERED).first == lm.explain(as_chat(QUESTION)).first == 0
 
 
 def test_an_audit_counts_answers(lm, before):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import prismlm
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import as_chat
 from prismlm.corpus.pieces import visible
 from prismlm.corpus.read import DocumentReader
 from prismlm.web.server import Answer
@@ -33,8 +33,8 @@ def test_a_model_says_whether_it_can_be_asked(chats, served):
 
 
 def test_a_question_is_asked_by_the_template(chats, lm):
-    shown = chats.answer(asked(QUESTION), 4)
-    trace = lm.explain(asked(QUESTION), generate=4)
+    shown = chats.answer(as_chat(QUESTION), 4)
+    trace = lm.explain(as_chat(QUESTION), generate=4)
     assert "".join(shown["tokens"]).startswith(ASKED)
     assert [step["target"] for step in shown["steps"]] == [
         visible(step.pieces[1].label) for step in trace
@@ -45,12 +45,12 @@ def test_a_question_is_asked_by_the_template(chats, lm):
 
 
 def test_a_question_follows_an_answer(chats, lm, tmp_path):
-    first = chats.answer(asked(QUESTION), 4)
-    written = [step.target_id for step in lm.explain(asked(QUESTION), generate=4)][-4:]
+    first = chats.answer(as_chat(QUESTION), 4)
+    written = [step.target_id for step in lm.explain(as_chat(QUESTION), generate=4)][-4:]
     answer = lm.tokenizer.decode(written, skip_special_tokens=True)
-    said = [*asked(QUESTION), {"role": "assistant", "content": answer}]
+    said = [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
     assert chats.json("GET", f"/api/answers/{first['id']}/asked")["messages"] == said
-    said += asked("Why?")
+    said += as_chat("Why?")
     done = chats.answer(said, 3)
     assert "".join(done["tokens"]).startswith(lm.as_text(said))
     saved = chats.ask("GET", f"/api/answers/{done['id']}/chat.jsonl")[2]
@@ -65,7 +65,7 @@ def test_a_question_follows_an_answer(chats, lm, tmp_path):
 
 
 def test_a_question_follows_what_was_said_with_its_marks(chats):
-    said = asked("What is\u200f this?")
+    said = as_chat("What is\u200f this?")
     key = chats.write(said, 3)["id"]
     told = chats.json("GET", f"/api/answers/{key}/asked")
     assert told["text"] == "What is\u200f this?"
@@ -73,16 +73,16 @@ def test_a_question_follows_what_was_said_with_its_marks(chats):
 
 
 def test_an_empty_answer_stands_between_questions(lm):
-    messages = Answer(asked(QUESTION), "", lm.explain(QUESTION)).messages
+    messages = Answer(as_chat(QUESTION), "", lm.explain(QUESTION)).messages
     assert [one["role"] for one in messages] == ["user", "assistant"]
 
 
 def test_a_question_follows_an_answer_that_the_model_continued(chats):
-    begun = [*asked(QUESTION), {"role": "assistant", "content": "The patient"}]
+    begun = [*as_chat(QUESTION), {"role": "assistant", "content": "The patient"}]
     done = chats.write(begun, 3)
     answer = "The patient" + done["choices"][0]["message"]["content"]
     messages = chats.json("GET", f"/api/answers/{done['id']}/asked")["messages"]
-    assert messages == [*asked(QUESTION), {"role": "assistant", "content": answer}]
+    assert messages == [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
 
 
 def test_a_text_has_no_messages_to_save(chats):
@@ -93,7 +93,7 @@ def test_a_text_has_no_messages_to_save(chats):
 def test_a_model_without_a_template_refuses_questions(served):
     path, body = "/api/steer/leading", {"text": QUESTION, "chat": True}
     assert "has no chat template" in served.refused("POST", path, body)
-    put = {"model": served.name, "messages": list(asked(QUESTION))}
+    put = {"model": served.name, "messages": list(as_chat(QUESTION))}
     said = served.refused("POST", "/api/v1/chat/completions", put)
     assert "has no chat template" in said["message"]
 

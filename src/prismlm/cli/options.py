@@ -114,9 +114,9 @@ def build_prompt(text: str, chat: bool, system: str | None) -> str | Messages:
         raise InputError("--system is a system prompt: add --chat, or leave it out.")
     if chat and not text.strip():
         raise InputError("the question is empty: expected words to send to the model.")
-    from prismlm.corpus.chat import asked
+    from prismlm.corpus.chat import as_chat
 
-    return asked(text, system) if chat else text
+    return as_chat(text, system) if chat else text
 
 
 def check_one_of(expected: str, *values: object) -> None:

@@ -385,7 +385,8 @@ def estimate_build(
     The figures are ``documents``, ``tokens``, ``sampled_documents``, ``tokens_per_second`` and
     ``bytes_per_token``.
     """
-    _check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    target = check_path("the corpus to write", out)
+    _check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     sample = draw_sample(open_reader(inputs, columns, skip_bad_rows, loaded))
     return estimate_from(sample, loaded, vocab_size)

@@ -24,7 +24,7 @@ ROLES = {"human": "user", "gpt": ASSISTANT, "function_call": ASSISTANT, "observa
 PRIVATE = 0xF0000
 
 
-def asked(question: str, system: str | None = None) -> Messages:
+def as_chat(question: str, system: str | None = None) -> Messages:
     """Return a question as messages, with an optional system prompt."""
     prompt = [] if system is None else [{"role": "system", "content": system}]
     return [*prompt, {"role": "user", "content": question}]

@@ -12,7 +12,7 @@ from typing import Any
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.read import DocumentReader, InputFile, Located
 from prismlm.errors import InputError, PrismError, check_text, first_line
-from prismlm.hub import silence
+from prismlm.hub import hub_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _load(dataset: HubDataset) -> Any:
             "directory. Name files without --dataset."
         )
     try:
-        if not files and not path.is_dir() and (reason := silence()):
+        if not files and not path.is_dir() and (reason := hub_error()):
             raise ConnectionError(reason)
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(str(path))

@@ -161,7 +161,14 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
         rows = csv.DictReader(_lines(lines, path), strict=True)
         names = columns.resolve(rows.fieldnames or [], str(path))
         for number, record in enumerate(rows, start=1):
-            yield Row(number, {role: record[name] for role, name in names.items()}, raw.tell())
+            values: dict[str, Any] | BadRow = {role: record[names[role]] for role in names}
+            if None in record:
+                message = (
+                    f"{path}:{number} has more values than the header has columns. Put texts with "
+                    "commas in double quotes."
+                )
+                values = BadRow(message, "more values than columns")
+            yield Row(number, values, raw.tell())
 
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, check_fast
 from prismlm.errors import InputError, check_whole, first_line, no_panics
-from prismlm.hub import silence
-from prismlm.run_state import answering
+from prismlm.hub import hub_error
+from prismlm.run_state import run_interruptibly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -47,7 +47,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    answering(lambda: backend.train_from_iterator(texts, trainer))
+    run_interruptibly(lambda: backend.train_from_iterator(texts, trainer))
     backend.pre_tokenizer = byte_level
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -62,7 +62,7 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
     from transformers import AutoTokenizer
 
     name = os.fspath(path_or_name)
-    offline = None if Path(name).exists() else silence()
+    offline = None if Path(name).exists() else hub_error()
     try:
         with no_panics():
             loaded = AutoTokenizer.from_pretrained(

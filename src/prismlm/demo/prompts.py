@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import as_chat
 from prismlm.cost import Cost
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
@@ -221,7 +221,7 @@ def explain_prompts(
     traces: list[prismlm.Trace] = []
     with progress.task("Explaining", len(prompts), "prompts") as task:
         for seed, prompt in enumerate(prompts.values()):
-            traces.append(lm.explain(asked(prompt) if chat else prompt, **how, seed=seed))
+            traces.append(lm.explain(as_chat(prompt) if chat else prompt, **how, seed=seed))
             task.advance()
     write_text(report, page(traces, title="prismlm demo"))
     answers = [_answer(*one, trace) for one, trace in zip(prompts.items(), traces, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from prismlm.errors import InputError, check_kind, first_line, shown
 from prismlm.files import read_json, write_json
-from prismlm.hub import NAME, silence
+from prismlm.hub import NAME, hub_error
 from prismlm.lens.layout import META_FILE, PROTOTYPES_FILE, trained_on_words, write_meta
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
@@ -138,7 +138,7 @@ def _without_paths(value: Any) -> Any:
 def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    if silent := silence():
+    if silent := hub_error():
         raise InputError(f"{name} was not uploaded: {silent}.")
     try:
         api = HfApi()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from prismlm.corpus.chat import Messages, asked
+from prismlm.corpus.chat import Messages, as_chat
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
 from prismlm.explorer.session import Job, SendEvent, Session
@@ -34,7 +34,7 @@ class Prompt(BaseModel):
     @property
     def source(self) -> str | Messages:
         """The model's input."""
-        return asked(self.text) if self.chat else self.text
+        return as_chat(self.text) if self.chat else self.text
 
 
 class SteerRequest(Prompt):

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError, first_line
 from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
-from prismlm.hub import silence
+from prismlm.hub import hub_error
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -126,7 +126,7 @@ def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [f"*{kind}" for kind in KINDS]
-    offline = silence()
+    offline = hub_error()
     # If the hub does not answer, only its cache is used.
     options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": offline is not None}
     try:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prismlm.corpus.chat import asked, encode_chat
+from prismlm.corpus.chat import as_chat, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import InputError
 from prismlm.lens.labels.endpoint import Answers, Endpoint, Question, Session, fenced, one_line
@@ -169,7 +169,7 @@ class LocalJudge(Judge):
         """Return log P of each answer."""
         text = question(pair, AS_TOKEN)
         if self._chat:
-            start = encode_chat(self._tokenizer, asked(text))
+            start = encode_chat(self._tokenizer, as_chat(text))
         else:
             start = self._ids(f"{text}\n\nAnswer:", start=True)
         answers = {name: self._ids(name if self._chat else f" {name}") for name in SCORES}
