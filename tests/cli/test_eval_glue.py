@@ -40,6 +40,8 @@ def test_a_study_is_made_printed_and_kept(prism, model, data, tmp_path):
         (["--warmup", "2"], ["'--warmup'"]),
         (["--seeds", "0,x"], ["--seeds is '0,x'", "such as 0,1,2"]),
         (["--search"], ["mnli_train"]),
+        (["--search", "--tasks", "rte"], ["--search chooses", "leave out --tasks"]),
+        (["--search", "--warmup", "0.1"], ["--search chooses"]),
     ],
 )
 def test_bad_input_is_refused(refused, model, data, tmp_path, arguments, words):

@@ -14,9 +14,8 @@ from prismlm.eval.clamping import (
     routing_of,
     slice_mediation,
 )
-from prismlm.eval.next_token import encode, last_logits
 from prismlm.eval.pairs import read_pairs
-from prismlm.eval.robustness import OpenedModel, measure_robustness
+from prismlm.eval.robustness import OpenedModel, encode, last_logits, measure_robustness
 from prismlm.models.checkpoint import read_checkpoint
 
 

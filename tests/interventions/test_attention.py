@@ -25,29 +25,26 @@ def family(name):
     return AutoModelForCausalLM.from_config(FAMILIES[name]()).eval()
 
 
-def test_two_tokens_by_hand():
-    own = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
-    recorded = torch.tensor([[1.0, 0.0], [0.2, 0.8]])
-    assert torch.equal(mapped_weights(own, recorded, torch.tensor([0, 1])), recorded)
-    # The second keeps its own row; the first has no other choice.
-    assert torch.equal(mapped_weights(own, recorded, torch.tensor([0, -1])), own)
-
-
-def test_an_inserted_token_is_looked_at_as_before_and_the_rest_as_recorded():
-    own = torch.tensor([[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.2, 0.3, 0.5]])
-    recorded = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
-    found = mapped_weights(own, recorded, torch.tensor([0, -1, 1]))
-    expected = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.7 * 0.25, 0.3, 0.7 * 0.75]]
-    assert torch.allclose(found, torch.tensor(expected))
-
-
-def test_of_a_removed_token_the_rest_shares_what_it_had():
-    own = torch.tensor([[1.0, 0.0], [0.6, 0.4]])
-    recorded = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.1, 0.5, 0.4]])
-    found = mapped_weights(own, recorded, torch.tensor([0, 2]))
-    assert torch.allclose(found[1], torch.tensor([0.2, 0.8]))
-    nothing = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
-    assert torch.equal(mapped_weights(own, nothing, torch.tensor([0, 2])), own)
+@pytest.mark.parametrize(
+    ("own", "recorded", "sources", "expected"),
+    [
+        ([[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.2, 0.8]], [0, 1], [[1.0, 0.0], [0.2, 0.8]]),
+        # The second keeps its own row; the first has no other choice.
+        ([[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.2, 0.8]], [0, -1], [[1.0, 0.0], [0.5, 0.5]]),
+        # An inserted token keeps its weight, and the rest is spread as recorded.
+        ([[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.2, 0.3, 0.5]], [[1.0, 0.0], [0.25, 0.75]],
+         [0, -1, 1], [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.7 * 0.25, 0.3, 0.7 * 0.75]]),
+        # The others share what a removed token had; without any of the weight, w stays.
+        ([[1.0, 0.0], [0.6, 0.4]], [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.1, 0.5, 0.4]],
+         [0, 2], [[1.0, 0.0], [0.2, 0.8]]),
+        ([[1.0, 0.0], [0.6, 0.4]], [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 1.0, 0.0]],
+         [0, 2], [[1.0, 0.0], [0.6, 0.4]]),
+    ],
+    ids=["equal", "own", "inserted", "removed", "nothing"],
+)  # fmt: skip
+def test_mapped_weights_by_hand(own, recorded, sources, expected):
+    weights = mapped_weights(torch.tensor(own), torch.tensor(recorded), torch.tensor(sources))
+    assert torch.allclose(weights, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mistral", "gemma2", "cohere", "phi"])
@@ -62,20 +59,20 @@ def test_a_text_clamped_onto_itself_changes_nothing_and_another_does(name):
     assert model.config._attn_implementation != "prismlm_clamped"
 
 
-def test_the_weights_of_a_clamped_pass_are_those_that_were_recorded():
-    model, found = make_llama(), {}
+def test_a_clamped_pass_has_the_recorded_weights():
+    model, read = make_llama(), {}
     record = record_attention(model, B)
     with (
         clamp_attention(model, record),
-        reading_attention(model, lambda layer, weights: found.update({layer: weights[0].clone()})),
+        reading_attention(model, lambda layer, weights: read.update({layer: weights[0].clone()})),
     ):
         logits(model, A)
     for layer, weights in enumerate(record.layers):
-        assert torch.allclose(found[layer], weights, atol=1e-6)
+        assert torch.allclose(read[layer], weights, atol=1e-6)
         assert weights.shape == (4, 9, 9)
 
 
-def test_what_does_not_fit_is_refused(studied):
+def test_other_texts_alignments_and_models_are_refused(studied):
     model = make_llama()
     record = record_attention(model, A)
     with clamp_attention(model, record), pytest.raises(InputError, match="the clamp has 9"):

@@ -43,117 +43,103 @@ class Gates(nn.Module):
         return MixerEvidence(write, read)
 
 
-def densely(model, layer, **changes):
-    """The logits of a copy whose layer has other gates."""
-    other = copy.deepcopy(model)
-    other.model.layers[layer].mixer.gates = Gates(**changes)
-    return other(input_ids=IDS, use_cache=False).logits
-
-
-def put(which, channel, value):
-    def change(write, read):
-        (write if which == "write" else read)[..., channel] = value
-
-    return change
+MASKS = [(MaskWrite, "write", "read"), (MaskRead, "read", "write")]
 
 
 # Layer 0 has shared gates.
 @pytest.mark.parametrize("layer", range(LAYERS))
-@pytest.mark.parametrize("kind", [MaskWrite, MaskRead])
+@pytest.mark.parametrize(("kind", "gate", "other"), MASKS)
 @pytest.mark.parametrize("renormalise", [False, True])
-def test_a_mask_is_its_equation(model, layer, kind, renormalise):
-    which = "write" if kind is MaskWrite else "read"
+def test_a_mask_is_its_equation(model, layer, kind, gate, other, renormalise):
+    def change(write, read):
+        (write if gate == "write" else read)[..., 2] = -torch.inf if renormalise else 0.0
+
+    reference = copy.deepcopy(model)
+    gates = Gates(**{"scores" if renormalise else "gates": change})
+    reference.model.layers[layer].mixer.gates = gates
     with intervene(model, kind(layer, 2, renormalise)):
-        found = run(model)
+        output = run(model)
+    expected = reference(input_ids=IDS, use_cache=False).logits
+    torch.testing.assert_close(output.logits, expected, **CLOSE)
+    assert (output.logits - run(model).logits).abs().max() > 1e-3
+    masked, unmasked = (getattr(output.gates[layer], name) for name in (gate, other))
+    assert (masked[..., 2] == 0).all()
+    assert (unmasked[..., 2] > 0).all()
+    torch.testing.assert_close(unmasked.sum(-1), torch.ones(2, 20))
     if renormalise:
-        expected = densely(model, layer, scores=put(which, 2, -torch.inf))
+        torch.testing.assert_close(masked.sum(-1), torch.ones(2, 20))
     else:
-        expected = densely(model, layer, gates=put(which, 2, 0.0))
-    torch.testing.assert_close(found.logits, expected, **CLOSE)
-    assert (found.logits - run(model).logits).abs().max() > 1e-3
-    gate = getattr(found.gates[layer], which)
-    other = getattr(found.gates[layer], "read" if which == "write" else "write")
-    assert (gate[..., 2] == 0).all()
-    assert (other[..., 2] > 0).all()
-    torch.testing.assert_close(other.sum(-1), torch.ones(2, 20))
-    if renormalise:
-        torch.testing.assert_close(gate.sum(-1), torch.ones(2, 20))
-    else:
-        assert gate.sum(-1).max() < 1
+        assert masked.sum(-1).max() < 1
 
 
-@pytest.mark.parametrize("kind", [MaskWrite, MaskRead])
-def test_in_groups_the_rest_of_the_group_shares_the_gate(kind):
+@pytest.mark.parametrize(("kind", "gate", "_"), MASKS)
+def test_the_other_channels_of_a_group_share_its_gate(kind, gate, _):
     grouped = make_model(num_groups=2)
-    which = "write" if kind is MaskWrite else "read"
-    before = getattr(run(grouped).gates[1], which)
+    before = getattr(run(grouped).gates[1], gate)
     with intervene(grouped, kind(1, 4, renormalise=True)):
-        after = getattr(run(grouped).gates[1], which)
+        after = getattr(run(grouped).gates[1], gate)
     assert torch.equal(after[..., :3], before[..., :3])
     rest = before[..., [3, 5]]
     torch.testing.assert_close(after[..., [3, 5]], rest / rest.sum(-1, keepdim=True))
     assert (after[..., 4] == 0).all()
     with (
         intervene(grouped, kind(1, 3, renormalise=True), kind(1, 4, renormalise=True)),
-        pytest.raises(InputError, match=f"all 3 channels of group 1 of a {which} gate"),
+        pytest.raises(InputError, match=f"all 3 channels of group 1 of a {gate} gate"),
         intervene(grouped, kind(1, 5, renormalise=True)),
     ):
         pass
 
 
-def test_reinitialised_is_a_copy_with_that_prototype_drawn_anew(model):
-    drawn = []
+def test_reinitialise_replaces_one_prototype_by_the_seed(model):
+    logits, prototypes = [], []
+
+    def record(module, args):
+        prototypes.append(args[0].prototypes)
+
     for seed in (0, 0, 1):
         with intervene(model, Reinitialise(1, 4, seed)):
-            drawn.append(run(model).logits)
-    torch.testing.assert_close(drawn[0], drawn[1], rtol=0, atol=0)
-    assert (drawn[0] - drawn[2]).abs().max() > 1e-4
-    rows = {}
-
-    def note(module, args):
-        rows["prototypes"] = args[0].prototypes
-
-    with intervene(model, Reinitialise(1, 4)):
-        handle = model.model.layers[1].mixer.gates.register_forward_pre_hook(note)
-        run(model)
-        handle.remove()
-    own = model.model.layers[1].mixer.prototypes
-    assert ((rows["prototypes"] != own).any(1) == (torch.arange(CHANNELS) == 4)).all()
-    other = copy.deepcopy(model)
-    other.model.layers[1].mixer.prototypes[4] = rows["prototypes"][4]
-    torch.testing.assert_close(run(other).logits, drawn[0], rtol=0, atol=0)
+            handle = model.model.layers[1].mixer.gates.register_forward_pre_hook(record)
+            logits.append(run(model).logits)
+            handle.remove()
+    assert torch.equal(logits[0], logits[1])
+    assert (logits[0] - logits[2]).abs().max() > 1e-4
+    copied = copy.deepcopy(model)
+    original = copied.model.layers[1].mixer.prototypes
+    assert ((prototypes[0] != original).any(1) == (torch.arange(CHANNELS) == 4)).all()
+    original[4] = prototypes[0][4]
+    assert torch.equal(run(copied).logits, logits[0])
 
 
-def test_blocks_nest_and_together_are_one(model):
+def test_nested_blocks_equal_one_block(model):
     masks = (MaskWrite(1, 0), MaskRead(1, 3, renormalise=True), MaskWrite(2, 5))
     with intervene(model, *masks):
-        together = run(model).logits
+        expected = run(model).logits
     with intervene(model, masks[0]):
         outer = run(model).logits
         with intervene(model, masks[1]), intervene(model, masks[2]):
-            torch.testing.assert_close(run(model).logits, together, rtol=0, atol=0)
-        torch.testing.assert_close(run(model).logits, outer, rtol=0, atol=0)
+            assert torch.equal(run(model).logits, expected)
+        assert torch.equal(run(model).logits, outer)
     with intervene(model, Reinitialise(1, 0, 5)):
         last = run(model).logits
     with intervene(model, Reinitialise(1, 0, 4)), intervene(model, Reinitialise(1, 0, 5)):
-        torch.testing.assert_close(run(model).logits, last, rtol=0, atol=0)
+        assert torch.equal(run(model).logits, last)
 
 
-def test_they_hold_with_a_cache_and_padding(model):
+def test_interventions_apply_with_a_cache_and_padding(model):
     masks = (MaskWrite(0, 1, renormalise=True), MaskRead(2, 3), Reinitialise(1, 0))
     with intervene(model, *masks):
-        whole = run(model).logits
+        expected = run(model).logits
         cache, parts = None, []
         for piece in IDS.split([7, 1, 12], dim=1):
             output = model(piece, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             parts.append(output.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-4, atol=1e-5)
         mask = torch.ones(2, 25, dtype=torch.int64)
         mask[:, :5] = 0
         ids = torch.cat([torch.zeros(2, 5, dtype=torch.int64), IDS], 1)
         padded = run(model, input_ids=ids, attention_mask=mask)
-    torch.testing.assert_close(padded.logits[:, 5:], whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(padded.logits[:, 5:], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -166,21 +152,22 @@ def test_they_hold_with_a_cache_and_padding(model):
         ("MaskRead", "not an intervention"),
     ],
 )
-def test_unknown_places_are_refused(model, intervention, message):
+def test_unknown_layers_and_channels_are_refused(model, intervention, message):
     with pytest.raises(InputError, match=message), intervene(model, intervention):
         pass
 
 
-def test_what_cannot_be_is_refused(model):
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [(MaskWrite, (0, 1.5)), (MaskRead, ("0", 1)), (Reinitialise, (0, 1, -1))]
+)
+def test_numbers_are_whole(kind, arguments):
+    with pytest.raises(InputError, match="expected a whole number"):
+        kind(*arguments)
+
+
+def test_other_models_and_gates_without_channels_are_refused(model):
     with pytest.raises(InputError, match=r"'llama' has no prototype mixer.*'prismlm_protot'"):
         intervene(make_llama(), MaskWrite(0, 0)).__enter__()
-    for make in (
-        lambda: MaskWrite(0, 1.5),
-        lambda: MaskRead("0", 1),
-        lambda: Reinitialise(0, 1, -1),
-    ):
-        with pytest.raises(InputError, match="expected a whole number"):
-            make()
     all_but_one = [MaskWrite(1, k, renormalise=True) for k in range(CHANNELS - 1)]
     last = MaskWrite(1, CHANNELS - 1, renormalise=True)
     with (
@@ -189,6 +176,6 @@ def test_what_cannot_be_is_refused(model):
         intervene(model, last),
     ):
         pass
-    # Zeros need nobody to share: the layer then writes nothing at all.
+    # With zeros the layer writes nothing at all.
     with intervene(model, *(MaskWrite(1, k) for k in range(CHANNELS))):
         assert torch.isfinite(run(model).logits).all()

@@ -65,9 +65,8 @@ def suite(
     """
     import logging
 
-    from prismlm.eval.benchmarks import select_benchmarks
     from prismlm.eval.predictors import open_predictors
-    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite
+    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite, select_benchmarks
     from prismlm.pages.plots import accuracy_figure
 
     names = opt.split_names(tasks)
@@ -217,6 +216,11 @@ def glue(
     from prismlm.eval.glue.data import select_tasks
     from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 
+    if search and (tasks or from_scratch or learning_rate is not None or warmup is not None):
+        raise InputError(
+            "--search chooses rate and warm-up on SST-2 and MNLI: leave out --tasks, "
+            "--from-scratch, --learning-rate and --warmup."
+        )
     options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
     names, numbers = opt.split_names(tasks), _parse_seeds(seeds)
     select_tasks(names)

@@ -21,9 +21,16 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
-from prismlm.eval import next_token
 from prismlm.eval.pairs import Pair
-from prismlm.eval.robustness import OpenedModel, index_texts
+from prismlm.eval.robustness import (
+    OpenedModel,
+    encode,
+    index_texts,
+    jensen_shannon,
+    last_logits,
+    log_probabilities,
+    logits_on_disk,
+)
 from prismlm.interventions.attention import clamp_attention, record_attention
 from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
@@ -83,9 +90,9 @@ def measure_clamping(
     name, model, tokenizer = opened
     kind, clamp = routing_of(model)
     texts = index_texts(pairs)
-    rows = next_token.encode(model, tokenizer, list(texts))
+    rows = encode(model, tokenizer, list(texts))
     with progress.task(name, len(rows), "texts") as task:
-        logits = next_token.logits_on_disk(model, rows, task.advance)
+        logits = logits_on_disk(model, rows, task.advance)
     originals = sorted({pair.original for pair in pairs if rows[texts[pair.original]]})
     results: list[Divergences] = []
     unaligned: list[str] = []
@@ -104,9 +111,9 @@ def measure_clamping(
             after = [logits[second]]
             for routed in (x, other) if other else (x,):
                 with clamp(routed, alignment):
-                    after.append(next_token.last_logits(model, torch.tensor([changed]))[0].numpy())
-            before = next_token.log_probabilities(logits[first][None])
-            js = next_token.jensen_shannon(before, next_token.log_probabilities(np.stack(after)))
+                    after.append(last_logits(model, torch.tensor([changed]))[0].numpy())
+            before = log_probabilities(logits[first][None])
+            js = jensen_shannon(before, log_probabilities(np.stack(after)))
             base, js_clamped, control = [*js.tolist(), float("nan")][:3]
             same_length = len(x) == len(changed)
             results.append(Divergences(pair.slice, base, js_clamped, control, same_length))

@@ -49,10 +49,10 @@ def record_attention(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> 
     layers = _clampable_layers(model)
     recorded: dict[int, Tensor] = {}
 
-    def store(layer: int, weights: Tensor) -> None:
+    def record(layer: int, weights: Tensor) -> None:
         recorded[layer] = weights[0].clone()
 
-    with evaluating(model), reading_attention(model, store):
+    with evaluating(model), reading_attention(model, record):
         model(input_ids=input_ids[None].to(model.device), use_cache=False)
     return AttentionRecord(input_ids, tuple(recorded[layer] for layer in range(len(layers))))
 
@@ -64,13 +64,8 @@ def clamp_attention(
     """Replace the attention weights of passes in this block and context by recorded ones.
 
     Each pass reads a full text without a cache; all rows of a batch are clamped alike, by
-    :func:`mapped_weights`.
-
-    Args:
-        model: the recorded model.
-        record: from :func:`record_attention`.
-        alignment: a(i) for each position, −1 for its own weights, otherwise ascending; None for
-            a(i) = i in a text of equal length.
+    :func:`mapped_weights`. ``alignment`` has a(i) for each position, ascending, −1 for its own
+    weights; None for a(i) = i in a text of equal length.
     """
     length = len(record.input_ids)
     sources = torch.arange(length) if alignment is None else torch.as_tensor(alignment)
@@ -96,7 +91,9 @@ def clamp_attention(
 
 
 def mapped_weights(
-    own: Float[Tensor, "*B T T"], recorded: Float[Tensor, "*H S S"], sources: Int64[Tensor, " T"]
+    weights: Float[Tensor, "*B T T"],
+    recorded: Float[Tensor, "*H S S"],
+    sources: Int64[Tensor, " T"],
 ) -> Float[Tensor, "*B T T"]:
     """Return attention weights w′ of a text whose positions have counterparts a in another.
 
@@ -104,20 +101,15 @@ def mapped_weights(
 
     where both i and j have a counterpart; w′_ij = w_ij elsewhere. So positions without one keep
     their weight, and the rest is spread as in the recorded text. Rows of r that are zero on all
-    counterparts leave w unchanged.
-
-    Args:
-        own: w, whose rows sum to 1.
-        recorded: r.
-        sources: a, −1 for none.
+    counterparts leave w unchanged. ``recorded`` is r, and ``sources`` a, −1 for none.
     """
     aligned = sources >= 0
     indices = sources.clamp(min=0)
-    target = recorded.to(own)[..., indices, :][..., indices] * aligned
+    target = recorded.to(weights)[..., indices, :][..., indices] * aligned
     total = target.sum(-1, keepdim=True)
-    share = (own * aligned).sum(-1, keepdim=True) / total
-    clamped = torch.where(aligned, share * target, own)
-    return torch.where(aligned[:, None] & (total > 0), clamped, own)
+    share = (weights * aligned).sum(-1, keepdim=True) / total
+    clamped = torch.where(aligned, share * target, weights)
+    return torch.where(aligned[:, None] & (total > 0), clamped, weights)
 
 
 def _clampable_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
@@ -140,19 +132,20 @@ def _clamped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """Run the family's own eager attention, with clamped weights."""
-    output, own = _eager_function(module)(module, query, key, value, mask, **kwargs)
+    output, weights = _eager_function(module)(module, query, key, value, mask, **kwargs)
     if module not in _clamps.get():
-        return output, own
+        return output, weights
     recorded, sources = _clamps.get()[module]
-    if own.shape[-2:] != (len(sources),) * 2:
+    queries, keys = weights.shape[-2:]
+    if not queries == keys == len(sources):
         raise InputError(
-            f"a pass reads {own.shape[-2]} positions and sees {own.shape[-1]}, and the clamp has "
-            f"{len(sources)}: read one whole text of so many tokens, without a cache."
+            f"a pass reads {queries} positions and sees {keys}, and the clamp has {len(sources)}: "
+            "read one complete text of that length, without a cache."
         )
-    weights = mapped_weights(own, recorded, sources)
+    clamped = mapped_weights(weights, recorded, sources)
     # Grouped-query attention: several heads share keys and values.
-    values = value.repeat_interleave(own.shape[1] // value.shape[1], 1)
-    return (weights @ values).transpose(1, 2).contiguous(), weights
+    values = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
+    return (clamped @ values).transpose(1, 2).contiguous(), clamped
 
 
 ALL_ATTENTION_FUNCTIONS.register(CLAMPED, _clamped_attention)

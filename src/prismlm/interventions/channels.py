@@ -1,13 +1,12 @@
 """Interventions on the channels of prototype mixers, and the block in which they apply.
 
-Hooks on a mixer's gates carry them out; for clamps, a hook on the decoder provides the positions,
-which a gate does not know. The interventions are in a context variable, so blocks nest. A compiled
-model calls no hooks: intervene on the original one.
+Hooks on a mixer's gates carry them out; for clamps, a hook on the decoder provides the positions.
+The interventions are in a context variable, so blocks nest. A compiled model calls no hooks.
 
-The source (ProtoT, A.3) masks gates and reports different figures for the write mask than for the
-read mask. With zeros after the softmax the two are the same ablation: the channel adds nothing to
-any position. So both readings are available: zero after the softmax, and −∞ before it, after which
-the other channels of the group share its part of the gate.
+ProtoT (A.3) reports different figures for the write mask than for the read mask. With zeros after
+the softmax the two are the same ablation: the channel adds nothing to any position. So both
+readings are available: zero after the softmax, and −∞ before it, after which the other channels of
+the group share its part of the gate.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.layers import MixerEvidence, PrototypeMixer
@@ -38,9 +38,6 @@ from prismlm.models.decoders.protot import (
 from prismlm.models.decoders.recurrent_decoder import RecurrentModel
 from prismlm.models.device import check_sequence
 from prismlm.models.watch import Hook, watch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 GateName = Literal["both", "write", "read"]
 OWN = -1
@@ -116,24 +113,16 @@ class ClampGates:
 
     Without an alignment a(i) = i, and both texts must have the same length: passes that cross its
     end are refused, and so are shorter ones without a cache. Later (generated) positions keep their
-    own gates.
-
-    All rows of a batch are clamped alike. Padding and packed rows are refused, because their
-    positions differ from those in the text. Shared gates are always clamped together.
+    own gates. All rows of a batch are clamped alike; padding and packed rows are refused, because
+    their positions differ from those in the text. Shared gates are always clamped together.
 
     Source: ProtoT, §5.2, "Prototype clamping".
-
-    Attributes:
-        record: from :func:`record_gates`.
-        layers: None for all.
-        gates: ``"both"``, ``"write"`` or ``"read"``.
-        alignment: a(i), a position of the recorded text, or −1 for a position's own gate; or None.
     """
 
     record: GateRecord
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None  # None for all
     gates: GateName = "both"
-    alignment: Sequence[int] | Tensor | None = None
+    alignment: Sequence[int] | Tensor | None = None  # a(i); −1 for a position's own gate
 
     def __post_init__(self) -> None:
         check_choice("the gates of a clamp", self.gates, get_args(GateName))
@@ -194,17 +183,10 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
 
     The order in a layer is: reinitialised prototypes and scores of −∞, then clamps (the last one
     wins), then gates set to zero.
-
-    Source: ProtoT, A.3; for clamps §5.2.
-
-    Raises:
-        InputError: the model has no prototype mixer, an unknown layer or channel, a gate with all
-            channels of a group excluded, or one both clamped and renormalised. Inside the block: a
-            pass that does not match a clamp.
     """
     mixers, active = mixers_of(model), dict(_active.get())
     for intervention in interventions:
-        for number in _layers(intervention, mixers):
+        for number in _checked_layers(intervention, mixers):
             mixer = mixers[number]
             layer = active.get(mixer.gates, _Layer(number, mixer))
             active[mixer.gates] = layer._replace(interventions=(*layer.interventions, intervention))
@@ -223,7 +205,9 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
         _active.reset(token)
 
 
-def _layers(intervention: Intervention, mixers: tuple[PrototypeMixer, ...]) -> tuple[int, ...]:
+def _checked_layers(
+    intervention: Intervention, mixers: tuple[PrototypeMixer, ...]
+) -> tuple[int, ...]:
     """Return the layers of an intervention, after checking it against the model."""
     if isinstance(intervention, ClampGates):
         channels = [mixer.channels for mixer in mixers]
@@ -270,34 +254,23 @@ def _change_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         return None
     inputs: GateInputs = args[0]
     device, (count, width) = inputs.prototypes.device, inputs.prototypes.shape
-    new = {
-        intervention.channel: _random_prototype(intervention, width)
-        for intervention in layer.interventions
-        if isinstance(intervention, Reinitialise)
-    }
-    if new:
-        channels = torch.tensor(list(new), device=device)
-        rows = torch.stack(list(new.values())).to(inputs.prototypes)
-        inputs = inputs._replace(prototypes=inputs.prototypes.index_copy(0, channels, rows))
-    excluded = [layer.masked(name, renormalise=True) for name in MASKS]
-    write = _flags(excluded[0], count, device)
-    # The same tensor keeps shared gates shared.
-    read = write if excluded[0] == excluded[1] else _flags(excluded[1], count, device)
+    for i in layer.interventions:
+        if isinstance(i, Reinitialise):
+            seed = int(np.random.SeedSequence([i.seed, i.layer, i.channel]).generate_state(1)[0])
+            row = initial_prototypes(1, width, torch.Generator().manual_seed(seed))
+            channel = torch.tensor([i.channel], device=device)
+            prototypes = inputs.prototypes.index_copy(0, channel, row.to(inputs.prototypes))
+            inputs = inputs._replace(prototypes=prototypes)
+
+    def excluded(gate: str) -> Tensor | None:
+        channels = layer.masked(gate, renormalise=True)
+        none = torch.zeros(count, dtype=torch.bool, device=device)
+        return none.index_fill(0, torch.tensor(channels, device=device), 1) if channels else None
+
+    write, read = excluded("write"), excluded("read")
+    if layer.masked("write", renormalise=True) == layer.masked("read", renormalise=True):
+        read = write  # the same tensor keeps shared gates shared
     return (inputs._replace(write_excluded=write, read_excluded=read),), kwargs
-
-
-def _random_prototype(intervention: Reinitialise, width: int) -> Tensor:
-    parts = [intervention.seed, intervention.layer, intervention.channel]
-    seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
-    return initial_prototypes(1, width, torch.Generator().manual_seed(seed))[0]
-
-
-def _flags(channels: list[int], count: int, device: torch.device) -> Tensor | None:
-    if not channels:
-        return None
-    flags = torch.zeros(count, dtype=torch.bool, device=device)
-    flags[channels] = True
-    return flags
 
 
 def _change_gates(
@@ -308,14 +281,12 @@ def _change_gates(
         return None
     for clamp, gates in layer.clamps():
         evidence = _clamped(evidence, clamp, layer.number, gates)
-    zeros = [layer.masked(name, renormalise=False) for name in MASKS]
-    if not any(zeros):
-        return evidence
-    gates = [
-        gate if not zero else gate.index_fill(-1, torch.tensor(zero, device=gate.device), 0)
-        for gate, zero in zip(evidence, zeros, strict=True)
-    ]
-    return MixerEvidence(*gates)
+    for name in MASKS:
+        if channels := layer.masked(name, renormalise=False):
+            gate: Tensor = getattr(evidence, name)
+            gate = gate.index_fill(-1, torch.tensor(channels, device=gate.device), 0)
+            evidence = evidence._replace(**{name: gate})
+    return evidence
 
 
 def _clamped(
@@ -329,19 +300,18 @@ def _clamped(
             "layer of it."
         )
     first, length = span
-    sources = torch.full((length,), OWN)
-    aligned = clamp.sources()[first : first + length]
-    sources[: len(aligned)] = aligned
+    sources = clamp.sources()[first : first + length]
+    sources = nn.functional.pad(sources, (0, length - len(sources)), value=OWN)
     sources = sources.to(evidence.write.device)
     recorded = clamp.record.layers[layer]
 
-    def replaced(own: Tensor, other: Tensor) -> Tensor:
-        values = other[0].to(own)[sources.clamp(min=0)]
-        return torch.where((sources >= 0)[:, None], values, own)
+    def clamped(gate: Tensor, other: Tensor) -> Tensor:
+        values = other[0].to(gate)[sources.clamp(min=0)]
+        return torch.where((sources >= 0)[:, None], values, gate)
 
     write, read = (
-        replaced(own, other) if gates in ("both", name) else own
-        for name, own, other in zip(MASKS, evidence, recorded, strict=True)
+        clamped(gate, other) if gates in ("both", name) else gate
+        for name, gate, other in zip(MASKS, evidence, recorded, strict=True)
     )
     # The same tensor keeps shared gates shared.
     shared = evidence.write is evidence.read and recorded.write is recorded.read

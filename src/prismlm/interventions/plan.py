@@ -30,26 +30,20 @@ SAMPLED_ROWS = 16_384
 
 
 class Step(NamedTuple):
-    """Changes α′ − α [N, E] by a raising ``edit``, or by all scaling edits together (None).
+    """Changes of activation by a raising edit, or by all scaling edits together (None)."""
 
-    ``rows`` [E, d] are the directions added to a state per unit of change.
-    """
-
-    change: Tensor
-    rows: Tensor
+    change: Tensor  # α′ − α [N, E]
+    rows: Tensor  # [E, d], added to a state per unit of change
     edit: Clamp | Group | None
 
 
 class Changes(NamedTuple):
-    """Activations of the E edited prototypes before and after the edits, [N, E].
+    """Activations of the E edited prototypes before and after the edits, [N, E]."""
 
-    ``routing`` is of the unedited states; the first of ``steps`` has all scaling edits.
-    """
-
-    routing: Routing
+    routing: Routing  # of the unedited states
     before: Tensor
     after: Tensor
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...]  # the first has all scaling edits
 
     @property
     def touched(self) -> Tensor:
@@ -59,23 +53,15 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Validated edits of one model, in the order in which they act.
-
-    Attributes:
-        embedding, head, logit_map: of the model.
-        card_tokens: the tokens on a prototype's card, in order.
-        distinctive_tokens: the tokens that distinguish a group from other prototypes.
-        edits: each with the prototypes it acts on.
-        only: ``"prototypes"`` drops the residual, ``"residual"`` drops the prototypes.
-    """
+    """Validated edits of one model, in the order in which they act."""
 
     embedding: nn.Module
     head: PrototypeHead
     logit_map: LogitMap
-    card_tokens: Callable[[int], list[int]]
-    distinctive_tokens: Callable[[tuple[int, ...]], list[int]]
-    edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()
-    only: Only | None = None
+    card_tokens: Callable[[int], list[int]]  # of a prototype, in order
+    distinctive_tokens: Callable[[tuple[int, ...]], list[int]]  # of a group
+    edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()  # each with its prototypes
+    only: Only | None = None  # "prototypes" drops the residual, "residual" the prototypes
 
     def __post_init__(self) -> None:
         if self.only is not None:
@@ -107,16 +93,15 @@ class Plan:
         """Direction added per unit of activation under each raising edit, [E, d]."""
         rows: dict[Clamp | Group, Tensor] = {}
         for edit, members in self.edits:
-            if not raises(edit):
-                continue
-            if isinstance(edit, Clamp):
-                directions = self.card_directions(members)
-            else:
-                prototypes = self.head.prototypes[list(members)].detach().float()
-                tokens = self.distinctive_tokens(members)
-                directions = token_directions(self._weight, prototypes, tokens)
-            rows[edit] = torch.zeros_like(self.head.prototypes[self.prototypes])
-            rows[edit][self._columns(members)] = directions.to(rows[edit].dtype)
+            if raises(edit):
+                if isinstance(edit, Clamp):
+                    directions = self.card_directions(members)
+                else:
+                    prototypes = self.head.prototypes[list(members)].detach().float()
+                    tokens = self.distinctive_tokens(members)
+                    directions = token_directions(self._weight, prototypes, tokens)
+                rows[edit] = torch.zeros_like(self.head.prototypes[self.prototypes])
+                rows[edit][self._columns(members)] = directions.to(rows[edit].dtype)
         return rows
 
     @property
@@ -130,10 +115,8 @@ class Plan:
 
     def card_directions(self, prototypes: Iterable[int]) -> Tensor:
         """Return :func:`card_direction` of prototypes, [n, d]."""
-        bank = self.head.prototypes.detach()
-        rows = [
-            card_direction(self._weight, bank[i].float(), self.card_tokens(i)) for i in prototypes
-        ]
+        bank, weight = self.head.prototypes.detach(), self._weight
+        rows = [card_direction(weight, bank[i].float(), self.card_tokens(i)) for i in prototypes]
         return torch.stack(rows) if rows else bank[:0]
 
     def apply(self, z: Tensor) -> Tensor:
@@ -231,13 +214,8 @@ def card_direction(weight: Tensor, prototype: Tensor, tokens: Sequence[int]) -> 
     Of all directions that give each card token u what the prototype gives it, but none more than
     the first, v, this one moves the other logits least: M = WᵀW / V, and λ is a thousandth of its
     mean eigenvalue. p itself moves many others as much, most of all rows of W that were hardly
-    ever trained. Contradictory conditions are met by least squares, the first one exactly.
-
-    Args:
-        weight: W, [V, d].
-        prototype: p, [d].
-        tokens: of the card; those that p does not raise are ignored, and p̂ is zero if the first
-            is among them.
+    ever trained. Contradictory conditions are met by least squares, the first one exactly. Tokens
+    that p does not raise are ignored; p̂ is zero if the first is among them.
     """
     rows = weight.detach()[list(tokens)].float()
     gain = rows @ prototype

@@ -4,11 +4,10 @@ An edit acts after the last layer, so the same tokens have the same states with 
 text written under the edit is read once, and all three probabilities come from that pass.
 
 The control makes the same change of activation on random prototypes instead: a change α′ − α goes
-to one of the four active prototypes of that position that are nearest in activation, other than
-the edited ones; several edited prototypes of a position get different ones while enough are left.
-A clamp's change, which does not depend on whether its prototype is active, goes to an inactive
-prototype, by the part that its own card shows. Among the allowed prototypes a seeded random order
-decides, so a draw prefers the same ones all along a text.
+to one of the four unedited active prototypes of that position that are nearest in activation, a
+different one for each edited prototype while enough are left. A clamp's change goes to an inactive
+prototype, by the part that its own card shows. A seeded random order decides among the allowed
+prototypes, so a draw prefers the same ones all along a text.
 
 Strengths are compared by how repetitive the text becomes:
 
@@ -53,10 +52,7 @@ MAX_STRENGTH = 0.8
 def plan_with_controls(
     lm: OpenedModel, edits: Sequence[Edit], only: Only | None, draws: int, seed: int
 ) -> tuple[Plan, list[Tensor]]:
-    """Return the plan, and for each control draw a random order of all prototypes, int64 [K].
-
-    There is no control for ``only``.
-    """
+    """Return the plan and a random order of all prototypes [K] for each draw; none for ``only``."""
     plan = plan_for(lm, edits, only)
     if not (plan.edits or plan.only):
         raise InputError("there is no edit: give at least one, such as prismlm.Ablate(412).")
@@ -68,8 +64,7 @@ def plan_with_controls(
 def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Tensor:
     """Return z [N, d] with every change moved to another prototype; untouched states stay equal.
 
-    ``changes`` are those of the plan, which is without ``only``; ``order`` has all prototypes in
-    random order, int64 [K].
+    The plan is without ``only``; ``order`` has all prototypes in random order, int64 [K].
     """
     order, bank, routing = order.to(z.device), plan.head.prototypes, changes.routing
     edited = torch.zeros(len(bank), dtype=torch.bool, device=z.device)
@@ -104,10 +99,10 @@ def _to_active(
     column = torch.searchsorted(edited, indices).clamp_max(len(edited) - 1)
     movable = (edited[column] == indices) & (activations > 0) & free.any(1, keepdim=True)
     moving = change.gather(1, column) * movable
-    taken, received = torch.zeros_like(free), torch.zeros_like(moving)
+    used, received = torch.zeros_like(free), torch.zeros_like(moving)
     nearest = min(NEAREST, indices.shape[1])
     for slot in range(indices.shape[1]):
-        allowed = free & ~taken
+        allowed = free & ~used
         allowed = torch.where(allowed.any(1, keepdim=True), allowed, free)
         distance = (activations - activations[:, slot, None]).abs()
         near = distance.masked_fill(~allowed, torch.inf).topk(nearest, largest=False)
@@ -116,7 +111,7 @@ def _to_active(
         receiver = near.indices.gather(1, ranks.argmin(1, keepdim=True))
         amount = moving[:, slot, None]
         received.scatter_add_(1, receiver, amount)
-        taken.scatter_(1, receiver, taken.gather(1, receiver) | (amount != 0))
+        used.scatter_(1, receiver, used.gather(1, receiver) | (amount != 0))
     return torch.where(received != 0, indices, 0), received
 
 
@@ -149,11 +144,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class SteeredToken:
-    """One token and its probability before, after, and on average under the control.
-
-    ``changed`` is Σ |α′ − α| over the edited prototypes; ``leading_before`` and ``leading_after``
-    are None where no prototype is active.
-    """
+    """One token and its probability before, after, and on average under the control."""
 
     position: int
     token: str
@@ -161,30 +152,25 @@ class SteeredToken:
     before: float
     after: float
     control: float | None
-    leading_before: Leading | None
+    leading_before: Leading | None  # None where no prototype is active
     leading_after: Leading | None
-    changed: float
+    changed: float  # Σ |α′ − α| over the edited prototypes
 
 
 @dataclass(frozen=True)
 class Steering:
     """A text written under edits, and the text without them.
 
-    Attributes:
-        text, unedited: prompt and continuation with and without the edits.
-        tokens: the generated ones, or those of the prompt if none were requested.
-        draws: number of control draws; 0 without a control.
-        repeated: R of the continuation.
-        active: share of the edited prototypes in the positive evidence of all prototypes for the
-            unedited top tokens; None for a clamp, which acts anywhere.
+    ``active`` is the share of the edited prototypes in the positive evidence of all prototypes for
+    the unedited top tokens; None for a clamp, which acts anywhere.
     """
 
     prompt: str
-    text: str
-    unedited: str
-    tokens: tuple[SteeredToken, ...]
-    draws: int
-    repeated: float
+    text: str  # prompt and continuation
+    unedited: str  # the same without the edits
+    tokens: tuple[SteeredToken, ...]  # generated, or of the prompt if none were requested
+    draws: int  # of the control
+    repeated: float  # R of the continuation
     active: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,8 +190,7 @@ class Steering:
     @property
     def control_change(self) -> float | None:
         """The same for the control; None without one."""
-        pairs = [(t.before, t.control) for t in self.tokens if t.control is not None]
-        return _mean_change(pairs)
+        return _mean_change([(t.before, t.control) for t in self.tokens if t.control is not None])
 
 
 def cautions(steering: Steering) -> list[str]:
@@ -261,8 +246,7 @@ def steer(
         lm, prompt, edits: the prompt has at least two tokens with ``generate=0``.
         only: as for :meth:`PrismLM.edit`; there is no control for it.
         generate: tokens to write; 0 reads the prompt's own tokens.
-        temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
-        seed: of the sampling and of the control.
+        temperature, seed: as for :meth:`PrismLM.explain`; the seed is also the control's.
         draws: random controls.
         enough: called with all tokens so far after each new one, first of the unedited text, then
             of the edited one; True stops that text.
@@ -318,12 +302,12 @@ def steered_predictions(
 ) -> SteeredPredictions:
     """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan.
 
-    Only positions from ``first`` on: each needs the whole vocabulary for each draw.
-    ``codes`` are the uncertainty codes of a run under the plan, which are fed again.
+    They start at ``first``, since each needs the complete vocabulary for each draw. ``codes`` are
+    the uncertainty codes of a run under the plan, which are fed again.
     """
-    with capture(lm.model, logits=False) as seen:
+    with capture(lm.model, logits=False) as captured:
         lm.model(**replay(ids, codes), use_cache=False)
-    z = seen.z[0, first:]
+    z = captured.z[0, first:]
     changes = plan.changes(z)
     return SteeredPredictions(
         changes,
@@ -377,8 +361,7 @@ def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Lea
     for prototype, e in evidence.items():
         if (category := lens.categories[prototype]) is not None:
             sums[category] += e
-    leading = max(sums, key=lambda category: sums[category], default=None)
-    return Leading(leading, best, lens.names[best])
+    return Leading(max(sums, key=sums.__getitem__, default=None), best, lens.names[best])
 
 
 def repetition(tokens: Sequence[int]) -> float:
@@ -401,29 +384,28 @@ def strongest(
 
     The steps go up to 0.8, or to −1 for a negative group. Repetition grows with the strength, so
     a binary search writes three texts. If every step repeats, the lowest is returned.
-    Arguments are as for :func:`steer`.
     """
     if generate == 0:
         raise InputError(
-            "the strength is found by writing, and no tokens are to be written: give a strength."
+            "finding a strength takes generated text, and no tokens are requested: give a strength."
         )
     plan_for(lm, [edit])
     ids = lm.encode(prompt, generate)
 
-    def repetition_now() -> float:
+    def at(step: int) -> Clamp | Group:
+        share = step / STRENGTH_STEPS
+        if isinstance(edit, Clamp):
+            return replace(edit, fraction=MAX_STRENGTH * share)
+        return replace(edit, strength=-share if edit.strength < 0 else MAX_STRENGTH * share)
+
+    def written_repetition() -> float:
         text = lm.write(ids, generate, temperature, seed, enough=enough)
         return repetition(text[0, ids.shape[1] :].tolist())
 
-    plain, low, high = repetition_now(), 1, STRENGTH_STEPS + 1
+    plain, low, high = written_repetition(), 1, STRENGTH_STEPS + 1
     while high - low > 1:
         middle = (low + high) // 2
-        with applied(lm.model, plan_for(lm, [_at(edit, middle / STRENGTH_STEPS)])):
-            acceptable = repetition_now() - plain <= MAX_REPETITION
+        with applied(lm.model, plan_for(lm, [at(middle)])):
+            acceptable = written_repetition() - plain <= MAX_REPETITION
         low, high = (middle, high) if acceptable else (low, middle)
-    return _at(edit, low / STRENGTH_STEPS)
-
-
-def _at(edit: Clamp | Group, share: float) -> Clamp | Group:
-    if isinstance(edit, Clamp):
-        return replace(edit, fraction=MAX_STRENGTH * share)
-    return replace(edit, strength=-share if edit.strength < 0 else MAX_STRENGTH * share)
+    return at(low)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prismlm.corpus.chat import Messages
+from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.pieces import token_alone
+from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import check_tokenizer_of
+from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.errors import InputError, check_whole
 from prismlm.interventions.plan import Changes, Plan
-from prismlm.interventions.steering import (
-    control_state,
-    plan_with_controls,
-    steered_predictions,
-)
+from prismlm.interventions.steering import control_state, plan_with_controls, steered_predictions
 from prismlm.interventions.values import Edit, Only
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import LISTED, signature_ids
@@ -27,11 +28,6 @@ from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
-
-if TYPE_CHECKING:
-    from prismlm.corpus.chat import Messages
-    from prismlm.corpus.store import Corpus
-    from prismlm.corpus.windows import WindowBatch
 
 MEASURES = ("signature", "text", "divergence")
 MAX_WINDOW = 512
@@ -42,10 +38,8 @@ TOKENS_PER_BATCH = 2048
 class SteeringEffect:
     """Means of one measure over prompts, in nats; those with the control are None without one.
 
-    Attributes:
-        edit_interval, difference_interval: 95 % bootstrap intervals over prompts; None for fewer
-            than two.
-        d: Cohen's d of the paired differences; None for fewer than two prompts or no spread.
+    95 % bootstrap intervals, and Cohen's d of the paired differences, are None for fewer than two
+    prompts.
     """
 
     prompts: int
@@ -61,19 +55,15 @@ class SteeringEffect:
 class SteeringEffects:
     """Effects of edits over prompts.
 
-    Attributes:
-        measures: by name: ``signature``, change of the log-probability that the next token is
-            one of the ``signature_tokens``; ``text``, change of the log-probability of the
-            prompt's own next token; ``divergence``, KL(before ‖ after). Each is a mean over the
-            predictions of a prompt.
-        signature_tokens: ten tokens on the edited prototypes' cards; none without an edit.
-        changed: share of predictions that the edit changes.
+    Measures are means over the predictions of a prompt: ``signature``, change of the
+    log-probability that the next token is one of the ``signature_tokens``; ``text``, change of the
+    log-probability of the prompt's own next token; ``divergence``, KL(before ‖ after).
     """
 
     measures: dict[str, SteeringEffect]
-    signature_tokens: tuple[str, ...]
+    signature_tokens: tuple[str, ...]  # on the edited prototypes' cards; none without an edit
     predictions: int
-    changed: float
+    changed: float  # share of predictions that the edit changes
     draws: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +95,7 @@ def measure_effects(
         for sequence in ids:
             predictions = steered_predictions(lm, plan, sequence, orders)
             count += len(predictions.before)
-            changed += _changed(plan, predictions.changes)
+            changed += _count_changed(plan, predictions.changes)
             for name in measures:
                 if len(sequence[0]) == 1 and name == "text":
                     continue
@@ -135,20 +125,18 @@ def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
 
 def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
     """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
-    edit = np.array([pair[0] for pair in pairs])
+    edit, control = np.array(pairs, dtype=float).T
     effect = SteeringEffect(len(edit), float(edit.mean()), _interval(edit))
-    control = [pair[1] for pair in pairs if pair[1] is not None]
-    if not control:
+    if np.isnan(control).any():
         return effect
-    difference = edit - np.array(control)
-    spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
-    mean, d = float(difference.mean()), float(difference.mean()) / spread if spread > 0 else None
+    difference = edit - control
+    mean, spread = float(difference.mean()), difference.std(ddof=1) if len(edit) > 1 else 0.0
     return replace(
         effect,
-        control=float(np.mean(control)),
+        control=float(control.mean()),
         difference=mean,
         difference_interval=_interval(difference),
-        d=d,
+        d=mean / float(spread) if spread > 0 else None,
     )
 
 
@@ -166,7 +154,7 @@ def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
         raise InputError(f"prompt {number}: {error}") from None
 
 
-def _changed(plan: Plan, changes: Changes) -> int:
+def _count_changed(plan: Plan, changes: Changes) -> int:
     # With ``only``, every state differs.
     return len(changes.before) if plan.only else int(changes.touched.sum())
 
@@ -184,20 +172,14 @@ def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list
 
 @dataclass(frozen=True)
 class Cost:
-    """Perplexity on held-out text: without an edit, with it, and under its control.
-
-    Attributes:
-        tokens: predictions measured.
-        control: from the mean cross-entropy over draws; None without a control.
-        changed: share of predictions that the edit changes.
-    """
+    """Perplexity on held-out text: without an edit, with it, and under its control."""
 
     corpus: str
-    tokens: int
+    tokens: int  # predictions measured
     perplexity: float
     edited: float
-    control: float | None
-    changed: float
+    control: float | None  # from the mean cross-entropy over draws
+    changed: float  # share of predictions that the edit changes
 
 
 @torch.no_grad()
@@ -229,7 +211,7 @@ def perplexity_cost(
                 for state in states
             ]
             count += len(z)
-            changed += _changed(plan, changes)
+            changed += _count_changed(plan, changes)
             task.advance(len(z))
     before, after, *controls = (losses / count).tolist()
     return Cost(
@@ -247,10 +229,6 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
 
     The last document is cut; a smaller corpus gives all that it has.
     """
-    from prismlm.corpus import document_windows, window_batches
-    from prismlm.corpus.layout import NONE_HELD_OUT
-    from prismlm.corpus.tokenizer import check_tokenizer_of
-
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
     tokens = check_whole("the number of held-out tokens", tokens, least=1)
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
@@ -272,15 +250,13 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
 def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
     """Return the scored states z [N, d] and their target tokens [N]."""
     ids, attended, scored = batch.scored_on(lm.model.device)
-    with capture(lm.model, logits=False) as seen:
+    with capture(lm.model, logits=False) as captured:
         lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
-    return seen.z[:, :-1][scored], ids[:, 1:][scored]
+    return captured.z[:, :-1][scored], ids[:, 1:][scored]
 
 
 def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:
     """Return the corpus to measure the cost on, or None and the reason."""
-    from prismlm.corpus import Corpus
-
     if corpus is not None:
         return Corpus.open(corpus), ""
     if lm.lens is None:

@@ -5,10 +5,8 @@ An edit gives prototypes another activation α′ and leaves the rest of the sta
     z′ = z + Σ_i (α′_i − α_i) p_i        logits = W z′
 
 so a contribution changes by exactly scale · (α′_i − α_i) W p_i; a clamp adds the part of p_i that
-its card shows. Routed activations of other prototypes stay. :meth:`prismlm.PrismLM.edit` applies
-edits.
-Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025), its two intervention
-demos; docs/edits.md lists what it leaves open.
+its card shows. :meth:`prismlm.PrismLM.edit` applies edits. Source: PRISM's two intervention demos;
+docs/edits.md lists what they leave open.
 """
 
 from __future__ import annotations
@@ -56,16 +54,14 @@ class Ablate(_PrototypeEdit):
 
 @dataclass(frozen=True)
 class Clamp(_PrototypeEdit):
-    """Fix the contribution to the card's first token v at a fraction of the top evidence.
+    """Fix the contribution to the card's first token v at a fraction, in (0, 1], of top evidence.
 
         α′ = fraction · (ℓ[top] − ℓ̄) / (scale · (W p)[v])        z′ = z + (α′ − α) p̂
 
     at every position, whether the prototype is active there or not. ℓ are the unedited logits
     before any soft-cap, top the largest, ℓ̄ their mean, v the first token on the prototype's card,
     p̂ the part of p that the card shows: :func:`prismlm.interventions.plan.card_direction`.
-
-    ``fraction`` is in (0, 1]; :func:`prismlm.interventions.steering.strongest` finds the largest
-    without repetitive text.
+    :func:`prismlm.interventions.steering.strongest` finds the largest without repetitive text.
     """
 
     fraction: float
@@ -87,19 +83,14 @@ class Group:
         z′ = z + strength · (ℓ[top] − ℓ̄) / (scale · max_v (W D)[v]) · D     strength > 0
         D  = Σ_{i in set} α_i p̂_i
 
-    p̂_i is the part of p_i that raises the set's distinctive tokens, see
-    :func:`prismlm.lens.signatures.tokens_of_group` and
-    :func:`prismlm.interventions.plan.token_directions`; v ranges over these tokens, ℓ is as for
+    The set is a category of the lens, prototypes by number, or those with a stored context in a
+    document. p̂_i is the part of p_i that raises the set's distinctive tokens
+    (:func:`prismlm.lens.signatures.tokens_of_group`,
+    :func:`prismlm.interventions.plan.token_directions`); v ranges over these tokens, ℓ is as for
     :class:`Clamp`. Nothing changes where no member is active or they raise none of the tokens.
-
-    Attributes:
-        strength: −1 (removed) to 1 (the most raised token gets as much as the top).
-        category: all prototypes of this category in the lens, or
-        prototypes: these, or
-        document: those with a stored context in this document.
     """
 
-    strength: float
+    strength: float  # −1 (removed) to 1 (the most raised token gets as much as the top)
     category: str | None = None
     prototypes: frozenset[int] | None = None
     document: str | None = None
@@ -125,11 +116,7 @@ Edit = Scale | Ablate | Clamp | Group
 
 
 def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
-    """Return the prototypes an edit acts on, ascending.
-
-    Raises:
-        InputError: an unknown prototype, category or document, or no lens to look those up in.
-    """
+    """Return the prototypes an edit acts on, ascending."""
     if isinstance(edit, Group) and edit.prototypes is None:
         return _members_in_lens(edit, lens)
     members = sorted(edit.prototypes or ()) if isinstance(edit, Group) else [edit.prototype]
@@ -155,19 +142,14 @@ def _members_in_lens(group: Group, lens: Lens | None) -> list[int]:
         hint = "no prototype has a context in it, or the id is wrong."
     else:
         members = [i for i, category in enumerate(lens.categories) if category == name]
-        hint = _category_hint(name, lens)
+        known = sorted({category for category in lens.categories if category is not None})
+        more = len(known) - MAX_CATEGORIES_LISTED
+        listed = ", ".join(known[:MAX_CATEGORIES_LISTED]) + (
+            f" and {more} more" if more > 0 else ""
+        )
+        hint = f"it has {listed}.{suggest(name, known)}"
+        if not known:
+            hint = "it has no categories yet. Run `prismlm label`, or name prototypes by number."
     if not members:
         raise InputError(f"there is no {field} {name!r} in the lens {lens.name}: {hint}")
     return sorted(set(members))
-
-
-def _category_hint(category: str, lens: Lens) -> str:
-    names = sorted({name for name in lens.categories if name is not None})
-    if not names:
-        return (
-            "it has no categories yet. Run `prismlm label` to add them, or name prototypes by "
-            "number."
-        )
-    hidden = len(names) - MAX_CATEGORIES_LISTED
-    more = f" and {hidden} more" if hidden > 0 else ""
-    return f"it has {', '.join(names[:MAX_CATEGORIES_LISTED])}{more}.{suggest(category, names)}"
