@@ -7,18 +7,17 @@ import signal
 import sys
 from pathlib import Path
 
-# A hundred processes are started here. Where nothing is to be written beside the sources, what one
-# has compiled is kept elsewhere: compiling PyTorch for each takes longer than the tests.
+# Tests start a hundred processes, and compiling PyTorch in each takes longer than the tests: if
+# bytecode is not written to the source tree, it is cached elsewhere.
 if sys.dont_write_bytecode:
-    kept = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
-    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(kept))
+    cache = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache))
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Shapes at public boundaries are checked under pytest only: the hook comes before prismlm.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# One thread here and in every process started here: sums in one order, so that they compare equal.
+# One thread in all processes: sums have one order, so that they compare equal.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from jaxtyping import _import_hook, install_import_hook
@@ -26,11 +25,7 @@ from jaxtyping import config as checks
 
 
 class Boundaries(_import_hook.JaxtypingTransformer):
-    """Leaves out functions within functions.
-
-    They are no boundary, and made anew at every call: so would their checks be, which took a fifth
-    of a pass through a model.
-    """
+    """Leaves out inner functions, whose checks at every call took a fifth of a pass."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         inside = any(isinstance(parent, ast.FunctionDef) for parent in self._parents)
@@ -38,7 +33,8 @@ class Boundaries(_import_hook.JaxtypingTransformer):
 
 
 _import_hook.JaxtypingTransformer = Boundaries
-# jaxtyping keeps what it compiled by this name: with the blank it is not what others have kept.
+# Shapes at public boundaries are checked under pytest only, by a hook before prismlm is imported.
+# The blank gives a bytecode cache of our own: jaxtyping names it by this string.
 install_import_hook(["prismlm.ops", "prismlm.layers", "prismlm.models"], "beartype.beartype ")
 
 import torch
@@ -52,7 +48,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-# What a helper asserts is shown with its values, as what a test asserts is.
+# Failed assertions of helpers show their values too.
 pytest.register_assert_rewrite("tests.helpers")
 
 Making = Callable[[Path], Path]
@@ -69,17 +65,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """As users run it: without the test run's checks of types, which would refuse it first."""
+    """Switch off checks of types and shapes, as for users."""
     checks.update("jaxtyping_disable", True)
     yield
     checks.update("jaxtyping_disable", False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts what is in its background deaf to Ctrl-C, and tests send it to themselves.
+    # Processes in the background of a shell ignore Ctrl-C, which tests send to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The processes that tests are spread over report to the one that writes.
+    # With several processes, the main one writes.
     name = config.getoption("--write-matrix")
     if name and not hasattr(config, "workerinput"):
         from tests.helpers.matrix import writer
@@ -88,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Accelerate collects garbage at every run: what was imported is not looked through each time.
+    # Accelerate collects garbage at every run; imported modules need not be scanned each time.
     gc.collect()
     gc.freeze()
 
@@ -99,7 +95,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """A test that leaves more threads behind would change the last digits of those after it."""
+    """Check that a test resets the number of threads, which changes last digits of later ones."""
     yield
     left = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -107,16 +103,16 @@ def one_thread() -> Iterator[None]:
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making) -> Path:
-    """Return what was made in a directory that all processes of a test run share."""
+    """Return what ``make`` writes, once, in a directory that all processes of a test run share."""
     base = tmp_path_factory.getbasetemp()
-    # Each process has a directory in that of the run, if there are several.
+    # With several processes, each has a directory in that of the run.
     shared = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "made-once" / name
     shared.parent.mkdir(exist_ok=True)
     with shared.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         noted = shared.with_suffix(".path")
         if not noted.is_file():
-            # Half of it may be there from a process that failed.
+            # A process that failed may have left a part of it.
             shutil.rmtree(shared, ignore_errors=True)
             shared.mkdir()
             noted.write_text(str(make(shared)))

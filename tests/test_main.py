@@ -13,7 +13,7 @@ from prismlm.__main__ import main, set_environment
 from prismlm.cli.app import ErrorsAsMessages, app
 
 
-def test_ctrl_c_outside_of_commands_says_so(monkeypatch, capsys):
+def test_ctrl_c_outside_of_commands_is_reported(monkeypatch, capsys):
     def stop():
         raise KeyboardInterrupt
 
@@ -38,7 +38,7 @@ def test_a_user_s_environment_takes_precedence(monkeypatch, own, spins, pool):
     assert os.environ == {"GOMP_SPINCOUNT": spins, "ARROW_DEFAULT_MEMORY_POOL": pool}
 
 
-def test_ctrl_c_while_arguments_are_read_says_so(monkeypatch):
+def test_ctrl_c_while_arguments_are_parsed_is_reported(monkeypatch):
     def stop(self, ctx, args):
         raise KeyboardInterrupt
 
@@ -47,8 +47,8 @@ def test_ctrl_c_while_arguments_are_read_says_so(monkeypatch):
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
-# One command after the other, each followed by what its own process would have exited with.
-EACH = r"""
+# Runs commands in turn, and prints the exit code of each.
+RUN_ALL = r"""
 import sys
 from prismlm.__main__ import main
 for words in sys.argv[1:]:
@@ -70,7 +70,7 @@ for words in sys.argv[1:]:
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ],
 )
-def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_corpus):
+def test_characters_that_a_stream_cannot_encode_end_no_command(environment, tmp_path, tiny_corpus):
     """The name of a licence on stdout, and an id in an error on stderr."""
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"id": "x", "text": "The heart pumps.", "license": "→ 東"}\n', "utf-8")
@@ -81,9 +81,8 @@ def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_
         ["corpus", "info", tmp_path / "good"],
         ["corpus", "build", bad, *tokenizer, tmp_path / "bad"],
     )
-    # All in one process that is started with that encoding.
     done = subprocess.run(
-        [sys.executable, "-c", EACH, *("\n".join(map(str, words)) for words in commands)],
+        [sys.executable, "-c", RUN_ALL, *("\n".join(map(str, words)) for words in commands)],
         capture_output=True,
         env={**os.environ, **environment, "COLUMNS": "100"},
         check=True,
@@ -106,9 +105,7 @@ def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_
         ("lora", ("attach", "nowhere", "--corpus", "nowhere", "--out", "out", "--lora")),
     ],
 )
-def test_an_extra_that_is_missing_is_named_before_anything_is_opened(
-    monkeypatch, tmp_path, extra, arguments
-):
+def test_a_missing_extra_is_named_before_files_are_opened(monkeypatch, tmp_path, extra, arguments):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("prismlm.cli.options.find_spec", lambda name: None)
     result = CliRunner().invoke(app, list(arguments))
