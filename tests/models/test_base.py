@@ -1,4 +1,4 @@
-"""The checkpoint a head is attached to: directories are linked, GGUF files converted."""
+"""The base of a head: copied directories, converted GGUF files, merged adapters."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def placed(path, out):
     return AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_weights_are_linked_the_rest_is_copied_and_ours_is_left(tiny_model, tmp_path):
+def test_weights_are_linked_and_other_files_copied_without_those_of_a_head(tiny_model, tmp_path):
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(tiny_model, model)
     (model / "training.json").write_text("{}")
@@ -44,12 +44,12 @@ def test_weights_are_linked_the_rest_is_copied_and_ours_is_left(tiny_model, tmp_
     assert not any((out / name).exists() for name in ("training.json", META_FILE, "lens"))
 
 
-def test_weights_are_copied_where_they_cannot_be_linked(tiny_model, tmp_path, monkeypatch):
+def test_weights_are_copied_if_they_cannot_be_linked(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
     placed(tiny_model, tmp_path / "out")
-    one, other = (d / "model.safetensors" for d in (tiny_model, tmp_path / "out"))
-    assert not os.path.samefile(one, other)
-    assert one.read_bytes() == other.read_bytes()
+    source, copy = (d / "model.safetensors" for d in (tiny_model, tmp_path / "out"))
+    assert not os.path.samefile(source, copy)
+    assert source.read_bytes() == copy.read_bytes()
 
 
 def state(directory):
@@ -57,7 +57,7 @@ def state(directory):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o444])
-def test_a_base_is_as_it_was_after_it_was_adapted(tiny_model, tmp_path, mode):
+def test_merging_an_adapter_leaves_the_base_unchanged(tiny_model, tmp_path, mode):
     model, adapter, out = tmp_path / "model", tmp_path / "adapter", tmp_path / "out"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("lens"))
     for path in model.iterdir():
@@ -68,29 +68,25 @@ def test_a_base_is_as_it_was_after_it_was_adapted(tiny_model, tmp_path, mode):
     (adapter / ADAPTER_CONFIG).write_text('{"r": 1, "lora_alpha": 1}')
     put_adapted(model, adapter, out)
     assert state(model) == before
-    # Private stays private; what this wrote is as any file.
+    # Copies keep their permissions; new files have the default.
     assert stat.S_IMODE((out / "tokenizer.json").stat().st_mode) == mode
     assert stat.S_IMODE((out / "model.safetensors").stat().st_mode) & 0o044
     assert not any(path.stat().st_nlink > 1 for path in out.iterdir())
 
 
-def test_a_link_out_of_the_directory_is_refused_and_what_it_leads_to_untouched(
-    tiny_model, tmp_path
-):
+def test_a_link_out_of_the_directory_is_refused(tiny_model, tmp_path):
     secret, model = tmp_path / "secret.json", tmp_path / "model"
     shutil.copytree(tiny_model, model)
     secret.write_text("{}")
-    secret.chmod(0o600)
     (model / "added_tokens.json").symlink_to("../secret.json")
     with pytest.raises(InputError, match=r"added_tokens\.json is a link to .*secret\.json"):
         find_base(str(model))
-    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     (model / "added_tokens.json").unlink()
     (model / "vocab.json").symlink_to("tokenizer.json")
     find_base(str(model))
 
 
-def test_a_snapshot_in_the_cache_of_the_hub_is_links_and_is_read(tiny_model, tmp_path):
+def test_a_snapshot_in_the_hubs_cache_consists_of_links(tiny_model, tmp_path):
     repository = tmp_path / "models--someone--tiny"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / "1234abcd"
     shutil.copytree(tiny_model, blobs)
@@ -139,25 +135,23 @@ def test_pickled_weights_are_refused_with_the_way_out(tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("name", "words"),
     [
         ("weights.bin", "is a file, but not a GGUF file"),
-        ("empty/", "has no config.json"),
-        ("bare/config.json", "expected model.safetensors"),
+        ("empty", "has no config.json"),
+        ("bare", "expected model.safetensors"),
         ("someone/no-such-model", "could not be fetched from the Hugging"),
         ("/nowhere/at all/ever", "could not be fetched from the Hugging"),
     ],
 )
-def test_what_is_no_model(tmp_path, made, said):
-    path = tmp_path / made
-    if made.endswith("/"):
-        path.mkdir()
-    elif "fetched" not in said:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("{}")
-    given = path.parent if made == "bare/config.json" else path
-    with pytest.raises(InputError, match=said):
-        find_base(made if "fetched" in said else str(given))
+def test_paths_and_names_without_a_model(tmp_path, monkeypatch, name, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.bin").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=words):
+        find_base(name)
 
 
 class Conv1D(nn.Module):
@@ -168,13 +162,13 @@ class Conv1D(nn.Module):
         self.weight = nn.Parameter(torch.zeros(3, 2))
 
 
-def model():
-    made = nn.Module()
-    made.inner = nn.Module()
-    made.inner.linear = nn.Linear(3, 2, bias=False)
-    made.inner.turned = Conv1D()
-    made.inner.linear.weight.data.fill_(1.0)
-    return made
+def two_layers():
+    model = nn.Module()
+    model.inner = nn.Module()
+    model.inner.linear = nn.Linear(3, 2, bias=False)
+    model.inner.transposed = Conv1D()
+    model.inner.linear.weight.data.fill_(1.0)
+    return model
 
 
 def write(directory, tensors, **config):
@@ -190,38 +184,37 @@ def factors(name):
     }
 
 
-def test_by_hand(tmp_path):
-    made = model()
-    write(tmp_path, factors("linear") | factors("turned"))
-    merge_adapter(made, tmp_path)
+def test_merging_by_hand(tmp_path):
+    model = two_layers()
+    write(tmp_path, factors("linear") | factors("transposed"))
+    merge_adapter(model, tmp_path)
     # 2 · [0.5, −1]ᵀ [1, 2, 3]
-    added = torch.tensor([[1.0, 2.0, 3.0], [-2.0, -4.0, -6.0]])
-    assert torch.equal(made.inner.linear.weight, 1 + added)
-    assert torch.equal(made.inner.turned.weight, added.T)
+    update = torch.tensor([[1.0, 2.0, 3.0], [-2.0, -4.0, -6.0]])
+    assert torch.equal(model.inner.linear.weight, 1 + update)
+    assert torch.equal(model.inner.transposed.weight, update.T)
 
 
-@pytest.mark.parametrize("name", ["elsewhere", "turned2"])
-def test_of_another_model(tmp_path, name):
-    write(tmp_path, factors(name))
-    with pytest.raises(FormatError, match="of another model"):
-        merge_adapter(model(), tmp_path)
-
-
-@pytest.mark.parametrize("damage", ["no tensors", "half a pair", "no rank", "an endless factor"])
-def test_damaged(tmp_path, damage):
-    tensors = factors("linear")
-    config = {"no rank": {"r": 0}, "an endless factor": {"lora_alpha": 10**400}}.get(damage, {})
-    if damage == "half a pair":
-        tensors.popitem()
-    write(tmp_path, tensors, **config)
-    if damage == "no tensors":
+@pytest.mark.parametrize(
+    ("tensors", "config", "words"),
+    [
+        (factors("elsewhere"), {}, "of another model"),
+        (dict([*factors("linear").items()][:1]), {}, "damaged"),
+        (factors("linear"), {"r": 0}, "damaged"),
+        (factors("linear"), {"lora_alpha": 10**400}, "damaged"),
+        (factors("linear"), {"use_dora": True}, "cannot be merged: use_dora"),
+        (None, {}, "damaged"),
+    ],
+)
+def test_adapters_that_cannot_be_merged(tmp_path, tensors, config, words):
+    write(tmp_path, tensors or {}, **config)
+    if tensors is None:
         (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"no tensors")
-    with pytest.raises(FormatError, match="damaged"):
-        merge_adapter(model(), tmp_path)
+    with pytest.raises(FormatError, match=words):
+        merge_adapter(two_layers(), tmp_path)
 
 
-def test_an_adapter_without_its_model_is_named_with_the_way_out(tmp_path):
+@pytest.mark.parametrize("opens", [lambda path: find_base(str(path)), read_checkpoint])
+def test_an_adapter_without_its_model(tmp_path, opens):
     write(tmp_path, factors("linear"), base_model_name_or_path="some/base")
-    for opens in (lambda: find_base(str(tmp_path)), lambda: read_checkpoint(tmp_path)):
-        with pytest.raises(InputError, match=r"(?s)PEFT adapter of some/base, .*merge_and_unload"):
-            opens()
+    with pytest.raises(InputError, match=r"(?s)PEFT adapter of some/base, .*merge_and_unload"):
+        opens(tmp_path)

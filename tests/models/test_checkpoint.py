@@ -1,4 +1,4 @@
-"""What is refused where a checkpoint is opened, and that each refusal says how to go on."""
+"""What is refused when a checkpoint is opened."""
 
 import json
 
@@ -39,10 +39,11 @@ SMALL = {
 
 
 @pytest.fixture
-def saved(small_corpus, tmp_path):
-    """Save a model with the tokenizer of the small corpus."""
+def save(small_corpus, tmp_path):
+    """Save a model with the tokenizer of the small corpus; by default a Llama."""
 
-    def save(model):
+    def save(model=None):
+        model = model or AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
         model.save_pretrained(tmp_path)
         families.opened_corpus(small_corpus).tokenizer.save_pretrained(tmp_path)
         return tmp_path
@@ -50,25 +51,23 @@ def saved(small_corpus, tmp_path):
     return save
 
 
-def as_pickle(directory, name="pytorch_model.bin"):
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    torch.save(model.state_dict(), directory / name)
-    (directory / "model.safetensors").unlink()
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_checkpoint_that_is_whole(saved):
+def test_a_complete_checkpoint_even_beside_a_pickle(save):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
-    opened, tokenizer = read_checkpoint(saved(model))
+    directory = save(model)
+    (directory / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    opened, tokenizer = read_checkpoint(directory)
     assert not opened.training
     assert torch.equal(opened.lm_head.weight, model.lm_head.weight)
     assert len(tokenizer) == 320
 
 
-def test_a_tokenizer_that_cannot_read_a_text(saved):
-    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
-    settings = json.loads((directory / "tokenizer_config.json").read_text())
-    damaged = json.dumps(settings | {"model_max_length": {}})
-    (directory / "tokenizer_config.json").write_text(damaged)
+def test_a_tokenizer_with_damaged_settings(save):
+    directory = save()
+    change(directory / "tokenizer_config.json", model_max_length={})
     with pytest.raises(FormatError, match="cannot be read"):
         read_checkpoint(directory)
     with pytest.raises(InputError, match="No tokenizer could be loaded"):
@@ -76,28 +75,20 @@ def test_a_tokenizer_that_cannot_read_a_text(saved):
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
-def test_pickles_alone_are_not_read(saved, name):
-    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
-    as_pickle(directory, name)
-    # A head's file is no weight of the model.
-    save_file({}, directory / HEAD_FILE)
-    with pytest.raises(InputError, match=rf"{name}, a pickle") as refused:
+def test_pickles_are_not_read(save, name):
+    directory = save()
+    torch.save({}, directory / name)
+    (directory / "model.safetensors").unlink()
+    save_file({}, directory / HEAD_FILE)  # not weights of the model
+    with pytest.raises(InputError, match=rf"{name}, a pickle") as error:
         read_checkpoint(directory)
-    assert "use_safetensors=False).save_pretrained(OUT)" in str(refused.value)
-
-
-def test_a_pickle_beside_safetensors_is_left_alone(saved):
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
-    directory = saved(model)
-    (directory / "pytorch_model.bin").write_bytes(b"not even a pickle")
-    opened, _ = read_checkpoint(directory)
-    assert torch.equal(opened.lm_head.weight, model.lm_head.weight)
+    assert "use_safetensors=False).save_pretrained(OUT)" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("build", "words"),
     [
-        # The first opens like a decoder; transformers has no decoder of the second's type.
+        # transformers opens the first as a decoder, and has no decoder for the second.
         (lambda: BertForMaskedLM(BertConfig(**SMALL)), r"encoder-only .*BertForMaskedLM"),
         (
             lambda: ModernBertForMaskedLM(
@@ -113,25 +104,25 @@ def test_a_pickle_beside_safetensors_is_left_alone(saved):
         ),
     ],
 )
-def test_encoders_are_refused(saved, make, words):
+def test_encoders_are_refused(save, build, words):
     with pytest.raises(InputError, match=words):
-        read_checkpoint(saved(make()))
+        read_checkpoint(save(build()))
 
 
 @pytest.mark.parametrize("config", [GPTNeoXConfig(**SMALL), BertConfig(**SMALL, is_decoder=True)])
-def test_decoders_of_kinds_that_are_not_always(saved, config):
-    model, _ = read_checkpoint(saved(AutoModelForCausalLM.from_config(config)))
+def test_decoders_that_a_probe_has_to_recognise(save, config):
+    model, _ = read_checkpoint(save(AutoModelForCausalLM.from_config(config)))
     assert model.config.model_type == config.model_type
 
 
-def test_a_model_without_its_head(saved):
+def test_missing_weights(save):
     with pytest.raises(FormatError, match=r"has no lm_head.weight for LlamaForCausalLM"):
-        read_checkpoint(saved(LlamaModel(LlamaConfig(**SMALL))))
+        read_checkpoint(save(LlamaModel(LlamaConfig(**SMALL))))
 
 
-def test_weights_that_are_missing_under_an_adapter(saved):
+def test_missing_weights_with_an_adapter(save):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
-    directory = saved(model)
+    directory = save(model)
     lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     get_peft_model(model, lora).save_pretrained(directory)
     opened, _ = read_checkpoint(directory)
@@ -144,36 +135,24 @@ def test_weights_that_are_missing_under_an_adapter(saved):
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:99", "nowhere"])
-def test_a_device_that_cannot_compute(saved, device):
-    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
+def test_devices_that_cannot_be_used(save, device):
     with pytest.raises(InputError, match=f"device '{device}' cannot be used"):
-        read_checkpoint(directory, device=device)
+        read_checkpoint(save(), device=device)
 
 
-def test_code_that_a_model_brings_is_never_run(saved, tmp_path):
-    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
-    ran = tmp_path / "ran"
-    code = f"open({str(ran)!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
-    (directory / "modeling_theirs.py").write_text(code)
-    path = directory / "config.json"
-    auto = {"AutoConfig": "modeling_theirs.Config", "AutoModelForCausalLM": "modeling_theirs.Model"}
-    config = json.loads(path.read_text()) | {"model_type": "theirs", "auto_map": auto}
-    path.write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"needs custom code \(modeling_theirs.py\)"):
-        read_checkpoint(directory)
-    assert not ran.exists()
-
-
-def test_code_that_a_tokenizer_brings_is_never_run(saved, tmp_path):
-    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
-    ran = tmp_path / "ran"
-    (directory / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Tokenizer: pass\n")
-    path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    auto = {"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", "theirs.Tokenizer"]}}
-    path.write_text(json.dumps(config | {"tokenizer_class": "Tokenizer"} | auto))
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_code_in_a_directory_is_never_run(save, tmp_path, part):
+    directory, marker = save(), tmp_path / "marker"
+    code = f"open({str(marker)!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
+    (directory / "theirs.py").write_text(code)
+    if part == "model":
+        auto = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+        change(directory / "config.json", model_type="theirs", auto_map=auto)
+    else:
+        auto = {"AutoTokenizer": ["theirs.Model", "theirs.Model"]}
+        change(directory / "tokenizer_config.json", tokenizer_class="Model", auto_map=auto)
+        with pytest.raises(InputError, match="contains custom code"):
+            load_tokenizer(directory)
     with pytest.raises(InputError, match=r"needs custom code \(theirs.py\)"):
         read_checkpoint(directory)
-    with pytest.raises(InputError, match="contains custom code"):
-        load_tokenizer(directory)
-    assert not ran.exists()
+    assert not marker.exists()

@@ -1,4 +1,4 @@
-"""The seam on real decoders of several families, tiny and randomly initialised."""
+"""The seam on tiny random decoders of several families."""
 
 from dataclasses import asdict
 
@@ -41,111 +41,86 @@ EXPECTED = {
     "cohere": LogitMap(scale=0.0625),
     "phi": LogitMap(bias=True),
 }
+IDS = torch.arange(12).reshape(2, 6)
 
 
-def decoder(family):
+def build(family="llama"):
     torch.manual_seed(0)
     settings = {"model_type": family, **FAMILIES[family]}
     return build_model(build_config(settings, vocab_size=97, eos_token_id=0)).eval()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logit_map_is_found_and_reproduces_the_logits(family):
-    model = decoder(family)
+@torch.no_grad()
+def test_z_w_and_the_logit_map_reproduce_the_logits(family):
+    model = build(family)
     logit_map = LogitMap.of(model)
     assert logit_map == EXPECTED.get(family, LogitMap())
     assert verify_logit_map(model, logit_map) < 1e-5
     assert from_json(LogitMap, asdict(logit_map), "logit_map") == logit_map
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_z_times_w_is_what_the_embedding_gives(family):
-    model = decoder(family)
-    ids = torch.arange(12).reshape(2, 6)
-    with torch.no_grad(), capture(model) as seen:
-        logits = model(input_ids=ids).logits
+    before = model(input_ids=IDS).logits
+    with capture(model) as captured:
+        logits = model(input_ids=IDS).logits
+    assert torch.equal(logits, before)
     embedding = output_embedding(model)
-    rebuilt = nn.functional.linear(seen.z, embedding.weight, embedding.bias)
-    torch.testing.assert_close(LogitMap.of(model)(rebuilt), logits, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_without_logits(family):
-    model = decoder(family)
-    ids = torch.arange(12).reshape(2, 6)
-    with torch.no_grad():
-        with capture(model) as full:
-            model(input_ids=ids)
-        with capture(model, logits=False) as bare:
-            output = model(input_ids=ids)
-    assert torch.equal(bare.z, full.z)
-    assert bare.embedded is None
+    rebuilt = nn.functional.linear(captured.z, embedding.weight, embedding.bias)
+    torch.testing.assert_close(logit_map(rebuilt), logits, atol=1e-5, rtol=1e-5)
+    with capture(model, logits=False) as states:
+        output = model(input_ids=IDS)
+    assert torch.equal(states.z, captured.z)
+    assert states.embedded is None
     assert output.logits.numel() == 0
-
-
-def test_watching_changes_no_bit_and_leaves_no_hook():
-    model = decoder("llama")
-    ids = torch.arange(8)[None]
-    with torch.no_grad():
-        before = model(input_ids=ids).logits
-        with capture(model):
-            during = model(input_ids=ids).logits
-        with pytest.raises(RuntimeError, match="stop"), capture(model, logits=False):
-            raise RuntimeError("stop")
-        after = model(input_ids=ids).logits
-    assert torch.equal(before, during)
-    assert torch.equal(before, after)
+    with pytest.raises(RuntimeError, match="stop"), capture(model, logits=False):
+        raise RuntimeError("stop")
+    assert torch.equal(model(input_ids=IDS).logits, before)
 
 
 @pytest.mark.parametrize(
     "wrong", [LogitMap(scale=2.0), LogitMap(softcap=0.01), LogitMap(bias=True)]
 )
-def test_a_map_that_is_not_the_models_is_refused(wrong):
+def test_a_wrong_map_is_refused(wrong):
     with pytest.raises(FormatError, match="does not reproduce the logits of LlamaForCausalLM"):
-        verify_logit_map(decoder("llama"), wrong)
+        verify_logit_map(build(), wrong)
 
 
 def test_a_model_without_an_output_embedding():
     with pytest.raises(InputError, match=r"no output embedding.*: embed_tokens \(Embedding\)"):
-        output_embedding(decoder("llama").model)
+        output_embedding(build().model)
 
 
 class Int8Linear(nn.Linear):
-    """Holds whole numbers and a scale for each row in place of W."""
+    """Has integers and a scale per row instead of W."""
 
     def __init__(self, linear):
         super().__init__(*reversed(linear.weight.shape), bias=False)
         del self.weight
         scale = linear.weight.detach().abs().amax(1) / 127
-        whole = (linear.weight.detach() / scale[:, None]).round()
-        self.register_buffer("weight", whole.to(torch.int8))
+        rounded = (linear.weight.detach() / scale[:, None]).round()
+        self.register_buffer("weight", rounded.to(torch.int8))
         self.register_buffer("scales", scale)
 
     def forward(self, z):
         return z @ (self.weight * self.scales[:, None]).T
 
 
-def test_a_quantised_output_embedding():
-    model = decoder("llama")
+def test_quantised_output_embeddings():
+    model = build()
+    weight = model.lm_head.weight.detach()
     model.lm_head = Int8Linear(model.lm_head)
-    model(input_ids=torch.arange(4)[None])
-    with pytest.raises(InputError, match=r"lm_head of LlamaForCausalLM .* Tensor of int8") as said:
+    model(input_ids=IDS)
+    with pytest.raises(InputError, match=r"lm_head of LlamaForCausalLM .* Tensor of int8") as error:
         LogitMap.of(model)
-    assert "modules_to_not_convert=['lm_head']" in str(said.value)
-
-
-def test_a_weight_that_holds_others_in_place_of_w():
-    model = decoder("llama")
-    half = model.lm_head.weight.detach() / 2
-    model.lm_head.weight = nn.Parameter(TwoTensor(half, half))
+    assert "modules_to_not_convert=['lm_head']" in str(error.value)
+    model = build()
+    model.lm_head.weight = nn.Parameter(TwoTensor(weight / 2, weight / 2))
     with pytest.raises(InputError, match=r"is quantised \(its weight is TwoTensor"):
         output_embedding(model)
 
 
-def test_an_embedding_that_does_more_than_its_weight_says():
-    model = decoder("llama")
-    added = nn.Linear(32, 97, bias=False)
-    handle = model.lm_head.register_forward_hook(lambda _, given, output: output + added(*given))
+def test_an_embedding_that_adds_to_its_product():
+    model = build()
+    extra = nn.Linear(32, 97, bias=False)
+    handle = model.lm_head.register_forward_hook(lambda _, args, output: output + extra(*args))
     with pytest.raises(FormatError, match="does not reproduce the logits"):
         verify_logit_map(model, LogitMap())
     handle.remove()
@@ -153,8 +128,8 @@ def test_an_embedding_that_does_more_than_its_weight_says():
 
 
 def test_a_decoder_whose_embeddings_have_another_name():
-    model = decoder("llama")
+    model = build()
     embeddings = model.get_input_embeddings()
     model._modules = {"shared": embeddings, **model._modules}
-    found = decoder_and_embeddings(model, decoder="model", embeddings="shared")
-    assert found == (model.model, embeddings)
+    parts = decoder_and_embeddings(model, decoder="model", embeddings="shared")
+    assert parts == (model.model, embeddings)

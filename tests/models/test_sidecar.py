@@ -35,7 +35,7 @@ def directory(model, tmp_path):
     return tmp_path
 
 
-def change(directory, **values):
+def change_meta(directory, **values):
     path = directory / META_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
@@ -44,66 +44,66 @@ def test_round_trip(directory, model):
     sidecar = load_sidecar(directory, model)
     tensors = load_file(directory / HEAD_FILE)
     assert set(tensors) == {"prototypes", "scale"}
-    assert tensors["scale"].item() == pytest.approx(1.25)
+    assert tensors["scale"].item() == sidecar.head.scale.item() == pytest.approx(1.25)
     assert torch.equal(sidecar.head.prototypes, tensors["prototypes"])
-    assert sidecar.head.scale.item() == pytest.approx(1.25)
-    assert sidecar.head.prototypes_per_token == 3
+    assert (sidecar.head.prototypes_per_token, sidecar.head.weights) == (3, "cosine")
     assert sidecar.logit_map == LogitMap()
     assert sidecar.provenance == {"steps": 7}
-
-
-def test_the_checkpoint_is_a_plain_one(directory, model):
+    # The checkpoint is a plain one.
     reloaded = AutoModelForCausalLM.from_pretrained(directory)
     assert type(reloaded) is type(model)
     for name, tensor in model.state_dict().items():
         assert torch.equal(reloaded.state_dict()[name], tensor), name
 
 
-def test_more_per_token_than_prototypes(directory):
-    change(directory, prototypes_per_token=13)
-    with pytest.raises(InputError, match="there are 12 prototypes"):
-        load_sidecar(directory)
-
-
-@pytest.mark.parametrize("version", [2, 99])
-def test_another_version(directory, version):
-    change(directory, format_version=version)
-    with pytest.raises(FormatError, match=f"format version {version}"):
-        load_sidecar(directory)
-
-
-def test_fitted_weights_come_back_and_are_of_a_version_of_their_own(directory, model, tmp_path):
+def test_heads_with_fitted_weights_have_another_version(directory, model):
     before = load_sidecar(directory, model)
-    assert before.head.weights == "cosine"
     head = PrototypeHead(model.config.hidden_size, 12, 3, weights="fitted")
     head.reset_parameters()
     save_sidecar(directory, Sidecar(head, before.logit_map, before.base))
     assert json.loads((directory / META_FILE).read_text())["format_version"] == 3
     assert load_sidecar(directory, model).head.weights == "fitted"
-    change(directory, weights="guessed")
-    with pytest.raises(FormatError, match="weights is 'guessed'"):
-        load_sidecar(directory, model)
 
 
-@pytest.mark.parametrize("name", [META_FILE, HEAD_FILE])
-def test_a_missing_file(directory, name):
-    (directory / name).unlink()
-    with pytest.raises(FormatError, match=name):
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"format_version": 2}, "format version 2"),
+        ({"format_version": 99}, "format version 99"),
+        ({"prototypes_per_token": 13}, "there are 12 prototypes"),
+        ({"weights": "guessed"}, "weights is 'guessed'"),
+        ({"prototypes_per_token": True}, r"prismlm\.json"),
+        ({"base": None}, r"prismlm\.json"),
+        ({"base": {"name": "", "revision": None, "fingerprint": "", "bogus": 1}}, r"prismlm\.json"),
+        ({"logit_map": []}, r"prismlm\.json"),
+        ({"logit_map": {"scale": None}}, r"prismlm\.json"),
+        ({"provenance": "text"}, r"prismlm\.json"),
+    ],
+)
+def test_metadata_that_cannot_be(directory, values, words):
+    change_meta(directory, **values)
+    with pytest.raises((FormatError, InputError), match=words):
         load_sidecar(directory)
 
 
 @pytest.mark.parametrize("name", [META_FILE, HEAD_FILE])
-def test_a_damaged_file(directory, name):
+def test_missing_and_damaged_files(directory, name):
     path = directory / name
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(FormatError):
         load_sidecar(directory)
+    path.unlink()
+    with pytest.raises(FormatError, match=name):
+        load_sidecar(directory)
 
 
-def test_prototypes_that_are_not_finite(directory):
+def test_prototypes_that_cannot_be(directory, model):
     tensors = load_file(directory / HEAD_FILE)
-    tensors["prototypes"][0, 0] = float("nan")
-    save_file(tensors, directory / HEAD_FILE)
+    narrow = tensors["prototypes"][:, :-1].contiguous()
+    save_file(tensors | {"prototypes": narrow}, directory / HEAD_FILE)
+    with pytest.raises(FormatError, match="prototypes of width"):
+        load_sidecar(directory, model)
+    save_file(tensors | {"prototypes": narrow / 0}, directory / HEAD_FILE)
     with pytest.raises(FormatError, match="finite"):
         load_sidecar(directory)
 
@@ -115,40 +115,8 @@ def test_weights_that_changed_since(directory, model):
         load_sidecar(directory, model)
 
 
-def test_prototypes_of_another_width(directory, model):
-    tensors = load_file(directory / HEAD_FILE)
-    tensors["prototypes"] = tensors["prototypes"][:, :-1].contiguous()
-    save_file(tensors, directory / HEAD_FILE)
-    with pytest.raises(FormatError, match="prototypes of width"):
-        load_sidecar(directory, model)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (("prototypes_per_token",), True),
-        (("base",), None),
-        (("base", "bogus"), "x"),
-        (("logit_map",), []),
-        (("logit_map", "scale"), None),
-        (("provenance",), "text"),
-    ],
-)
-def test_values_of_another_type(directory, key, value):
-    file = directory / "prismlm.json"
-    meta = json.loads(file.read_text())
-    holder = meta
-    for name in key[:-1]:
-        holder = holder[name]
-    holder[key[-1]] = value
-    file.write_text(json.dumps(meta))
-    with pytest.raises(FormatError, match=r"prismlm\.json"):
-        load_sidecar(directory)
-
-
-def test_a_flipped_byte_of_the_weights_is_found_by_verifying(directory):
-    written = verify_weights(directory)
-    assert written >= 1
+def test_verifying_notices_a_flipped_byte_and_a_missing_file(directory):
+    assert verify_weights(directory) >= 1
     weights = directory / HEAD_FILE
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
@@ -158,12 +126,5 @@ def test_a_flipped_byte_of_the_weights_is_found_by_verifying(directory):
     weights.unlink()
     with pytest.raises(FormatError, match="missing"):
         verify_weights(directory)
-
-
-def test_weights_whose_fingerprints_nobody_noted(directory):
-    file = directory / "prismlm.json"
-    meta = json.loads(file.read_text())
-    del meta["files"]
-    file.write_text(json.dumps(meta))
+    change_meta(directory, files={})
     assert verify_weights(directory) == 0
-    load_sidecar(directory)

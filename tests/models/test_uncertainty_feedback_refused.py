@@ -1,9 +1,10 @@
-"""What uncertainty feedback refuses, in which words, and that nothing is left behind."""
+"""What uncertainty feedback refuses, and that nothing is left behind."""
 
 import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
@@ -73,9 +74,9 @@ def test_a_call_without_ids(model):
     embeds = model.get_input_embeddings()(IDS)
     plain = model(inputs_embeds=embeds).logits
     feedback = attach_drawn(model, 8)
-    for given in ({"inputs_embeds": embeds}, {"input_ids": IDS[0]}, {"input_ids": IDS[:, :0]}):
+    for inputs in ({"inputs_embeds": embeds}, {"input_ids": IDS[0]}, {"input_ids": IDS[:, :0]}):
         with pytest.raises(InputError, match=r"input_ids are .*expected token ids \[B, T\]"):
-            model(**given)
+            model(**inputs)
     feedback.detach()
     assert torch.equal(model(inputs_embeds=embeds).logits, plain)
 
@@ -95,22 +96,24 @@ NAMES = {"decoder": "model", "embeddings": "model.embed_tokens"}
 
 def unsaid():
     torch.manual_seed(0)
-    found = Unsaid(FAMILIES["llama"]()).eval()
-    found.load_state_dict(build("llama").state_dict())
-    return found
+    model = Unsaid(FAMILIES["llama"]()).eval()
+    model.load_state_dict(build("llama").state_dict())
+    return model
 
 
-def test_a_model_that_does_not_say_where_its_parts_are():
-    model = unsaid()
-    for names, words in (
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
         ({}, r"no decoder found in a Unsaid .*decoder=.*one of: model\."),
         ({"decoder": "modle"}, "'modle' is not one"),
         ({"decoder": "lm_head"}, "'lm_head' is not one"),
         ({"decoder": "model"}, r"no embeddings found .*one of: model\.embed_tokens"),
         ({"decoder": "model", "embeddings": "model.norm"}, "'model.norm' is not one"),
-    ):
-        with pytest.raises(InputError, match=words):
-            attach_drawn(model, 8, **names)
+    ],
+)
+def test_a_model_that_does_not_declare_its_parts(names, words):
+    with pytest.raises(InputError, match=words):
+        attach_drawn(unsaid(), 8, **names)
 
 
 @torch.no_grad()
@@ -120,9 +123,8 @@ def test_named_parts_are_used_saved_and_found_again(model, tmp_path):
     plain = attach_drawn(model, 8, passes=2)
     plain.embedding.load_state_dict(feedback.embedding.state_dict())
     expected = model(IDS)
-    found = named(IDS)
-    assert torch.equal(found.uncertainty_codes, expected.uncertainty_codes)
-    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(named(IDS).uncertainty_codes, expected.uncertainty_codes)
+    assert torch.equal(named(IDS).logits, expected.logits)
     save_uncertainty(tmp_path, feedback)
     again = unsaid()
     assert load_uncertainty(tmp_path, again).places == NAMES
@@ -130,7 +132,7 @@ def test_named_parts_are_used_saved_and_found_again(model, tmp_path):
 
 
 @torch.no_grad()
-def test_embeddings_that_the_decoder_does_not_call_are_not_passed_over_in_silence(model):
+def test_embeddings_that_the_decoder_does_not_call(model):
     model.unused = torch.nn.Embedding(V, 16)
     for name, words in (
         ("unused", "nothing was added to the input of this LlamaForCausalLM"),
@@ -173,17 +175,17 @@ def test_codes_that_cannot_be_replayed(model):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("passes", "use_cache"), [(1, True), (2, True), (2, False)])
-def test_logits_that_are_no_numbers_are_told_by_row_and_position(model, passes, use_cache):
+def test_nan_logits_are_named_by_row_and_position(model, passes, use_cache):
     attach_drawn(model, 8, passes=passes)
-    spoilt = torch.zeros(2, 3, V)
-    spoilt[1, 2, 4] = torch.nan
-    handle = model.lm_head.register_forward_hook(lambda _module, _given, logits: logits + spoilt)
-    looked_at = 2 if passes == 1 else 6
-    words = rf"NaN or \+∞.* First at row 1, position 2; 1 of {looked_at}"
+    added = torch.zeros(2, 3, V)
+    added[1, 2, 4] = torch.nan
+    handle = model.lm_head.register_forward_hook(lambda _module, _args, logits: logits + added)
+    count = 2 if passes == 1 else 6
+    words = rf"NaN or \+∞.* First at row 1, position 2; 1 of {count}"
     with pytest.raises(InputError, match=words):
         model(IDS, use_cache=use_cache)
     handle.remove()
-    # The next call begins anew.
+    # The next call starts afresh.
     assert model(IDS, use_cache=use_cache).uncertainty_codes[:, 0].tolist() == [-1, -1]
 
 
@@ -230,16 +232,13 @@ def saved(model, tmp_path):
     return tmp_path
 
 
-def rewrite(directory, table=None, without=(), **changes):
-    """Write the file anew with another table or other metadata; without ``seen``, as of old."""
+def rewrite(directory, table=None, **changes):
+    """Write the file again with another table or other metadata."""
     path = directory / UNCERTAINTY_FILE
-    data = path.read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    meta = json.loads(header["__metadata__"]["uncertainty_feedback"]) | changes
-    meta = {name: value for name, value in meta.items() if name not in without}
-    held = load_file(path)["embedding"] if table is None else table
-    save_file({"embedding": held}, path, {"uncertainty_feedback": json.dumps(meta)})
-    return held
+    with safe_open(path, "pt") as file:
+        meta = json.loads(file.metadata()["uncertainty_feedback"]) | changes
+    tensors = load_file(path) | ({} if table is None else {"embedding": table})
+    save_file(tensors, path, {"uncertainty_feedback": json.dumps(meta)})
 
 
 def test_a_table_of_another_width_level_count_model_or_dtype(model, saved):
@@ -287,8 +286,3 @@ def test_a_file_that_cannot_be(model, saved, table, changes, words):
     rewrite(saved, table, **changes)
     with pytest.raises((FormatError, InputError), match=words):
         load_uncertainty(saved, model)
-
-
-def test_a_file_of_before_places_and_counts_is_read(model, saved):
-    held = rewrite(saved, without=["places"])
-    assert torch.equal(load_uncertainty(saved, model).embedding.weight, held)

@@ -1,4 +1,4 @@
-"""Hooks that hold for one block, and for the thread or task that opened it."""
+"""Hooks for the duration of a block, in the thread or task that opened it."""
 
 import asyncio
 import contextvars
@@ -10,6 +10,8 @@ from torch import nn
 
 from prismlm.models.watch import Hook, evaluating, unwatched, watch
 
+X = torch.ones(1, 3)
+
 
 @pytest.fixture
 def model():
@@ -17,11 +19,16 @@ def model():
     return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
 
 
-X = torch.ones(1, 3)
+def record(calls, name):
+    return lambda module, args, kwargs, *output: calls.append((name, len(output)))
 
 
-def noting(into, name):
-    return lambda module, args, kwargs, *output: into.append((name, len(output)))
+def double_input(module, args, kwargs):
+    return (2 * args[0],), kwargs
+
+
+def zero_output(module, args, kwargs, output):
+    return output * 0
 
 
 def in_thread(work):
@@ -34,92 +41,89 @@ def hooks_of(model):
     return [h for m in model for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
 
 
-def test_hooks_act_in_order_and_change_what_passes(model):
-    seen = []
-    double = Hook(model[0], before=lambda m, args, kwargs: ((2 * args[0],), kwargs))
-    zero = Hook(model[2], after=lambda m, args, kwargs, output: output * 0)
-    with watch([Hook(model[0], noting(seen, "a"), noting(seen, "b")), double]):
+def test_hooks_act_in_order_and_replace_inputs_and_outputs(model):
+    calls = []
+    with watch(
+        [Hook(model[0], record(calls, "a"), record(calls, "b")), Hook(model[0], double_input)]
+    ):
         assert torch.equal(model[0](X), nn.functional.linear(2 * X, model[0].weight, model[0].bias))
-        with watch([zero]):
+        with watch([Hook(model[2], after=zero_output)]):
             assert not model(X).any()
-    assert seen == [("a", 0), ("b", 1)] * 2
+    assert calls == [("a", 0), ("b", 1)] * 2
     assert not hooks_of(model)
 
 
-def test_passes_of_other_threads_are_not_seen_nor_changed(model):
-    alone, seen, other = model(X), [], []
-    zero = Hook(model[2], after=lambda m, args, kwargs, output: output * 0)
-    with watch([Hook(model[0], noting(seen, "own")), zero]):
-        in_thread(lambda: other.append(model(X)))
-        assert not seen
-        # A thread that is given a copy of the context is in the block.
+def test_other_threads_are_neither_seen_nor_changed(model):
+    plain, calls, outputs = model(X), [], []
+    with watch([Hook(model[0], record(calls, "a")), Hook(model[2], after=zero_output)]):
+        in_thread(lambda: outputs.append(model(X)))
+        assert not calls
+        # A thread with a copy of the context is in the block.
         copied = contextvars.copy_context()
-        in_thread(lambda: other.append(copied.run(model, X)))
-    assert torch.equal(other[0], alone)
-    assert not other[1].any()
-    assert seen == [("own", 0)]
+        in_thread(lambda: outputs.append(copied.run(model, X)))
+    assert torch.equal(outputs[0], plain)
+    assert not outputs[1].any()
+    assert calls == [("a", 0)]
 
 
-def test_tasks_of_one_thread_see_their_own(model):
-    async def look(name, seen):
-        with watch([Hook(model[0], noting(seen, name))]):
+def test_tasks_of_one_thread_see_only_their_passes(model):
+    async def run(name, calls):
+        with watch([Hook(model[0], record(calls, name))]):
             await asyncio.sleep(0)
             model(X)
             await asyncio.sleep(0)
-        return seen
+        return calls
 
     async def both():
-        return await asyncio.gather(look("a", []), look("b", []))
+        return await asyncio.gather(run("a", []), run("b", []))
 
     assert asyncio.run(both()) == [[("a", 0)], [("b", 0)]]
 
 
-def test_unwatched_passes_are_seen_only_by_what_asks_for_them(model):
-    seen = []
-    first, second = (Hook(model[0], noting(seen, name)) for name in "ab")
+def test_unwatched_passes(model):
+    calls = []
+    first, second = (Hook(model[0], record(calls, name)) for name in "ab")
     with watch([first]), watch([second], unwatched_too=True):
         with unwatched(), unwatched():
             model(X)
-        assert seen == [("b", 0)]
+        assert calls == [("b", 0)]
         model(X)
-    assert seen == [("b", 0), ("a", 0), ("b", 0)]
+    assert calls == [("b", 0), ("a", 0), ("b", 0)]
 
 
-def test_hooks_are_gone_whatever_happens(model):
-    with pytest.raises(RuntimeError, match="own"), watch([Hook(model[0], noting([], "a"))]):
-        raise RuntimeError("own")
-    # Of two hooks the second cannot be put up.
-    with pytest.raises(AttributeError), watch([Hook(model[0], noting([], "a")), Hook(None, print)]):
+def test_hooks_are_removed_after_errors(model):
+    hook = Hook(model[0], record([], "a"))
+    with pytest.raises(RuntimeError, match="stop"), watch([hook]):
+        raise RuntimeError("stop")
+    # The second of two hooks cannot be registered.
+    with pytest.raises(AttributeError), watch([hook, Hook(None, print)]):
         pass
     assert not hooks_of(model)
 
 
 def test_of_equal_hooks_in_nested_blocks_the_outermost_acts(model):
-    def double(module, args, kwargs):
-        return (2 * args[0],), kwargs
-
-    once = nn.functional.linear(2 * X, model[0].weight, model[0].bias)
-    outer, inner = watch([Hook(model[0], double)]), watch([Hook(model[0], double)])
+    doubled = nn.functional.linear(2 * X, model[0].weight, model[0].bias)
+    outer, inner = (watch([Hook(model[0], double_input)]) for _ in range(2))
     outer.__enter__()
     with inner:
-        assert torch.equal(model[0](X), once)
-        # A copy of the context, in which the outer block ends first.
+        assert torch.equal(model[0](X), doubled)
+        # In a copy of the context the outer block ends first.
         copied = contextvars.copy_context()
         outer.__exit__(None, None, None)
-        assert torch.equal(copied.run(model[0], X), once)
+        assert torch.equal(copied.run(model[0], X), doubled)
     assert not hooks_of(model)
 
 
-def test_what_is_always_called_is_when_the_module_raises(model):
-    seen = []
-    always = Hook(model[2], after=noting(seen, "always"), always=True)
-    with watch([always, Hook(model[2], after=noting(seen, "else"))]), pytest.raises(RuntimeError):
+def test_always_hooks_are_called_when_the_module_raises(model):
+    calls = []
+    always = Hook(model[2], after=record(calls, "always"), always=True)
+    with watch([always, Hook(model[2], after=record(calls, "b"))]), pytest.raises(RuntimeError):
         model[2](torch.ones(1, 7))
-    assert seen == [("always", 1)]
+    assert calls == [("always", 1)]
 
 
-def test_modes_gradients_and_attention_are_as_before():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.Dropout())
+def test_evaluating_restores_modes_gradients_and_attention():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Dropout())
     model[1].eval()
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:

@@ -48,9 +48,6 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
     """Merge an adapter saved by PEFT: W ← W + (α / r) · B A, in float64, rounded once.
 
     With A and B in bfloat16 the result is practically exact, and so the same on all machines.
-
-    Raises:
-        FormatError: the adapter is damaged, or of another model.
     """
     config = read_json(directory / ADAPTER_CONFIG)
     path = directory / ADAPTER_WEIGHTS
@@ -93,11 +90,7 @@ class BaseCheckpoint:
 
 
 def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
-    """Find a checkpoint: a directory, a GGUF file, or a name on the hub, which is downloaded.
-
-    Raises:
-        InputError: there is none, its weights cannot be read, or a file links out of its directory.
-    """
+    """Find a checkpoint: a directory, a GGUF file, or a name on the hub, which is downloaded."""
     path = Path(name)
     if path.is_file():
         if path.suffix != GGUF:
@@ -144,10 +137,6 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
 
     Weights are hard-linked if possible, since nothing writes to them again. A GGUF file is
     converted to float32.
-
-    Raises:
-        FormatError: the GGUF file cannot be read.
-        PrismError: the disk is full.
     """
     if (out / CONFIG_FILE).is_file():
         return

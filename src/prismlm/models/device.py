@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from prismlm.errors import InputError
+from prismlm.ops.prototype_head.fast import has_fast_product
 
 
 def device_named(name: str) -> str:
@@ -32,11 +33,7 @@ def uses_bf16(precision: str, device: str) -> bool:
         if precision == "bf16" and not capable:
             raise InputError("precision is bf16, which this GPU lacks. Use float32 or auto.")
         return capable
-    if precision == "bf16" or device == "cuda":
-        return True
-    # Private functions of torch; without them float32 is safe.
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
+    return precision == "bf16" or device == "cuda" or has_fast_product()
 
 
 def learned_positions(model: nn.Module) -> int | None:

@@ -73,12 +73,14 @@ class PrototypeSAE(SAE[PrototypeSAEConfig]):
     def encode(self, x: Tensor) -> Tensor:
         """Return the activations [..., K] of states [..., d], k of them non-zero."""
         states = self.process_sae_in(x)
-        flat, k = states.reshape(-1, self.cfg.d_in), self.cfg.k
-        if self.cfg.weights == "cosine":
-            chosen = ops.nearest(flat, self.W_dec, k, self.cfg.scale)
-        else:
-            first = ops.nearest(flat, self.W_dec, min(k, ops.PICKS), self.cfg.scale)
-            chosen = ops.pursue(flat, self.W_dec, k, first.indices)
+        flat, k, fitted = (
+            states.reshape(-1, self.cfg.d_in),
+            self.cfg.k,
+            self.cfg.weights == "fitted",
+        )
+        chosen = ops.nearest(flat, self.W_dec, min(k, ops.PICKS) if fitted else k, self.cfg.scale)
+        if fitted:
+            chosen = ops.pursue(flat, self.W_dec, k, chosen.indices)
         dense = flat.new_zeros(len(flat), self.cfg.d_sae)
         dense = dense.scatter(1, chosen.indices, chosen.activations.to(dense.dtype))
         dense = self.hook_sae_acts_pre(dense.view(*states.shape[:-1], -1))

@@ -61,7 +61,7 @@ NAME_OTHERS = 'name others, with attach_uncertainty(model, decoder="…", embedd
 class _CarriedCode(NamedTuple):
     following: Int64[Tensor, "B 1"]  # the code of the next position
     levels: int
-    length: int | None  # length of the cache then; None if unknown
+    length: int | None  # of the cache; None if unknown
 
 
 class _CarriesCodes:
@@ -161,10 +161,11 @@ class _Call(NamedTuple):
 
     def last_logits(self, logits: Tensor) -> Tensor:
         """Return the logits [B, 1, V] of the last position."""
-        last, rows = self.ids.shape[1] - 1, list(range(logits.shape[1]))
-        if isinstance(self.logits_to_keep, Tensor):
-            positions = self.logits_to_keep.tolist()
-            rows = [row for row, position in enumerate(positions) if position in (last, -1)]
+        last = self.ids.shape[1] - 1
+        if not isinstance(self.logits_to_keep, Tensor):
+            return logits[:, -1:]
+        positions = self.logits_to_keep.tolist()
+        rows = [row for row, position in enumerate(positions) if position in (last, -1)]
         if not rows:
             raise InputError(
                 f"the logits of this call do not include the last position, {last}, which the code "
@@ -623,8 +624,8 @@ def save_uncertainty(
         save_file(saved, str(temporary), metadata={"uncertainty_feedback": json_text(meta)})
 
 
-def _read_table(path: Path) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-    """Return the table [K, d], which codes training saw (None in older files), and metadata."""
+def _read_table(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return the table [K, d], the codes that training saw, and metadata."""
     if not path.is_file():
         raise FormatError(
             f"{path.parent} has no {path.name}: train the model with uncertainty feedback, or "
@@ -632,10 +633,8 @@ def _read_table(path: Path) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
         )
     try:
         with safe_open(str(path), framework="pt") as file:
-            opened: Any = file
-            meta = json.loads((opened.metadata() or {})["uncertainty_feedback"])
-            table = opened.get_tensor("embedding")
-            seen = opened.get_tensor("seen") if "seen" in opened.keys() else None  # noqa: SIM118
+            meta = json.loads((file.metadata() or {})["uncertainty_feedback"])
+            table, seen = file.get_tensor("embedding"), file.get_tensor("seen")
         version = meta["format_version"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FormatError(
@@ -646,8 +645,6 @@ def _read_table(path: Path) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
             f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION}. Use the "
             "prismlm that wrote it, or train again."
         )
-    # Older files have no places.
-    meta = {"places": {}} | meta
     check_json(meta, META, str(path))
     valid = table.ndim == 2 and table.is_floating_point() and bool(table.isfinite().all())
     if not valid or not 2 <= len(table) <= meta["levels"] or meta["passes"] < 1:
@@ -696,8 +693,7 @@ def load_uncertainty(
     embedding = UncertaintyEmbedding(table.shape[1], meta["levels"], rows=len(table))
     with torch.no_grad():
         embedding.weight.copy_(table)
-        if seen is not None:
-            embedding.seen.copy_(seen)
+        embedding.seen.copy_(seen)
     embedding.to(weight)
     return UncertaintyFeedback(model, embedding, passes=meta["passes"], **meta["places"])
 

@@ -1,4 +1,4 @@
-"""What a recurrent decoder has of its own: states, masks, evidence, digits."""
+"""Recurrent decoders: states, masks, evidence, precision."""
 
 import copy
 import json
@@ -26,13 +26,12 @@ def model(request):
     return own_model(request.param)
 
 
-def greedy(model, ids, steps, mask=None):
+@torch.no_grad()
+def greedy(model, ids, steps):
     """Continue without a cache and without generate."""
     for _ in range(steps):
-        with torch.no_grad():
-            logits = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        logits = model(ids, use_cache=False).logits[:, -1]
         ids = torch.cat([ids, logits.argmax(-1)[:, None]], 1)
-        mask = None if mask is None else torch.cat([mask, mask[:, -1:]], 1)
     return ids
 
 
@@ -44,14 +43,14 @@ def test_generation_in_pieces_and_from_a_cache_equals_the_uncached_loop(model):
     cache = RecurrentCache(model.config.num_hidden_layers)
     first = model.generate(ids, past_key_values=cache, max_new_tokens=3, **options)
     more = torch.cat([first, tokens(1, 4, seed=5)], 1)
-    # Without a mask, generate takes every token that is the padding's for padding.
-    going_on = {"past_key_values": cache, "attention_mask": torch.ones_like(more)}
-    found = model.generate(more, max_new_tokens=8, **going_on, **options)
-    assert torch.equal(found, greedy(model, more, 8))
+    # Without a mask, generate would treat pad_token_id as padding.
+    inputs = {"past_key_values": cache, "attention_mask": torch.ones_like(more)}
+    continued = model.generate(more, max_new_tokens=8, **inputs, **options)
+    assert torch.equal(continued, greedy(model, more, 8))
 
 
 @torch.no_grad()
-def test_a_mask_is_over_what_comes_or_over_the_cache_too(model):
+def test_a_mask_covers_the_new_positions_or_the_cache_too(model):
     ids = tokens(2, 9)
     whole = model(ids).logits
     mask = torch.ones(2, 12, dtype=torch.int64)
@@ -97,14 +96,14 @@ def gradients(model, **inputs):
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
-def test_a_float64_model_has_the_digits_of_float64(model, monkeypatch):
-    """As with the naive recursion in the mixers' place, and token by token from a cache."""
+def test_a_float64_model_is_exact(model, monkeypatch):
+    """Compared with the naive forms, and token by token from a cache."""
     exact = copy.deepcopy(model).double()
     # Longer than a block, and no multiple of one.
     ids = tokens(2, 75)
     output = exact(ids, output_gates=True)
     assert {gates.dtype for gates in tree_leaves(output.gates)} == {torch.float64}
-    found, fast = output.logits, gradients(exact, input_ids=ids, labels=ids)
+    logits, fast = output.logits, gradients(exact, input_ids=ids, labels=ids)
     fast = {name: gradient.clone() for name, gradient in fast.items()}
     cache, steps = None, []
     with torch.no_grad():
@@ -112,10 +111,10 @@ def test_a_float64_model_has_the_digits_of_float64(model, monkeypatch):
             output = exact(token, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             steps.append(output.logits)
-    torch.testing.assert_close(torch.cat(steps, 1), found, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat(steps, 1), logits, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr("prismlm.layers.prototype_mixer.prefix_mean", naive_mean.prefix_mean)
     monkeypatch.setattr("prismlm.layers.delta_mixer.delta_rule", naive_rule.delta_rule)
-    torch.testing.assert_close(exact(ids).logits, found, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(exact(ids).logits, logits, rtol=1e-12, atol=1e-12)
     for name, gradient in gradients(exact, input_ids=ids, labels=ids).items():
         assert (fast[name] - gradient).norm() <= 1e-12 * gradient.norm(), name
 
@@ -152,37 +151,35 @@ def test_evidence_comes_layer_by_layer_when_asked_for(model):
         assert torch.equal(gates.write, gates.read) == shared
 
 
-WRONG = {
-    "temperature_mode": ("multipy", None),
-    "decay_mode": ("tokens",),
-    "alpha": (math.nan, math.inf, "1"),
-    "dropout": (2.0, 1.0, -0.1, math.nan),
-    "convolution_layers": ([5], [-1], ["0"], 1, [0, 1, 2]),
-    "shared_gate_layers": ([5], [0.0], None),
-    "initial_temperatures": ([1.0],),
-    "num_channels": (0, 1.5),
-}
-
-
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", WRONG)
-def test_settings_that_would_build_another_model_are_refused(name):
-    for value in WRONG[name]:
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature_mode", ("multipy", None)),
+        ("decay_mode", ("tokens",)),
+        ("alpha", (math.nan, math.inf, "1")),
+        ("dropout", (2.0, 1.0, -0.1, math.nan)),
+        ("convolution_layers", ([5], [-1], ["0"], 1, [0, 1, 2])),
+        ("shared_gate_layers", ([5], [0.0], None)),
+        ("initial_temperatures", ([1.0],)),
+        ("num_channels", (0, 1.5)),
+    ],
+)
+def test_settings_out_of_range(name, values):
+    for value in values:
         settings = {"model_type": "prismlm_protot", "num_hidden_layers": 2, name: value}
         with pytest.raises(InputError, match=name):
             build_config(settings, 50, END)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_the_delta_rule_checks_its_settings_too():
-    with pytest.raises(InputError, match="dropout"):
-        build_config({"model_type": "prismlm_deltanet", "dropout": 2.0}, VOCABULARY, END)
+def test_heads_of_deltanet_that_do_not_divide_its_width():
     config = build_config({"model_type": "prismlm_deltanet", "num_heads": 7}, VOCABULARY, END)
     with pytest.raises(InputError, match="7 heads do not divide a width of 256"):
         build_model(config)
 
 
-def test_a_model_of_one_layer_has_the_defaults_and_its_checkpoint_comes_back(tmp_path):
+def test_a_model_of_one_layer_has_the_default_settings(tmp_path):
     settings = {"model_type": "prismlm_protot", "num_channels": 4, "hidden_size": 24}
     model = build_model(build_config(settings | {"num_hidden_layers": 1}, VOCABULARY, END)).eval()
     model.save_pretrained(tmp_path)
@@ -191,16 +188,16 @@ def test_a_model_of_one_layer_has_the_defaults_and_its_checkpoint_comes_back(tmp
     assert torch.equal(again(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
 
 
-def test_a_setting_by_its_former_name_is_not_passed_over():
+def test_a_setting_by_its_former_name():
     settings = {"num_channels": 4, "hidden_size": 24, "shared_routing_layers": [0]}
     with pytest.raises(StrictDataclassError, match="shared_routing_layers has 'gate' for"):
         ProtoTConfig(**settings)
 
 
 @pytest.mark.parametrize("preset", ["protot", "deltanet", "signal-noise"])
-def test_no_setting_is_taken_for_one_of_generation(preset):
-    # transformers copies what has the name of one: a τ called temperature would sample with it.
+def test_no_setting_has_the_name_of_one_of_generation(preset):
+    # transformers would copy it: a τ called temperature would change sampling.
     ours = set(build_config({"preset": preset}, 64, 0).to_dict())
-    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
-    everywhere = {"use_cache", "output_attentions", "output_hidden_states", "transformers_version"}
-    assert ours & set(GenerationConfig().to_dict()) <= tokens | everywhere
+    common = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "output_attentions"}
+    common |= {"output_hidden_states", "transformers_version"}
+    assert ours & set(GenerationConfig().to_dict()) <= common

@@ -13,10 +13,10 @@ from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.models.presets import build_config
-from tests.helpers.own_models import SIGNAL_NOISE
+from tests.helpers.own_models import SIGNAL_NOISE, VOCABULARY, tokens
 
-VOCAB = 50
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+OPTIONS = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.fixture(scope="module", params=SIGNAL_NOISE)
@@ -26,45 +26,34 @@ def model(request):
 
 def build(**settings):
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 24, "head_size": 6, "num_hidden_layers": 2}
-    own = {"initializer_range": 0.3, "noise_weight": 0.1}
-    config = SignalNoiseConfig(**sizes | own | settings)
-    return SignalNoiseForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 24, "head_size": 6, "num_hidden_layers": 2}
+    initial = {"initializer_range": 0.3, "noise_weight": 0.1}
+    return SignalNoiseForCausalLM(SignalNoiseConfig(**sizes | initial | settings)).eval()
 
 
-def tokens(batch, length, seed=0):
-    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def options(**more):
-    return {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, **more}
-
-
-def test_a_cache_holds_one_unrotated_tensor_per_head(model):
+def test_a_cache_has_one_unrotated_tensor_per_head(model):
     ids = tokens(2, 11)
     cache = model(ids, use_cache=True).past_key_values
     attention = model.model.layers[0].attention
-    held = cache.layers[0].keys
-    assert held.shape == (2, 2 * attention.heads, 11, 6)
+    assert cache.layers[0].keys.shape == (2, 2 * attention.heads, 11, 6)
     z = model.model.layers[0].attention_norm(model.model.embed_tokens(ids))
     expected = (z @ attention.projection.weight.T).unflatten(2, (-1, 6)).transpose(1, 2)
-    torch.testing.assert_close(held, expected)
+    torch.testing.assert_close(cache.layers[0].keys, expected)
 
 
 def test_assisted_generation_gives_the_same(model):
-    """Tokens can be taken back from this cache, unlike from a state."""
+    """Tokens can be removed from this cache, unlike from a recurrent state."""
     ids = tokens(1, 6)
-    plain = model.generate(ids, **options())
-    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=2, **options()), plain)
+    plain = model.generate(ids, **OPTIONS)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=2, **OPTIONS), plain)
 
 
-def test_a_checkpoint_comes_back_with_its_noise_weight(model, tmp_path):
+def test_a_checkpoint_includes_the_noise_weight(model, tmp_path):
     ids = tokens(2, 6)
     model.set_noise_weight(0.25)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.model.noise_weight == 0.25
-    assert loaded.config.noise_weight == 0.25
+    assert loaded.model.noise_weight == loaded.config.noise_weight == 0.25
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert half.dtype == torch.bfloat16
@@ -75,35 +64,26 @@ def test_a_checkpoint_comes_back_with_its_noise_weight(model, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lambda_stays_exact_in_half_precision(dtype, tmp_path):
-    """0.1 is 0.10009765625 in bf16, and a step of its cosine may be lost altogether."""
+    """0.1 is 0.10009765625 in bf16, and a step of its schedule may vanish."""
     exact, model = torch.tensor(0.0731), build()
     assert exact.to(dtype).float() != exact
     model.set_noise_weight(exact.item())
-    model.save_pretrained(tmp_path / "whole")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=dtype)
-    cast = copy.deepcopy(model).to(dtype)
-    for half, place in ((loaded, "loaded"), (cast, "cast")):
+    model.save_pretrained(tmp_path / "float32")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=dtype)
+    for half in (loaded, copy.deepcopy(model).to(dtype)):
         assert half.dtype == half.lm_head.weight.dtype == dtype
         assert half.model.noise_weight.dtype == torch.float32
         assert half.model.noise_weight == exact
-        assert half.config.noise_weight == 0.0731
-        half.save_pretrained(tmp_path / place)
-        again = AutoModelForCausalLM.from_pretrained(tmp_path / place, dtype="auto")
-        assert again.dtype == dtype
+        half.save_pretrained(tmp_path / "half")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+        assert (again.dtype, again.config.noise_weight) == (dtype, 0.0731)
         assert again.model.noise_weight == exact
-    # What was rounded when it was saved comes back as it was saved.
-    file = tmp_path / "cast" / "model.safetensors"
-    weights = load_file(file) | {"model.noise_weight": exact.to(dtype)}
-    save_file(weights, file, metadata={"format": "pt"})
-    old = AutoModelForCausalLM.from_pretrained(tmp_path / "cast", dtype="auto")
-    assert old.model.noise_weight.dtype == torch.float32
-    assert old.model.noise_weight == exact.to(dtype).float()
     assert copy.deepcopy(model).double().model.noise_weight == exact.double()
-    # Drawn anew under another default dtype too.
+    # Initialised under another default dtype.
     with torch.device("cpu"):
-        drawn = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
-    assert drawn.model.noise_weight.dtype == torch.float32
-    assert drawn.model.noise_weight == exact
+        initial = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
+    assert initial.model.noise_weight.dtype == torch.float32
+    assert initial.model.noise_weight == exact
 
 
 def test_a_checkpoint_without_noise_weight_is_refused(tiny_model, tmp_path):
@@ -111,8 +91,8 @@ def test_a_checkpoint_without_noise_weight_is_refused(tiny_model, tmp_path):
     for path in tiny_model.glob("tokenizer*"):
         shutil.copy(path, tmp_path)
     file = tmp_path / "model.safetensors"
-    kept = {k: v for k, v in load_file(file).items() if not k.endswith("noise_weight")}
-    save_file(kept, file, metadata={"format": "pt"})
+    weights = {k: v for k, v in load_file(file).items() if not k.endswith("noise_weight")}
+    save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(FormatError, match=r"has no model\.noise_weight"):
         read_checkpoint(tmp_path)
 
@@ -124,21 +104,19 @@ def test_the_eager_implementation_is_the_same(pads):
     mask[0, :pads] = 0
     expected = model(ids, attention_mask=mask).logits
     model.set_attn_implementation("eager")
-    found = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
+    eager = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(eager[mask.bool()], expected[mask.bool()], **CLOSE)
 
 
 def test_attention_weights_are_not_among_the_outputs():
     model, ids = build(), tokens(1, 4)
-    for call in (model, model.model):
+    generate = {"return_dict_in_generate": True, **OPTIONS}
+    for call in (model, model.model, lambda ids, **more: model.generate(ids, **generate, **more)):
         with pytest.raises(InputError, match="never computes attention weights"):
             call(ids, output_attentions=True)
-    asked = options(return_dict_in_generate=True, output_attentions=True)
-    with pytest.raises(InputError, match="never computes attention weights"):
-        model.generate(ids, **asked)
 
 
-def test_noise_weights_that_cannot_be_set(model):
+def test_noise_weights_out_of_range(model):
     before = model.model.noise_weight.clone()
     for weight in (-0.1, 1.1, math.nan, torch.tensor(-1.0), torch.tensor([0.1, 0.2])):
         with pytest.raises(InputError, match=r"λ is .* one number from 0 to 1"):
@@ -148,22 +126,22 @@ def test_noise_weights_that_cannot_be_set(model):
     assert model.model.noise_weight == 0.5
 
 
-WRONG = {
-    "hidden_size": (0, 1.5, "6"),
-    "expansion": (-2, True),
-    "noise_weight": (1.01, math.nan, None),
-    "dropout": (1.0,),
-    "frequency_ratio": (0.0, math.inf),
-    "bias": ("maybe", 1),
-    "frequency_scaling": ("angles",),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_settings_that_no_model_can_have_are_refused(name):
-    for value in WRONG[name]:
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("hidden_size", (0, 1.5, "6")),
+        ("expansion", (-2, True)),
+        ("noise_weight", (1.01, math.nan, None)),
+        ("dropout", (1.0,)),
+        ("frequency_ratio", (0.0, math.inf)),
+        ("bias", ("maybe", 1)),
+        ("frequency_scaling", ("angles",)),
+    ],
+)
+def test_settings_out_of_range(name, values):
+    for value in values:
         with pytest.raises(InputError, match=name):
-            build_config({"model_type": "prismlm_signal_noise", name: value}, VOCAB, 0)
+            build_config({"model_type": "prismlm_signal_noise", name: value}, VOCABULARY, 0)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +152,6 @@ def test_settings_that_no_model_can_have_are_refused(name):
         ({"head_size": 24, "expansion": 1}, "make 1 heads: expected an even .* Use an even R"),
     ],
 )
-def test_sizes_that_do_not_go_together_say_what_would(settings, words):
+def test_sizes_that_do_not_fit_together(settings, words):
     with pytest.raises(InputError, match=words):
         build(**settings)

@@ -1,4 +1,4 @@
-"""The MLPs that a signal/noise decoder can have: sizes, losses of routers, checkpoints, errors."""
+"""The MLPs of the signal/noise decoder: sizes, sparse codes, the routers' loss."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from prismlm.errors import InputError
 from prismlm.layers.mlp import SparseCoding
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from prismlm.models.presets import build_config
+from prismlm.models.presets import build_config, build_model
 from prismlm.ops.sparse_coding import largest_step, naive
 
 VOCAB, WIDTH, LAYERS = 50, 24, 2
@@ -62,7 +62,7 @@ def test_sizes(settings, count):
     assert whole == VOCAB * WIDTH + LAYERS * (attention + count) + norms
 
 
-def test_weights_start_where_they_should():
+def test_initial_weights():
     wide = {"hidden_size": 96, "num_hidden_layers": 8, "initializer_range": 0.05}
     dictionary = build(**wide, **SPARSE).model.layers[3].mlp.dictionary
     assert dictionary.shape == (96, 384)
@@ -73,19 +73,18 @@ def test_weights_start_where_they_should():
     for expert in mlp.experts:
         assert expert.up_proj.weight.std().item() == pytest.approx(0.05, rel=0.03)
         assert expert.down_proj.weight.std().item() == pytest.approx(0.05 / 4, rel=0.03)
-    # Standing alone the layer is no uninitialised memory either.
+    # The layer by itself is initialised too.
     assert SparseCoding(96, 384).dictionary.std().item() == pytest.approx(96**-0.5, rel=0.03)
 
 
 @pytest.mark.parametrize("form", ["overcomplete", "complete"])
 def test_what_a_block_does_with_a_code(form):
     model = build(mlp="sparse_coding", sparse_coding_form=form, initializer_range=0.3).double()
-    ids, block = tokens(), model.model.layers[0]
-    seen = {}
-    handle = block.mlp_norm.register_forward_hook(lambda m, i, o: seen.update(before=i[0], z=o))
+    ids, block, calls = tokens(), model.model.layers[0], []
+    handle = block.mlp_norm.register_forward_hook(lambda m, args, z: calls.append((args[0], z)))
     after = model(ids, output_hidden_states=True).hidden_states[1]
     handle.remove()
-    z, dictionary = seen["z"], block.mlp.dictionary.detach()
+    (before, z), dictionary = calls[0], block.mlp.dictionary.detach()
     settings = {"step": 0.1, "threshold": 0.1, "steps": 2 if form == "overcomplete" else 1}
     start = z if form == "complete" else None
     code = naive.sparse_code(z, dictionary, **settings, start=start)
@@ -94,18 +93,13 @@ def test_what_a_block_does_with_a_code(form):
         torch.testing.assert_close(after, code)
         assert after.min() == 0
     else:
-        torch.testing.assert_close(after, seen["before"] + code @ dictionary.T)
-
-
-def test_steps_are_the_sources_unless_given():
-    assert build(**SPARSE).model.layers[0].mlp.steps == 2
-    assert build(**COMPLETE).model.layers[0].mlp.steps == 1
+        torch.testing.assert_close(after, before + code @ dictionary.T)
     mlp = build(**SPARSE, sparse_coding_steps=5, sparse_coding_threshold=0.3).model.layers[0].mlp
     assert (mlp.steps, mlp.threshold) == (5, 0.3)
 
 
 @pytest.mark.parametrize("chosen", [1, 2])
-def test_the_loss_counts_the_balance_of_the_routers(chosen):
+def test_the_loss_includes_the_balance_of_the_routers(chosen):
     model = build(**EXPERTS, num_experts_per_tok=chosen, router_aux_loss_coef=0.3)
     ids = tokens()
     output = model(ids, labels=ids)
@@ -126,14 +120,13 @@ def test_the_loss_counts_the_balance_of_the_routers(chosen):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_does_not_count_in_the_auxiliary_loss(side):
+def test_the_auxiliary_loss_excludes_padding(side):
     model = build(**EXPERTS, initializer_range=0.3)
     ids, pad = tokens(2, 7), torch.full((2, 4), 3)
-    kept, none = torch.ones_like(ids), torch.zeros_like(pad)
     alone = model(ids).aux_loss
-    order = (pad, ids) if side == "left" else (ids, pad)
-    mask = torch.cat((none, kept) if side == "left" else (kept, none), 1)
-    padded = torch.cat(order, 1)
+    order = 1 if side == "left" else -1
+    padded = torch.cat((pad, ids)[::order], 1)
+    mask = torch.cat((torch.zeros_like(pad), torch.ones_like(ids))[::order], 1)
     torch.testing.assert_close(model(padded, attention_mask=mask).aux_loss, alone)
     assert not torch.allclose(model(padded).aux_loss, alone)
     if side == "left":
@@ -146,7 +139,7 @@ def test_padding_does_not_count_in_the_auxiliary_loss(side):
 
 
 def test_parts_of_a_step_add_up():
-    """With the step's count, as Trainer gives it, the routers' loss counts once."""
+    """With the number of items of a step, as from Trainer, the routers' loss counts once."""
     model = build(**EXPERTS, router_aux_loss_coef=0.5)
     parts = [tokens(2, 9), tokens(3, 5, seed=1)]
     count = torch.tensor(2 * 8 + 3 * 4)
@@ -167,23 +160,14 @@ def test_parts_of_a_step_add_up():
         (EXPERTS | {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, of .* 4"),
         ({"output_router_logits": True}, "mlp='gelu' has no router"),
         (EXPERTS | {"router_aux_loss_coef": NAN}, "router_aux_loss_coef"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, words):
-    with pytest.raises(InputError, match=words):
-        build_config({"model_type": "prismlm_signal_noise"} | settings, VOCAB, 0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
         (SPARSE | {"sparse_coding_steps": 0}, "in 0 steps: expected at least 1"),
         (SPARSE | {"sparse_coding_threshold": -1.0}, "threshold"),
     ],
 )
-def test_sparse_coding_that_gets_nowhere_is_refused(settings, words):
+def test_settings_out_of_range(settings, words):
+    settings = {"model_type": "prismlm_signal_noise", "num_hidden_layers": 1} | settings
     with pytest.raises(InputError, match=words):
-        build(**settings)
+        build_model(build_config(settings, VOCAB, 0))
 
 
 def test_router_logits_need_a_router():

@@ -200,6 +200,7 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     decoder_class: type[Any] = OwnModel
+    _router_losses: Callable[..., dict[str, Tensor | None]]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -270,15 +271,7 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
         fields = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
-        return self._with_aux_loss(
-            OwnOutput(**fields), attention_mask, labels, kwargs.get("num_items_in_batch")
-        )
-
-    def _with_aux_loss(
-        self,
-        output: OwnOutput,
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        num_items: Tensor | int | None,
-    ) -> OwnOutput:
-        return output
+        if outputs.router_logits is not None:
+            num_items = kwargs.get("num_items_in_batch")
+            fields |= self._router_losses(fields, attention_mask, labels, num_items)
+        return OwnOutput(**fields)

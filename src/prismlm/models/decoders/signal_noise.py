@@ -31,7 +31,6 @@ from prismlm.models.decoders.own_decoder import (
     OwnDecoder,
     OwnForCausalLM,
     OwnModel,
-    OwnOutput,
     count,
     number,
     positive,
@@ -320,18 +319,15 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
         """Set λ; see :meth:`SignalNoiseModel.set_noise_weight`."""
         self.model.set_noise_weight(value)
 
-    def _with_aux_loss(
+    def _router_losses(
         self,
-        output: OwnOutput,
+        outputs: dict[str, Any],
         attention_mask: Tensor | None,
         labels: Tensor | None,
         num_items: Tensor | int | None,
-    ) -> OwnOutput:
-        """Add the loss of the routers, if there are any, also to the loss."""
-        routers, logits, loss = output.router_logits, output.logits, output.loss
-        if routers is None:
-            return output
-        assert logits is not None
+    ) -> dict[str, Tensor | None]:
+        """Return the load-balancing loss of the routers, and the loss including it."""
+        routers, logits, loss = outputs["router_logits"], outputs["logits"], outputs["loss"]
         mask = None
         if attention_mask is not None and attention_mask.ndim == 2:
             mask = attention_mask[:, -(len(routers[0]) // len(logits)) :]  # of new positions
@@ -343,7 +339,7 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
                 # The share of this batch in the predictions of a step.
                 weight = weight * ((labels[:, 1:] != IGNORED).sum() / num_items)
             loss = loss + weight * aux_loss.to(loss.device)
-        return OwnOutput(**dict(output) | {"loss": loss, "aux_loss": aux_loss})
+        return {"loss": loss, "aux_loss": aux_loss}
 
 
 def _positions(
