@@ -1,3 +1,5 @@
+"""The prototype mixer: against its equation under every switch, in pieces, and initial values."""
+
 import itertools
 import math
 
@@ -73,7 +75,7 @@ def by_hand(layer, x):
 @pytest.mark.parametrize("name", SWITCHES)
 def test_it_computes_its_equation_under_every_switch(name):
     layer = mixer(**SWITCHES[name]).double()
-    with torch.no_grad():  # as after training: each group its own
+    with torch.no_grad():  # different temperatures per group, as after training
         layer.log_write_temperature += 0.3 * torch.arange(layer.groups)
     x = torch.randn(2, 70, WIDTH, dtype=torch.float64)
     output, write, read = by_hand(layer, x)
@@ -83,54 +85,53 @@ def test_it_computes_its_equation_under_every_switch(name):
     torch.testing.assert_close(got.evidence.read, read, **EXACT)
     assert layer(x).evidence is None
     parameters = list(layer.parameters())
-    exact, found = (torch.autograd.grad(y.square().sum(), parameters) for y in (output, got.output))
-    for own, other in zip(exact, found, strict=True):
-        assert own.abs().max() > 0
-        assert (own - other).norm() <= 1e-12 * own.norm()
+    slow, fast = (torch.autograd.grad(y.square().sum(), parameters) for y in (output, got.output))
+    for e, a in zip(slow, fast, strict=True):
+        assert e.abs().max() > 0
+        assert (e - a).norm() <= 1e-12 * e.norm()
     single = layer.float()(x.float()).output
     torch.testing.assert_close(single.double(), output, rtol=1e-4, atol=1e-5)
 
 
-def test_starts_are_those_of_the_source():
+def test_initial_values():
     layer = mixer()
     assert layer.alpha.item() == 1.0
     assert layer.log_write_temperature.item() == layer.log_read_temperature.item() == 0.0
     assert layer.value_projection.weight.shape == (WIDTH // 2, WIDTH)
-    assert (-math.log(2) / layer.decay.log()).tolist() == pytest.approx([13.51] * 4, abs=0.01)
+    assert half_lives(layer) == pytest.approx([13.51] * 4, abs=0.01)
     assert mixer(temperature=3.0).log_write_temperature.exp().item() == pytest.approx(3)
     # Division by 3 flattens the gates, multiplication sharpens them.
     x = torch.randn(1, 50, WIDTH)
-    top = {}
-    for mode in ("divide", "multiply"):
-        layer = mixer(temperature=3.0, temperature_mode=mode)
-        top[mode] = layer(x, return_evidence=True).evidence.write.amax(-1).mean()
-    plain = mixer()(x, return_evidence=True).evidence.write.amax(-1).mean()
-    assert top["divide"] < plain < top["multiply"]
+    flat, plain, sharp = (
+        mixer(**settings)(x, return_evidence=True).evidence.write.amax(-1).mean()
+        for settings in ({"temperature": 3.0}, {}, SWITCHES["multiplied"])
+    )
+    assert flat < plain < sharp
 
 
-def lives(layer):
+def half_lives(layer):
     return (-math.log(2) / layer.decay.log()).tolist()
 
 
 def test_half_lives_spread_over_the_channels_of_each_group():
-    # 1, 4, 16, 64: three factors of 4.
-    assert lives(mixer(decay_half_lives=(1.0, 64.0))) == pytest.approx([1, 4, 16, 64], rel=1e-4)
-    grouped = mixer(decay_half_lives=(1.0, 64.0), groups=2)
-    assert lives(grouped) == pytest.approx([1, 64, 1, 64], rel=1e-4)
-    falling = PrototypeMixer(4, 2, decay_half_lives=[8.0, 2.0], groups=2)
-    assert lives(falling) == pytest.approx([4, 4], rel=1e-4)
+    for settings, expected in (
+        ({"decay_half_lives": (1.0, 64.0)}, [1, 4, 16, 64]),
+        ({"decay_half_lives": (1.0, 64.0), "groups": 2}, [1, 64, 1, 64]),
+        ({"decay_half_lives": (8.0, 2.0), "groups": 4, "value_width": 4}, [4, 4, 4, 4]),
+    ):
+        assert half_lives(mixer(**settings)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_decays_by_token_start_as_those_of_channels():
+def test_decays_by_token_are_initially_those_of_channels():
     torch.manual_seed(0)
     by_token = PrototypeMixer(WIDTH, 4, decay_mode="token", decay_half_lives=(1.0, 9.0))
     channel = PrototypeMixer(WIDTH, 4, decay_half_lives=(1.0, 9.0))
     channel.load_state_dict({k: v for k, v in by_token.state_dict().items() if k != "decay_map"})
     assert count(by_token) == count(channel) + 4 * WIDTH
     x = torch.randn(2, 30, WIDTH)
-    found = by_token(x)
-    torch.testing.assert_close(found.output, channel(x).output)
-    found.output.square().sum().backward()
+    output = by_token(x).output
+    torch.testing.assert_close(output, channel(x).output)
+    output.square().sum().backward()
     assert (by_token.decay_map.grad.abs() > 0).all()
 
 
@@ -145,15 +146,15 @@ def test_the_gates_of_a_group_sum_to_one():
 
 
 def test_sizes_of_the_source():
-    """Width 256, 32 channels: 139,939 with everything, 65,536 of it W, 640 the convolution."""
+    """Width 256, 32 channels: 139,939 in total, with 65,536 of W and 640 of the convolution."""
     full = PrototypeMixer(256, 32, convolution_width=5)
     assert count(full) == 139_939
     shared = {"shared_gates": True, "temperature": 3.0}
     assert count(PrototypeMixer(256, 32, convolution_width=5, **shared)) == 139_939 - 65_537
     assert count(PrototypeMixer(256, 32)) == 139_939 - 640
-    kept = PrototypeMixer(256, 32, **shared, keep_unused=True)
-    assert count(kept) == 139_939
-    frozen = {name for name, p in kept.named_parameters() if not p.requires_grad}
+    complete = PrototypeMixer(256, 32, **shared, keep_unused=True)
+    assert count(complete) == 139_939
+    frozen = {name for name, p in complete.named_parameters() if not p.requires_grad}
     assert frozen == {"read_projection.weight", "log_read_temperature", "convolution.weight"}
 
 
@@ -182,7 +183,7 @@ def test_any_split_through_the_state_gives_the_same(name, t, cuts, seed):
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_padding_and_neighbours_in_a_row_change_nothing(name):
+def test_padding_and_packing_change_nothing(name):
     layer = mixer(**SWITCHES[name]).double()
     x = torch.randn(1, 9, WIDTH, dtype=torch.float64)
     alone = layer(x)
@@ -218,7 +219,7 @@ def test_the_convolution_is_that_of_pytorch(width):
     assert torch.equal(history, x[:, 12 - width :])
 
 
-def test_a_decay_never_reaches_its_ends():
+def test_decays_stay_between_0_and_1():
     layer = mixer()
     with torch.no_grad():
         layer.decay_logits.copy_(torch.tensor([-200.0, 200.0, 30.0, -30.0]))
@@ -227,58 +228,48 @@ def test_a_decay_never_reaches_its_ends():
     assert torch.isfinite(layer(torch.randn(1, 30, WIDTH)).output).all()
 
 
-def test_wrong_settings_say_what_is_wrong():
-    with pytest.raises(InputError, match="each must be at least 1"):
-        PrototypeMixer(8, 0)
-    with pytest.raises(InputError, match="temperature τ must be a positive"):
-        PrototypeMixer(8, 2, temperature=0.0)
-    for decay in (0.0, 1.0):
-        with pytest.raises(InputError, match="must start between 0 and 1"):
-            PrototypeMixer(8, 2, decay=decay)
-    for groups, channels, width in ((0, 4, 12), (2, 3, 12), (4, 4, 12)):
-        with pytest.raises(InputError, match=f"{groups} groups of {channels} channels and values"):
-            PrototypeMixer(width, channels, groups=groups)
-    for half_lives in ((1.0,), (1.0, 2.0, 3.0), (0.0, 5.0), (1.0, math.inf), (math.nan, 1.0)):
-        with pytest.raises(InputError, match="expected two half-lives"):
-            PrototypeMixer(8, 2, decay_half_lives=half_lives)
-    with pytest.raises(InputError, match="width of a convolution is -1: expected"):
-        PrototypeMixer(8, 2, convolution_width=-1)
-    for width in (0, 5):
-        layer = mixer(convolution_width=width)
-        state = layer(torch.randn(2, 3, WIDTH)).state
-        with pytest.raises(InputError, match=r"of another batch or|from another batch or"):
-            layer(torch.randn(3, 3, WIDTH), state=state)
-    layer = mixer()
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"channels": 0}, "each must be at least 1"),
+        ({"temperature": 0.0}, "temperature τ must be a positive"),
+        ({"decay": 0.0}, "must start between 0 and 1"),
+        ({"decay": 1.0}, "must start between 0 and 1"),
+        ({"groups": 0, "channels": 4}, "0 groups of 4 channels and values"),
+        ({"groups": 2, "channels": 3}, "2 groups of 3 channels and values"),
+        ({"groups": 4, "channels": 4}, "4 groups of 4 channels and values"),
+        *(
+            ({"decay_half_lives": lives}, "expected two half-lives")
+            for lives in ((1.0,), (1.0, 2.0, 3.0), (0.0, 5.0), (1.0, math.inf), (math.nan, 1.0))
+        ),
+        ({"convolution_width": -1}, "width of a convolution is -1: expected"),
+        ({"temperature_mode": "multipy"}, r"expected 'divide' or 'multiply'.*mean 'multiply'"),
+        ({"decay_mode": "tokens"}, r"expected 'channel' or 'token'.*mean 'token'"),
+        ({"alpha": math.nan}, "α must start at a finite number, got nan"),
+    ],
+)
+def test_wrong_settings(settings, words):
+    with pytest.raises(InputError, match=words):
+        PrototypeMixer(**{"width": WIDTH, "channels": 2} | settings)
+
+
+@pytest.mark.parametrize("convolution_width", [0, 5])
+def test_a_state_of_another_batch(convolution_width):
+    layer = mixer(convolution_width=convolution_width)
     state = layer(torch.randn(2, 3, WIDTH)).state
-    with pytest.raises(InputError, match="another batch"):
+    with pytest.raises(InputError, match="another batch or"):
         layer(torch.randn(3, 3, WIDTH), state=state)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_mode_there_is_not_is_refused():
-    with pytest.raises(InputError, match=r"expected 'divide' or 'multiply'.*mean 'multiply'"):
-        PrototypeMixer(8, 2, temperature_mode="multipy")
-    with pytest.raises(InputError, match=r"expected 'channel' or 'token'.*mean 'token'"):
-        PrototypeMixer(8, 2, decay_mode="tokens")
-    with pytest.raises(InputError, match="α must start at a finite number, got nan"):
-        PrototypeMixer(8, 2, alpha=math.nan)
-
-
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", [PrototypeMixer, DeltaMixer])
-def test_inputs_that_are_no_rows_of_positions_say_what_was_expected(kind):
-    layer = kind(16, 4)
+def test_wrong_inputs(kind):
+    layer, x = kind(16, 4), torch.randn(1, 3, 16)
     for shape in ((1, 0, 16), (0, 3, 16), (3, 16), (1, 3, 8)):
         with pytest.raises(InputError, match=r"expected \[B, T, 16\], with at least one row"):
             layer(torch.randn(shape))
-    x = torch.randn(1, 3, 16)
-    for flags in (torch.ones(1, 3), torch.ones(1, 3, dtype=torch.int64)):
-        with pytest.raises(InputError, match=r"mask is .* \[1, 3\]: expected torch.bool \[1, 3\]"):
-            layer(x, mask=flags)
-    for flags in (torch.ones(1, 4).bool(), torch.ones(3).bool(), torch.ones(2, 3).bool()):
-        with pytest.raises(InputError, match=r"mask is torch.bool .*expected torch.bool \[1, 3\]"):
-            layer(x, mask=flags)
-    with pytest.raises(InputError, match=r"starts is torch\.float32"):
-        layer(x, starts=torch.zeros(1, 3))
-    mask = torch.tensor([[True, True, False]])
-    torch.testing.assert_close(layer(x, mask=mask).output[:, :2], layer(x[:, :2]).output)
+    for flags in (torch.ones(1, 3), torch.ones(1, 3).long(), torch.ones(2, 3).bool()):
+        for name in ("mask", "starts"):
+            with pytest.raises(InputError, match=rf"{name} is .*: expected torch.bool \[1, 3\]"):
+                layer(x, **{name: flags})

@@ -1,4 +1,4 @@
-"""The signal/noise attention layer: its equation, its sizes, what may not be."""
+"""The signal/noise attention layer: its equation and its sizes."""
 
 import math
 
@@ -48,8 +48,8 @@ def equation(layer, z, lam, settings):
         u = z @ dictionary
         turned = rotate(u, place, speed)
         scores = (scale * turned @ turned.T).masked_fill(place > place[:, None], -torch.inf)
-        found = scores.softmax(-1) @ u @ out.T
-        total = total + (found if head < heads // 2 else -lam * found)
+        added = scores.softmax(-1) @ u @ out.T
+        total = total + (added if head < heads // 2 else -lam * added)
     return total / math.sqrt(heads)
 
 
@@ -64,12 +64,8 @@ def test_it_computes_its_equation_under_every_switch(name):
     torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-8)
     g = torch.randn_like(fast)
     leaves = [z, lam, *layer.parameters()]
-    for a, e in zip(
-        torch.autograd.grad((fast * g).sum(), leaves),
-        torch.autograd.grad((slow * g).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-7)
+    gradients = (torch.autograd.grad((out * g).sum(), leaves) for out in (fast, slow))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -109,22 +105,22 @@ def test_groups_differ_by_their_frequencies():
     layer = layer_of()
     assert layer.signal_frequencies[0] == layer.noise_frequencies[0] == 1
     assert layer.signal_frequencies[1] < layer.noise_frequencies[1]
-    # As Fig. 1 prints it, signal heads turn faster.
-    turned = layer_of(scaling="angle")
-    torch.testing.assert_close(
-        turned.signal_frequencies / turned.noise_frequencies, torch.full((2,), math.pi**2).double()
-    )
+    # As in Fig. 1, signal heads rotate faster.
+    scaled = layer_of(scaling="angle")
+    ratio = scaled.signal_frequencies / scaled.noise_frequencies
+    torch.testing.assert_close(ratio, torch.full((2,), math.pi**2).double())
 
 
-def test_wrong_settings_say_what_is_wrong():
-    with pytest.raises(InputError, match="even divisor"):
-        SignalNoiseAttention(16, 5)
-    with pytest.raises(InputError, match="even divisor"):
-        SignalNoiseAttention(15, 3)
-    with pytest.raises(InputError, match="at least 1 of each"):
-        SignalNoiseAttention(16, 4, 0)
-    with pytest.raises(InputError, match="make 3 heads"):
-        SignalNoiseAttention(12, 4, 1)
-    for ratio in (0.0, -1.0):
-        with pytest.raises(InputError, match="ratio of frequencies is"):
-            SignalNoiseAttention(16, 4, ratio=ratio)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"head_size": 5}, "even divisor"),
+        ({"width": 15, "head_size": 3}, "even divisor"),
+        ({"expansion": 0}, "at least 1 of each"),
+        ({"width": 12, "expansion": 1}, "make 3 heads"),
+        ({"ratio": 0.0}, "ratio of frequencies is"),
+    ],
+)
+def test_wrong_settings(settings, words):
+    with pytest.raises(InputError, match=words):
+        SignalNoiseAttention(**{"width": 16, "head_size": 4} | settings)

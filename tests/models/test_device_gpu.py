@@ -1,15 +1,11 @@
-"""What runs on a GPU gives what it gives on a CPU. Where there is no GPU, none of this is run.
-
-Products are summed in another order there, so figures agree to rounding; choices agree where they
-are not as near to each other as that.
-"""
+"""Results on a GPU equal those on a CPU up to rounding; skipped without a GPU."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import prismlm
 from prismlm.layers import PrototypeHead
@@ -25,7 +21,7 @@ pytestmark = [
 GPU, CPU = "cuda", "cpu"
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -33,19 +29,9 @@ def leaf(x: Tensor, device: str) -> Tensor:
     return x.detach().to(device, copy=True).requires_grad_()
 
 
-def with_gradients(module: nn.Module, x: Tensor, of: Any) -> list[Tensor]:
-    """Return what ``of`` makes of the module's output, and the gradients of its mean square."""
-    x = leaf(x, next(module.parameters()).device.type)
-    y = of(module(x))
-    module.zero_grad()
-    y.square().mean().backward()
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    return [t.detach().cpu() for t in (y, x.grad, *gradients) if t is not None]
-
-
-def assert_near(one: list[Tensor], other: list[Tensor], tolerance: float) -> None:
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
+def assert_near(expected: list[Tensor], actual: list[Tensor], tolerance: float) -> None:
+    assert len(expected) == len(actual)
+    for a, b in zip(expected, actual, strict=True):
         scale = a.double().norm().clamp_min(1e-9)
         assert ((a.double() - b.double()).norm() / scale).item() < tolerance
 
@@ -56,92 +42,91 @@ def test_route_chooses_the_same_prototypes(
     shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
     n, width, count, k = shape
-    z, bank = drawn(n, width).to(dtype), drawn(count, width, seed=1).to(dtype)
-    mask = drawn(n, seed=2) > -1
-    for given in (None, mask):
-        here = prototype_head.route(z, bank, k, 1.5, given)
-        there = prototype_head.route(
-            z.to(GPU), bank.to(GPU), k, 1.5, None if given is None else given.to(GPU)
-        )
-        assert (there.indices.cpu() == here.indices).float().mean() > 0.97
-        torch.testing.assert_close(there.cosines.cpu(), here.cosines, atol=2e-3, rtol=0)
-        points = there.nearest_point_cosine.cpu(), here.nearest_point_cosine
-        torch.testing.assert_close(*points, atol=2e-2, rtol=0)
+    z, bank = random(n, width).to(dtype), random(count, width, seed=1).to(dtype)
+    mask = random(n, seed=2) > -1
+    cpu = prototype_head.route(z, bank, k, 1.5, mask)
+    gpu = prototype_head.route(z.to(GPU), bank.to(GPU), k, 1.5, mask.to(GPU))
+    assert (gpu.indices.cpu() == cpu.indices).float().mean() > 0.97
+    torch.testing.assert_close(gpu.cosines.cpu(), cpu.cosines, atol=2e-3, rtol=0)
+    points = gpu.nearest_point_cosine.cpu(), cpu.nearest_point_cosine
+    torch.testing.assert_close(*points, atol=2e-2, rtol=0)
 
 
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
-def test_heads_rebuild_and_learn_alike(weights: Any) -> None:
-    z = drawn(700, 64)
-    found: list[list[Tensor]] = []
+def test_heads_and_their_gradients(weights: Any) -> None:
+    results: list[list[Tensor]] = []
     for device in (CPU, GPU):
         head = PrototypeHead(64, 600, 48, weights=weights)
-        head.place_on(drawn(600, 64, seed=1))
-        found.append(with_gradients(head.to(device), z, lambda y: y.reconstruction))
-    assert_near(*found, tolerance=1e-4)
+        head.place_on(random(600, 64, seed=1))
+        z = leaf(random(700, 64), device)
+        rebuilt = head.to(device)(z).reconstruction
+        rebuilt.square().mean().backward()
+        gradients = [t.grad for t in (z, *head.parameters()) if t.grad is not None]
+        results.append([t.detach().cpu() for t in (rebuilt, *gradients)])
+    assert_near(*results, tolerance=1e-4)
 
 
 def test_clusters_are_the_same() -> None:
-    states = drawn(4000, 32)
-    here = spherical_kmeans(states, states[:50], 5)
-    there = spherical_kmeans(states.to(GPU), states[:50].to(GPU), 5)
-    assert_near([here], [there.cpu()], tolerance=1e-3)
+    states = random(4000, 32)
+    cpu = spherical_kmeans(states, states[:50], 5)
+    gpu = spherical_kmeans(states.to(GPU), states[:50].to(GPU), 5)
+    assert_near([cpu], [gpu.cpu()], tolerance=1e-3)
 
 
 @pytest.mark.parametrize("length", [1, 17, 1500])
 def test_prefix_means_and_their_gradients(length: int) -> None:
-    gates = [drawn(2, length, 8, seed=n).softmax(-1) for n in (1, 2)]
-    given = [*gates, drawn(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
-    found: list[list[Tensor]] = []
+    gates = [random(2, length, 8, seed=n).softmax(-1) for n in (1, 2)]
+    inputs = [*gates, random(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
+    results: list[list[Tensor]] = []
     for device in (CPU, GPU):
-        write, read, values, decay = own = [leaf(t, device) for t in given]
+        write, read, values, decay = leaves = [leaf(t, device) for t in inputs]
         out, state = prototype_mixer.prefix_mean(write, read, values, decay)
         (out.square().mean() + state.sums.square().mean()).backward()
-        grads = [t.grad.cpu() for t in own if t.grad is not None]
-        found.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
-    assert_near(*found, tolerance=1e-5)
+        grads = [t.grad.cpu() for t in leaves if t.grad is not None]
+        results.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
+    assert_near(*results, tolerance=1e-5)
 
 
 def test_signal_and_noise_heads() -> None:
-    u = [drawn(2, 4, 70, 16, seed=n) for n in (1, 2)]
+    u = [random(2, 4, 70, 16, seed=n) for n in (1, 2)]
     bases = [signal_noise_attention.frequencies(16, base) for base in (31_416.0, 3_183.0)]
-    found: list[list[Tensor]] = []
+    results: list[list[Tensor]] = []
     for device in (CPU, GPU):
-        own = [leaf(t, device) for t in u]
+        leaves = [leaf(t, device) for t in u]
         signal, noise = (base.to(device) for base in bases)
         y = signal_noise_attention.attend(
-            own[0], own[1], 0.3, signal_frequencies=signal, noise_frequencies=noise
+            leaves[0], leaves[1], 0.3, signal_frequencies=signal, noise_frequencies=noise
         )
         y.square().mean().backward()
-        grads = [t.grad.cpu() for t in own if t.grad is not None]
-        found.append([y.detach().cpu(), *grads])
-    assert_near(*found, tolerance=1e-5)
+        grads = [t.grad.cpu() for t in leaves if t.grad is not None]
+        results.append([y.detach().cpu(), *grads])
+    assert_near(*results, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
     "preset", ["protot-laptop", "signal-noise-laptop", "deltanet", "mamba-laptop", "llama-laptop"]
 )
-def test_decoders_lose_and_learn_alike_and_a_cache_changes_nothing(preset: str) -> None:
+def test_decoders_their_gradients_and_caches(preset: str) -> None:
     changes = {"num_hidden_layers": 2, "dropout": 0.0} if preset == "deltanet" else {}
     torch.manual_seed(0)
     model: Any = build_model(build_config({"preset": preset} | changes, 300, 0))
     ids = torch.randint(300, (2, 90), generator=torch.Generator().manual_seed(1))
-    found: list[list[Tensor]] = []
+    results: list[list[Tensor]] = []
     for device in (CPU, GPU):
         model.to(device).train()
         model.zero_grad()
         output = model(input_ids=ids.to(device), labels=ids.to(device))
         output.loss.backward()
-        # Copies: moving a model moves its gradients too.
+        # Clones: moving a model moves its gradients too.
         gradients = [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
-        found.append([output.logits.detach().cpu(), *gradients])
-    assert_near(*found, tolerance=2e-3)
+        results.append([output.logits.detach().cpu(), *gradients])
+    assert_near(*results, tolerance=2e-3)
     model.eval()
     with torch.no_grad():
         whole = model(input_ids=ids.to(GPU)).logits
-        begun = model(input_ids=ids[:, :60].to(GPU), use_cache=True)
-        kept = getattr(begun, "past_key_values", None)
-        name = "past_key_values" if kept is not None else "cache_params"
-        later = model(input_ids=ids[:, 60:61].to(GPU), **{name: getattr(begun, name)})
+        first = model(input_ids=ids[:, :60].to(GPU), use_cache=True)
+        name = "past_key_values" if "past_key_values" in first else "cache_params"
+        later = model(input_ids=ids[:, 60:61].to(GPU), **{name: first[name]})
     torch.testing.assert_close(later.logits[:, 0], whole[:, 60], atol=2e-3, rtol=1e-3)
 
 

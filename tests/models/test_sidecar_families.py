@@ -1,9 +1,9 @@
-"""A sidecar beside every family, in everything that a model is used for.
+"""A prototype head on every family, for every use of a model.
 
-The parametrisation is the matrix of docs/families.md, which a run of all cells writes; the page
-says how.
+The parameters are the matrix of docs/families.md, which a run of all cells writes.
 """
 
+import functools
 import pickle
 import subprocess
 import sys
@@ -22,7 +22,7 @@ HELPERS = Path(__file__).parents[2] / "tests" / "helpers"
 
 
 def cell(family, column):
-    # torchao is not among what the tests install; processes start anew; tracing takes seconds.
+    # Without torchao in the tests' requirements; with new processes; with seconds of tracing.
     traced = column == "torch.export" and family != "llama"
     slow = family in QUANTISED or column == "accelerate launch" or traced
     marks = [pytest.mark.slow] if slow else []
@@ -31,18 +31,17 @@ def cell(family, column):
 
 @pytest.fixture(scope="module")
 def family_of(small_corpus, tmp_path_factory):
-    """Every family's model directory, made when it is asked for."""
-    corpus, made = families.opened_corpus(small_corpus), {}
+    """A function that returns a family, and makes its model directory at the first call."""
+    corpus = families.opened_corpus(small_corpus)
 
-    def of(name):
+    @functools.cache
+    def family(name):
         if name in QUANTISED:
             pytest.importorskip("torchao")
-        if name not in made:
-            directory = tmp_path_factory.mktemp(name)
-            made[name] = Family(name, families.make_directory(name, corpus, directory), corpus)
-        return made[name]
+        directory = families.make_directory(name, corpus, tmp_path_factory.mktemp(name))
+        return Family(name, directory, corpus)
 
-    return of
+    return family
 
 
 @pytest.mark.parametrize(
@@ -61,18 +60,18 @@ def test_cell(name, column, family_of, request, tmp_path, record_property):
 
 @pytest.fixture(scope="module")
 def launched(request, family_of, tmp_path_factory):
-    """What two processes of ``accelerate launch`` say of the families whose cells are run."""
-    asked = [
+    """The results of two processes of ``accelerate launch`` for the families that are run."""
+    names = [
         item.callspec.params["name"]
         for item in request.session.items
         if getattr(item, "callspec", None)
         and item.callspec.params.get("column") == "accelerate launch"
     ]
     directory = tmp_path_factory.mktemp("launched")
-    opened = [family_of(name) for name in asked if name != REFUSED]
+    opened = [family_of(name) for name in names if name != REFUSED]
     torch.save(opened[0].rows(), directory / "rows.pt")
     words = [f"{family.name}={family.directory}" for family in opened]
-    # Without MPI, it starts several processes as it does for GPUs alone; the script takes the CPU.
+    # --multi_gpu starts several processes without MPI; the script uses the CPU.
     start = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
     settings = "--mixed_precision no --dynamo_backend no --main_process_port 0"
     script = [HELPERS / "family_processes.py", directory, *words]
@@ -83,7 +82,7 @@ def launched(request, family_of, tmp_path_factory):
 
 
 def as_in_one_process(family, launched):
-    """Two processes have the loss and the gradients of one that sees all rows."""
+    """Two processes have the loss and gradients of one that sees all rows."""
     results = [process[family.name] for process in launched]
     if family.name in QUANTISED:
         assert all("Int8Tensor dispatch" in found["error"] for found in results)

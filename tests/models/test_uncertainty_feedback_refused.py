@@ -62,11 +62,11 @@ def test_settings_that_no_table_can_have(model, settings, words):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("given", [torch.nn.DataParallel, lambda _: "gpt2"])
-def test_what_is_no_hugging_face_model(model, given, tmp_path):
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda _: "gpt2"])
+def test_objects_other_than_hugging_face_models(model, wrap, tmp_path):
     for use in (lambda it: attach_drawn(it, 8), lambda it: load_uncertainty(tmp_path, it)):
         with pytest.raises(InputError, match=r"got a (DataParallel|str): .*its \.module"):
-            use(given(model))
+            use(wrap(model))
 
 
 @torch.no_grad()
@@ -81,8 +81,8 @@ def test_a_call_without_ids(model):
     assert torch.equal(model(inputs_embeds=embeds).logits, plain)
 
 
-class Unsaid(LlamaForCausalLM):
-    """A model that says neither where its decoder is nor where its embeddings are."""
+class Undeclared(LlamaForCausalLM):
+    """A model that declares neither its decoder nor its embeddings."""
 
     def get_input_embeddings(self):
         raise NotImplementedError
@@ -94,9 +94,9 @@ class Unsaid(LlamaForCausalLM):
 NAMES = {"decoder": "model", "embeddings": "model.embed_tokens"}
 
 
-def unsaid():
+def undeclared():
     torch.manual_seed(0)
-    model = Unsaid(FAMILIES["llama"]()).eval()
+    model = Undeclared(FAMILIES["llama"]()).eval()
     model.load_state_dict(build("llama").state_dict())
     return model
 
@@ -104,7 +104,7 @@ def unsaid():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({}, r"no decoder found in a Unsaid .*decoder=.*one of: model\."),
+        ({}, r"no decoder found in a Undeclared .*decoder=.*one of: model\."),
         ({"decoder": "modle"}, "'modle' is not one"),
         ({"decoder": "lm_head"}, "'lm_head' is not one"),
         ({"decoder": "model"}, r"no embeddings found .*one of: model\.embed_tokens"),
@@ -113,12 +113,12 @@ def unsaid():
 )
 def test_a_model_that_does_not_declare_its_parts(names, words):
     with pytest.raises(InputError, match=words):
-        attach_drawn(unsaid(), 8, **names)
+        attach_drawn(undeclared(), 8, **names)
 
 
 @torch.no_grad()
-def test_named_parts_are_used_saved_and_found_again(model, tmp_path):
-    named = unsaid()
+def test_named_parts_are_used_and_saved(model, tmp_path):
+    named = undeclared()
     feedback = attach_drawn(named, 8, passes=2, **NAMES)
     plain = attach_drawn(model, 8, passes=2)
     plain.embedding.load_state_dict(feedback.embedding.state_dict())
@@ -126,7 +126,7 @@ def test_named_parts_are_used_saved_and_found_again(model, tmp_path):
     assert torch.equal(named(IDS).uncertainty_codes, expected.uncertainty_codes)
     assert torch.equal(named(IDS).logits, expected.logits)
     save_uncertainty(tmp_path, feedback)
-    again = unsaid()
+    again = undeclared()
     assert load_uncertainty(tmp_path, again).places == NAMES
     assert torch.equal(again(IDS).logits, expected.logits)
 
@@ -146,20 +146,25 @@ def test_embeddings_that_the_decoder_does_not_call(model):
     assert model(IDS).logits.shape == (2, 3, V)
 
 
-def test_encoders_are_refused_with_the_reason():
-    # The classes of the last three are for language modelling; what they attend to is not.
-    encoder = BertLMHeadModel(BertConfig(**ENCODER)).train()
-    others = (
-        BertForMaskedLM(BertConfig(**ENCODER)),
-        LlamaModel(FAMILIES["llama"]()),
-        XLNetLMHeadModel(XLNetConfig(vocab_size=V, d_model=16, n_layer=1, n_head=2, d_inner=32)),
-        XLMWithLMHeadModel(XLMConfig(vocab_size=V, emb_dim=16, n_layers=1, n_heads=2)),
-    )
-    for model in (*others, encoder):
-        with pytest.raises(InputError, match=r"predicts no next token.* is_decoder=True"):
-            attach_drawn(model, 8)
-        assert uncertainty_of(model) is None
-    assert encoder.training
+@pytest.mark.parametrize(
+    "build_model",
+    [
+        lambda: BertForMaskedLM(BertConfig(**ENCODER)),
+        lambda: LlamaModel(FAMILIES["llama"]()),
+        # Classes for language modelling that see later tokens.
+        lambda: BertLMHeadModel(BertConfig(**ENCODER)),
+        lambda: XLNetLMHeadModel(
+            XLNetConfig(vocab_size=V, d_model=16, n_layer=1, n_head=2, d_inner=32)
+        ),
+        lambda: XLMWithLMHeadModel(XLMConfig(vocab_size=V, emb_dim=16, n_layers=1, n_heads=2)),
+    ],
+)
+def test_encoders_are_refused(build_model):
+    model = build_model().train()
+    with pytest.raises(InputError, match=r"predicts no next token.* is_decoder=True"):
+        attach_drawn(model, 8)
+    assert uncertainty_of(model) is None
+    assert model.training
 
 
 @torch.no_grad()
@@ -191,12 +196,12 @@ def test_nan_logits_are_named_by_row_and_position(model, passes, use_cache):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "protot", "mamba"])
-def test_ways_to_generate_that_would_change_codes(name):
+def test_generation_that_would_change_codes(name):
     model = build(name)
     feedback = attach_drawn(model, 8)
     settings = {"max_new_tokens": 3, "pad_token_id": 0}
     plain = model.generate(IDS, **settings)
-    for given in (
+    for refused in (
         {"assistant_model": build(name)},
         {"prompt_lookup_num_tokens": 2},
         {"prefill_chunk_size": 2},
@@ -204,7 +209,7 @@ def test_ways_to_generate_that_would_change_codes(name):
         {"use_cache": False},
     ):
         with pytest.raises(InputError, match=r"with uncertainty feedback|without a cache"):
-            model.generate(IDS, **settings, **given)
+            model.generate(IDS, **settings, **refused)
         assert torch.equal(model.generate(IDS, **settings), plain)
     for start in (model.generate_batch, model.init_continuous_batching):
         with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
@@ -247,10 +252,10 @@ def test_a_table_of_another_width_level_count_model_or_dtype(model, saved):
     other = build("llama")
     with torch.no_grad():
         other.get_input_embeddings().weight[0, 0] += 1
-    for given in (LlamaForCausalLM(config), build("llama").bfloat16(), other):
+    for wrong in (LlamaForCausalLM(config), build("llama").bfloat16(), other):
         with pytest.raises(FormatError, match=r"cannot verify .* dtype=torch.float32"):
-            load_uncertainty(saved, given)
-        assert uncertainty_of(given) is None
+            load_uncertainty(saved, wrong)
+        assert uncertainty_of(wrong) is None
     with pytest.raises(FormatError, match="has 64 levels, and 256 were expected"):
         load_uncertainty(saved, model, levels=256)
     with pytest.raises(FormatError, match="has no uncertainty_feedback"):
@@ -258,11 +263,11 @@ def test_a_table_of_another_width_level_count_model_or_dtype(model, saved):
     assert load_uncertainty(saved, model, levels=64).passes == 2
 
 
-@pytest.mark.parametrize("share", [0, 0.05, 0.999])
-def test_a_truncated_file(model, saved, share):
+@pytest.mark.parametrize("fraction", [0, 0.05, 0.999])
+def test_a_truncated_file(model, saved, fraction):
     path = saved / UNCERTAINTY_FILE
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
+    data = path.read_bytes()
+    path.write_bytes(data[: int(fraction * len(data))])
     with pytest.raises(FormatError, match=r"cannot be read: .* Restore the file"):
         load_uncertainty(saved, model)
     assert uncertainty_of(model) is None

@@ -1,4 +1,4 @@
-"""Channel and token parts: by hand, against the double sums, and against the prefix mean."""
+"""Channel and token parts: by hand, against the naive forms, and against the prefix mean."""
 
 import math
 
@@ -60,14 +60,14 @@ def test_as_the_double_sums(taps, groups, normalise, per_token):
     directions = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
     channels = torch.tensor([3, 0, 3])
     for position in (0, 1, 3, LENGTH - 1):
-        found = channel_parts(flow, position, directions)
-        torch.testing.assert_close(found, naive.channel_parts(flow, position, directions))
+        parts = channel_parts(flow, position, directions)
+        torch.testing.assert_close(parts, naive.channel_parts(flow, position, directions))
         tokens = token_parts(flow, position, directions, channels)
         assert tokens.shape == (3, position)
         expected = naive.token_parts(flow, position, directions, channels)
         torch.testing.assert_close(tokens, expected)
-        of_channels = found.gather(1, channels[:, None])[:, 0]
-        torch.testing.assert_close(tokens.sum(1), of_channels, rtol=1e-5, atol=1e-6)
+        expected = parts.gather(1, channels[:, None])[:, 0]
+        torch.testing.assert_close(tokens.sum(1), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -78,30 +78,31 @@ def test_channels_sum_to_the_prefix_mean(normalise):
         flow.write[None], flow.read[None], flow.values[None], decay, normalise=normalise
     )
     for position in range(LENGTH):
-        found = channel_parts(flow, position, torch.eye(WIDTH)).sum(1)
-        torch.testing.assert_close(found.float(), out[0, position])
+        reading = channel_parts(flow, position, torch.eye(WIDTH)).sum(1)
+        torch.testing.assert_close(reading.float(), out[0, position])
 
 
-def test_an_empty_channel_gives_nothing():
+def test_an_empty_channel_has_no_part():
     flow = make_flow()
     flow.write[:, 1] = 0
-    # So much decay that of channel 2 less than 1e-30 is left after one step.
+    # After one step less than 1e-30 of channel 2 remains.
     flow.log_decay[:, 2] = -80.0 * torch.arange(LENGTH)
     directions = torch.randn(2, WIDTH)
-    found = channel_parts(flow, 5, directions)
-    assert (found[:, 1:3] == 0).all()
-    assert (found[:, [0, 3]] != 0).all()
+    parts = channel_parts(flow, 5, directions)
+    assert (parts[:, 1:3] == 0).all()
+    assert (parts[:, [0, 3]] != 0).all()
     assert (token_parts(flow, 5, directions, torch.tensor([1, 2])) == 0).all()
-    torch.testing.assert_close(found, naive.channel_parts(flow, 5, directions))
+    torch.testing.assert_close(parts, naive.channel_parts(flow, 5, directions))
 
 
-def test_what_does_not_fit_is_refused():
-    flow = make_flow()
-    directions = torch.randn(1, WIDTH)
-    for form in (channel_parts, naive.channel_parts):
-        with pytest.raises(InputError, match="no position 9"):
-            form(flow, LENGTH, directions)
-        with pytest.raises(InputError, match=r"expected \[C, 6\]"):
-            form(flow, 3, directions[:, 1:])
-        with pytest.raises(InputError, match="5 groups of 4 channels"):
-            form(flow._replace(groups=5), 3, directions)
+@pytest.mark.parametrize(
+    ("position", "width", "groups", "words"),
+    [
+        (LENGTH, WIDTH, 1, "no position 9"),
+        (3, WIDTH - 1, 1, r"expected \[C, 6\]"),
+        (3, WIDTH, 5, "5 groups of 4 channels"),
+    ],
+)
+def test_wrong_input(position, width, groups, words):
+    with pytest.raises(InputError, match=words):
+        channel_parts(make_flow()._replace(groups=groups), position, torch.randn(1, width))

@@ -1,4 +1,4 @@
-"""Matching pursuit and its weights: by hand, against the naive forms and against SciPy."""
+"""Matching pursuit and fitted weights: by hand, against the naive forms and SciPy."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from prismlm.ops.prototype_head import fit_weights, fitted, naive, nearest, purs
 
 
 def problem(seed, states=6, prototypes=14, width=5, k=6, shift=0.0):
-    """Return states, unit prototypes and different indices; a shift makes all of them alike."""
+    """Return states, unit prototypes and distinct indices; a shift makes all vectors similar."""
     generator = torch.Generator().manual_seed(seed)
     z, p = (
         torch.randn(rows, width, generator=generator, dtype=torch.float64) + shift
@@ -23,27 +23,18 @@ def problem(seed, states=6, prototypes=14, width=5, k=6, shift=0.0):
 
 
 def test_by_hand():
-    """One prototype: (u·z) / (1 + λ); a second that points away has no weight."""
+    """One prototype: (u·z) / (1 + λ); a second of the opposite direction has no weight."""
     z = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    unit = torch.tensor([[1.0, 0.0], [0.0, -1.0], [0.0, 1.0]], dtype=torch.float64)
-    found = fit_weights(z, unit, torch.tensor([[0, 1]]))
-    torch.testing.assert_close(found, torch.tensor([[3 / 1.001, 0.0]], dtype=torch.float64))
-    found = fit_weights(z, unit, torch.tensor([[2, 0]]))
-    expected = torch.tensor([[4 / 1.001, 3 / 1.001]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected)
+    unit = torch.tensor([[1.0, 0.0], [0.0, -1.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    indices = torch.tensor([[0, 1], [2, 0], [0, 3]])
+    # Equal prototypes share the weight: 2 w (1 + λ/2) = u·z.
+    expected = [[3 / 1.001, 0.0], [4 / 1.001, 3 / 1.001], [3 / 2.001, 3 / 2.001]]
+    weights = fit_weights(z.expand(3, 2), unit, indices)
+    torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_equal_prototypes_share_the_weight():
-    """2 w (1 + λ/2) = u·z: w = 5 / 2.001 each."""
-    unit = torch.tensor([[0.6, 0.8], [0.6, 0.8]], dtype=torch.float64)
-    found = fit_weights(unit[:1] * 5, unit, torch.tensor([[0, 1]]))
-    torch.testing.assert_close(found, torch.full((1, 2), 5 / 2.001, dtype=torch.float64))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 3.0, -3.0]), st.integers(1, 12))
-def test_scipy_gives_the_same(seed, shift, k):
-    z, unit, indices = problem(seed, prototypes=14, k=k, shift=shift)
+def assert_as_scipy(z, unit, indices):
+    k = indices.shape[1]
     ridge = np.sqrt(fitted.RIDGE) * np.eye(k)
     expected = [
         nnls(np.vstack([unit[row].T.numpy(), ridge]), np.append(state.numpy(), np.zeros(k)))[0]
@@ -52,20 +43,28 @@ def test_scipy_gives_the_same(seed, shift, k):
     np.testing.assert_allclose(fit_weights(z, unit, indices), np.stack(expected), atol=1e-9)
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 3.0, -3.0]), st.integers(1, 12))
+def test_scipy_gives_the_same(seed, shift, k):
+    assert_as_scipy(*problem(seed, prototypes=14, k=k, shift=shift))
+
+
+def test_sign_changes_that_cycle():
+    """With k > d, exchanging all wrong signs at once does not end for some states."""
+    assert_as_scipy(*problem(11, states=400, prototypes=30, width=8, k=20, shift=0.3))
+
+
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_outputs_and_gradients_are_those_of_the_naive_form(shift):
+def test_outputs_and_gradients_equal_the_naive_form(shift):
     z, unit, indices = problem(3, shift=shift)
-    found, gradients = [], []
+    results = []
     for form in (naive.fit_weights, fit_weights):
         inputs = [value.clone().requires_grad_() for value in (z, unit)]
         weights = form(*inputs, indices)
         (weights * torch.linspace(-1, 2, weights.numel()).view_as(weights)).sum().backward()
-        found.append(weights.detach())
-        gradients.append([value.grad for value in inputs])
-    torch.testing.assert_close(*found)
-    for one, other in zip(*gradients, strict=True):
-        assert one.abs().max() > 0
-        torch.testing.assert_close(one, other)
+        results.append([weights.detach(), *(value.grad for value in inputs)])
+    torch.testing.assert_close(*results)
+    assert all(value.abs().max() > 0 for value in results[0])
 
 
 def test_gradcheck():
@@ -74,27 +73,16 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda a, b: fit_weights(a, b, indices), inputs)
 
 
-def test_float32_is_near_and_chunks_change_nothing():
+def test_float32_is_close_and_tiles_change_nothing():
     z, unit, indices = problem(7, states=3 * fitted.STATES + 1, prototypes=60, width=24, k=16)
     exact = fit_weights(z, unit, indices)
-    found = fit_weights(z.float(), unit.float(), indices)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=1e-3)
+    single = fit_weights(z.float(), unit.float(), indices)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, atol=1e-4, rtol=1e-3)
     alone = torch.cat(
         [fit_weights(state[None], unit, row[None]) for state, row in zip(z, indices, strict=True)]
     )
     torch.testing.assert_close(alone, exact)
-
-
-def test_signs_that_turn_in_a_circle_are_turned_one_by_one():
-    """More weights than dimensions: turning all wrong signs at once does not end for some."""
-    z, unit, indices = problem(11, states=400, prototypes=30, width=8, k=20, shift=0.3)
-    ridge = np.sqrt(fitted.RIDGE) * np.eye(20)
-    found = fit_weights(z, unit, indices)
-    for state, row, weights in zip(z, indices, found, strict=True):
-        rows = np.vstack([unit[row].T.numpy(), ridge])
-        expected = nnls(rows, np.append(state.numpy(), np.zeros(20)))[0]
-        np.testing.assert_allclose(weights, expected, atol=1e-9)
 
 
 def test_autocast_does_not_lower_the_precision():
@@ -107,31 +95,26 @@ def test_autocast_does_not_lower_the_precision():
         assert torch.equal(fit_weights(z, unit, indices), plain)
 
 
-def test_no_states():
-    z, unit, indices = problem(1)
-    assert fit_weights(z[:0], unit, indices[:0]).shape == (0, 6)
-
-
 def chosen_of(z, prototypes, k):
     first = nearest(z, prototypes, min(k, fitted.PICKS), 1.0).indices
     return pursue(z, prototypes, k, first).indices
 
 
 def test_pursuit_by_hand(monkeypatch):
-    """Of (3, 4, 0) the nearest leaves (3, 0, 0); the second nearest would say the same again."""
+    """The nearest to (3, 4, 0) leaves (3, 0, 0), to which the second nearest is orthogonal."""
     monkeypatch.setattr(fitted, "PICKS", 1)
     z = torch.tensor([[3.0, 4.0, 0.0]])
     prototypes = torch.tensor([[0.0, 7.0, 0.0], [0.5, 0.0, 0.0], [0.0, 2.0, 2.0]])
     assert chosen_of(z, prototypes, 2).tolist() == [[0, 1]]
-    found = pursue(z, prototypes, 2, torch.tensor([[0]]))
-    torch.testing.assert_close(found.cosines, torch.tensor([[4 / 5, 3 / 5]]))
+    result = pursue(z, prototypes, 2, torch.tensor([[0]]))
+    torch.testing.assert_close(result.cosines, torch.tensor([[4 / 5, 3 / 5]]))
     # w / ‖p‖ with w = 4 / 1.001, 3 / 1.001.
-    torch.testing.assert_close(found.activations, torch.tensor([[4 / 7.007, 6 / 1.001]]))
+    torch.testing.assert_close(result.activations, torch.tensor([[4 / 7.007, 6 / 1.001]]))
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 10, 16]), st.sampled_from([1, 4, 9, 12]))
-def test_pursuit_is_that_of_the_naive_form(seed, picks, k):
+def test_pursuit_equals_the_naive_form(seed, picks, k):
     z, unit, _ = problem(seed, states=3, prototypes=12, width=7)
     prototypes = unit * torch.linspace(0.2, 3, 12, dtype=unit.dtype)[:, None]
     with pytest.MonkeyPatch.context() as patch:
@@ -140,91 +123,85 @@ def test_pursuit_is_that_of_the_naive_form(seed, picks, k):
         assert chosen_of(z, prototypes, k).tolist() == naive.pursue(z, prototypes, k)
 
 
-def test_pursuit_of_many_states_is_that_of_each_and_takes_none_twice(monkeypatch):
+def test_pursuit_does_not_depend_on_tiles_and_has_no_duplicates(monkeypatch):
     z, unit, _ = problem(17, states=41, prototypes=50, width=6)
     expected = [chosen_of(state[None], unit, 40)[0].tolist() for state in z]
     monkeypatch.setattr(fitted, "STATES", 7)
     assert chosen_of(z, unit, 40).tolist() == expected
     assert all(len(set(row)) == 40 for row in expected)
-    # A state that is rebuilt already, and one of nothing, still get as many.
+    # Also for a state with no error left, and for a zero state.
     states = torch.stack([unit[3], torch.zeros(6, dtype=unit.dtype)])
     assert all(len(set(row)) == 50 for row in chosen_of(states, unit, 50).tolist())
 
 
-def test_pursuit_rebuilds_better_than_the_nearest():
+def test_pursuit_reconstructs_better_than_the_nearest():
     z, unit, _ = problem(19, states=60, prototypes=400, width=40)
-    left = {}
-    for name, indices in (
-        ("pursued", chosen_of(z, unit, 32)),
-        ("nearest", nearest(z, unit, 32, 1.0).indices),
-    ):
-        rebuilt = torch.einsum("nk,nkd->nd", fit_weights(z, unit, indices), unit[indices])
-        left[name] = (z - rebuilt).norm(dim=1)
-    assert (left["pursued"] < left["nearest"]).float().mean() > 0.9
+    pursued, nearest_error = (
+        (z - (fit_weights(z, unit, indices)[:, None] @ unit[indices])[:, 0]).norm(dim=1)
+        for indices in (chosen_of(z, unit, 32), nearest(z, unit, 32, 1.0).indices)
+    )
+    assert (pursued < nearest_error).float().mean() > 0.9
 
 
-def test_pursuit_of_no_states_and_in_half_precision():
-    z, unit, _ = problem(1)
+def test_no_states_and_half_precision():
+    z, unit, indices = problem(1)
+    assert fit_weights(z[:0], unit, indices[:0]).shape == (0, 6)
     assert chosen_of(z[:0], unit, 14).shape == (0, 14)
     z, unit = z.bfloat16(), unit.bfloat16()
     assert torch.equal(chosen_of(z, unit, 14), chosen_of(z.float(), unit.float(), 14))
 
 
-def test_gradients_of_a_pursuit_are_those_of_the_weights_it_found():
-    """α = w / ‖p‖, differentiated by autograd through the naive weights of what was chosen."""
+def test_gradients_of_a_pursuit_are_those_of_its_weights():
+    """α = w / ‖p‖, differentiated by autograd through the naive weights."""
     z, unit, _ = problem(23, states=5, prototypes=30, width=9)
     lengths = torch.linspace(0.2, 3, 30, dtype=unit.dtype)[:, None]
-    gradients, values = [], []
+    results = []
     for naively in (False, True):
         inputs = [value.clone().requires_grad_() for value in (z, unit * lengths)]
         first = nearest(*inputs, 4, 1.0).indices
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fitted, "PICKS", 4)
-            found = pursue(*inputs, 11, first)
-        activations = found.activations
+            indices, _, activations = pursue(*inputs, 11, first)
         if naively:
             norms = inputs[1].norm(dim=1, keepdim=True)
-            weights = naive.fit_weights(inputs[0], inputs[1] / norms, found.indices)
-            activations = weights / norms.squeeze(1)[found.indices]
+            weights = naive.fit_weights(inputs[0], inputs[1] / norms, indices)
+            activations = weights / norms.squeeze(1)[indices]
         (activations * torch.linspace(-1, 2, 55).view(5, 11)).sum().backward()
-        gradients.append([value.grad for value in inputs])
-        values.append(activations.detach())
-    torch.testing.assert_close(*values)
-    for one, other in zip(*gradients, strict=True):
-        assert one.abs().max() > 0
-        torch.testing.assert_close(one, other)
+        results.append([activations.detach(), *(value.grad for value in inputs)])
+    torch.testing.assert_close(*results)
+    assert all(value.abs().max() > 0 for value in results[0])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_prototypes_that_are_not_finite_have_no_weights_and_spoil_no_other_state(value):
+def test_prototypes_that_are_not_finite_do_not_affect_other_states(value):
     z, unit, indices = problem(29, states=4, prototypes=30, k=6)
     expected = fit_weights(z, unit, indices)
     bad = unit.clone()
     bad[indices[1, 2], 0] = value
-    found = fit_weights(z, bad, indices)
-    assert found[1].isnan().any()
+    weights = fit_weights(z, bad, indices)
+    assert weights[1].isnan().any()
     for row in (0, 2, 3):
         if int(indices[1, 2]) not in indices[row].tolist():
-            torch.testing.assert_close(found[row], expected[row])
+            torch.testing.assert_close(weights[row], expected[row])
     assert chosen_of(z, bad, 12).shape == (4, 12)
 
 
-def test_a_low_precision_product_chooses_what_one_in_full_does(monkeypatch):
+def test_a_low_precision_product_chooses_nearly_the_same(monkeypatch):
     z, unit, _ = problem(31, states=50, prototypes=300, width=24)
     z, bank = z.float(), (unit * torch.linspace(0.2, 3, 300)[:, None]).float()
-    # Of a state that is a prototype little is left, and of nothing there are no scores to go by.
+    # A state that is a prototype, with little error after it, and a zero state.
     z[7], z[8] = bank[3], 0
     monkeypatch.setattr(fitted, "PICKS", 4)
     first = nearest(z, bank, 4, 1.0).indices
-    in_full = pursue(z, bank, 18, first)
+    exact = pursue(z, bank, 18, first)
     monkeypatch.setattr(fitted.fast, "score_dtype", lambda *_: torch.bfloat16)
-    found = pursue(z, bank, 18, first)
-    assert all(len(set(row)) == 18 for row in found.indices.tolist())
+    low = pursue(z, bank, 18, first)
+    assert all(len(set(row)) == 18 for row in low.indices.tolist())
     others = [i for i in range(50) if i not in (7, 8)]
-    same = found.indices[others].sort(1).values == in_full.indices[others].sort(1).values
+    same = low.indices[others].sort(1).values == exact.indices[others].sort(1).values
     assert same.float().mean() > 0.9
-    left = [
-        (z - torch.einsum("nk,nkd->nd", one.activations, bank[one.indices])).norm(dim=1)[others]
-        for one in (found, in_full)
+    errors = [
+        (z - torch.einsum("nk,nkd->nd", r.activations, bank[r.indices])).norm(dim=1)[others].mean()
+        for r in (low, exact)
     ]
-    assert left[0].mean() < 1.01 * left[1].mean()
+    assert errors[0] < 1.01 * errors[1]

@@ -49,24 +49,23 @@ def test_decays_by_token_by_hand(form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("flags", ["none", "mask", "starts"])
 @pytest.mark.parametrize("length", [1, 20])
-def test_groups_are_prefix_means_side_by_side(form, flags, length):
-    """Channels 0 and 1 pass on values 0 to 2, channels 2 and 3 values 3 to 5, and so on."""
+def test_groups_are_separate_prefix_means(form, flags, length):
+    """Channels 0 and 1 carry values 0 to 2, channels 2 and 3 values 3 to 5, and so on."""
     write, read, values, decay = inputs(2, length, 6, 9)
     state = state_of(2, 6, 3)
-    places = {} if flags == "none" else {flags: torch.rand(2, length) < 0.6}
-    out, end = form.prefix_mean(write, read, values, decay, state, groups=3, **places)
+    options = {} if flags == "none" else {flags: torch.rand(2, length) < 0.6}
+    out, end = form.prefix_mean(write, read, values, decay, state, groups=3, **options)
     for g in range(3):
         r, d = slice(2 * g, 2 * g + 2), slice(3 * g, 3 * g + 3)
-        own = PrefixState(state.sums[:, r], state.mass[:, r])
-        parts = (write[..., r], read[..., r], values[..., d], decay[r], own)
-        expected, after = naive.prefix_mean(*parts, **places)
-        torch.testing.assert_close(out[..., d], expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(end.sums[:, r], after.sums, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(end.mass[:, r], after.mass, rtol=1e-5, atol=1e-6)
+        group_state = PrefixState(state.sums[:, r], state.mass[:, r])
+        parts = (write[..., r], read[..., r], values[..., d], decay[r], group_state)
+        expected, after = naive.prefix_mean(*parts, **options)
+        results = out[..., d], end.sums[:, r], end.mass[:, r]
+        torch.testing.assert_close(results, (expected, *after), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_padding_takes_no_part(form):
+def test_padding_is_ignored(form):
     """A row with padding in three places equals the row without it."""
     write, read, values, decay = inputs(1, 5, 3, 2)
     places = [1, 2, 4, 5, 6]
@@ -101,18 +100,19 @@ def test_sequences_in_one_row_do_not_see_each_other(form):
     torch.testing.assert_close(end, after)
 
 
-def compare(form, arguments, state, options):
+def results_of(form, arguments, state, options):
+    """Return outputs, the last state, and the gradients of inputs and state."""
     leaves = [x.detach().clone().requires_grad_() for x in arguments]
-    held = None if state is None else PrefixState(*(x.clone().requires_grad_() for x in state))
-    out, end = form.prefix_mean(*leaves, held, **options)
+    state = None if state is None else PrefixState(*(x.clone().requires_grad_() for x in state))
+    out, end = form(*leaves, state, **options)
     generator = torch.Generator().manual_seed(7)
     loss = sum(
         (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum()
         for x in (out, end.sums, end.mass)
     )
-    wanted = [*leaves, *(held or ())]
-    loss = loss + sum(x.sum() for x in wanted) * 0  # where padding leaves nothing else
-    gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    leaves += state or ()
+    loss = loss + sum(x.sum() for x in leaves) * 0  # in case all is padding
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return out.detach(), end, gradients
 
 
@@ -132,20 +132,18 @@ def compare(form, arguments, state, options):
 def test_chunked_equals_the_double_sum(
     b, t, r, d, groups, token, low, flags, with_state, normalise, seed
 ):
-    """Outputs, states and the gradient of every input, in float64; r and d are of a group."""
+    """Outputs, states and the gradient of every input, in float64; r and d are per group."""
     *tensors, decay = inputs(b, t, groups * r, groups * d, seed, torch.float64, low=low)
     arguments = (*tensors, by_token(decay, t, seed)[:b] if token else decay)
     generator = torch.Generator().manual_seed(seed)
-    chosen = {"groups": groups, "normalise": normalise}
+    options = {"groups": groups, "normalise": normalise}
     if flags in ("mask", "both"):
-        chosen["mask"] = torch.rand(b, t, generator=generator) < 0.7
+        options["mask"] = torch.rand(b, t, generator=generator) < 0.7
     if flags in ("starts", "both"):
-        chosen["starts"] = torch.rand(b, t, generator=generator) < 0.1
+        options["starts"] = torch.rand(b, t, generator=generator) < 0.1
     state = state_of(b, groups * r, d, seed, torch.float64) if with_state else None
-    slow = compare(naive, arguments, state, chosen)
-    fast = compare(chunked, arguments, state, chosen)
-    torch.testing.assert_close(fast[0], slow[0], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-12)
+    slow, fast = (results_of(f.prefix_mean, arguments, state, options) for f in FORMS)
+    torch.testing.assert_close(fast[:2], slow[:2], rtol=1e-9, atol=1e-12)
     for index, (a, e) in enumerate(zip(fast[2], slow[2], strict=True)):
         scale = e.abs().max().clamp_min(1)
         torch.testing.assert_close(a / scale, e / scale, rtol=1e-8, atol=1e-10, msg=str(index))
@@ -175,16 +173,10 @@ def test_rows_of_several_segments_have_the_gradients_of_the_recurrence(length, t
     if token:
         arguments = (*arguments[:3], by_token(arguments[3], length))
     state = state_of(2, 3, 2, 5, torch.float64)
-
-    class Form:
-        @staticmethod
-        def prefix_mean(*args):
-            return recurrence(*args)
-
-    slow = compare(Form, arguments, state, {})
-    fast = compare(chunked, arguments, state, {})
-    torch.testing.assert_close(fast[0], slow[0], rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-11)
+    slow, fast = (
+        results_of(form, arguments, state, {}) for form in (recurrence, chunked.prefix_mean)
+    )
+    torch.testing.assert_close(fast[:2], slow[:2], rtol=1e-9, atol=1e-11)
     for a, e in zip(fast[2], slow[2], strict=True):
         torch.testing.assert_close(a, e, rtol=1e-8, atol=1e-9 * e.abs().max().item())
 
@@ -200,8 +192,8 @@ def test_float32_against_the_float64_recurrence(beta):
     assert relative_error(state.sums, end.sums) < 1e-4  # sums of both signs cancel
 
 
-def test_float32_where_decays_mix_from_token_to_token():
-    """Forgetting at once beside remembering for ten thousand positions, in every row."""
+def test_float32_with_decays_that_vary_between_tokens():
+    """From forgetting at once to remembering for ten thousand positions."""
     write, read, values, _ = inputs(2, 3000, 5, 3, 13)
     decay = by_token(torch.tensor([0.001, 0.3, 0.95, 0.999, 0.9999]), 3000)
     decay[:, 1000:2000] = 0.9999  # long memory in between
@@ -211,9 +203,9 @@ def test_float32_where_decays_mix_from_token_to_token():
     assert relative_error(out.detach(), expected.detach()) < 1e-5
     torch.testing.assert_close(state.mass.double(), end.mass, rtol=1e-5, atol=0)
     gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
-    found = torch.autograd.grad(out, leaves, gradient)
-    wanted = torch.autograd.grad(expected, leaves, gradient.double())
-    for a, e in zip(found, wanted, strict=True):
+    fast = torch.autograd.grad(out, leaves, gradient)
+    slow = torch.autograd.grad(expected, leaves, gradient.double())
+    for a, e in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-5 * e.abs().max().item())
 
 
@@ -250,11 +242,8 @@ def test_any_split_through_the_state_gives_the_same(t, cuts, seed, dtype, token)
 
 
 @pytest.mark.parametrize("silence", [8, 30, 160])
-def test_a_forgotten_channel_reads_as_empty(silence):
-    """After ``silence`` positions that write nothing, 0.001^silence is far below 1e-30, or not.
-
-    After 160, so is 0.5^silence: less than float32 holds.
-    """
+def test_a_forgotten_channel_is_empty(silence):
+    """After 30 positions without writes 0.001^n is below 1e-30, and after 160 also 0.5^n."""
     t = silence + 3
     write = torch.zeros(1, t, 2)
     write[:, 0] = 0.5
@@ -292,59 +281,58 @@ def test_half_precision_is_computed_in_float32():
     assert torch.equal(state.sums, end.sums)
 
 
-def saved_bytes(call):
-    total = {}
+@pytest.mark.parametrize("length", [256, 1024, 4096])
+def test_saved_memory_is_far_below_a_state_per_position(length):
+    """Including gates and values, which are half of it."""
+    r, d, sizes = 32, 128, {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        total[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        kept = call()
-    return sum(total.values()), kept
-
-
-@pytest.mark.parametrize("length", [256, 1024, 4096])
-def test_memory_stays_far_below_a_state_for_every_position(length):
-    """The gates and values that go in are counted: they are half of it."""
-    r, d = 32, 128
     arguments = [x.requires_grad_() for x in inputs(2, length, r, d)]
-    kept, _ = saved_bytes(lambda: chunked.prefix_mean(*arguments))
-    assert kept < 0.1 * 4 * 2 * length * r * d
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        _result = chunked.prefix_mean(*arguments)
+    assert sum(sizes.values()) < 0.1 * 4 * 2 * length * r * d
 
 
-def test_wrong_input_says_what_is_wrong():
-    write, read, values, decay = inputs(2, 6, 3, 4)
+WRITE, READ, VALUES, DECAY = inputs(2, 6, 3, 4)
 
-    def call(write, read, values, decay, state=None, mask=None, starts=None):
-        check_arguments(write, read, values, decay, state, mask, starts)
 
-    with pytest.raises(InputError, match="between 0 and 1"):
-        chunked.prefix_mean(write, read, values, torch.ones(3))
-    with pytest.raises(InputError, match=r"with B, T, R ≥ 1"):
-        call(write[..., :0], read[..., :0], values, decay[:0])
-    with pytest.raises(InputError, match=r"with B, T, R ≥ 1"):
-        call(write[:, :0], read[:, :0], values[:, :0], decay)
-    with pytest.raises(InputError, match="expected \\[B, T, R\\] twice"):
-        call(write, read[:, :5], values, decay)
-    with pytest.raises(InputError, match="values are"):
-        call(write, read, values[:, :5], decay)
-    for bad in (decay[:2], decay[None, None].expand(1, 6, 3), decay[None]):
-        with pytest.raises(InputError, match="one per channel, or"):
-            call(write, read, values, bad)
-    for bad in (0.0, 1.0, float("nan"), 1.5, -0.1):
-        with pytest.raises(InputError, match="between 0 and 1"):
-            call(write, read, values, torch.tensor([0.5, bad, 0.5]))
-    with pytest.raises(NotFiniteError):
-        call(write, read, values, decay * float("nan"))
-    for groups in (0, 2, 3):
-        with pytest.raises(InputError, match=f"{groups} groups of 3 channels and values of width"):
-            chunked.prefix_mean(write, read, values, decay, groups=groups)
-    for shape in ((1, 3, 4), (2, 2, 4), (2, 3, 5)):
-        with pytest.raises(InputError, match="another batch"):
-            call(write, read, values, decay, state_of(*shape))
-    with pytest.raises(InputError, match=r"mask is .*expected torch.bool"):
-        call(write, read, values, decay, mask=torch.ones(2, 6))
-    with pytest.raises(InputError, match=r"starts is .*expected torch.bool"):
-        call(write, read, values, decay, starts=torch.ones(2, 5, dtype=torch.bool))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"write": WRITE[..., :0], "read": READ[..., :0]}, r"with B, T, R ≥ 1"),
+        (
+            {"write": WRITE[:, :0], "read": READ[:, :0], "values": VALUES[:, :0]},
+            r"with B, T, R ≥ 1",
+        ),
+        ({"read": READ[:, :5]}, r"expected \[B, T, R\] twice"),
+        ({"values": VALUES[:, :5]}, "values are"),
+        ({"decay": DECAY[:2]}, "one per channel, or"),
+        ({"decay": DECAY[None, None].expand(1, 6, 3)}, "one per channel, or"),
+        ({"decay": DECAY[None]}, "one per channel, or"),
+        *(
+            ({"decay": torch.tensor([0.5, bad, 0.5])}, "between 0 and 1")
+            for bad in (0.0, 1.0, float("nan"), 1.5, -0.1)
+        ),
+        *(({"groups": g}, f"{g} groups of 3 channels and values of width") for g in (0, 2, 3)),
+        *(
+            ({"state": state_of(*shape)}, "another batch")
+            for shape in ((1, 3, 4), (2, 2, 4), (2, 3, 5))
+        ),
+        ({"mask": torch.ones(2, 6)}, r"mask is .*expected torch.bool"),
+        ({"starts": torch.ones(2, 5, dtype=torch.bool)}, r"starts is .*expected torch.bool"),
+    ],
+)
+def test_wrong_input(changes, words):
+    arguments = {"write": WRITE, "read": READ, "values": VALUES, "decay": DECAY}
+    optional = {"state": None, "mask": None, "starts": None}
+    with pytest.raises(InputError, match=words):
+        check_arguments(**arguments | optional | changes)
+
+
+def test_prefix_means_check_their_input():
+    with pytest.raises(NotFiniteError, match="between 0 and 1"):
+        chunked.prefix_mean(WRITE, READ, VALUES, DECAY * float("nan"))

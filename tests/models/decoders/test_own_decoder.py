@@ -1,4 +1,4 @@
-"""Our own decoders as Hugging Face models: caches, padding, packing, generation, checkpoints."""
+"""Our decoders as Hugging Face models: caches, padding, packing, generation, checkpoints."""
 
 import copy
 
@@ -13,16 +13,12 @@ from prismlm.training.setup import supports_packed_documents
 from tests.helpers.own_models import FAMILIES, own_model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request):
     return own_model(request.param)
-
-
-def options(**changes):
-    fixed = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    return fixed | changes
 
 
 @torch.no_grad()
@@ -52,7 +48,7 @@ def test_no_position_sees_what_comes_after_it(model):
 
 @torch.no_grad()
 @pytest.mark.parametrize("where", ["embeddings", "blocks"])
-def test_dropout_acts_in_training_alone(model, where):
+def test_dropout_acts_only_in_training(model, where):
     model, ids = copy.deepcopy(model), tokens(1, 10)
     model.config.dropout = 0.5 if where == "embeddings" else 0.0
     for block in model.model.layers:
@@ -74,25 +70,24 @@ def test_padding_changes_no_logits(model, side):
     alone = model(ids[1:, short])
     torch.testing.assert_close(together.logits[1:, short], alone.logits, **CLOSE)
     torch.testing.assert_close(together.logits[:1], model(ids[:1]).logits, **CLOSE)
-    # What follows sees the same, whether the padding is in its past or not.
-    following = tokens(2, 3, seed=3)
+    # Padding in the cache is ignored too.
+    more = tokens(2, 3, seed=3)
     longer = torch.cat([mask, torch.ones(2, 3, dtype=torch.int64)], 1)
-    cached = model(following, attention_mask=longer, past_key_values=together.past_key_values)
-    plain = model(following[1:], past_key_values=alone.past_key_values)
+    cached = model(more, attention_mask=longer, past_key_values=together.past_key_values)
+    plain = model(more[1:], past_key_values=alone.past_key_values)
     torch.testing.assert_close(cached.logits[1:], plain.logits, **CLOSE)
 
 
 @torch.no_grad()
-def test_documents_packed_into_one_row_stay_apart(model):
+def test_packed_documents_do_not_see_each_other(model):
     assert supports_packed_documents(model)
     pieces = [tokens(1, n, seed=n) for n in (7, 1, 30, 12)]
     position_ids = torch.cat([torch.arange(p.shape[1]) for p in pieces])[None]
     empty = type(model(pieces[0], use_cache=True).past_key_values)(model.config.num_hidden_layers)
+    expected = torch.cat([model(piece).logits for piece in pieces], 1)
     for caching in ({"use_cache": False}, {"use_cache": True}, {"past_key_values": empty}):
         packed = model(torch.cat(pieces, 1), position_ids=position_ids, **caching).logits
-        of_each = packed.split([p.shape[1] for p in pieces], 1)
-        for piece, logits in zip(pieces, of_each, strict=True):
-            torch.testing.assert_close(logits, model(piece).logits, **CLOSE)
+        torch.testing.assert_close(packed, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +96,11 @@ def test_documents_packed_into_one_row_stay_apart(model):
     ids=["greedy", "beams", "sampled"],
 )
 def test_generation_with_a_cache_equals_generation_without(model, way):
-    ids = tokens(2, 9)
-    written = []
+    ids, generated = tokens(2, 9), []
     for use_cache in (True, False):
         torch.manual_seed(3)
-        written.append(model.generate(ids, **options(**way, use_cache=use_cache)))
-    assert torch.equal(*written)
+        generated.append(model.generate(ids, **OPTIONS | way, use_cache=use_cache))
+    assert torch.equal(*generated)
 
 
 def test_left_padded_batches_generate_what_each_row_generates_alone(model):
@@ -114,22 +108,18 @@ def test_left_padded_batches_generate_what_each_row_generates_alone(model):
     mask = torch.ones_like(ids)
     mask[0, :7] = 0
     mask[1, :1] = 0
-    out = model.generate(ids, attention_mask=mask, **options())
+    out = model.generate(ids, attention_mask=mask, **OPTIONS)
     for row, first in enumerate((7, 1, 0)):
-        alone = model.generate(ids[row : row + 1, first:], **options())
+        alone = model.generate(ids[row : row + 1, first:], **OPTIONS)
         assert torch.equal(out[row, 12:], alone[0, 12 - first :])
 
 
-def test_a_checkpoint_comes_back_as_it_was(model, tmp_path):
+def test_checkpoints_round_trip(model, tmp_path):
     model.save_pretrained(tmp_path)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is type(model)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    state = model.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, state[name]), name
+    assert not [*info["missing_keys"], *info["unexpected_keys"]]
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     tied = model.config.tie_word_embeddings
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
     ids = tokens(1, 9)
@@ -163,11 +153,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(model):
     model.model.layers[0].mlp.register_forward_pre_hook(count)
     again = gradients(model, input_ids=ids, labels=ids)
     assert runs == 2
-    for name, gradient in plain.items():
-        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+    torch.testing.assert_close(again, plain, rtol=1e-5, atol=1e-7)
 
 
-def test_gradient_checkpointing_has_no_cache_and_takes_none(model):
+def test_gradient_checkpointing_works_without_a_cache(model):
     model, ids = copy.deepcopy(model), tokens(2, 6)
     cache = model(ids, use_cache=True).past_key_values
     recompute_activations(model.train())
@@ -195,10 +184,10 @@ def test_the_head_sees_the_state_before_the_output_embedding(model):
     )
 
 
-def test_wrong_input_says_what_is_wrong(model):
+def test_wrong_input(model):
     ids = tokens(2, 6)
     cache = model(ids, use_cache=True).past_key_values
-    for given, words in (
+    for inputs, words in (
         ({}, "and not both"),
         ({"input_ids": ids, "past_key_values": DynamicCache()}, "Cache that they return"),
         ({"input_ids": ids, "past_key_values": type(cache)(5)}, "has 5 layers and no rows"),
@@ -210,9 +199,9 @@ def test_wrong_input_says_what_is_wrong(model):
         ({"inputs_embeds": torch.zeros(6, 24)}, r"input is \[6\]: expected \[B, T\]"),
     ):
         with pytest.raises(InputError, match=words):
-            model(**given)
+            model(**inputs)
     with pytest.raises(InputError, match="only one kind of cache"):
-        model.generate(ids, cache_implementation="static", **options())
+        model.generate(ids, cache_implementation="static", **OPTIONS)
     cache.reset()
     assert cache.get_seq_length() == 0
 

@@ -1,4 +1,4 @@
-"""Own decoders exported with a length and a number of rows that are symbols; also a script."""
+"""Our decoders exported with a symbolic length and batch size; also a script."""
 
 import sys
 from pathlib import Path
@@ -28,15 +28,15 @@ CASES = {
 }
 
 
-def test_exported_programs_take_any_length_and_compute_what_the_models_do():
-    # A process of its own: the run-time type checks of the test run cannot be traced.
+def test_exported_programs_of_any_length_equal_the_models():
+    # In a separate process: the run-time type checks of the test run cannot be traced.
     done = forked.run_script(Path(__file__))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{case}: equal" for case in CASES]
 
 
 class Logits(nn.Module):
-    """A model's logits, of rows whose padding is 0 in the mask."""
+    """A model's logits, 0 on padding."""
 
     def __init__(self, model):
         super().__init__()
@@ -62,11 +62,11 @@ def compare(case):
     sizes = {"hidden_size": 24, "initializer_range": 0.3}
     model = Logits(build_model(build_config(settings | sizes, VOCABULARY, 0)).eval())
     shape = {0: Dim("rows", max=64), 1: Dim("length", min=2, max=4096)}
-    given = inputs(2, 40, padded)
-    program = export(model, given, dynamic_shapes=(shape,) * len(given), strict=False).module()
+    args = inputs(2, 40, padded)
+    program = export(model, args, dynamic_shapes=(shape,) * len(args), strict=False).module()
     for rows, length in ((2, 40), (3, 64), (1, 7), (2, 131)):
-        given = inputs(rows, length, padded)
-        torch.testing.assert_close(program(*given), model(*given), rtol=1e-4, atol=2e-5)
+        args = inputs(rows, length, padded)
+        torch.testing.assert_close(program(*args), model(*args), rtol=1e-4, atol=2e-5)
     sys.stdout.write(f"{case}: equal\n")
 
 

@@ -332,7 +332,8 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
         if attention_mask is not None and attention_mask.ndim == 2:
             mask = attention_mask[:, -(len(routers[0]) // len(logits)) :]  # of new positions
         sizes = self.config.num_local_experts, self.config.num_experts_per_tok
-        aux_loss = load_balancing_loss_func(tuple(map(at_least_float32, routers)), *sizes, mask)
+        load_balancing_loss: Any = load_balancing_loss_func  # its annotations are too narrow
+        aux_loss = load_balancing_loss(tuple(map(at_least_float32, routers)), *sizes, mask)
         if loss is not None and labels is not None:
             weight = self.config.router_aux_loss_coef
             if num_items is not None:

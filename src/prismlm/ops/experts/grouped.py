@@ -50,7 +50,7 @@ def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
     return ExpertChoice(order[:, :chosen], weights)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # pyright: ignore[reportUnknownMemberType]
 def mix(
     x: Float[Tensor, "N d"], choice: ExpertChoice, experts: Sequence[Callable[[Tensor], Tensor]]
 ) -> Float[Tensor, "N d"]:
@@ -61,9 +61,9 @@ def mix(
     rather than added atomically, so they are deterministic.
     """
     expert_of_row, order = choice.experts.flatten().sort(stable=True)
-    counts = torch.bincount(expert_of_row, minlength=len(experts)).tolist()
-    rows = x[order // choice.experts.shape[1]]
-    groups = zip(experts, torch.split(rows, counts), strict=True)
+    counts = torch.bincount(expert_of_row, minlength=len(experts)).cpu()
+    rows = torch.split(x[order // choice.experts.shape[1]], [int(count) for count in counts])
+    groups = zip(experts, rows, strict=True)
     outputs = torch.cat([expert(group) for expert, group in groups])
     by_token = outputs[order.argsort()].view(*choice.experts.shape, -1)
     return (by_token * choice.weights[..., None]).sum(1).to(outputs.dtype)
