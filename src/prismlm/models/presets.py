@@ -33,20 +33,13 @@ def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> d
     }
 
 
-def _mamba(model_type: str, width: int, layers: int) -> dict[str, Any]:
-    sizes = {"hidden_size": width, "num_hidden_layers": layers}
-    return {"model_type": model_type, "tie_word_embeddings": True} | sizes
-
-
-def _protot(width: int, layers: int, **settings: Any) -> dict[str, Any]:
-    """Return ProtoT without dropout, for training over one epoch."""
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "dropout": 0.0}
-    return {"model_type": "prismlm_protot"} | sizes | settings
+def _sizes(model_type: str, width: int, layers: int, **settings: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "tie_word_embeddings": True}
+    return {"model_type": model_type} | sizes | settings
 
 
 def _signal_noise(width: int, size: int, layers: int, **settings: Any) -> dict[str, Any]:
-    sizes = {"hidden_size": width, "head_size": size, "num_hidden_layers": layers}
-    return {"model_type": "prismlm_signal_noise"} | sizes | settings
+    return _sizes("prismlm_signal_noise", width, layers, head_size=size, **settings)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -60,10 +53,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-large": _gpt2(1280, heads=20, layers=36),
     "gpt2-xl": _gpt2(1600, heads=25, layers=48),
     # Mamba 2: without CUDA kernels, Hugging Face's Mamba is quadratic in the length of a row.
-    "mamba-laptop": _mamba("mamba2", 160, layers=5)
-    | {"state_size": 64, "head_dim": 32, "num_heads": 10, "n_groups": 1, "chunk_size": 64},
-    "protot-tiny": _protot(96, layers=2, num_channels=16),
-    "protot-laptop": _protot(160, layers=3),
+    "mamba-laptop": _sizes(
+        "mamba2", 160, 5, state_size=64, head_dim=32, num_heads=10, n_groups=1, chunk_size=64
+    ),
+    # Without dropout, for training over one epoch.
+    "protot-tiny": _sizes("prismlm_protot", 96, layers=2, num_channels=16, dropout=0.0),
+    "protot-laptop": _sizes("prismlm_protot", 160, layers=3, dropout=0.0),
     # 8 signal and 8 noise heads per layer; R = 4 has as many parameters as GPT-2's layers.
     "signal-noise-tiny": _signal_noise(96, 24, layers=2),
     "signal-noise-laptop": _signal_noise(160, 20, layers=3),
@@ -75,10 +70,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-50m": _gpt2(512, heads=8, layers=8),
     "gpt2-22m": _gpt2(288, heads=9, layers=8),
     # ProtoT and its baselines, with the default settings of the source.
-    "protot": _protot(256, layers=6, dropout=0.1),
+    "protot": _sizes("prismlm_protot", 256, layers=6, dropout=0.1),
     "llama": _llama(256, 688, heads=4, layers=6, positions=2048) | {"attention_dropout": 0.1},
-    "deltanet": {"model_type": "prismlm_deltanet", "hidden_size": 256, "num_hidden_layers": 6},
-    "mamba": _mamba("mamba", 256, layers=6),
+    "deltanet": _sizes("prismlm_deltanet", 256, layers=6),
+    "mamba": _sizes("mamba", 256, layers=6),
 }
 
 
