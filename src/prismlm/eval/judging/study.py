@@ -216,8 +216,8 @@ def run_judging(
         with keeping(lambda: f"Continuations and verdicts so far are kept in {out}."):
             examined = ratings = None
             if opened is not None:
-                examined = {"source": opened.source}
-                examined |= examine(opened, prompts, settings.seed, progress)
+                figures = examine(opened, prompts, settings.seed, progress)
+                examined = {"source": opened.source, **figures}
             texts = _continue_all(models, prompts, settings, out, note, progress)
             if opened is not None and examined is not None:
                 if len(texts) > 1:
