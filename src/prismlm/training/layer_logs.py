@@ -22,9 +22,9 @@ from prismlm.outputs import put_csv
 from prismlm.probes.channels import gate_uses
 from prismlm.probes.heads import (
     SpectraOptions,
+    cross_terms,
     head_uses,
     layer_rates,
-    own_cross_terms,
     read_states,
     spectra_report,
 )
@@ -102,12 +102,8 @@ class LayerLog:
     def write(self, out: Path, history: Iterable[dict[str, Any]]) -> None:
         """Write the tables, with a row for each layer and evaluation of a history."""
         evaluations = [row for row in history if "eval_ce" in row]
-        for file, tokens in (
-            (CHANNELS_FILE, self._channel_tokens),
-            (HEADS_FILE, self._head_tokens),
-        ):
-            if not tokens or not evaluations:
-                continue
+        tables = {CHANNELS_FILE: self._channel_tokens, HEADS_FILE: self._head_tokens}
+        for file in (file for file, tokens in tables.items() if tokens and evaluations):
             prefix, rows = f"eval_{file.removesuffix('.csv')}/", []
             for evaluation in evaluations:
                 layers: dict[int, Row] = defaultdict(dict)
@@ -115,9 +111,8 @@ class LayerLog:
                     if key.startswith(prefix):
                         layer, column = key.removeprefix(prefix).split("/")
                         layers[int(layer)][column] = value
-                ce = evaluation["eval_ce"]
-                measured = {"ce": ce, "perplexity": perplexity(ce)}
-                measured["ce_tokens"] = evaluation["eval_tokens"]
+                ce, tokens = evaluation["eval_ce"], evaluation["eval_tokens"]
+                measured = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": tokens}
                 step = {name: evaluation[name] for name in ("step", "epoch")}
                 rows += [step | {"layer": n} | layers[n] | measured for n in sorted(layers)]
             # Of the newest evaluation: those restored from a checkpoint are sorted by name.
@@ -183,14 +178,14 @@ def heads_figures(
     with parallel.unsharded(decoder), parallel.uncompiled(decoder):
         states = read_states(model, batches)
         uses = head_uses(model, batches, least_visible=least)
-    terms = own_cross_terms(states, length=length)["layers"]
+    own_rotation = cross_terms(states, length=length).rows[0]
     layers = layer_rates(states).rows
     return [
         {name: figure_at(rates, path) for name, path in RATES.items()}
         | {f"cross_{name}": cross[name] for name in CROSS_TERMS}
         | _group_means(uses, rates["layer"])
         | {"gradient_norm": norm, "positions": rates["positions"]}
-        for rates, cross, norm in zip(layers, terms, norms, strict=True)
+        for rates, cross, norm in zip(layers, own_rotation["layers"], norms, strict=True)
     ]
 
 

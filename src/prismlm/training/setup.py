@@ -267,7 +267,10 @@ def supports_packed_documents(model: Any) -> bool:
 
 
 def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausalLM:
-    """Add the head, and any uncertainty feedback, of a recipe to its decoder."""
+    """Add a random head, and any uncertainty feedback, of a recipe to its decoder.
+
+    torch's global generator is not used.
+    """
     feedback = recipe.uncertainty_feedback
     if feedback.enabled:
         attached = attach_uncertainty(
@@ -278,17 +281,22 @@ def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausal
             passes=feedback.passes,
         )
         attached.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
+    settings, (vocabulary, width) = recipe.head, weight_of(backbone).shape
+    head = PrototypeHead(
+        width, settings.prototypes, settings.prototypes_per_token, scale=settings.scale
+    )
+    head.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     model = PrismForCausalLM(
         backbone,
-        head_of(recipe, backbone),
+        head,
         weights=recipe.losses,
-        detach=recipe.head.detach,
+        detach=settings.detach,
         residual_reduction=recipe.losses.residual_reduction,
-        position_share=recipe.head.position_share,
+        position_share=settings.position_share,
         initialised=False,
     )
-    if recipe.head.enabled:
-        model.vocabulary = vocabulary_sample(recipe, corpus, weight_of(backbone).shape[0])
+    if settings.enabled:
+        model.vocabulary = vocabulary_sample(recipe, corpus, vocabulary)
     return model
 
 
@@ -300,16 +308,6 @@ def vocabulary_sample(recipe: Recipe, corpus: Corpus, vocabulary: int) -> Vocabu
     counts = torch.zeros(vocabulary, dtype=torch.int64)
     counts[: len(corpus.tokenizer)] = torch.from_numpy(token_counts(corpus, "train"))
     return VocabularySample(counts, size - size // 4, size // 4)
-
-
-def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
-    """Return a random head for a decoder; torch's global generator is not used."""
-    settings, width = recipe.head, weight_of(backbone).shape[1]
-    head = PrototypeHead(
-        width, settings.prototypes, settings.prototypes_per_token, scale=settings.scale
-    )
-    head.reset_parameters(torch.Generator().manual_seed(recipe.seed))
-    return head
 
 
 def device_of(recipe: Recipe) -> str:

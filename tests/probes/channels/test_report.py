@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +21,6 @@ from prismlm.probes.channels.report import (
     locality_table,
     measure_layers,
     mutual_information,
-    quartiles,
     sparsity_ratio,
 )
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
@@ -195,27 +193,22 @@ def test_what_has_no_ranks_says_why():
     assert "decay alike" in alike["no_quartiles"]
     few = locality_table(channels_of([1.0, 2.0], [0.1, 0.2]))
     assert "rho" not in few.facts
-    assert "3 pairs" in few["no_rho"]
+    assert "expected 3 or more" in few["no_rho"]
+    # The mean of three tenths is not .1 in float64.
+    constant = channels_of(range(12), [0.1] * 3 + [0.2] * 6 + [0.0] * 3)
+    assert "d is undefined" in locality_table(constant)["no_quartiles"]
 
 
 def test_quartiles_by_hand():
-    lives = np.array([8.0, 1, 2, 3, 4, 5, 6, 7])
-    scores = np.array([0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1])
-    result = quartiles(lives, scores)
-    assert result["bounds"] == [2.75, 4.5, 6.25]
-    assert result["counts"] == [2, 2, 2, 2]
-    assert result["means"] == pytest.approx([0.8, 0.55, 0.45, 0.2])
+    lives, scores = [8.0, 1, 2, 3, 4, 5, 6, 7], [0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1]
+    table = locality_table(channels_of(lives, scores))
+    assert [row["half_life_to"] for row in table.rows] == [2.75, 4.5, 6.25, 8]
+    assert [row["channels"] for row in table.rows] == [2, 2, 2, 2]
+    means = [row["repetition"] for row in table.rows]
+    assert means == pytest.approx([0.8, 0.55, 0.45, 0.2])
     # Both groups lie 0.1 around their means: Σ squares 0.04 over 2 degrees of freedom.
-    assert result["cohens_d"] == pytest.approx(0.6 / math.sqrt(0.02), rel=1e-5)
-
-
-def test_quartiles_of_channels_that_decay_alike_are_refused():
-    with pytest.raises(InputError, match="decay alike"):
-        quartiles(np.full(8, 13.5), np.arange(8.0))
-    # The mean of three tenths is not .1 in float64.
-    scores = np.array([0.1] * 3 + [0.2] * 6 + [0.0] * 3)
-    with pytest.raises(InputError, match="d is undefined"):
-        quartiles(np.arange(12.0), scores)
+    assert table["cohens_d"] == pytest.approx(0.6 / math.sqrt(0.02), rel=1e-5)
+    assert table["rho"] < -0.9
 
 
 TEXT = "Old maps — 日本, the river."

@@ -24,7 +24,6 @@ from prismlm.probes.heads.spectra import (
     incoherence,
     layer_rates,
     loss_against_length,
-    own_cross_terms,
     position_term,
     rates_of,
     read_states,
@@ -280,7 +279,6 @@ ONE = torch.ones(1, dtype=torch.float64)
 def test_terms_are_means_over_pairs_of_heads():
     states = states_of(make_signal_noise())
     own = cross_terms(states, length=50).rows[0]
-    assert own_cross_terms(states, length=50).items() <= own.items()
     assert (own["ratio"], own["value"], own["scaling"]) == ("own", math.pi, "base")
     for one, terms in zip(states, own["layers"], strict=True):
         amplitudes = torch.hypot(*one.projections().chunk(2, -1))

@@ -17,10 +17,9 @@ from prismlm.probes.uncertainty_feedback.behaviour import (
     hedging,
     hedging_table,
     mistakes,
-    plant_mistake,
     recovery_table,
 )
-from prismlm.probes.uncertainty_feedback.signal import no_codes, own_codes, permute_codes
+from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -168,7 +167,8 @@ def test_mistakes_with_each_signal():
     only = mistakes(inputs_of(model, text, mistakes=1, seed=4))
     rng = np.random.default_rng(4)
     place = int(rng.integers(1, 2))
-    wrong = plant_mistake(text[0], place, np.arange(37), rng)
+    wrong = text[0].clone()
+    wrong[place] = int(rng.choice(np.setdiff1d(np.arange(37), wrong[place])))
     none = torch.full((1, 10), -1)
     losses = [
         torch.nn.functional.cross_entropy(
@@ -184,11 +184,11 @@ def test_mistakes_with_each_signal():
 
 
 def test_recovery_is_the_first_step_back():
-    result = np.zeros((3, 2, 4))
+    losses = np.zeros((3, 2, 4))
     # Two texts; means 2, 0.05, 1, 0.
-    result[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
-    result[1] = 1
-    result = recovery_table(result, 1, 0, 30)
+    losses[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
+    losses[1] = 1
+    result = recovery_table(losses, 1, 0, 30)
     assert [row["recovered_after"] for row in result.rows] == [2, None, 1]
     assert result.rows[1]["own_loss_less"].value == pytest.approx(3.05 - 4)
     assert "over 4 tokens" in result.title
@@ -196,7 +196,7 @@ def test_recovery_is_the_first_step_back():
         row["own_loss_less"] for row in result.rows[1:]
     ]
     # Codes that are all the same are no negative finding.
-    same = recovery_table(result, 1, 0, 1)
+    same = recovery_table(losses, 1, 0, 1)
     assert [one["effect"] for one in same.findings] == ["undefined"] * 2
 
 
@@ -340,8 +340,7 @@ def test_what_is_written_is_what_the_model_generates(make):
             prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         assert torch.equal(whole[0, len(prompt) :], one.ids)
-    nothing = tuple(torch.full((5,), -1) for _ in prompts)
-    bare = continuations(inputs, prompts, no_codes(prompts), nothing)
+    bare = continuations(inputs, prompts, tuple(torch.full((len(p) + 5,), -1) for p in prompts))
     whole = torch.cat([prompts[1], bare[1].ids])
     none = torch.full((1, len(whole)), -1)
     logits = model(whole[None], uncertainty_codes=none, use_cache=False).logits[0, 7:-1]

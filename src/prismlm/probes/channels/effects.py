@@ -84,14 +84,9 @@ class Probe(Case):
     first: str | None = None  # the first token's text, if the target has several
 
 
-def case_sets() -> tuple[str, ...]:
-    """Return the names of the bundled sets of cases."""
-    return tuple(sorted(path.stem for path in BUNDLED.glob("*.jsonl")))
-
-
 def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
     """Read cases from a file, or a bundled set by its name."""
-    names = list(case_sets())
+    names = sorted(path.stem for path in BUNDLED.glob("*.jsonl"))
     path = BUNDLED / f"{source}.jsonl" if str(source) in names else Path(source)
     if not path.is_file():
         raise InputError(

@@ -157,9 +157,11 @@ def mutual_information(
         corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: numbers of distinct values or pairs
     """
     ids = tokens.unique(return_inverse=True)[1].numpy()
+    # An edge is the last value of the bin below it, and belongs to that bin.
+    edges = np.ceil(np.arange(1, bins) * len(ids) / bins).astype(np.int64) - 1
     rows: list[tuple[float, float]] = []
     for column in activations.abs().T.numpy():
-        pairs = ids * bins + equal_bins(column, bins)
+        pairs = ids * bins + np.searchsorted(np.sort(column)[edges], column)
         counts = np.bincount(pairs, minlength=bins * (int(ids.max()) + 1)).reshape(-1, bins)
         margins = (counts.sum(1), counts.sum(0), counts.ravel())
         plain = float(np.dot((1, 1, -1), [stats.entropy(margin) for margin in margins]))
@@ -167,41 +169,6 @@ def mutual_information(
         rows.append((plain, plain + distinct / (2 * len(ids))))
     plain, corrected = np.array(rows).T
     return plain, corrected
-
-
-def equal_bins(values: Float[np.ndarray, " N"], bins: int) -> Int64[np.ndarray, " N"]:
-    """Return the bin of each value, of bins with equally many values."""
-    # An edge is the last value of the bin below it, and belongs to that bin.
-    last = np.ceil(np.arange(1, bins) * len(values) / bins).astype(np.int64) - 1
-    return np.searchsorted(np.sort(values)[last], values)
-
-
-def quartiles(lives: Float[np.ndarray, " n"], scores: Float[np.ndarray, " n"]) -> Row:
-    """Compare repetition over quartiles of half-life, the shortest first.
-
-    A channel at one of the ``bounds`` is in the shorter group; ``cohens_d`` is (mean of the first −
-    mean of the last) / pooled standard deviation.
-    """
-    bounds = np.quantile(lives, [0.25, 0.5, 0.75])
-    group = np.searchsorted(bounds, lives)
-    parts = [scores[group == i] for i in range(4)]
-    first, last = parts[0], parts[3]
-    if min(len(first), len(last)) < 2:
-        raise InputError(
-            f"{len(first)} channels in the first quartile of half-lives and {len(last)} in the "
-            "last: expected at least two of each. Channels that all decay alike have no quartiles."
-        )
-    # Not the variance, which rounding of the mean can make positive.
-    if np.ptp(first) == 0 and np.ptp(last) == 0:
-        raise InputError("repetition is constant in both outer quartiles, so d is undefined.")
-    squares = sum(part.var() * len(part) for part in (first, last))
-    pooled = math.sqrt(squares / (len(first) + len(last) - 2))
-    return {
-        "bounds": bounds.tolist(),
-        "counts": [len(part) for part in parts],
-        "means": [float(part.mean()) if len(part) else math.nan for part in parts],
-        "cohens_d": float(first.mean() - last.mean()) / pooled,
-    }
 
 
 def lag_correlation(
@@ -435,9 +402,10 @@ def channel_row(sequences: Iterable[Row], passages: Mapping[int, Passage]) -> Ro
 def locality_table(channels: Iterable[Row]) -> Table:
     """Return half-life against repetition over all channels that have a half-life.
 
-    Rows are quartiles of half-life, the shortest first; facts Spearman's ``rho`` with its ``p``,
-    and ``cohens_d`` of the first quartile against the last. ``no_rho`` and ``no_quartiles`` say why
-    they are undefined, as for equal half-lives.
+    Rows are quartiles of half-life, the shortest first; a channel at a bound is in the shorter one.
+    Facts are Spearman's ``rho`` with its ``p``, and ``cohens_d``, (mean of the first quartile −
+    mean of the last) / pooled standard deviation. ``no_rho`` and ``no_quartiles`` say why they are
+    undefined, as for equal half-lives.
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
@@ -446,25 +414,37 @@ def locality_table(channels: Iterable[Row]) -> Table:
         reason = "decays depend on the token, so no channel has a half-life of its own."
         return Table(title, columns, (), {"no_rho": reason, "no_quartiles": reason})
     lives, scores = np.array(pairs, dtype=np.float64).T
-    rows: list[Row] = []
     facts: Row = {"channels": len(lives)}
-    try:
-        for name, values in (("half-life", lives), ("repetition", scores)):
-            if not np.ptp(values):
-                raise InputError(f"the {name} of all {len(values)} channels is equal.")
+    constant = [n for n, x in (("half-life", lives), ("repetition", scores)) if not np.ptp(x)]
+    if constant:
+        facts["no_rho"] = f"the {constant[0]} of all {len(lives)} channels is equal."
+    elif len(lives) < 3:
+        facts["no_rho"] = f"{len(lives)} channels: expected 3 or more."
+    else:
         correlation = spearman(lives, scores)
         facts |= {"rho": correlation.rho, "p": correlation.p}
-    except InputError as error:
-        facts["no_rho"] = str(error)
-    try:
-        groups = quartiles(lives, scores)
-        facts["cohens_d"] = groups["cohens_d"]
-        ends = [*groups["bounds"], float(lives.max())]
-        figures = zip(range(1, 5), ends, groups["counts"], groups["means"], strict=True)
-        rows = [dict(zip(columns, row, strict=True)) for row in figures]
-    except InputError as error:
-        facts["no_quartiles"] = str(error)
-    return Table(title, columns, tuple(rows), facts)
+    bounds = np.quantile(lives, [0.25, 0.5, 0.75])
+    quartile = np.searchsorted(bounds, lives)
+    parts = [scores[quartile == number] for number in range(4)]
+    first, last = parts[0], parts[3]
+    if min(len(first), len(last)) < 2:
+        facts["no_quartiles"] = (
+            f"{len(first)} channels in the first quartile of half-lives and {len(last)} in the "
+            "last: expected at least two of each. Channels that all decay alike have no quartiles."
+        )
+    # Not the variance, which rounding of the mean can make positive.
+    elif np.ptp(first) == 0 and np.ptp(last) == 0:
+        reason = "repetition is constant in both outer quartiles, so d is undefined."
+        facts["no_quartiles"] = reason
+    if "no_quartiles" in facts:
+        return Table(title, columns, (), facts)
+    squares = sum(part.var() * len(part) for part in (first, last))
+    pooled = math.sqrt(squares / (len(first) + len(last) - 2))
+    facts["cohens_d"] = float(first.mean() - last.mean()) / pooled
+    means = [float(part.mean()) if len(part) else math.nan for part in parts]
+    ends = [*bounds.tolist(), float(lives.max())]
+    figures = zip(range(1, 5), ends, map(len, parts), means, strict=True)
+    return Table(title, columns, tuple(dict(zip(columns, f, strict=True)) for f in figures), facts)
 
 
 def _lag_row(lags: Mapping[str, Tensor]) -> Row:

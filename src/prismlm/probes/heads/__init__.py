@@ -12,7 +12,6 @@ from prismlm.probes.heads.spectra import (
     cross_terms,
     layer_rates,
     loss_against_length,
-    own_cross_terms,
     read_states,
     spectra_report,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "head_uses",
     "layer_rates",
     "loss_against_length",
-    "own_cross_terms",
     "read_states",
     "spectra_report",
     "write_heads",

@@ -267,11 +267,11 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
     ]
     rows: list[Row] = []
     for name, ratio, scaling in rotations:
-        row = _cross_row(contents, attention, name, ratio, scaling, length)
+        rotation = (attention.head_size, base, ratio, scaling)
+        row: Row = {"ratio": name, "value": ratio, "scaling": scaling}
+        row |= _cross_row(contents, group_frequencies(*rotation), length)
         # In float64, since float32 would round exact resonances away.
-        signal, noise = group_frequencies(
-            attention.head_size, base, ratio, scaling, dtype=torch.float64
-        )
+        signal, noise = group_frequencies(*rotation, dtype=torch.float64)
         row["denominator"] = denominator(signal, noise, order)
         later = denominator(signal[1:], noise[1:], order) if len(signal) > 1 else None
         rows.append(row | {"later_denominator": later})
@@ -285,13 +285,6 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
     facts = {"length": length, "order": order, "least_in_step": by_size[min(by_size)]}
     title = "Cross terms of signal and noise heads, means over layers"
     return Table(title, columns, tuple(rows), facts)
-
-
-def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> Row:
-    """Return the cross terms of the model's own rotations only, as :func:`cross_terms`."""
-    attention = states[0].attention
-    _, ratio, scaling = attention.rotation
-    return _cross_row(_contents(states), attention, "own", ratio, scaling, length)
 
 
 def _contents(states: Sequence[AttentionStates]) -> list[list[Tensor]]:
@@ -312,14 +305,8 @@ def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def _cross_row(
-    contents: list[list[Tensor]],
-    attention: SignalNoiseAttention,
-    name: str,
-    ratio: float,
-    scaling: Scaling,
-    length: int,
+    contents: list[list[Tensor]], frequencies: tuple[Tensor, Tensor], length: int
 ) -> Row:
-    frequencies = group_frequencies(attention.head_size, attention.rotation[0], ratio, scaling)
     positions = [position_term(*pair, length) for pair in _pairs(*frequencies)]
 
     def terms(content: Sequence[Tensor]) -> Row:
@@ -331,8 +318,7 @@ def _cross_row(
     layers = [terms(content) for content in contents]
     means = {term: statistics.fmean(row[term] for row in layers) for term in layers[0]}
     bare = terms([torch.ones_like(positions[0])] * 3)
-    row: Row = {"ratio": name, "value": ratio, "scaling": scaling}
-    return row | means | {"layers": layers, "position": bare}
+    return means | {"layers": layers, "position": bare}
 
 
 def position_term(

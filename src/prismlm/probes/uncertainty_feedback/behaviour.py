@@ -17,7 +17,7 @@ from torch import Tensor
 from prismlm.models.device import check_window
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.models.watch import evaluating
-from prismlm.ops.uncertainty_feedback import NO_CODE, quantise
+from prismlm.ops.uncertainty_feedback import quantise
 from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (
     CheckInputs,
@@ -167,8 +167,9 @@ def mistakes(inputs: CheckInputs) -> Table:
     with progress.task("Planting mistakes", options.mistakes * len(rows), "mistakes") as task:
         for draw in range(options.mistakes):
             positions = [int(rng.integers(1, len(row) - steps)) for row in rows]
-            pairs = zip(rows, positions, strict=True)
-            planted = [plant_mistake(row, position, candidates, rng) for row, position in pairs]
+            planted = [row.clone() for row in rows]
+            for row, position in zip(planted, positions, strict=True):
+                row[position] = int(rng.choice(candidates[candidates != int(row[position])]))
             planted_codes, permutation = own_codes(model, planted, options.signal), seed + 1 + draw
             intact = [*unshuffled, replay(model, rows, permute_codes(own, permutation))]
             codes_used = max(codes_used, count_codes((*own, *planted_codes)))
@@ -181,15 +182,6 @@ def mistakes(inputs: CheckInputs) -> Table:
                 losses[draw, number] = torch.stack(excess).numpy()
             task.advance(len(rows))
     return recovery_table(losses.mean(0), options.mistakes, seed, codes_used)
-
-
-def plant_mistake(
-    text: Tensor, position: int, candidates: np.ndarray, rng: np.random.Generator
-) -> Tensor:
-    """Return a text with another token at ``position``, drawn from ``candidates``."""
-    wrong = text.clone()
-    wrong[position] = int(rng.choice(candidates[candidates != int(text[position])]))
-    return wrong
 
 
 def recovery_table(
@@ -247,18 +239,13 @@ def hedging(inputs: CheckInputs) -> Table:
     """
     texts, codes, options = inputs.texts, inputs.codes, inputs.options
     prompts = [text[: min(PROMPT_TOKENS, max(1, len(text) // 2))] for text in texts]
-    lengths = list(map(len, prompts))
-    own = tuple(row[:length] for row, length in zip(codes, lengths, strict=True))
-    nothing = tuple(torch.full((options.tokens - 1,), NO_CODE) for _ in prompts)
+    own = tuple(row[: len(prompt)] for row, prompt in zip(codes, prompts, strict=True))
     runs = {"own": continuations(inputs, prompts, own)}
     pairs, levels = zip(own, runs["own"], strict=True), levels_of(inputs.model)
-    joined = tuple(torch.cat([row, quantise(c.entropies[:-1], levels)]) for row, c in pairs)
-    shuffled = list(zip(permute_codes(joined, options.seed + 1), lengths, strict=True))
-    controls = {
-        "none": (no_codes(prompts), nothing),
-        "shuffled": (tuple(row[:n] for row, n in shuffled), tuple(row[n:] for row, n in shuffled)),
-    }
-    runs |= {signal: continuations(inputs, prompts, *c) for signal, c in controls.items()}
+    all_codes = tuple(torch.cat([row, quantise(c.entropies[:-1], levels)]) for row, c in pairs)
+    shuffled = permute_codes(all_codes, options.seed + 1)
+    for signal, fed in (("none", no_codes(all_codes)), ("shuffled", shuffled)):
+        runs[signal] = continuations(inputs, prompts, fed)
     counts = {signal: _count(inputs, prompts, run) for signal, run in runs.items()}
     return hedging_table(counts, options)
 
@@ -362,15 +349,13 @@ class Continuation(NamedTuple):
 
 
 def continuations(
-    inputs: CheckInputs,
-    prompts: Sequence[Int64[Tensor, " P"]],
-    codes: Codes,
-    generated_codes: Codes | None = None,
+    inputs: CheckInputs, prompts: Sequence[Int64[Tensor, " P"]], codes: Codes
 ) -> tuple[Continuation, ...]:
-    """Sample continuations of S ``tokens``, with own codes or ``generated_codes`` [S − 1] fed back.
+    """Sample continuations of S ``tokens`` with these codes of prompts [P], then the model's own.
 
-    Every text and step has its own random number, whatever codes are fed, so that runs agree until
-    their predictions differ. Temperature 0 takes the most likely token.
+    With codes [P + S − 1] those of the generated tokens are fed too. Every text and step has its
+    own random number, whatever codes are fed, so that runs agree until their predictions differ.
+    Temperature 0 takes the most likely token.
     """
     model, tokens = inputs.model, inputs.options.tokens
     check_window(model, max(map(len, prompts)) + tokens)
@@ -378,21 +363,19 @@ def continuations(
     results: dict[int, Continuation] = {}
     with evaluating(model), inputs.progress.task("Generating", len(prompts) * tokens) as task:
         for batch in batches_of(model, prompts):
-            ids, cache = stack(prompts, batch), dict[str, Any]()
-            step_codes: Tensor | None = stack(codes, batch)
+            ids, cache, fed = stack(prompts, batch), dict[str, Any](), stack(codes, batch)
+            step_codes, following = fed.split([ids.shape[1], fed.shape[1] - ids.shape[1]], 1)
             steps: list[tuple[Tensor, Tensor]] = []
             for step in range(tokens):
                 # Without codes the model continues with its own, from the cache.
-                fed = {} if step_codes is None else {CODES: step_codes.to(model.device)}
-                output: Any = model(input_ids=ids.to(model.device), use_cache=True, **fed, **cache)
+                options = {CODES: step_codes.to(model.device)} if step_codes.numel() else {}
+                options |= {"use_cache": True, **cache}
+                output: Any = model(input_ids=ids.to(model.device), **options)
                 cache, logits = cache_of(output), output.logits[:, -1]
-                chosen = draw_tokens(
-                    logits, torch.from_numpy(draws[batch, step]), inputs.options.temperature
-                )
+                quantiles = torch.from_numpy(draws[batch, step])
+                chosen = draw_tokens(logits, quantiles, inputs.options.temperature)
                 steps.append((chosen, relative_entropies(logits)))
-                ids, step_codes = chosen[:, None], None
-                if generated_codes is not None:
-                    step_codes = stack(generated_codes, batch)[:, step : step + 1]
+                ids, step_codes = chosen[:, None], following[:, step : step + 1]
                 task.advance(len(batch))
             columns = (torch.stack(column, 1) for column in zip(*steps, strict=True))
             results |= zip(batch, map(Continuation, *columns), strict=True)
