@@ -43,6 +43,15 @@ def random_texts(*lengths, seed=0, vocabulary=VOCABULARY):
     return [torch.randint(1, vocabulary, (n,), generator=generator) for n in lengths]
 
 
+def random_codes(lengths, seed=0):
+    """Return random codes of texts of these lengths; their first tokens have none."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = tuple(torch.randint(0, LEVELS, (length,), generator=generator) for length in lengths)
+    for row in codes:
+        row[0] = -1
+    return codes
+
+
 def make_tokenizer(**special):
     """One of as many words as the models know tokens."""
     words = {f"w{number}": number for number in range(VOCABULARY)}

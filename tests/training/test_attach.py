@@ -258,14 +258,14 @@ def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, short_corpus, tmp_p
 
 
 def test_wrong_fine_tuning_options_are_refused(base, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="lora rank is 0"):
-        LoraOptions(rank=0)
-    with pytest.raises(InputError, match=r"lora rank is 0\.5: expected a whole number"):
-        LoraOptions(rank=0.5)
-    with pytest.raises(InputError, match=r"lora seed is 1\.5"):
-        LoraOptions(seed=1.5)
-    with pytest.raises(InputError, match="at most 1"):
-        LoraOptions(blocks=1.5)
+    for options, message in (
+        ({"rank": 0}, "lora rank is 0"),
+        ({"rank": 0.5}, r"lora rank is 0\.5: expected a whole number"),
+        ({"seed": 1.5}, r"lora seed is 1\.5"),
+        ({"blocks": 1.5}, "at most 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            LoraOptions(**options)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match=r"prismlm\[lora\]"):
         attach(str(base), [tmp_path], tmp_path / "m", AttachOptions(lora=LoraOptions()))
@@ -284,37 +284,34 @@ SETTINGS = (
 )
 
 
-def run(*words):
-    done = CliRunner().invoke(app, ["attach", *map(str, words), *SETTINGS.split()])
-    return done.exit_code, done.output, done.stdout
+def test_a_table_is_trained_and_its_effect_is_reported(base, short_corpus, tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["attach", *map(str, words), *SETTINGS.split()])
 
-
-def test_a_table_is_trained_and_its_effect_is_reported(tiny_model, short_corpus, tmp_path):
-    base, out = tmp_path / "plain", tmp_path / "fed"
-    shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("lens", META_FILE, HEAD_FILE))
+    out = tmp_path / "model"
     arguments = (base, "--corpus", short_corpus, "--out", out)
-    code, output, stdout = run(*arguments, "--json")
-    assert code == 0, output
-    effect = json.loads(stdout)["uncertainty"]
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    value = json.loads(done.stdout)
+    effect = value["uncertainty"]
     assert effect["tokens"] > 100
-    # With nothing fed it is the base model; with its table, what the head is judged by.
+    assert effect["ce"] != effect["ce_without"]
+    # The head is measured on the model with its table.
+    assert value["quality"]["ce"] == pytest.approx(effect["ce"], rel=1e-4)
     lm = prismlm.load(out)
     feedback = uncertainty_of(lm.model)
     assert feedback.embedding.weight.shape[0] == 64
     assert feedback.embedding.weight.any()
-    assert effect["ce"] != effect["ce_without"]
-    assert json.loads(stdout)["quality"]["ce"] == pytest.approx(effect["ce"], rel=1e-4)
     assert os.path.samefile(base / "model.safetensors", out / "model.safetensors")
-    plain = AutoModelForCausalLM.from_pretrained(out)
-    ids = torch.arange(20)[None]
-    none = torch.full_like(ids, -1)
+    # With nothing fed back it is the base model.
+    plain, ids = AutoModelForCausalLM.from_pretrained(out), torch.arange(20)[None]
     with torch.no_grad():
-        bare = lm.model(ids, uncertainty_codes=none, use_cache=False).logits
+        bare = lm.model(ids, uncertainty_codes=torch.full_like(ids, -1), use_cache=False).logits
         torch.testing.assert_close(bare, plain(ids).logits)
     assert len(lm.explain("The river", generate=3)) > 3
-    code, output, _ = run(*arguments)
-    assert code == 0, output
-    assert "uncertainty fed back" in output
-    code, output, _ = run(out, "--corpus", short_corpus, "--out", tmp_path / "again")
-    assert code != 0
-    assert "has a table of uncertainty codes already" in " ".join(output.split())
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    assert "uncertainty fed back" in done.output
+    refused = run(out, "--corpus", short_corpus, "--out", tmp_path / "again")
+    assert refused.exit_code != 0
+    assert "has a table of uncertainty codes already" in " ".join(refused.output.split())

@@ -5,27 +5,20 @@ import math
 import os
 import signal
 import stat
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.run_state import writing
-from prismlm.training import (
-    PrismForCausalLM,
-    build_recipe,
-    estimate,
-    train,
-)
+from prismlm.training import build_recipe, estimate, train
+from prismlm.training.callbacks import recipe_callbacks
 from prismlm.training.run import result_settings
 from prismlm.training.setup import describe_run, prepare
 from prismlm.training.trainer import latest_checkpoint, list_checkpoints, step_of
@@ -81,25 +74,23 @@ def test_the_result_is_a_model_directory_with_its_history(straight, same_setting
     assert losses[-1] < losses[0]
     # What safetensors would leave to the owner alone is as open as the rest.
     files = [path for path in out.iterdir() if path.is_file()]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {
-        stat.S_IMODE(straight.history_file.stat().st_mode)
-    }
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in files}
+    assert modes == {stat.S_IMODE(straight.history_file.stat().st_mode)}
     # Finished runs can be resumed too: nothing is left to do but the figures.
     assert train(recipe, resume=True).quality == straight.quality
 
 
 def test_a_plain_run_is_the_model_without_its_head(settings, tmp_path):
     settings["head"]["detach"] = True
-    beside = train(build_recipe(settings))
+    with_a_head = train(build_recipe(settings))
     settings["head"]["enabled"] = False
     recipe, _ = stopped(settings | {"out": str(tmp_path / "plain")}, 12)
     plain = train(recipe, resume=True)
     assert plain.quality is None
-    assert plain.ce == beside.quality.ce == beside.ce
-    assert not {"prismlm.json", "prototype_head.safetensors"} & {
-        p.name for p in recipe.out.iterdir()
-    }
-    with_head = load_file(beside.directory / "model.safetensors")
+    assert plain.ce == with_a_head.quality.ce == with_a_head.ce
+    names = {path.name for path in recipe.out.iterdir()}
+    assert not {"prismlm.json", "prototype_head.safetensors"} & names
+    with_head = load_file(with_a_head.directory / "model.safetensors")
     for name, value in load_file(recipe.out / "model.safetensors").items():
         assert torch.equal(value, with_head[name]), name
 
@@ -214,38 +205,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(settings, st
     checkpoints = Path(settings["out"]) / "checkpoints"
     assert list_checkpoints(checkpoints) == [checkpoints / "checkpoint-10"]
     assert_recovers(settings, straight)
-    assert [path.name for path in sorted(checkpoints.iterdir())] == [
-        "checkpoint-20",
-        "checkpoint-30",
-    ]
-
-
-@contextmanager
-def poisoned(parameter, step, value, *, after_update=False):
-    """Put a value into a weight before the forward pass of a step, or after its update."""
-    seen = {"steps": 0}
-
-    def poison():
-        with torch.no_grad():
-            seen["model"].get_parameter(parameter).view(-1)[0] = value
-
-    def before(module, args):
-        if isinstance(module, PrismForCausalLM) and module.training:
-            seen["model"] = module
-            seen["steps"] += 1
-            if seen["steps"] == step and not after_update:
-                poison()
-
-    def after(optimizer, args, kwargs):
-        if seen["steps"] == step and after_update:
-            poison()
-
-    handles = [register_module_forward_pre_hook(before), register_optimizer_step_post_hook(after)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names == ["checkpoint-20", "checkpoint-30"]
 
 
 def assert_recovers(settings, straight):
@@ -256,32 +217,37 @@ def assert_recovers(settings, straight):
     assert curve(resumed.history) == curve(straight.history)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_state_that_is_not_finite_names_step_and_checkpoint(settings, straight, value):
+@pytest.mark.parametrize(
+    ("weight", "step", "value", "message"),
+    [
+        # The loss is checked with the log after step 16, without a wait in every step.
+        ("model.model.norm.weight", 14, math.nan, "training diverged by step 16: the loss is nan"),
+        ("model.model.norm.weight", 14, math.inf, "training diverged by step 16: the loss is nan"),
+        ("prototype_head.prototypes", 20, math.inf, "is not finite after step 20"),
+    ],
+)
+def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
+    settings, straight, monkeypatch, weight, step, value, message
+):
+    class Poison(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == step:
+                kwargs["model"].get_parameter(weight).data.view(-1)[0] = value
+
+    def callbacks(prepared):
+        return [*recipe_callbacks(prepared), Poison()]
+
     recipe = build_recipe(settings)
     checkpoint = recipe.out / "checkpoints" / "checkpoint-10"
-    poison = poisoned("model.model.norm.weight", 15, value)
-    with poison, pytest.raises(PrismError) as error:
-        train(recipe)
-    # Seen with the log after step 16, without a wait in every step.
-    assert "training diverged by step 16: the loss is nan" in str(error.value)
-    assert "lower optimizer.learning_rate" in str(error.value)
+    with monkeypatch.context() as patched:
+        patched.setattr("prismlm.training.trainer.recipe_callbacks", callbacks)
+        with pytest.raises(PrismError) as error:
+            train(recipe)
+    assert message in str(error.value)
     assert f"The last good checkpoint is {checkpoint} (step 10)" in str(error.value)
+    assert ("lower optimizer.learning_rate" in str(error.value)) == (step == 14)
     assert list_checkpoints(checkpoint.parent) == [checkpoint]
     assert not (recipe.out / "prismlm.json").exists()
-    assert_recovers(settings, straight)
-
-
-def test_an_update_that_breaks_a_weight_is_not_saved(settings, straight):
-    recipe = build_recipe(settings)
-    checkpoint = recipe.out / "checkpoints" / "checkpoint-10"
-    weight = "prototype_head.prototypes"
-    poison = poisoned(weight, 20, float("inf"), after_update=True)
-    with poison, pytest.raises(PrismError) as error:
-        train(recipe)
-    assert f"the weight {weight} is not finite after step 20" in str(error.value)
-    assert f"{checkpoint} (step 10)" in str(error.value)
-    assert list_checkpoints(checkpoint.parent) == [checkpoint]
     assert_recovers(settings, straight)
 
 

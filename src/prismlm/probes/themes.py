@@ -12,7 +12,7 @@ A language model judges, as in ProtoT, §5.1, or words do: docs/lens.md has the 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,8 +108,8 @@ class WordJudge:
     def __init__(self, random: Sequence[Passage]) -> None:
         counts = Counter(word for passage in random for word in set(_keys(passage)))
         rows = len(random) + 1
-        self.rarities = {word: float(np.log(rows / (n + 0.5))) for word, n in counts.items()}
-        self.unseen_rarity = float(np.log(rows / 0.5))
+        rarities = {word: float(np.log(rows / (n + 0.5))) for word, n in counts.items()}
+        self.rarities = defaultdict(lambda: float(np.log(rows / 0.5)), rarities)
         pairs = np.triu_indices(len(random), 1)
         text, marks = (cosines[pairs] for cosines in self._cosines(random))
         # Above 0, since otherwise pairs without a common word would count as alike.
@@ -162,10 +162,7 @@ class WordJudge:
         return theme if len(theme) <= NAME_LENGTH else theme[: NAME_LENGTH - 1] + "…"
 
     def _ranked(self, counts: Counter[str]) -> list[str]:
-        return sorted(counts, key=lambda word: (-counts[word] * self._rarity(word), word))
-
-    def _rarity(self, word: str) -> float:
-        return self.rarities.get(word, self.unseen_rarity)
+        return sorted(counts, key=lambda word: (-counts[word] * self.rarities[word], word))
 
     def _cosines(self, passages: Sequence[Passage]) -> tuple[np.ndarray, np.ndarray]:
         marked = [[_key(p.words[i]) for i in p.marked] for p in passages]
@@ -181,7 +178,7 @@ class WordJudge:
         x = np.zeros((len(bags), len(columns)))
         for row, bag in zip(x, bags, strict=True):
             for word, count in Counter(bag).items():
-                row[columns[word]] = (1 + np.log(count)) * self._rarity(word)
+                row[columns[word]] = (1 + np.log(count)) * self.rarities[word]
         norms = np.linalg.norm(x, axis=1, keepdims=True)
         x /= np.where(norms > 0, norms, 1)
         return x @ x.T
@@ -326,24 +323,21 @@ def layer_units(
     activation: Activation = "write" if kind == "channel" else "heads"
     layers = None if layer is None else (layer,)
     activations = read_activations(model, sequences.batches(), (activation,), layers)
-    top = {
-        (number, unit): rows
+    size = {"count": SEQUENCES, "tokens": MARKED_TOKENS}
+    rows_by_name = {
+        f"layer {number} · {kind} {unit}": rows
         for _, number in activations.values
-        for unit, rows in enumerate(
-            activations.top_sequences(activation, number, count=SEQUENCES, tokens=MARKED_TOKENS)
-        )
+        for unit, rows in enumerate(activations.top_sequences(activation, number, **size))
     }
-    chosen, units = _draw(list(top), count, seed), list[Unit]()
-    for number, unit in chosen:
-        spans = tuple(
-            Span(
-                s["document"], s["position"], s["length"], tuple(t["position"] for t in s["tokens"])
-            )
-            for s in top[number, unit]
-        )
+    names, units = _draw(list(rows_by_name), count, seed), list[Unit]()
+    for name in names:
+        spans: list[Span] = []
+        for row in rows_by_name[name]:
+            marked = tuple(token["position"] for token in row["tokens"])
+            spans.append(Span(row["document"], row["position"], row["length"], marked))
         if len(spans) == SEQUENCES:
-            units.append(Unit(f"layer {number} · {kind} {unit}", spans))
-    return units, len(chosen) - len(units)
+            units.append(Unit(name, tuple(spans)))
+    return units, len(names) - len(units)
 
 
 def _draw(items: list[T], count: int | None, seed: int) -> list[T]:

@@ -194,19 +194,6 @@ def test_planted_heads_are_found_and_others_are_not():
     assert shown == ["subject", "object", "action"]
 
 
-def test_lift_alone_would_find_a_head_that_looks_back_one_token():
-    """Why there is a second figure: such a head has the larger lift the later a word is."""
-    texts = [
-        RoleText(t.ids, t.words, {"action": (LENGTH - 5, LENGTH - 4)}, t.predicting)
-        for t in sentences()
-    ]
-    previous = [weights[3:4] for weights in planted(sentences())]
-    (score,) = score_roles(texts, previous, [Head(0, 0, "noise", 0)], draws=DRAWS).rows
-    assert score["lift"] > 1.5 * score["control"]
-    assert score["excess"] == pytest.approx(0, abs=1e-3)
-    assert score["q"] == 1
-
-
 def test_few_sentences_find_nothing():
     """However large the lift: its words are among the draws, one time in so many arrangements."""
     texts = sentences(2)

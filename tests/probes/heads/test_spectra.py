@@ -72,21 +72,6 @@ def direct(z, width, distortion=0.5):
     return float(torch.linalg.slogdet(inner).logabsdet / 2)
 
 
-def test_states_are_what_the_layer_reads_and_adds():
-    model = make_signal_noise()
-    layer = model.model.layers[1].attention
-    kept = {}
-    handle = layer.register_forward_hook(lambda m, args, out: kept.update(z=args[0], out=out))
-    model(torch.tensor([ROWS[0]]))
-    handle.remove()
-    one = read_states(model, [make_batch(ROWS[0])])[1]
-    assert (one.layer, one.attention) == (1, layer)
-    assert one.noise_weight == pytest.approx(0.1)
-    assert torch.allclose(one.inputs, kept["z"][0], atol=1e-6)
-    assert torch.allclose(one.steps, kept["out"].output[0], atol=1e-6)
-    assert torch.allclose(one.projections().float(), kept["out"].projections[0], atol=1e-5)
-
-
 def test_positions_are_a_seeded_sample_of_all():
     model = make_signal_noise()
     parts = [make_batch(row) for row in ROWS]
@@ -106,68 +91,58 @@ def test_positions_are_a_seeded_sample_of_all():
 
 
 def test_rates_are_their_formulas():
-    model = make_signal_noise()
-    for one, result in zip(states_of(model), layer_rates(states_of(model)).rows, strict=True):
-        z, steps = one.inputs.double(), one.steps.double()
-        weight = one.attention.projection.weight.double()
-        u = [weight[4 * h : 4 * h + 4].T for h in range(8)]
+    states = states_of(make_signal_noise())
+    for state, row in zip(states, layer_rates(states).rows, strict=True):
+        z, steps = state.inputs.double(), state.steps.double()
+        u = state.attention.projection.weight.double().unflatten(0, (8, 4)).mT
 
-        def expected(points, u=u, weight=result["noise_weight"]):
-            signal = sum(direct(points @ u[h], 4) for h in range(4))
-            noise = sum(direct(points @ u[h], 4) for h in range(4, 8))
+        def rates(points, u=u, weight=row["noise_weight"]):
+            signal, noise = (sum(direct(points @ head, 4) for head in part) for part in u.chunk(2))
             return [direct(points, 16), signal, noise, signal - weight * noise]
 
-        def close(rates, points):
-            assert list(rates.values()) == pytest.approx(expected(points), rel=1e-6)
-
-        after = z + steps
-        close(result["before"], z)
-        close(result["after"], after)
-        assert result["gain"] == result["after"]["difference"] - result["before"]["difference"]
-        scaled = expected(z * (after.norm() / z.norm()))[-1]
-        gain = result["after"]["difference"] - scaled
-        assert result["gain_over_scaled"] == pytest.approx(gain, rel=1e-6)
+        after, end = z + steps, row["after"]["difference"]
+        assert list(row["before"].values()) == pytest.approx(rates(z), rel=1e-6)
+        assert list(row["after"].values()) == pytest.approx(rates(after), rel=1e-6)
+        assert row["gain"] == end - row["before"]["difference"]
+        scaled = rates(z * (after.norm() / z.norm()))[-1]
+        assert row["gain_over_scaled"] == pytest.approx(end - scaled, rel=1e-6)
         order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
-        gain = result["after"]["difference"] - expected(z + steps[order])[-1]
-        assert result["gain_over_shuffled"] == pytest.approx(gain, rel=1e-6)
-        assert result["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
-        s, n = torch.cat(u[:4], 1), torch.cat(u[4:], 1)
+        shuffled = rates(z + steps[order])[-1]
+        assert row["gain_over_shuffled"] == pytest.approx(end - shuffled, rel=1e-6)
+        assert row["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
+        s, n = (torch.cat(list(part), 1) for part in u.chunk(2))
         own = float((s.T @ n).norm() / (s.norm() * n.norm()))
-        assert result["incoherence"]["own"] == pytest.approx(own)
-        assert result["incoherence"]["random"] == pytest.approx(1 / 4, rel=0.15)
-        assert result["positions"] == 73
+        random = pytest.approx(1 / 4, rel=0.15)
+        assert row["incoherence"] == {"own": pytest.approx(own), "random": random}
+        assert row["positions"] == 73
 
 
-def test_a_step_is_read_at_another_length_too():
+def test_steps_are_also_read_at_another_length():
     states = states_of(make_signal_noise())
     plain = layer_rates(states).rows
-    same = layer_rates(states, lengths=[one["step_size"] for one in plain]).rows
-    double = layer_rates(states, lengths=[2 * one["step_size"] for one in plain]).rows
-    for one, own, longer, state in zip(plain, same, double, states, strict=True):
-        assert one["gain_resized"] is None
-        assert own["gain_resized"] == pytest.approx(own["gain"], rel=1e-9)
+    sizes = [row["step_size"] for row in plain]
+    same = layer_rates(states, lengths=sizes).rows
+    double = layer_rates(states, lengths=[2 * size for size in sizes]).rows
+    for state, *rows in zip(states, plain, same, double, strict=True):
         moved = state.inputs.double() + 2 * state.steps.double()
-        expected = rates_of(moved, state.dictionary.double(), state.noise_weight)
-        gain = expected["difference"].item() - one["before"]["difference"]
-        assert longer["gain_resized"] == pytest.approx(gain)
+        end = rates_of(moved, state.dictionary.double(), state.noise_weight)["difference"].item()
+        expected = [rows[0]["gain"], end - rows[0]["before"]["difference"]]
+        assert rows[0]["gain_resized"] is None
+        assert [row["gain_resized"] for row in rows[1:]] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_gradient_is_that_of_finite_differences():
-    model = make_signal_noise()
-    one = states_of(model)[0]
-    (result,) = layer_rates([one]).rows
-    z, steps, size = one.inputs.double(), one.steps.double(), 1e-5
+    state = states_of(make_signal_noise())[0]
+    (row,) = layer_rates([state]).rows
+    z, steps, size = state.inputs.double(), state.steps.double(), 1e-5
 
-    def value(points):
-        return rates_of(points, one.dictionary, one.noise_weight)["difference"].item()
+    def difference(points):
+        return rates_of(points, state.dictionary.double(), state.noise_weight)["difference"]
 
-    slope = (value(z + size * steps) - value(z - size * steps)) / (2 * size)
-    z.requires_grad_()
-    u = one.dictionary.double()
-    total = rates_of(z, u, one.noise_weight)["difference"]
-    (exact,) = torch.autograd.grad(total, z)
-    norm = float(exact.norm() * steps.norm())
-    assert result["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)
+    slope = (difference(z + size * steps) - difference(z - size * steps)) / (2 * size)
+    (exact,) = torch.autograd.grad(difference(z.requires_grad_()), z)
+    cosine = float(slope / (exact.norm() * steps.norm()))
+    assert row["gradient_cosine"] == pytest.approx(cosine, rel=1e-4)
 
 
 def test_what_cannot_be_read_is_refused():
@@ -196,10 +171,7 @@ LEAST = 16
 
 
 def last_call(layer, model):
-    """Return what a layer read and gave in the last of the passes that a call of the model takes.
-
-    Those before it only tell the codes.
-    """
+    """Return what a layer read and gave in the last pass of a call; earlier ones give the codes."""
     calls = []
     handle = layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
     model(torch.tensor([ROW]), use_cache=False)
@@ -211,28 +183,31 @@ def self_shares(weights):
     return weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1).tolist()
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("passes", [0, 1, 2])
 def test_states_and_heads_are_those_of_the_whole_model(passes):
-    model = make_signal_noise()
-    batches = [make_batch(ROW)]
+    """Without uncertainty feedback, and with it."""
+    model, batches = make_signal_noise(), [make_batch(ROW)]
     plain, plain_uses = read_states(model, batches), head_uses(model, batches)
-    attach_drawn(model, 64, deviation=3.0, passes=passes)
-    states, uses = read_states(model, batches), head_uses(model, batches)
+    if passes:
+        attach_drawn(model, 64, deviation=3.0, passes=passes)
+    state, uses = read_states(model, batches)[1], head_uses(model, batches)
     layer = model.model.layers[1].attention
     inputs, output = last_call(layer, model)
-    assert torch.allclose(states[1].inputs, inputs[0], atol=1e-5)
-    assert torch.allclose(states[1].steps, output.output[0], atol=1e-5)
-    assert (states[1].inputs - plain[1].inputs).abs().max() > 0.5
-    signal, noise = output.projections.split(layer.heads, 1)
-    frequencies = {
-        "signal_frequencies": layer.signal_frequencies,
-        "noise_frequencies": layer.noise_frequencies,
-    }
-    weights = attention_weights(signal, noise, **frequencies, scale=layer.scale)
-    result = [use["self_share"] for use in uses.rows if use["layer"] == 1]
-    assert result == pytest.approx(self_shares(weights), abs=1e-5)
+    assert (state.layer, state.attention) == (1, layer)
+    assert state.noise_weight == pytest.approx(0.1)
+    assert torch.allclose(state.inputs, inputs[0], atol=1e-5)
+    assert torch.allclose(state.steps, output.output[0], atol=1e-5)
+    assert torch.allclose(state.projections().float(), output.projections[0], atol=1e-5)
+    frequencies = {f"{group}_frequencies" for group in ("signal", "noise")}
+    frequencies = {name: getattr(layer, name) for name in frequencies}
+    groups = output.projections.split(layer.heads, 1)
+    weights = attention_weights(*groups, **frequencies, scale=layer.scale)
+    shares = [use["self_share"] for use in uses.rows if use["layer"] == 1]
+    assert shares == pytest.approx(self_shares(weights), abs=1e-5)
     assert uses["queries"] == 30 - LEAST + 1
-    assert uses.rows != plain_uses.rows
+    if passes:
+        assert (state.inputs - plain[1].inputs).abs().max() > 0.5
+        assert uses.rows != plain_uses.rows
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -242,8 +217,8 @@ def test_heads_of_other_decoders_too(passes):
     model.set_attn_implementation("eager")
     expected = model(torch.tensor([ROW]), output_attentions=True, use_cache=False).attentions
     for layer, weights in enumerate(expected):
-        result = [use["self_share"] for use in uses.rows if use["layer"] == layer]
-        assert result == pytest.approx(self_shares(weights), abs=1e-5)
+        shares = [use["self_share"] for use in uses.rows if use["layer"] == layer]
+        assert shares == pytest.approx(self_shares(weights), abs=1e-5)
 
 
 def cross_term(first, second, position):
@@ -255,22 +230,11 @@ def test_the_cross_term_is_its_double_sum():
     generator = torch.Generator().manual_seed(0)
     u, v = torch.randn(2, 2, 9, 4, generator=generator, dtype=torch.float64)
     first, second = (torch.hypot(*x.chunk(2, -1)) for x in (u, v))
-    assert first[0, 0, 0].item() == pytest.approx(math.hypot(u[0, 0, 0], u[0, 0, 2]))
     position = position_term(torch.tensor([1.0, 0.1]), torch.tensor([0.5, 0.2]), 20)
-    result = cross_term(first, second, position)
-    for g in range(2):
-        for f in range(2):
-            total = 0.0
-            for j in range(2):
-                for k in range(2):
-                    # E over two independent positions of C_uj C_vk.
-                    content = sum(
-                        first[g, a, j] * first[g, b, j] * second[f, a, k] * second[f, b, k]
-                        for a in range(9)
-                        for b in range(9)
-                    )
-                    total += content / 81 * position[j, k]
-            assert result[g, f].item() == pytest.approx(float(total))
+    # E over two independent positions a and b of C_uj C_vk.
+    content = torch.einsum("gaj,gbj,fak,fbk->gfjk", first, first, second, second) / 81
+    expected = (content * position).sum((2, 3))
+    torch.testing.assert_close(cross_term(first, second, position), expected)
 
 
 ONE = torch.ones(1, dtype=torch.float64)
@@ -280,50 +244,42 @@ def test_terms_are_means_over_pairs_of_heads():
     states = states_of(make_signal_noise())
     own = cross_terms(states, length=50).rows[0]
     assert (own["ratio"], own["value"], own["scaling"]) == ("own", math.pi, "base")
-    for one, terms in zip(states, own["layers"], strict=True):
-        amplitudes = torch.hypot(*one.projections().chunk(2, -1))
-        signal, noise = amplitudes[:4], amplitudes[4:]
-        first, second = one.attention.signal_frequencies, one.attention.noise_frequencies
-
-        def mean(a, b, u, v):
-            return cross_term(a, b, position_term(u, v, 50)).mean().item()
-
-        k_sn = mean(signal, noise, first, second)
-        k_ss = mean(signal, signal, first, first)
-        k_nn = mean(noise, noise, second, second)
-        result = [terms[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
-        assert result == pytest.approx([k_sn, k_ss, k_nn])
-        assert terms["normalised"] == pytest.approx(k_sn / math.sqrt(k_ss * k_nn))
+    for state, terms in zip(states, own["layers"], strict=True):
+        amplitudes = torch.hypot(*state.projections().chunk(2, -1)).chunk(2)
+        frequencies = state.attention.signal_frequencies, state.attention.noise_frequencies
+        k = {}
+        for name, i, j in (("signal_noise", 0, 1), ("signal_signal", 0, 0), ("noise_noise", 1, 1)):
+            position = position_term(frequencies[i], frequencies[j], 50)
+            k[name] = cross_term(amplitudes[i], amplitudes[j], position).mean().item()
+        size = math.sqrt(k["signal_signal"] * k["noise_noise"])
+        assert terms == pytest.approx(k | {"normalised": k["signal_noise"] / size})
         assert 0 < terms["normalised"] <= 1
-    assert own["normalised"] == pytest.approx(sum(t["normalised"] for t in own["layers"]) / 2)
-    assert own["signal_noise"] == pytest.approx(sum(t["signal_noise"] for t in own["layers"]) / 2)
+    for name in ("normalised", "signal_noise"):
+        assert own[name] == pytest.approx(sum(terms[name] for terms in own["layers"]) / 2)
 
 
 def test_one_row_for_each_ratio_and_scaling():
-    table = cross_terms(states_of(make_signal_noise()), length=50)
-    result = table.rows
-    names = [(one["ratio"], one["scaling"]) for one in result]
-    assert names == [("own", "base"), *((r, s) for s in ("base", "angle") for r in RATIOS)]
-    own, pi = result[0], result[1]
-    assert pi["layers"] == own["layers"]
-    for one in result:
-        if one["ratio"] == "1":
-            # The same rotations: of frequencies alone the groups are one.
-            assert one["position"]["normalised"] == pytest.approx(1)
-            assert one["denominator"] == 0
-        assert one["position"]["normalised"] <= 1 + 1e-12
+    states = states_of(make_signal_noise())
+    table = cross_terms(states, length=50)
+    own, *others = table.rows
+    names = [(row["ratio"], row["scaling"]) for row in others]
+    assert names == [(ratio, scaling) for scaling in ("base", "angle") for ratio in RATIOS]
+    assert others[0]["layers"] == own["layers"]
+    assert all(row["position"]["normalised"] <= 1 + 1e-12 for row in table.rows)
+    for row in (row for row in others if row["ratio"] == "1"):
+        # The same rotations: of frequencies alone the groups are one.
+        assert row["position"]["normalised"] == pytest.approx(1)
+        assert row["denominator"] == 0
     # Scaling of the base leaves the first pair at 1 radian a position in both groups.
-    assert [one["denominator"] for one in result[:7]] == [0] * 7
-    assert None not in [one["later_denominator"] for one in result[:7]]
+    assert [row["denominator"] for row in table.rows[:7]] == [0] * 7
+    assert None not in [row["later_denominator"] for row in table.rows[:7]]
     # The second of two pairs: ω_S = 1/√20000, ω_N = 1/√5000, twice as much: n = 2, m = 1.
     assert table.row(ratio="2", scaling="base")["later_denominator"] == 0
     # ω_S = 3 and 0.03, ω_N = 1/3 and 1/300: each nine times the other, beyond an order of 8.
     assert table.row(ratio="3", scaling="angle")["denominator"] == 0
-    below = cross_terms(states_of(make_signal_noise()), length=50, order=8).row(
-        ratio="3", scaling="angle"
-    )
+    below = cross_terms(states, length=50, order=8).row(ratio="3", scaling="angle")
     assert below["denominator"] == pytest.approx(0.03 - 8 / 300, abs=1e-12)
-    least = min(result[1:], key=lambda one: one["normalised"])
+    least = min(others, key=lambda row: row["normalised"])
     assert f"{least['ratio']} of the {least['scaling']}" in table["least_in_step"]
 
 
@@ -373,46 +329,45 @@ def test_short_losses_see_at_least_half_and_less_than_a_row():
 
 def test_buckets_are_means_over_documents(corpus):
     model = make_signal_noise(len(corpus.tokenizer))
-    result = loss_against_length(
-        model, corpus, length=96, trained_length=32, documents=5, split="all"
-    )
-    assert (result["length"], result["trained_length"], result["documents"]) == (96, 32, 5)
-    lows = [bucket["low"] for bucket in result.rows]
-    assert [bucket["high"] + 1 for bucket in result.rows] == [*lows[1:], 96]
+    settings = {"length": 96, "trained_length": 32, "documents": 5}
+    table = loss_against_length(model, corpus, split="all", **settings)
+    assert table.facts == settings
+    lows = [bucket["low"] for bucket in table.rows]
+    assert [bucket["high"] + 1 for bucket in table.rows] == [*lows[1:], 96]
     assert 32 in lows
     # All the documents drawn, read as they are.
     numbers = corpus.split("all")
-    enough = numbers[corpus.lengths[numbers] >= 96]
-    drawn = np.random.default_rng(0).permutation(enough)[:5]
+    drawn = np.random.default_rng(0).permutation(numbers[corpus.lengths[numbers] >= 96])[:5]
     rows = [corpus.tokens(int(corpus.starts[i]), 96).astype(np.int64) for i in drawn]
     ids = torch.from_numpy(np.stack(rows))
     losses, short = token_losses(model, ids), _short_losses(model, ids, 32)
-    for bucket in result.rows:
-        at = slice(bucket["low"] - 1, bucket["high"])
-        means = losses[:, at].mean(1)
-        assert bucket["loss"] == pytest.approx(means.mean().item())
-        assert bucket["error"] == pytest.approx(means.std().item() / math.sqrt(5))
-        if bucket["low"] < 32:
-            assert bucket["difference"] is None
-            continue
-        apart = means - short[:, at].mean(1)
-        assert bucket["short_loss"] == pytest.approx(short[:, at].mean().item())
-        assert bucket["difference"] == pytest.approx(apart.mean().item(), abs=1e-9)
-        assert bucket["difference_error"] == pytest.approx(
-            apart.std().item() / math.sqrt(5), abs=1e-9
+
+    def mean_and_error(values):
+        return pytest.approx(values.mean().item(), abs=1e-9), pytest.approx(
+            values.std().item() / math.sqrt(5), abs=1e-9
         )
+
+    for bucket in table.rows:
+        columns = slice(bucket["low"] - 1, bucket["high"])
+        means, short_means = losses[:, columns].mean(1), short[:, columns].mean(1)
+        assert (bucket["loss"], bucket["error"]) == mean_and_error(means)
+        control = (bucket["short_loss"], bucket["difference"], bucket["difference_error"])
+        if bucket["low"] < 32:
+            assert control == (None, None, None)
+        else:
+            difference = mean_and_error(means - short_means)
+            assert control == (pytest.approx(short_means.mean().item()), *difference)
 
 
 def test_without_a_trained_length_there_is_no_control(corpus):
     model = make_signal_noise(len(corpus.tokenizer)).train()
-    result = loss_against_length(model, corpus, length=48, documents=1, split="all")
+    settings = {"length": 48, "documents": 1, "split": "all"}
+    table = loss_against_length(model, corpus, **settings)
     assert model.training
-    assert all(bucket["difference"] is None for bucket in result.rows)
-    assert math.isnan(result.rows[0]["error"])
-    longer = loss_against_length(
-        model, corpus, length=48, trained_length=48, documents=1, split="all"
-    )
-    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in result.rows]
+    assert all(bucket["difference"] is None for bucket in table.rows)
+    assert math.isnan(table.rows[0]["error"])
+    longer = loss_against_length(model, corpus, trained_length=48, **settings)
+    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in table.rows]
 
 
 def test_texts_and_settings_that_cannot_be_used_are_refused(corpus, tmp_path):

@@ -29,6 +29,7 @@ from tests.helpers.feedback_models import (
     make_fed_gpt2,
     make_fed_protot,
     make_tokenizer,
+    random_codes,
     random_texts,
     set_table,
     silence_blocks,
@@ -37,81 +38,85 @@ from tests.helpers.feedback_models import (
 TEXTS = random_texts(12, 7, 12, 9, 12)
 
 
+def effects(table):
+    return [finding["effect"] for finding in table.findings]
+
+
+def drawn(rows, scale=1.0):
+    return scale * torch.randn(rows, 16, generator=torch.Generator().manual_seed(0))
+
+
+def losses_of(model, text, codes):
+    """Return the loss of each token with these codes."""
+    logits = model(text[None], uncertainty_codes=codes[None], use_cache=False).logits[0]
+    return torch.nn.functional.cross_entropy(logits[:-1], text[1:], reduction="none")
+
+
 @torch.no_grad()
 def test_ablation_is_the_loss_with_other_codes():
     model, feedback = make_fed_gpt2()
-    set_table(feedback, 3 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(0)))
+    set_table(feedback, drawn(LEVELS, 3))
     codes = own_codes(model, TEXTS, Signal())
-    result = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
-    assert result["tokens"] == sum(map(len, TEXTS)) - len(TEXTS)
-    assert result["texts"] == len(TEXTS)
+    table = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
+    tokens = sum(map(len, TEXTS)) - len(TEXTS)
+    assert (table["tokens"], table["texts"]) == (tokens, len(TEXTS))
 
-    def loss(given):
-        total = torch.zeros(())
-        for text, own in zip(TEXTS, given, strict=True):
-            logits = model(text[None], uncertainty_codes=own[None], use_cache=False).logits[0]
-            total = total + torch.nn.functional.cross_entropy(
-                logits[:-1], text[1:], reduction="sum"
-            )
-        return float(total) / result["tokens"]
+    def loss(codes):
+        pairs = zip(TEXTS, codes, strict=True)
+        return sum(float(losses_of(model, *pair).sum()) for pair in pairs) / tokens
 
     zero, neutral = ([torch.full_like(own, code) for own in codes] for code in (-1, LEVELS // 2))
     for row in neutral:
         row[0] = -1
-    own, *others = result.rows
-    for row, given in zip(result.rows, (codes, zero, neutral), strict=False):
-        assert row["loss"] == pytest.approx(loss(given), rel=1e-5)
+    own, *others = table.rows
+    for row, fed in zip(table.rows, (codes, zero, neutral), strict=False):
+        assert row["loss"] == pytest.approx(loss(fed), rel=1e-5)
     change = others[2]["change"]
     draws = [loss(permute_codes(codes, seed)) - own["loss"] for seed in (5, 6, 7)]
     assert change.value == pytest.approx(sum(draws) / 3, abs=1e-4)
     assert change.low < change.value < change.high
-    # Beside what comes of no vector at all, which a model may merely expect.
-    (said,) = result.findings
-    assert (said["value"], said["control"]) == (change, others[0]["change"].value)
+    # The control is the change without any vector, which a model may merely expect.
+    (finding,) = table.findings
+    assert (finding["value"], finding["control"]) == (change, others[0]["change"].value)
 
 
 @torch.no_grad()
-def test_a_model_that_goes_by_its_codes_is_found_out():
+def test_ablation_of_a_model_that_uses_its_codes():
     """Blocks that add nothing, so that the next token is the one that the code's vector names."""
     model, feedback = make_fed_gpt2()
     silence_blocks(model)
     model.transformer.wte.weight.normal_(generator=torch.Generator().manual_seed(0))
-    table = 30 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(1))
-    set_table(feedback, table)
-    named = (model.transformer.ln_f(table) @ model.transformer.wte.weight.T).argmax(-1)
-    generator = torch.Generator().manual_seed(2)
-    codes = tuple(torch.randint(0, LEVELS, (20,), generator=generator) for _ in range(8))
+    vectors = 30 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(1))
+    set_table(feedback, vectors)
+    named = (model.transformer.ln_f(vectors) @ model.transformer.wte.weight.T).argmax(-1)
+    codes = random_codes([20] * 8, seed=2)
     texts = [torch.cat([torch.tensor([1]), named[row[:-1]]]) for row in codes]
-    for row in codes:
-        row[0] = -1
-    result = ablation(inputs_of(model, texts, codes))
-    for row in result.rows[1:]:
-        assert row["change"].above_zero
-    assert result.findings[0]["effect"] == "above 0"
-    # Fed the wrong way round, shuffled codes are the better ones.
-    other = permute_codes(codes, 9)
-    turned = ablation(inputs_of(model, texts, other)).row(signal="neutral")
-    assert turned["change"].value < result.row(signal="neutral")["change"].low
+    table = ablation(inputs_of(model, texts, codes))
+    assert all(row["change"].above_zero for row in table.rows[1:])
+    assert effects(table) == ["above 0"]
+    # Fed the wrong codes, the model does better with neutral ones.
+    wrong = ablation(inputs_of(model, texts, permute_codes(codes, 9))).row(signal="neutral")
+    assert wrong["change"].value < table.row(signal="neutral")["change"].low
 
 
-def test_equal_rows_leave_nothing_to_shuffle_and_a_table_of_zeros_nothing_at_all():
+def test_ablation_of_a_table_of_equal_rows_or_zeros_and_of_equal_codes():
     model, feedback = make_fed_gpt2()
-    set_table(feedback, torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
+    set_table(feedback, drawn(1))
     codes = own_codes(model, TEXTS, Signal())
-    result = ablation(inputs_of(model, TEXTS, codes))
-    _, zero, neutral, shuffled = result.rows
+    table = ablation(inputs_of(model, TEXTS, codes))
+    _, zero, neutral, shuffled = table.rows
     assert neutral["change"].value == shuffled["change"].value == shuffled["change"].high == 0
     assert zero["change"].value != 0
-    assert result.findings[0]["effect"] == "may be chance"
+    assert effects(table) == ["may be chance"]
     set_table(feedback, torch.zeros(1, 16))
     for row in ablation(inputs_of(model, TEXTS, codes)).rows[1:]:
         assert row["change"] == Interval(0, 0, 0)
     one_pass = own_codes(model, TEXTS, Signal("passes", 1))
-    assert ablation(inputs_of(model, TEXTS, one_pass)).findings[0]["effect"] == "undefined"
+    assert effects(ablation(inputs_of(model, TEXTS, one_pass))) == ["undefined"]
 
 
 @torch.no_grad()
-def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
+def test_mistakes_of_a_model_that_uses_its_codes():
     """Tokens 1 to 12 follow one another; after any other the model knows nothing.
 
     The high code that this makes leaves the next prediction clear, and low ones blur it.
@@ -126,61 +131,47 @@ def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
         words[1 + number] = 4 * direction
         head[1 + (number + 1) % 12] = direction
     high = torch.arange(LEVELS)[:, None] > 0.9 * LEVELS
-    table = torch.where(high, 0 * blur, 3 * blur)
-    set_table(feedback, table)
-    texts = [1 + (torch.arange(24) + begun) % 12 for begun in range(12)]
-    codes = own_codes(model, texts, Signal())
-    result = mistakes(inputs_of(model, texts, codes, seed=1))
-    assert [one["effect"] for one in result.findings] == ["below 0"] * 2
+    set_table(feedback, torch.where(high, 0 * blur, 3 * blur))
+    texts = [1 + (torch.arange(24) + start) % 12 for start in range(12)]
+    table = mistakes(inputs_of(model, texts, seed=1))
+    assert effects(table) == ["below 0"] * 2
     # The prediction that has just read the wrong token cannot know, the one after it does.
-    own, _, shuffled = (row["loss"] for row in result.rows)
+    own, _, shuffled = (row["loss"] for row in table.rows)
     assert own[0] == pytest.approx(shuffled[0], abs=0.2)
     assert own[1] < shuffled[1] - 0.2
     # Where the high code blurs, the mistake costs more.
     set_table(feedback, torch.where(high, 3 * blur, 0 * blur))
-    codes = own_codes(model, texts, Signal())
-    turned = mistakes(inputs_of(model, texts, codes, seed=1))
-    assert turned.findings[0]["effect"] == "above 0"
+    assert effects(mistakes(inputs_of(model, texts, seed=1)))[0] == "above 0"
 
 
 @torch.no_grad()
 def test_mistakes_with_each_signal():
     model, feedback = make_fed_gpt2()
-    set_table(feedback, 2 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
+    set_table(feedback, drawn(64, 2))
     texts = random_texts(20, 14, 9, 20, 11)
     codes, special = own_codes(model, texts, Signal()), make_tokenizer(eos_token="w0")
-    result = mistakes(inputs_of(model, texts, codes, special, mistakes=2, seed=1))
+    table = mistakes(inputs_of(model, texts, codes, special, mistakes=2, seed=1))
     # One text is too short.
-    assert (result["texts"], result["draws"]) == (4, 2)
-    own, *others = result.rows
-    for row in result.rows:
+    assert (table["texts"], table["draws"]) == (4, 2)
+    own, *others = table.rows
+    for row in table.rows:
         assert row["summed_loss"].value == pytest.approx(sum(row["loss"]))
     for row in others:
         assert row["own_loss_less"].value == pytest.approx(sum(own["loss"]) - sum(row["loss"]))
-    assert len({tuple(row["loss"]) for row in result.rows}) == 3
+    assert len({tuple(row["loss"]) for row in table.rows}) == 3
     set_table(feedback, torch.zeros(1, 16))
     same = mistakes(inputs_of(model, texts, codes, mistakes=2, seed=1))
     assert same.rows[1]["own_loss_less"].value == same.rows[2]["own_loss_less"].high == 0
-    assert [one["effect"] for one in same.findings] == ["may be chance"] * 2
-    # It reads on after the mistake: by hand, of the one text that is as long as it must be.
-    text = random_texts(10)
-    only = mistakes(inputs_of(model, text, mistakes=1, seed=4))
+    assert effects(same) == ["may be chance"] * 2
+    # The model reads on after the mistake: by hand, for a text of the minimum length.
+    (text,) = random_texts(10)
+    table = mistakes(inputs_of(model, [text], mistakes=1, seed=4))
     rng = np.random.default_rng(4)
-    place = int(rng.integers(1, 2))
-    wrong = text[0].clone()
-    wrong[place] = int(rng.choice(np.setdiff1d(np.arange(37), wrong[place])))
-    none = torch.full((1, 10), -1)
-    losses = [
-        torch.nn.functional.cross_entropy(
-            model(row[None], uncertainty_codes=none, use_cache=False).logits[0, 1:9],
-            row[2:],
-            reduction="none",
-        )
-        for row in (wrong, text[0])
-    ]
-    torch.testing.assert_close(
-        torch.tensor(only.rows[1]["loss"]), losses[0] - losses[1], atol=1e-4, rtol=1e-4
-    )
+    position, wrong = int(rng.integers(1, 2)), text.clone()
+    wrong[position] = int(rng.choice(np.setdiff1d(np.arange(37), text[position])))
+    planted, intact = (losses_of(model, row, torch.full((10,), -1))[1:] for row in (wrong, text))
+    actual = torch.tensor(table.rows[1]["loss"])
+    torch.testing.assert_close(actual, planted - intact, atol=1e-4, rtol=1e-4)
 
 
 def test_recovery_is_the_first_step_back():
@@ -188,16 +179,13 @@ def test_recovery_is_the_first_step_back():
     # Two texts; means 2, 0.05, 1, 0.
     losses[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
     losses[1] = 1
-    result = recovery_table(losses, 1, 0, 30)
-    assert [row["recovered_after"] for row in result.rows] == [2, None, 1]
-    assert result.rows[1]["own_loss_less"].value == pytest.approx(3.05 - 4)
-    assert "over 4 tokens" in result.title
-    assert [one["value"] for one in result.findings] == [
-        row["own_loss_less"] for row in result.rows[1:]
-    ]
+    table = recovery_table(losses, 1, 0, 30)
+    assert [row["recovered_after"] for row in table.rows] == [2, None, 1]
+    differences = [row["own_loss_less"] for row in table.rows[1:]]
+    assert differences[0].value == pytest.approx(3.05 - 4)
+    assert [finding["value"] for finding in table.findings] == differences
     # Codes that are all the same are no negative finding.
-    same = recovery_table(losses, 1, 0, 1)
-    assert [one["effect"] for one in same.findings] == ["undefined"] * 2
+    assert effects(recovery_table(losses, 1, 0, 1)) == ["undefined"] * 2
 
 
 PIECES = ("<end>", "It", "Ġis", "Ġper", "haps", "Ġmight", "y", "Ġmaybe", ".", "Per", "Ġlikely")
@@ -215,52 +203,47 @@ def tokenizer():
 
 
 def test_words_after_high_and_low_steps_by_hand():
-    # Steps 0 to 3 have two tokens after their own.
-    shares = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0])]
-    begun = [np.array([0, 0, 1, 0, 1, 1], dtype=bool)]
-    result, steps = hedges_after(shares, begun, 2)
-    # After step 0 are tokens 1 and 2: one word. After step 1, 2 and 3: one. Quartiles of
-    # (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
-    assert steps == 4
-    assert result.tolist() == [[1, 2, 1, 2]]
-    shares.append(np.array([0.95, 0.95, 0.95]))
-    begun.append(np.array([1, 0, 1], dtype=bool))
+    # Steps 0 to 3 have two tokens after their own. After step 0 are tokens 1 and 2: one word; after
+    # step 1, 2 and 3: one. Quartiles of (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
+    entropies = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0]), np.array([0.95, 0.95, 0.95])]
+    starts = [np.array([0, 0, 1, 0, 1, 1], dtype=bool), np.array([1, 0, 1], dtype=bool)]
+    after, steps = hedges_after(entropies[:1], starts[:1], 2)
+    assert (after.tolist(), steps) == ([[1, 2, 1, 2]], 4)
     # Of five steps the quartiles are 0.5 and 0.9: two steps each are as low or lower, as high.
-    result, steps = hedges_after(shares, begun, 2)
-    assert steps == 5
     # Low: steps 1 to 3, with one, one and two words after them.
-    assert result.tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
-    nothing = [np.array([0.5] * 4)]
-    assert hedges_after(nothing, [np.ones(4, dtype=bool)], 2)[0].sum() == 0
+    after, steps = hedges_after(entropies, starts, 2)
+    assert (after.tolist(), steps) == ([[1, 2, 4, 6], [1, 2, 0, 0]], 5)
+    assert not hedges_after([np.full(4, 0.5)], [np.ones(4, dtype=bool)], 2)[0].any()
 
 
-def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
+def test_hedging_without_a_signal_is_alike(tokenizer):
     model, feedback = make_fed_gpt2()
     texts = random_texts(*[20] * 6)
     set_table(feedback, torch.zeros(1, 16))
     codes = own_codes(model, texts, Signal())
-    result = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
-    own, *controls = result.rows
+    settings = {"codes": codes, "tokenizer": tokenizer, "tokens": 40, "window": 4, "seed": 3}
+    table = hedging(inputs_of(model, texts, **settings))
+    own, *controls = table.rows
     assert own["hedges"] > 0
     assert 0 < own["tokens"] <= 240
     for row in controls:
         assert all(row[name] == own[name] for name in own if name != "signal")
         less = row["own_less"]
         assert (less.value, less.low, less.high) == pytest.approx((0, 0, 0), abs=1e-15)
-    assert [one["effect"] for one in result.findings] == ["may be chance"] * 2
-    assert result == hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
-    set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
-    other = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
-    fed, bare, shuffled = ({**row, "signal": "", "own_less": None} for row in other.rows)
-    assert fed != bare
-    assert bare == {**controls[0], "signal": "", "own_less": None}
-    assert shuffled not in (fed, bare)
+    assert effects(table) == ["may be chance"] * 2
+    assert table == hedging(inputs_of(model, texts, **settings))
+    set_table(feedback, drawn(64, 3))
+    rows = hedging(inputs_of(model, texts, **settings)).rows
+    fed, none, shuffled = ({**row, "signal": "", "own_less": None} for row in rows)
+    assert none == {**controls[0], "signal": "", "own_less": None}
+    assert fed not in (none, shuffled)
+    assert shuffled != none
     with pytest.raises(InputError, match="embeddings of 64"):
-        hedging(inputs_of(model, texts, codes, tokenizer, tokens=60))
+        hedging(inputs_of(model, texts, **settings | {"tokens": 60}))
 
 
 @torch.no_grad()
-def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
+def test_hedging_of_a_model_that_uses_its_codes(tokenizer):
     """Half of the words leave open what comes next. A high code calls for "maybe"."""
     model, feedback = make_fed_gpt2(tied=False)
     silence_blocks(model)
@@ -272,24 +255,23 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
     for number in range(24, VOCABULARY):
         words[number] = 0.5 * rest[number % 7]
         head[number] = 1.5 * rest[number % 5]
-    table = torch.where(torch.arange(LEVELS)[:, None] > 0.9 * LEVELS, call, -call)
-    set_table(feedback, table)
+    set_table(feedback, torch.where(torch.arange(LEVELS)[:, None] > 0.9 * LEVELS, call, -call))
     texts = random_texts(*[8] * 24)
-    codes = own_codes(model, texts, Signal())
-    result = hedging(inputs_of(model, texts, codes, tokenizer, tokens=40, window=1))
-    own, *controls = result.rows
+    table = hedging(inputs_of(model, texts, tokenizer=tokenizer, tokens=40, window=1))
+    own, *controls = table.rows
     assert own["after_high"] > 2 * own["after_low"]
     for row in controls:
         assert row["hedges"] > 0
         assert abs(row["difference"].value) < 0.1 * own["difference"].value
         assert row["own_less"].above_zero
-    assert [one["effect"] for one in result.findings] == ["above 0"] * 2
+    assert effects(table) == ["above 0"] * 2
 
 
 @pytest.mark.parametrize(
-    ("signals", "words", "effects"),
+    ("signals", "words", "expected"),
     [
         # Words after high and low steps of each text, of 8 tokens each: own, none and shuffled.
+        # None where entropies do not differ, so that there are no high and no low steps.
         ([(4, 0), (0, 0), (0, 0)], 4, ["above 0", "above 0"]),
         ([(4, 0), (0, 0), (4, 0)], 4, ["above 0", "may be chance"]),
         ([(4, 0), (4, 0), (0, 0)], 4, ["may be chance", "above 0"]),
@@ -299,14 +281,12 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
         ([(0, 0), (0, 0), (0, 0)], 0, ["undefined", "undefined"]),
     ],
 )
-def test_each_control_has_its_finding(signals, words, effects):
-    """None where entropies do not differ, so that there are no high and no low steps."""
+def test_each_control_has_its_finding(signals, words, expected):
     runs = {}
     for name, after in zip(("own", "none", "shuffled"), signals, strict=True):
         row = [0] * 4 if after is None else [after[0], 8, after[1], 8]
         runs[name] = Counts(np.array([row] * 9, dtype=float), 180, 9 * words, 50)
-    result = hedging_table(runs, InspectOptions(window=8))
-    assert [one["effect"] for one in result.findings] == effects
+    assert effects(hedging_table(runs, InspectOptions(window=8))) == expected
 
 
 def starts(tokenizer, prompt, added):
@@ -328,22 +308,20 @@ def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
 
 @torch.no_grad()
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
-def test_what_is_written_is_what_the_model_generates(make):
+def test_continuations_are_those_that_the_model_generates(make):
     model, feedback = make()
     prompts = random_texts(5, 8, 5)
     codes = own_codes(model, prompts, Signal("passes", 2))
     inputs = inputs_of(model, prompts, codes, tokens=6, temperature=0)
-    result = continuations(inputs, prompts, codes)
     feedback.passes = 2
-    for prompt, one in zip(prompts, result, strict=True):
-        whole = model.generate(
-            prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert torch.equal(whole[0, len(prompt) :], one.ids)
-    bare = continuations(inputs, prompts, tuple(torch.full((len(p) + 5,), -1) for p in prompts))
-    whole = torch.cat([prompts[1], bare[1].ids])
-    none = torch.full((1, len(whole)), -1)
-    logits = model(whole[None], uncertainty_codes=none, use_cache=False).logits[0, 7:-1]
-    assert torch.equal(logits.argmax(-1), bare[1].ids)
-    share = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / np.log(37)
-    torch.testing.assert_close(bare[1].entropies, share, atol=1e-4, rtol=1e-4)
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    for prompt, actual in zip(prompts, continuations(inputs, prompts, codes), strict=True):
+        generated = model.generate(prompt[None], max_new_tokens=6, **settings)
+        assert torch.equal(generated[0, len(prompt) :], actual.ids)
+    no_codes = tuple(torch.full((len(prompt) + 5,), -1) for prompt in prompts)
+    actual = continuations(inputs, prompts, no_codes)[1]
+    ids = torch.cat([prompts[1], actual.ids])[None]
+    logits = model(ids, uncertainty_codes=torch.full_like(ids, -1), use_cache=False).logits[0, 7:-1]
+    assert torch.equal(logits.argmax(-1), actual.ids)
+    entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / np.log(37)
+    torch.testing.assert_close(actual.entropies, entropies, atol=1e-4, rtol=1e-4)

@@ -20,6 +20,7 @@ from tests.helpers.feedback_models import (
     inputs_of,
     make_fed_gpt2,
     make_fed_protot,
+    random_codes,
     random_texts,
     set_table,
 )
@@ -78,7 +79,7 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
         assert (row["added"].low, row["added"].high) == (0, 0)
 
 
-def test_codes_that_draw_attention_are_found():
+def test_codes_that_attract_attention():
     """A table whose vector is what every query looks for."""
     model, feedback = make_fed_gpt2(layers=1)
     with torch.no_grad():
@@ -90,48 +91,46 @@ def test_codes_that_draw_attention_are_found():
         block.attn.c_attn.weight[0, 16:32] = 0.5
         model.transformer.wpe.weight.zero_()
         model.transformer.wte.weight[:, 0] = 0
-    table = torch.zeros(LEVELS, 16)
-    table[:, 0] = torch.linspace(-3, 3, LEVELS)
-    set_table(feedback, table)
+    vectors = torch.zeros(LEVELS, 16)
+    vectors[:, 0] = torch.linspace(-3, 3, LEVELS)
+    set_table(feedback, vectors)
     texts = random_texts(*[24] * 12)
-    generator = torch.Generator().manual_seed(0)
-    codes = tuple(torch.randint(0, LEVELS, (24,), generator=generator) for _ in texts)
-    for row in codes:
-        row[0] = -1
-    result = attention_probe(inputs_of(model, texts, codes))
-    (layer,) = result.rows
+    codes = random_codes(map(len, texts))
+    table = attention_probe(inputs_of(model, texts, codes))
+    (layer,) = table.rows
     assert layer["correlation"] > 0.8
     assert layer["p"] == layer["q"] == 1 / 1000
     assert abs(layer["without"]) < 0.3
     assert layer["added"].above_zero
-    assert result.findings[0]["effect"] == "above 0"
-    # Turned round, low codes draw it.
-    set_table(feedback, table.flip(0))
-    turned = attention_probe(inputs_of(model, texts, codes))
-    assert turned.rows[0]["correlation"] < -0.8
-    assert turned.findings[0]["effect"] == "may be chance"
+    assert table.findings[0]["effect"] == "above 0"
+    # With the table reversed, low codes attract it.
+    set_table(feedback, vectors.flip(0))
+    table = attention_probe(inputs_of(model, texts, codes))
+    assert table.rows[0]["correlation"] < -0.8
+    assert table.findings[0]["effect"] == "may be chance"
 
 
-def test_the_layer_that_is_named_is_one_that_is_counted():
-    def rows(*added):
-        figures = zip([(0, 1), (0, 1), (0.5, 0.2), (0.2, 0.01)], added, strict=True)
-        return [
-            {"layer": n, "correlation": rho, "q": q, "without": 0, "added": more}
-            for n, ((rho, q), more) in enumerate(figures)
+def test_the_finding_is_of_a_layer_that_counts():
+    def finding(*added, codes=9):
+        figures = zip([(0, 1), (0, 1), (0.5, 0.2), (0.2, 0.01)], added, strict=False)
+        rows = [
+            {"layer": layer, "correlation": rho, "q": q, "without": 0, "added": interval}
+            for layer, ((rho, q), interval) in enumerate(figures)
         ]
+        return strongest_layer(rows, codes)
 
     unclear, more = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3)
-    result = strongest_layer(rows(more, more, more, unclear), 9)
-    assert result["finding"].startswith("attention: ρ with the code in layer 3,")
-    assert (result["value"], result["effect"]) == (unclear, "may be chance")
-    assert strongest_layer(rows(unclear, unclear, unclear, more), 9)["effect"] == "above 0"
-    # None is counted: the largest correlation, which is not clear.
-    none = strongest_layer(rows(more, more, more, more)[:3], 9)
-    assert "layer 2," in none["finding"]
-    assert none["effect"] == "may be chance"
+    row = finding(more, more, more, unclear)
+    assert row["finding"].startswith("attention: ρ with the code in layer 3,")
+    assert (row["value"], row["effect"]) == (unclear, "may be chance")
+    assert finding(unclear, unclear, unclear, more)["effect"] == "above 0"
+    # Without a layer that counts, the one with the largest correlation, which is not clear.
+    row = finding(more, more, more)
+    assert "layer 2," in row["finding"]
+    assert row["effect"] == "may be chance"
     # Codes that are all the same are no negative finding.
-    same = strongest_layer(rows(more, more, more, more), 1)
-    assert (same["value"], same["effect"]) == (None, "undefined")
+    row = finding(more, more, more, more, codes=1)
+    assert (row["value"], row["effect"]) == (None, "undefined")
 
 
 def test_ranks_within_positions_by_hand():
@@ -147,60 +146,54 @@ def test_ranks_within_positions_by_hand():
     assert matched_ranks(np.hstack([x, x]), np.hstack([y, -y])).correlation == pytest.approx(0)
 
 
-def test_what_the_position_alone_makes_is_not_found_within_positions():
+def test_what_depends_on_the_position_alone_does_not_correlate_within_positions():
     rng = np.random.default_rng(0)
-    place = np.tile(np.arange(20.0), (12, 1))
-    codes = place + rng.random((12, 20))
-    exact = matched_ranks(codes, place)
+    positions = np.tile(np.arange(20.0), (12, 1))
+    codes = positions + rng.random((12, 20))
+    exact = matched_ranks(codes, positions)
     assert (exact.correlation, exact.p) == (0.0, 1.0)
-    noisy = place + rng.random((12, 20))
+    noisy = positions + rng.random((12, 20))
     assert spearman(codes.ravel(), noisy.ravel()).rho > 0.9
     assert matched_ranks(codes, noisy).p > 0.1
-    # What a text makes on top is found.
-    real = matched_ranks(codes, codes + place + 0.1 * rng.random((12, 20)))
+    real = matched_ranks(codes, codes + positions + 0.1 * rng.random((12, 20)))
     assert real.correlation > 0.9
     assert real.p == 1 / 1000
 
 
-def test_null_of_rows_keeps_what_goes_together_along_a_text():
-    """A text-wide shift of x and of y, independent of one another, must not be found too often."""
+def test_independent_shifts_of_whole_texts_are_rarely_significant():
     rng = np.random.default_rng(1)
-    result = []
+    p = []
     for seed in range(40):
         x, y = (rng.normal(size=(8, 1)) + 0.1 * rng.normal(size=(8, 30)) for _ in range(2))
-        result.append(matched_ranks(x, y, permutations=199, seed=seed).p)
-    assert np.mean(np.array(result) <= 0.05) <= 0.15
+        p.append(matched_ranks(x, y, permutations=199, seed=seed).p)
+    assert np.mean(np.array(p) <= 0.05) <= 0.15
 
 
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
 def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
     model, feedback = make()
     texts = random_texts(*[40] * 30)
-    table = torch.zeros(LEVELS, 16)
-    table[:, 3] = torch.linspace(-20, 20, LEVELS)
-    set_table(feedback, table)
-    generator = torch.Generator().manual_seed(0)
-    codes = tuple(torch.randint(0, LEVELS, (40,), generator=generator) for _ in texts)
-    for row in codes:
-        row[0] = -1
-    result = code_probe(inputs_of(model, texts, codes))
-    assert (result["fitted_on"], result["tested_on"], result["positions"]) == (20, 10, 20 * 39)
-    assert [row["layer"] for row in result.rows] == [0, 1, 2]
-    assert [row["depth"] for row in result.rows] == [0, 0.5, 1]
-    first = result.rows[0]
+    vectors = torch.zeros(LEVELS, 16)
+    vectors[:, 3] = torch.linspace(-20, 20, LEVELS)
+    set_table(feedback, vectors)
+    codes = random_codes(map(len, texts))
+    table = code_probe(inputs_of(model, texts, codes))
+    assert (table["fitted_on"], table["tested_on"], table["positions"]) == (20, 10, 20 * 39)
+    assert [(row["layer"], row["depth"]) for row in table.rows] == [(0, 0), (1, 0.5), (2, 1)]
+    first = table.rows[0]
     assert first["code"].low > 0.95
     assert abs(first["shuffled"].value) < 0.1
     assert abs(first["without"].value) < 0.1
     assert first["added"].low > 0.9
-    (best,) = result.findings
-    assert (best["value"], best["effect"]) == (first["added"], "above 0")
-    # What nothing is fed of, the fed states do not have.
+    (finding,) = table.findings
+    assert (finding["value"], finding["effect"]) == (first["added"], "above 0")
+    # With a table of zeros, states are as if nothing was fed.
     set_table(feedback, torch.zeros(1, 16))
-    nothing = code_probe(inputs_of(model, texts, codes))
-    for row in nothing.rows:
+    table = code_probe(inputs_of(model, texts, codes))
+    for row in table.rows:
         assert row["code"] == row["without"]
         assert (row["added"].low, row["added"].high) == (0, 0)
-    assert nothing.findings[0]["effect"] == "may be chance"
+    assert table.findings[0]["effect"] == "may be chance"
 
 
 def test_codes_that_are_all_the_same_are_no_negative_finding():
@@ -212,20 +205,19 @@ def test_codes_that_are_all_the_same_are_no_negative_finding():
 
 def test_ridge_is_the_closed_form():
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(8, 20, generator=generator, dtype=torch.float64)
-    y = x[:, :1] + torch.randn(8, 1, generator=generator, dtype=torch.float64)
-    rows = torch.cat([torch.ones(8, 1, dtype=torch.float64), x, y], 1)
-    result, bias = ridge(rows.T @ rows, targets=1)
-    inner = (x - x.mean(0)) / x.std(0, correction=0)
-    scores = {}
+    x, noise = torch.randn(8, 21, generator=generator, dtype=torch.float64).split([20, 1], 1)
+    y = x[:, :1] + noise
+    rows = torch.cat([torch.ones_like(y), x, y], 1)
+    weight, bias = ridge(rows.T @ rows, targets=1)
+    inputs, target = (x - x.mean(0)) / x.std(0, correction=0), y - y.mean()
+    by_error = {}
     for power in range(-6, 3):
-        matrix = inner.T @ inner / 8 + 10.0**power * torch.eye(20, dtype=torch.float64)
-        weight = torch.linalg.solve(matrix, inner.T @ (y - y.mean()) / 8)
-        hat = inner @ torch.linalg.solve(matrix, inner.T) / 8
-        error = ((y - y.mean() - inner @ weight) ** 2).mean()
-        freedom = 1 - (hat.trace() + 1) / 8
+        matrix = inputs.T @ inputs / 8 + 10.0**power * torch.eye(20, dtype=torch.float64)
+        solved = torch.linalg.solve(matrix, inputs.T) / 8
+        freedom = 1 - ((inputs @ solved).trace() + 1) / 8
         if freedom >= 0.1:
-            scores[float(error / freedom**2)] = weight
-    best = scores[min(scores)]
-    torch.testing.assert_close(result, best / x.std(0, correction=0)[:, None])
-    torch.testing.assert_close((x @ result + bias).mean(), y.mean())
+            error = (target - inputs @ solved @ target).square().mean()
+            by_error[float(error / freedom**2)] = solved @ target
+    expected = by_error[min(by_error)] / x.std(0, correction=0)[:, None]
+    torch.testing.assert_close(weight, expected)
+    torch.testing.assert_close((x @ weight + bias).mean(), y.mean())

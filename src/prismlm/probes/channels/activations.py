@@ -106,8 +106,15 @@ def read_activations(
     values: dict[tuple[Kind, int], list[Tensor]] = {}
     with progress.task("Reading activations", total) as task:
         for batch in batches:
+            ids, mask = batch.input_ids, batch.attention_mask
             with evaluating(model):
-                by_kind = _forward(model, batch.input_ids, batch.attention_mask, kinds)
+                if "values" in kinds:
+                    by_kind = [value_norms(model, ids, mask)]
+                elif "heads" in kinds:
+                    by_kind = [head_writes(model, ids, mask.bool())]
+                else:
+                    gates = gates_of(model, ids, mask)
+                    by_kind = [tuple(getattr(layer, kind) for layer in gates) for kind in kinds]
             rows = batch.owned.any(1)
             first = batch.owned.int().argmax(1)[:, None]
             sequences = (batch.positions.gather(1, first)[:, 0], batch.owned.sum(1), batch.document)
@@ -123,18 +130,6 @@ def read_activations(
     # Parts are freed as they are concatenated, so that there are never two copies of all.
     joined = {key: torch.cat(values.pop(key)) for key in list(values)}
     return Activations(tokens, starts, lengths, documents, joined)
-
-
-def _forward(
-    model: PreTrainedModel, ids: Tensor, mask: Tensor, kinds: Sequence[Kind]
-) -> list[tuple[Tensor, ...]]:
-    """Return the activations of each kind and layer from one forward pass."""
-    if "values" in kinds:
-        return [value_norms(model, ids, mask)]
-    if "heads" in kinds:
-        return [head_writes(model, ids, mask.bool())]
-    gates = gates_of(model, ids, mask)
-    return [tuple(getattr(layer, kind) for layer in gates) for kind in kinds]
 
 
 @torch.no_grad()

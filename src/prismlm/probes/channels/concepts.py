@@ -191,12 +191,8 @@ def rank_channels(
         "shuffles": shuffles,
     }
     columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
-    return Table(
-        "Channels that are written at the words more than elsewhere",
-        columns,
-        tuple(rows[:count]),
-        facts,
-    )
+    title = "Channels that are written at the words more than elsewhere"
+    return Table(title, columns, tuple(rows[:count]), facts)
 
 
 def _occurrences(
