@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from prismlm.errors import InputError
 from prismlm.probes.results import Table, finding, text_of
 from prismlm.statistics import Interval
 
@@ -32,13 +31,10 @@ def test_an_interval_is_printed_with_its_ends():
     assert text_of(Interval(-0.5, NAN, 1), "+.2f") == "−0.50 [–, +1.00]"
 
 
-def test_a_table_is_found_by_its_figures_and_becomes_json():
+def test_a_table_becomes_json():
     rows = ({"layer": 0, "gain": Interval(0.1, NAN, 0.2)}, {"layer": 1, "x": torch.ones(2)})
     table = Table("Title", {"layer": ""}, rows, {"texts": 3})
     assert table["texts"] == 3
-    assert table.row(layer=1) is rows[1]
-    with pytest.raises(InputError, match="no row has"):
-        table.row(layer=2)
     value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     gain = {"value": 0.1, "low": None, "high": 0.2}
     assert value == {"texts": 3, "rows": [{"layer": 0, "gain": gain}, {"layer": 1, "x": [1, 1]}]}

@@ -191,41 +191,34 @@ def lm(tiny_model):
     return prismlm.load(tiny_model)
 
 
-def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
+def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
     lens, vectors = lm.lens, lm.head.prototypes
-    result, left_out = prototype_units(lens, vectors, 60, seed=3)
-    assert result
-    assert len(result) + left_out == 60
-    assert prototype_units(lens, vectors, 60, seed=3) == (result, left_out)
-    corpus = lens.corpus
-    text = mark_passages(corpus, [span for unit in result for span in unit.spans])
+    units, left_out = prototype_units(lens, vectors, 60, seed=3)
+    assert units
+    assert len(units) + left_out == 60
+    assert prototype_units(lens, vectors, 60, seed=3) == (units, left_out)
+    corpus, cells = lens.corpus, lens.cells
+    passages = mark_passages(corpus, [span for unit in units for span in unit.spans])
     directions = torch.nn.functional.normalize(vectors.detach().float(), dim=-1)
-    for unit in result:
+    for unit in units:
         number = int(unit.name.removeprefix("prototype "))
-        places = [span.marked[0] for span in unit.spans]
-        kept = lens.index["position"].to_numpy()[lens.rows_of(number)]
-        # The nearest of all is the first; those kept in the index come before the rest of the cell.
-        assert places[0] == kept[0]
-        later = [place for place in places if place not in kept]
-        rows = np.flatnonzero(np.isin(lens.cells.positions(0, len(lens.cells)), later))
-        records = lens.cells.records(rows)
-        near = dict(
-            zip(
-                records["position"].tolist(),
-                (lens.cells.codes.states(records) @ directions[number]).tolist(),
-                strict=True,
-            )
-        )
-        assert [near[p] for p in later] == sorted((near[p] for p in later), reverse=True)
+        positions = [span.marked[0] for span in unit.spans]
+        contexts = lens.index["position"].to_numpy()[lens.rows_of(number)]
+        # The nearest of all is the first; contexts come before the rest of the cell.
+        assert positions[0] == contexts[0]
+        rest = [position for position in positions if position not in contexts]
+        rows = np.flatnonzero(np.isin(cells.positions(0, len(cells)), rest))
+        records = cells.records(rows)
+        products = (cells.codes.states(records) @ directions[number]).tolist()
+        nearness = dict(zip(records["position"].tolist(), products, strict=True))
+        assert rest == sorted(rest, key=nearness.get, reverse=True)
         spans = sorted(unit.spans, key=lambda span: span.start)
-        for one, other in pairwise(spans):
-            assert one.start + one.length <= other.start
-        for span in unit.spans:
+        assert all(a.start + a.length <= b.start for a, b in pairwise(spans))
+        for span in spans:
             assert span.length <= 2 * SIDE_TOKENS + 1
             assert corpus.document_at(span.start) == span.document
-            passage = text[span]
-            token = corpus.excerpt(span.marked[0], 1)
-            assert token in passage.words[passage.marked[0]]
+            passage = passages[span]
+            assert corpus.excerpt(span.marked[0], 1) in passage.words[passage.marked[0]]
             assert "".join(passage.words) == corpus.excerpt(span.start, span.length)
 
 
@@ -282,18 +275,18 @@ def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
 
 
 @pytest.mark.parametrize(
-    ("own", "chance"),
+    ("values", "random"),
     [((8, 2, None, 9) * 9, (3, None, 1, None) * 9), ((8, None), (None, None)), ((7,), (2,))],
 )
-def test_the_difference_is_of_the_means_beside_it_where_some_have_no_answer(own, chance):
-    judged, random = (
-        tuple(None if x is None else Judgement("it", x, 1, 1, "") for x in some)
-        for some in (own, chance)
+def test_differences_are_of_the_means_of_valid_answers(values, random):
+    judgements = (
+        [None if x is None else Judgement("theme", x, 1, 1, "") for x in column]
+        for column in (values, random)
     )
-    result = theme_figures(judged, random).rows[0]
-    apart = result["difference"]
-    if result["random_mean"] is None:
-        assert np.isnan(apart.value)
+    row = theme_figures(*judgements).rows[0]
+    difference = row["difference"]
+    if row["random_mean"] is None:
+        assert np.isnan(difference.value)
     else:
-        assert apart.value == pytest.approx(result["mean"] - result["random_mean"])
-        assert apart.low <= apart.value <= apart.high
+        assert difference.value == pytest.approx(row["mean"] - row["random_mean"])
+        assert difference.low <= difference.value <= difference.high

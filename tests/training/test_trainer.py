@@ -2,6 +2,7 @@
 
 import copy
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,75 +219,52 @@ def test_every_parameter_is_in_the_group_it_belongs_to(settings, tmp_path):
     embeddings = trainer.model.model.get_input_embeddings().weight
     assert all(p.ndim == 2 and p is not embeddings for p in matrices["params"])
     assert all(p.ndim == 1 or p is embeddings for p in others["params"])
-    assert {id(p) for p in head["params"]} == {
-        id(trainer.model.prototype_head.prototypes),
-        id(trainer.model.prototype_head.log_scale),
-    }
+    prototype_head = trainer.model.prototype_head
+    expected = {id(prototype_head.prototypes), id(prototype_head.log_scale)}
+    assert {id(p) for p in head["params"]} == expected
     assert [g["weight_decay"] for g in (matrices, others, head)] == [0.25, 0.0, 0.0]
     assert [g["lr"] for g in (matrices, others, head)] == [3e-3, 3e-3, 0.5]
 
 
-CODES = torch.tensor([[-1, 3, 4, 5, 6], [-1, -1, 7, 7, 9]])
-
-
-@pytest.fixture
-def shuffled(settings):
-    # Predictions of the first steps are nearly alike: only fine codes tell them apart.
-    settings["uncertainty_feedback"] = {"enabled": True, "levels": 65536, "signal": "shuffled"}
-    settings["head"]["enabled"] = False
-    settings["logging"]["every"] = 1
-    settings["steps"] = 14
-    return settings
-
-
-def at(signal, step):
-    """Begin a step."""
-    state = type("State", (), {"global_step": step})()
-    signal.on_step_begin(None, state, None)  # pyright: ignore[reportArgumentType]
-
-
-def test_the_order_depends_on_the_seed_the_step_and_the_micro_batch():
+def test_the_order_of_shuffled_codes_depends_on_seed_step_and_micro_batch():
     codes, orders = torch.arange(40).view(4, 10), []
     for seed, step in ((3, 7), (3, 7), (3, 8), (4, 7)):
         signal = ShuffledSignal(seed)
-        at(signal, step)
+        signal.on_step_begin(None, SimpleNamespace(global_step=step), None)
         orders.append([signal(codes), signal(codes)])
     assert not torch.equal(*orders[0])
     assert torch.equal(orders[0][1], orders[1][1])
     assert not any(torch.equal(orders[0][0], other) for other, _ in orders[2:])
 
 
-def test_a_step_feeds_the_codes_of_the_signal_in_order_elsewhere(shuffled):
+def test_a_shuffled_signal_has_the_same_codes_in_another_order_in_training_only(settings):
+    settings["head"]["enabled"] = False
+    # With dropout, the two models would not predict alike.
+    settings["model"]["attention_dropout"] = 0.0
     fed = []
     for signal in ("own", "shuffled"):
-        shuffled["uncertainty_feedback"]["signal"] = signal
-        prepared = prepare(build_recipe(shuffled))
+        # Predictions of the first steps are nearly alike: only fine codes tell them apart.
+        settings["uncertainty_feedback"] = {"enabled": True, "levels": 65536, "signal": signal}
+        prepared = prepare(build_recipe(settings))
         set_training_signal(prepared.recipe, prepared.model.uncertainty)
-        rows = [prepared.rows[i] for i in range(4)]
-        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        model = prepared.model.model
-        arguments = {name: batch[name] for name in ("input_ids", "position_ids")}
+        model, rows = prepared.model.model, [prepared.rows[i] for i in range(4)]
+        names = ("input_ids", "position_ids")
+        batch = {name: torch.stack([row[name] for row in rows]) for name in names}
         for training in (True, False):
-            # Attention drops nothing, or the two would not predict alike.
-            model.config.attention_dropout = 0.0
-            for layer in model.model.layers:
-                layer.self_attn.attention_dropout = 0.0
             model.train(training)
-            output = model(**arguments, use_cache=False)
-            fed.append(output.uncertainty_codes)
-            # What is replayed is left alone.
-            again = model(**arguments, use_cache=False, uncertainty_codes=fed[-1])
+            fed.append(model(**batch, use_cache=False).uncertainty_codes)
+            # Codes that are given are fed as they are.
+            again = model(**batch, use_cache=False, uncertainty_codes=fed[-1])
             assert torch.equal(again.uncertainty_codes, fed[-1])
     own, own_evaluated, other, other_evaluated = fed
     assert torch.equal(own.flatten().sort().values, other.flatten().sort().values)
     assert torch.equal(own < 0, other < 0)
     assert (own != other).double().mean() > 0.2
     assert torch.equal(own, own_evaluated)
-    # Only training is out of order.
     assert torch.equal(own_evaluated, other_evaluated)
 
 
-def test_the_signal_of_the_source_is_that_of_the_batch_before():
+def test_the_previous_batch_as_a_signal():
     signal, codes = PreviousBatch(64), torch.full((2, 4), 5)
     assert torch.equal(signal(codes), torch.tensor([[-1, 32, 32, 32]] * 2))
     certain = torch.zeros(2, 3, 7)
@@ -294,17 +272,13 @@ def test_the_signal_of_the_source_is_that_of_the_batch_before():
     signal.remember(certain)
     assert torch.equal(signal(codes), torch.tensor([[-1, 0, 0, 0], [-1, 63, 63, 63]]))
     assert torch.equal(signal(codes[:, :2]), torch.tensor([[-1, 0], [-1, 63]]))
-    # Longer than the batch before: neutral. Other rows: nothing is known of them.
+    # Longer than the batch before: neutral. Other numbers of rows: nothing is known of them.
     assert signal(torch.full((2, 6), 5))[1].tolist() == [-1, 63, 63, 63, 32, 32]
     assert set(signal(torch.full((3, 4), 5)).flatten().tolist()) == {-1, 32}
 
 
-SIGNAL_NOISE = {
-    "model_type": "prismlm_signal_noise",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "head_size": 8,
-}
+SIGNAL_NOISE = {"model_type": "prismlm_signal_noise", "hidden_size": 32, "num_hidden_layers": 2}
+SIGNAL_NOISE["head_size"] = 8
 
 
 @pytest.fixture
@@ -324,7 +298,7 @@ def saved(directory):
     return load_file(directory / "model.safetensors")["model.noise_weight"].item()
 
 
-def test_the_cosine_by_hand():
+def test_the_noise_weight_on_a_cosine_by_hand():
     at = [noise_weight_at(step, 5, initial=0.01, final=0.09) for step in range(5)]
     half = 0.04 * (1 - 2**-0.5)
     assert at == pytest.approx([0.01, 0.01 + half, 0.05, 0.09 - half, 0.09])
@@ -332,7 +306,7 @@ def test_the_cosine_by_hand():
     assert noise_weight_at(3, 9, initial=0.3, final=0.3) == 0.3
 
 
-def test_it_rises_from_the_first_step_to_the_last_and_is_saved(signal_noise):
+def test_the_noise_weight_rises_from_the_first_step_to_the_last_and_is_saved(signal_noise):
     result = train(build_recipe(signal_noise))
     values = noise_weights(result)
     expected = [noise_weight_at(step, 21, initial=0.01, final=0.1) for step in range(21)]
@@ -342,7 +316,7 @@ def test_it_rises_from_the_first_step_to_the_last_and_is_saved(signal_noise):
     assert saved(tenth) == pytest.approx(expected[19])
 
 
-def test_it_can_be_fixed_or_nothing(signal_noise):
+def test_the_noise_weight_can_be_constant_or_0(signal_noise):
     weights = []
     for value in (0.0, 0.25):
         signal_noise["out"] += "-"
@@ -350,11 +324,11 @@ def test_it_can_be_fixed_or_nothing(signal_noise):
         result = train(build_recipe(signal_noise | {"noise_weight": fixed, "steps": 6}))
         assert set(noise_weights(result)) == {value}
         weights.append(load_file(result.directory / "model.safetensors"))
-    drawn = {name: not torch.equal(weights[0][name], weights[1][name]) for name in weights[0]}
-    assert drawn["model.layers.0.mlp.up_proj.weight"]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(weights[0][name], weights[1][name])
 
 
-def test_it_is_refused_where_it_means_nothing(settings, signal_noise):
+def test_a_noise_weight_that_means_nothing_is_refused(settings, signal_noise):
     llama = settings | {"noise_weight": {"final": 0.2}}
     llama["model"] = {"preset": "llama-tiny"}
     with pytest.raises(InputError, match="'llama' has no noise heads"):

@@ -440,8 +440,8 @@ def _print_interventions(results: list[Any], by: Any) -> None:
     """Print every model's channel and tables, and how many models have such a channel."""
     for result in results:
         output.say(result.name, style="bold")
-        if result.found is not None:
-            output.print_table(result.found)
+        if result.ranking is not None:
+            output.print_table(result.ranking)
         if result.heldout_difference is not None:
             output.say(
                 f"the same channel on held-out text: {result.heldout_difference:+.2f}, "

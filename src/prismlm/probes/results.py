@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from prismlm.errors import InputError
 from prismlm.files import finite
 
 if TYPE_CHECKING:
@@ -34,13 +33,6 @@ class Table:
     def __getitem__(self, name: str) -> Any:
         """Return a fact."""
         return self.facts[name]
-
-    def row(self, **figures: Any) -> Row:
-        """Return the first row with these figures."""
-        for row in self.rows:
-            if all(row[name] == value for name, value in figures.items()):
-                return row
-        raise InputError(f"{self.title}: no row has {figures}.")
 
     def to_dict(self) -> Row:
         """Return JSON values: the facts, and ``rows``; non-finite numbers become None."""

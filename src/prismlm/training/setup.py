@@ -327,8 +327,8 @@ def device_of(recipe: Recipe) -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, prismlm and the installed packages among ``packages``."""
-    found = {"prismlm": __version__, "python": platform.python_version()}
+    installed = {"prismlm": __version__, "python": platform.python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed

@@ -183,23 +183,22 @@ def test_models_without_two_groups_of_heads_and_too_little_text_are_refused():
 
 
 def test_groups_that_differ_in_one_figure():
-    result = compare_groups(
-        uses_of(lambda layer, group, k: 10 * layer + k + 5 * (group == "signal"))
-    )
-    distance = result.row(measure="distance")
-    assert distance["effect"] == 1
-    assert distance["p"] == pytest.approx(2 / 400)
+    def shifted(layer, group, number):
+        return number + 5 * (group == "signal")
+
+    table = compare_groups(uses_of(lambda layer, *head: 10 * layer + shifted(layer, *head)))
+    rows = {row["measure"]: row for row in table.rows}
+    distance, entropy = rows["distance"], rows["entropy"]
+    assert (distance["effect"], distance["p"]) == (1, pytest.approx(2 / 400))
     assert (distance["signal_median"], distance["noise_median"]) == (11, 6)
     assert (distance["layers_above"], distance["layers_below"]) == (2, 0)
     assert distance["larger"] == "signal"
-    entropy = result.row(measure="entropy")
     assert (entropy["effect"], entropy["p"], entropy["larger"]) == (0, 1, "unclear")
-    # A group that attends to all it sees alike has no reach of its own.
-    reach = compare_groups(uses_of(lambda _, group, k: k + 5 * (group == "signal"), signal=4.69))
-    assert reach.row(measure="distance")["larger"] == "signal, alike"
-    assert reach["attend_everywhere_alike"] == ["signal"]
-    reach = compare_groups(uses_of(lambda _, group, k: k + 5 * (group == "signal"), noise=4.69))
-    assert reach.row(measure="distance")["larger"] == "signal"
+    # The reach of a group that attends uniformly means nothing.
+    for uniform, larger in (("signal", "signal, alike"), ("noise", "signal")):
+        table = compare_groups(uses_of(shifted, **{uniform: 4.69}))
+        assert table.rows[0]["larger"] == larger
+        assert table["attend_everywhere_alike"] == [uniform]
 
 
 def test_several_models_are_several_observations():

@@ -236,10 +236,10 @@ def _random_words(
 
 @dataclass(frozen=True, eq=False)
 class ConceptInModel:
-    """A concept in one model; without ``found`` and ``heldout_difference`` for named channels."""
+    """A concept in one model; without ``ranking`` and ``heldout_difference`` for named channels."""
 
     name: str
-    found: Table | None  # the ranking of channels
+    ranking: Table | None  # of all channels, by d
     heldout_difference: float | None  # d of the best channel in the held-out split
     heldout_count: int  # occurrences of the words there
     table: EffectTable  # the interventions on the best channel, or on the named ones
@@ -247,11 +247,11 @@ class ConceptInModel:
     @property
     def emerges(self) -> bool | None:
         """Whether d of the best channel beats random words of like frequency, p < 0.05."""
-        return None if self.found is None else self.found["p"] < EMERGES
+        return None if self.ranking is None else self.ranking["p"] < EMERGES
 
     def to_dict(self) -> Row:
         """Return everything, for JSON."""
-        value = {"model": self.name, "found": self.found and self.found.to_dict()}
+        value = {"model": self.name, "found": self.ranking and self.ranking.to_dict()}
         value |= {"emerges": self.emerges, "heldout_difference": self.heldout_difference}
         value |= {"heldout_count": self.heldout_count, "table": self.table.to_dict()}
         return as_json(value)
