@@ -345,11 +345,12 @@ def channel_report(
         passages = {p.start: p for p in read_passages(sequences.corpus, spans).values()}
     reports: list[LayerReport] = []
     for layer in layers:
-        figures, lags = {}, None
+        figures: dict[Kind, Row] = {}
+        lags = None
         if activations is not None:
             figures = {gate: metrics(model, activations, gate, layer) for gate in GATES}
-            gates = (activations.values[gate, layer] for gate in GATES)
-            lags = lag_correlation(*gates, lengths, seed=seed)
+            write, read = (activations.values[gate, layer] for gate in GATES)
+            lags = lag_correlation(write, read, lengths, seed=seed)
         channels = _channels(mixers[layer], top.get(layer), passages)
         reports.append(LayerReport(layer, mixers[layer].shared_gates, figures, lags, channels))
     return ChannelReport(name, "channels", part, tuple(reports), passages, curves)
