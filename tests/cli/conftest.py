@@ -1,48 +1,46 @@
 from __future__ import annotations
 
-import os
+import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.helpers import forked
-from tests.helpers.forked import PYTHONPATH
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def cold_prism() -> Run:
-    """Run the command as a user does, in a process started for it."""
+def prism() -> Run:
+    """Run a command that must succeed, in a process that has imported everything."""
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "prismlm", *map(str, arguments)],
-            capture_output=True,
-            encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100"},
-            timeout=120,
-            check=False,
-        )
+    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        result = forked.run(*arguments, **options)
+        assert result.returncode == 0, result.stderr
+        return result
 
     return run
 
 
 @pytest.fixture(scope="session")
-def prism() -> Run:
-    """Run the command in a process of its own, forked from one that has imported everything."""
-    return forked.run
+def document(prism: Run) -> Callable[..., Any]:
+    """Run a command that must succeed, and return the JSON document that it prints."""
+
+    def run(*arguments: object) -> Any:
+        return json.loads(prism(*arguments, "--json").stdout)
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def refused(prism: Run) -> Callable[..., str]:
+def refused() -> Callable[..., str]:
     """Run a command that must exit with 2 and a message at the end of stderr; return that."""
 
-    def run(*arguments: object, stdin: bytes = b"") -> str:
-        result = prism(*arguments, stdin=stdin)
+    def run(*arguments: object, **options: Any) -> str:
+        result = forked.run(*arguments, **options)
         assert result.returncode == 2, result.stderr
         assert result.stdout == ""
         assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""Files and places that somebody made to do harm, or that the system refuses: one message each."""
+"""Malicious files and places that the system refuses: one message each."""
 
 import gzip
 import json
@@ -17,9 +17,8 @@ FULL = "/dev/full"
 
 
 def edited(tiny_model, directory, name, value):
-    """Return a copy of the model in which a file holds something else, or one more setting."""
-    model = directory / "model"
-    shutil.copytree(tiny_model, model)
+    """Return a copy of the model with a file replaced, or with more settings in it."""
+    model = shutil.copytree(tiny_model, directory / "model")
     (path,) = model.rglob(name)
     if isinstance(value, dict):
         value = json.dumps(json.loads(path.read_text(encoding="utf-8")) | value)
@@ -38,22 +37,17 @@ def test_json_of_a_model_directory(refused, tiny_model, tmp_path, name, value):
     assert str(model) in refused("explain", model, "The patient")
 
 
-PANICS = {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
-
-
-@pytest.mark.parametrize("command", [("explain", "MODEL", "a"), ("corpus", "build", "TEXT")])
-def test_a_tokenizer_that_panics(prism, tiny_model, tmp_path, command):
-    model, text = edited(tiny_model, tmp_path, "tokenizer.json", PANICS), tmp_path / "a.txt"
+def test_a_tokenizer_that_panics(refused, tiny_model, tmp_path):
+    panics = {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+    model, text = edited(tiny_model, tmp_path, "tokenizer.json", panics), tmp_path / "a.txt"
     text.write_text("The patient.")
-    options = ("--out", tmp_path / "corpus", "--tokenizer", model) if "TEXT" in command else ()
-    places = {"MODEL": model, "TEXT": text}
-    result = prism(*(places.get(one, one) for one in command), *options)
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    said = result.stderr.splitlines()[-1]
-    assert said.startswith("error: ")
-    assert str(model) in said
-    assert "chunk size must be non-zero" in said
+    for command in (
+        ("explain", model, "a"),
+        ("corpus", "build", text, "--out", tmp_path / "corpus", "--tokenizer", model),
+    ):
+        message = refused(*command)
+        assert str(model) in message
+        assert "chunk size must be non-zero" in message
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000], ids=["name", "path"])
@@ -76,11 +70,10 @@ def test_a_tokenizer_that_panics(prism, tiny_model, tmp_path, command):
 def test_a_path_that_is_too_long(refused, tiny_model, tmp_path, command, name):
     places = {"MODEL": tiny_model, "PATH": name, "PATH.html": f"{name}.html"}
     places["OUT"] = tmp_path / "out"
-    said = refused(*(places.get(one, one) for one in command))
-    assert said.startswith("error: ")
+    refused(*(places.get(word, word) for word in command))
 
 
-def test_what_unpacks_without_end(refused, tiny_model, tmp_path):
+def test_files_that_unpack_without_end(refused, tiny_model, tmp_path):
     bomb = tmp_path / "bomb.jsonl.gz"
     with gzip.open(bomb, "wb", 1) as file:
         file.write(f'{{"text": "{"a" * 10**6}"}}\n'.encode() * 40)
@@ -93,21 +86,14 @@ def test_what_unpacks_without_end(refused, tiny_model, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists(FULL), reason="needs a device that is always full")
-@pytest.mark.parametrize("command", [("--help",), ("--version",), ("corpus", "info", "CORPUS")])
+@pytest.mark.parametrize("command", [("--help",), ("corpus", "info", "CORPUS")])
 def test_an_output_that_is_full(tiny_corpus, command):
+    words = [str(tiny_corpus) if word == "CORPUS" else word for word in command]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     with open(FULL, "wb") as full:
         result = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "prismlm",
-                *(str(tiny_corpus) if c == "CORPUS" else c for c in command),
-            ],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": PYTHONPATH},
-            check=False,
-        )
+            [sys.executable, "-m", "prismlm", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+        )  # fmt: skip
     assert result.returncode == 2
     assert result.stderr == "error: the output cannot be written: No space left on device.\n"

@@ -5,8 +5,8 @@ import pytest
 from tests.helpers import forked
 
 
-def told(*arguments, **environment):
-    """Run the command in a process with what a launcher would tell it."""
+def run(*arguments, **environment):
+    """Run the command in a process with the environment that a launcher sets."""
     code = f"import os; os.environ |= {environment!r}\n" + forked.COMMAND
     return forked.run(*arguments, code=code)
 
@@ -15,7 +15,6 @@ def told(*arguments, **environment):
     "arguments",
     [
         ("attach", "model", "--corpus", "corpus", "--out", "out"),
-        ("audit", "model", "text.txt"),
         ("corpus", "build", "text.txt", "--out", "out"),
         ("eval", "judge", "model", "text.txt"),
         ("explain", "model", "The"),
@@ -25,21 +24,20 @@ def told(*arguments, **environment):
     ],
     ids=" ".join,
 )
-def test_what_runs_in_one_process_is_refused_in_several(arguments):
+def test_commands_of_one_process_are_refused_in_several(arguments):
     for rank in "01":
-        done = told(*arguments, WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank)
-        assert done.returncode == 2
-        assert done.stdout == ""
-        # One of them speaks.
+        done = run(*arguments, WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank)
+        assert (done.returncode, done.stdout) == (2, "")
+        # Only the first process prints.
         assert ("without torchrun" in done.stderr) == (rank == "0")
         assert f"prismlm {arguments[0]}" in done.stderr or rank == "1"
 
 
-def test_one_process_of_several_that_accelerate_does_not_connect_is_refused():
+def test_processes_that_accelerate_does_not_connect_are_refused():
     unconnected = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}
-    done = told("train", "recipe.yaml", **unconnected)
+    done = run("train", "recipe.yaml", **unconnected)
     assert done.returncode == 2
     assert "torchrun --nproc-per-node N -m prismlm train" in done.stderr
-    # One process that was asked for, and one of torchrun's alone, do the work.
+    # One process of accelerate or torchrun does the work.
     for alone in ({"ACCELERATE_MIXED_PRECISION": "no"}, {"WORLD_SIZE": "1", "MASTER_PORT": "1"}):
-        assert "recipe.yaml" in told("train", "recipe.yaml", **alone).stderr
+        assert "recipe.yaml" in run("train", "recipe.yaml", **alone).stderr

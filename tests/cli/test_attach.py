@@ -1,4 +1,4 @@
-"""prismlm attach as a command: it estimates, attaches, and says what is wrong."""
+"""prismlm attach: it estimates, attaches, and names the option that is wrong."""
 
 import json
 
@@ -9,42 +9,35 @@ import prismlm
 SMALL = ("--prototypes", 32, "--prototypes-per-token", 4, "--epochs", 0.5, "--window", 64)
 
 
-def test_an_estimate_writes_nothing(prism, tiny_model, tiny_corpus, tmp_path):
-    arguments = ["--corpus", tiny_corpus, "--out", tmp_path / "out", *SMALL, "--dry-run", "--json"]
-    result = prism("attach", tiny_model, *arguments)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    corpus = prismlm.load(tiny_model).lens.meta.tokens
-    assert found["tokens"] == found["states"] == corpus
-    parts = [found[f"{name}_seconds"] for name in ("read", "fit", "lens")]
-    assert found["seconds"] == pytest.approx(sum(parts))
+def test_an_estimate_writes_nothing(document, tiny_model, tiny_corpus, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--corpus", tiny_corpus, "--out", out, *SMALL, "--dry-run")
+    estimate = document("attach", tiny_model, *arguments)
+    assert estimate["tokens"] == estimate["states"] == prismlm.load(tiny_model).lens.meta.tokens
+    parts = [estimate[f"{name}_seconds"] for name in ("read", "fit", "lens")]
+    assert estimate["seconds"] == pytest.approx(sum(parts))
     assert min(parts) > 0
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
 def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
-    texts = tmp_path / "texts.txt"
+    texts, more, out = (tmp_path / name for name in ("texts.txt", "more", "out"))
     texts.write_text("The little man lived in a house by the sea. " * 60)
-    more = tmp_path / "more"
     more.mkdir()
     for number in range(60):
         (more / f"{number}.txt").write_text(f"Letter {number}: the sea was calm today. " * 6)
-    out = tmp_path / "out"
-    given = ["--corpus", texts, "--corpus", more, "--out", out, *SMALL, "--weights", "fitted"]
-    result = prism("attach", tiny_model, *given)
-    assert result.returncode == 0, result.stderr
-    for said in ("Reading hidden states", "Fitting prototypes", "Indexing"):
-        assert said in result.stderr
+    files = ("--corpus", texts, "--corpus", more, "--out", out)
+    result = prism("attach", tiny_model, *files, *SMALL, "--weights", "cosine")
+    for task in ("Reading hidden states", "Fitting prototypes", "Indexing"):
+        assert task in result.stderr
     assert "CE of the prototypes alone" in result.stdout
     assert result.stdout.rstrip().endswith(str(out))
-    assert json.loads((out / "prismlm.json").read_text())["weights"] == "fitted"
-    explained = prism("explain", out, "The little man lived in a house")
-    assert explained.returncode == 0, explained.stderr
-    assert "Documents behind it" in explained.stdout
+    assert json.loads((out / "prismlm.json").read_text())["weights"] == "cosine"
+    assert "Documents behind it" in prism("explain", out, "The little man lived in a house").stdout
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "words"),
     [
         ("no/such-model", (), "could not be fetched"),
         (None, ("--window", "0"), "'--window'"),
@@ -52,12 +45,11 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),
         (None, ("--epochs", "-1"), "epochs is -1"),
+        (None, ("--rate", "-1"), "learning_rate is -1"),
         (None, ("--weights", "equal"), "is not one of 'cosine', 'fitted'"),
     ],
 )
-def test_what_cannot_be_attached(prism, tiny_model, tiny_corpus, tmp_path, model, options, said):
-    given = ["attach", model or tiny_model, "--corpus", tiny_corpus, "--out", tmp_path / "out"]
-    result = prism(*given, *options)
-    assert result.returncode == 2
-    assert said in result.stderr
+def test_bad_input_is_refused(refused, tiny_model, tiny_corpus, tmp_path, model, options, words):
+    files = ("--corpus", tiny_corpus, "--out", tmp_path / "out")
+    assert words in refused("attach", model or tiny_model, *files, *options)
     assert not (tmp_path / "out").exists()

@@ -25,34 +25,26 @@ def texts(tmp_path) -> Path:
     return path
 
 
-@pytest.fixture
-def out(tmp_path) -> Path:
-    path = tmp_path / "out"
-    path.mkdir()
-    return path
-
-
-def test_every_report(prism, tiny_model, texts, out):
+def test_every_report(document, tiny_model, texts, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
     files = {name: out / f"a.{name}" for name in ("parquet", "jsonl", "csv", "html")}
-    written = [argument for name, path in files.items() for argument in (f"--{name}", path)]
-    result = prism("audit", tiny_model, texts, "--json", *written)
-    assert result.returncode == 0, result.stderr
-    summary = json.loads(result.stdout)
+    options = [argument for name, path in files.items() for argument in (f"--{name}", path)]
+    summary = document("audit", tiny_model, texts, *options)
     assert (summary["texts"], summary["left_out"]) == (3, {})
     assert summary["corpus"]["trained_on"] is True
-    assert sorted(path.name for path in out.iterdir()) == sorted(p.name for p in files.values())
+    assert sorted(out.iterdir()) == sorted(files.values())
     rows = [json.loads(line) for line in files["jsonl"].read_text().splitlines()]
     assert [row["text_id"] for row in rows] == ["law", "tale", "dose"]
     assert pq.read_table(files["parquet"]).to_pylist() == rows
     with files["csv"].open(encoding="utf-8", newline="") as file:
         flat = list(csv.DictReader(file))
+    page = files["html"].read_text(encoding="utf-8")
     for line, row in zip(flat, rows, strict=True):
         assert float(line["unattributed"]) == row["unattributed"]
         assert line["top_domain"] == row["by_domain"][0]["key"]
         assert line["top_document"] == row["documents"][0]["doc_id"]
-    page = files["html"].read_text(encoding="utf-8")
-    assert all(row["text_id"] in page for row in rows)
-    for row in rows:
+        assert row["text_id"] in page
         for by in ("source", "domain", "license"):
             total = sum(item["share"] for item in row[f"by_{by}"]) + row[f"other_{by}"]
             assert total + row["unattributed"] == pytest.approx(1)
@@ -66,122 +58,101 @@ def test_human_output_fits(prism, tiny_model, texts, columns):
         ("sources", tiny_model, "--doc", doc, "--file", texts),
         ("compare", tiny_model, tiny_model, "--file", texts),
     ):
-        result = prism(*arguments, columns=columns)
-        assert result.returncode == 0, result.stderr
-        lines = result.stdout.splitlines()
-        assert max(cell_len(line.rstrip()) for line in lines) <= columns, arguments[0]
-        assert "\x1b" not in result.stdout
+        shown = prism(*arguments, columns=columns).stdout
+        assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= columns, arguments[0]
+        assert "\x1b" not in shown
 
 
-def test_estimate_writes_nothing(prism, tiny_model, texts, out):
-    arguments = ["audit", tiny_model, texts, "--html", out / "a.html", "--dry-run", "--json"]
-    result = prism(*arguments)
-    assert result.returncode == 0, result.stderr
-    estimate = json.loads(result.stdout)
+def test_estimate_writes_nothing(document, tiny_model, texts, tmp_path):
+    page = tmp_path / "a.html"
+    estimate = document("audit", tiny_model, texts, "--html", page, "--dry-run")
     assert estimate["texts"] == 3
     assert estimate["memory_bytes"] > 1e8
     assert min(estimate["seconds"], estimate["disk_bytes"], estimate["tokens_per_second"]) > 0
-    assert list(out.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [texts]
 
 
-def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
-    rows = out / "a.parquet"
-    result = prism("audit", tiny_model, texts, "--parquet", rows, "--json")
-    doc = json.loads(result.stdout)["documents"][0]["doc_id"]
-    found = [
-        json.loads(prism("sources", tiny_model, "--doc", doc, *how, "--json").stdout)
+def test_sources(document, tiny_model, texts, tmp_path):
+    rows = tmp_path / "a.parquet"
+    doc = document("audit", tiny_model, texts, "--parquet", rows)["documents"][0]["doc_id"]
+    alone, measured, stored = (
+        document("sources", tiny_model, "--doc", doc, *how)
         for how in ((), ("--file", texts), ("--audit", rows))
-    ]
-    assert found[0]["texts"] is None
-    assert found[0]["uses"] == found[1]["uses"]
-    listed = {text["text_id"]: text["share"] for text in found[2]["texts"]}
-    measured = {text["text_id"]: text["share"] for text in found[1]["texts"]}
-    assert listed
-    assert found[2]["least_share"] == 0.01
-    assert "least_share" not in found[1]
-    assert min(listed.values()) >= 0.01
-    assert listed.items() <= {key: pytest.approx(x) for key, x in measured.items()}.items()
-    pairs = out / "pairs.parquet"
-    arguments = ["compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs, "--json"]
-    result = prism(*arguments)
-    value = json.loads(result.stdout)
+    )
+    assert alone["texts"] is None
+    assert alone["uses"] == measured["uses"]
+    assert stored["least_share"] == 0.01
+    assert "least_share" not in measured
+    shares = [{text["text_id"]: text["share"] for text in x["texts"]} for x in (stored, measured)]
+    assert min(shares[0].values()) >= 0.01
+    assert shares[0].items() <= {key: pytest.approx(x) for key, x in shares[1].items()}.items()
+
+
+def test_compare(prism, document, tiny_model, texts, tmp_path):
+    pairs, bare = tmp_path / "pairs.parquet", tmp_path / "bare"
+    value = document("compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs)
     assert value["texts"]["ce"]["difference"] == 0
     assert value["prototypes"]["by_signature"]["mutual"] == 1
     assert pq.read_table(pairs).num_rows == 192
     assert len(value["prototypes"]["pairs"]) == 10
-
-
-def test_compare_prints_no_names_without_a_lens(prism, tiny_model, tmp_path):
-    bare = tmp_path / "bare"
+    # A model without a lens has no names.
     shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("lens"))
-    result = prism("compare", bare, tiny_model, "--top", 1)
-    assert result.returncode == 0, result.stderr
-    assert "b name" in result.stdout
-    assert "a name" not in result.stdout
+    shown = prism("compare", bare, tiny_model, "--top", 1).stdout
+    assert "b name" in shown
+    assert "a name" not in shown
 
 
-def test_filters_and_methods_of_explain(prism, tiny_model):
-    text = TEXTS[0]["text"]
-    plain = json.loads(prism("explain", tiny_model, text, "--json").stdout)
-    (first, *_) = plain["sources"]["items"]
-    result = prism("explain", tiny_model, text, "--where", f"domain={first['key']}", "--json")
-    value = json.loads(result.stdout)["sources"]
-    assert value["items"] == [first]
-    assert value["where"] == {"domain": [first["key"]]}
-    total = first["share"] + value["elsewhere"] + value["unattributed"]
+def test_filters_and_methods_of_explain(prism, document, tiny_model):
+    explain = ("explain", tiny_model, TEXTS[0]["text"])
+    first = document(*explain)["sources"]["items"][0]
+    where = ("--where", f"domain={first['key']}")
+    sources = document(*explain, *where)["sources"]
+    assert sources["items"] == [first]
+    assert sources["where"] == {"domain": [first["key"]]}
+    total = first["share"] + sources["elsewhere"] + sources["unattributed"]
     assert total == pytest.approx(1, abs=1e-6)
-    result = prism("explain", tiny_model, text, "--method", "source", "--json")
-    measure = json.loads(result.stdout)["sources"]
-    assert measure["method"] == "source"
-    assert sum(i["share"] for i in measure["items"]) == pytest.approx(1, abs=1e-6)
-    filtered = ("--where", f"domain={first['key']}", "--passages")
-    human = prism("explain", tiny_model, text, *filtered)
-    assert "elsewhere" in human.stdout
+    sources = document(*explain, "--method", "source")["sources"]
+    assert sources["method"] == "source"
+    assert sum(i["share"] for i in sources["items"]) == pytest.approx(1, abs=1e-6)
+    assert "elsewhere" in prism(*explain, *where, "--passages").stdout
 
 
-def test_explain_reads_files_of_texts(prism, tiny_model, texts, tmp_path):
-    several = json.loads(prism("explain", tiny_model, "--file", texts, "--json").stdout)["texts"]
-    lines = tmp_path / "lines.txt"
+def test_explain_reads_files_of_texts(document, tiny_model, texts, tmp_path):
+    several = document("explain", tiny_model, "--file", texts)["texts"]
+    lines, page, table = (tmp_path / name for name in ("lines.txt", "page.html", "t.parquet"))
     lines.write_text("\n\n".join(row["text"] for row in TEXTS) + "\n", encoding="utf-8")
-    page, table = tmp_path / "page.html", tmp_path / "t.parquet"
-    outputs = ["--html", page, "--parquet", table, "--json"]
-    result = prism("explain", tiny_model, "--file", lines, "--lines", *outputs)
-    one_by_one = json.loads(result.stdout)["texts"]
-    assert len(several) == len(one_by_one) == 3
-    assert several[0] == one_by_one[0]
-    assert several[0] == json.loads(prism("explain", tiny_model, TEXTS[0]["text"], "--json").stdout)
+    files = ("--file", lines, "--lines", "--html", page, "--parquet", table)
+    by_line = document("explain", tiny_model, *files)["texts"]
+    assert len(several) == len(by_line) == 3
+    assert several[0] == by_line[0] == document("explain", tiny_model, TEXTS[0]["text"])
     (block,) = Reader(page.read_text(encoding="utf-8")).blocks
     assert len(block["answers"]) == 3
     assert set(pq.read_table(table)["text"].to_pylist()) == {0, 1, 2}
 
 
-def test_input_that_cannot_be_used(refused, tiny_model, texts, tmp_path):
-    bad = tmp_path / "bad.jsonl"
+def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):
+    bad, cut = tmp_path / "bad.jsonl", tmp_path / "cut.parquet"
     bad.write_text('{"text": "whole"}\n{"text": "ha', encoding="utf-8")
-    cut = tmp_path / "cut.parquet"
     cut.write_bytes(b"PAR1 and no more")
+    audit = ("audit", tiny_model, texts)
     for arguments, words in (
-        (["audit", tiny_model, tmp_path / "none.jsonl"], "does not exist"),
-        (["audit", tiny_model, bad], "bad.jsonl:2 is not valid JSON"),
-        (["audit", tiny_model, cut], "damaged or incomplete"),
-        (["audit", tiny_model, texts, "--where", "licence=CC0"], "Did you mean 'license'"),
-        (["audit", tiny_model, texts, "--where", "license"], "COLUMN=VALUE"),
-        (["audit", tiny_model, texts, "--where", "license=none"], "no text of this lens has"),
-        (["audit", tiny_model, texts, "--by", "sources"], "'source'"),
-        (["audit", tiny_model, texts, "--csv", tmp_path], "is a directory"),
-        (["audit", tiny_model, texts, "--csv", tmp_path / "a.txt"], "ends with .csv"),
-        (["audit", tiny_model, texts, "--window", 10**6], "does not fit"),
-        (["audit", tiny_model, texts, "--text-column", "words"], "no column 'words'"),
-        (["sources", tiny_model, "--doc", "no such"], "has no document 'no such'"),
-        (["sources", tiny_model, "--doc", "x", "--file", texts, "--audit", cut], "got both"),
-        (["explain", tiny_model, "--file", texts, "--lines"], "leave out --lines"),
-        (["explain", tiny_model, "x", "--method", "evidense"], "'evidence'"),
-        (["compare", tiny_model, tmp_path], "not a prismlm model directory"),
-        (
-            ["compare", tiny_model, tiny_model, "--by", "document"],
-            "not one of 'source', 'domain', 'license'",
-        ),
+        (("audit", tiny_model, tmp_path / "none.jsonl"), "does not exist"),
+        (("audit", tiny_model, bad), "bad.jsonl:2 is not valid JSON"),
+        (("audit", tiny_model, cut), "damaged or incomplete"),
+        ((*audit, "--where", "licence=CC0"), "Did you mean 'license'"),
+        ((*audit, "--where", "license"), "COLUMN=VALUE"),
+        ((*audit, "--where", "license=none"), "no text of this lens has"),
+        ((*audit, "--by", "sources"), "'source'"),
+        ((*audit, "--csv", tmp_path), "is a directory"),
+        ((*audit, "--window", 10**6), "does not fit"),
+        ((*audit, "--text-column", "words"), "no column 'words'"),
+        (("sources", tiny_model, "--doc", "no such"), "has no document 'no such'"),
+        (("sources", tiny_model, "--doc", "x", "--file", texts, "--audit", cut), "got both"),
+        (("explain", tiny_model, "--file", texts, "--lines"), "leave out --lines"),
+        (("explain", tiny_model, "x", "--method", "evidense"), "'evidence'"),
+        (("compare", tiny_model, tmp_path), "not a prismlm model directory"),
+        (("compare", tiny_model, tiny_model, "--window", 9), "add --file"),
+        (("compare", tiny_model, tiny_model, "--by", "document"), "'source', 'domain', 'license'"),
     ):
-        message = refused(*arguments)
-        assert words in message, arguments
+        assert words in refused(*arguments), arguments
         assert not list(tmp_path.glob(".*"))

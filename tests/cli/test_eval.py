@@ -1,3 +1,5 @@
+"""prismlm eval and lm-eval."""
+
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -5,47 +7,49 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
+from prismlm.eval.pairs import read_pairs
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked
 from tests.helpers.benchmark_rows import write_benchmarks
+from tests.helpers.chat_server import ChatServer
 from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.glue_rows import save_glue_model, write_toy
+from tests.helpers.pair_texts import write_texts
+from tests.helpers.studied import write_pairs
 
 TASKS = ("arc_easy", "piqa", "winogrande")
-PICK = ("--tasks", ",".join(TASKS))
+SOME_TASKS = ("--tasks", ",".join(TASKS))
 QUESTIONS = [
     {"text": "Once upon a time there was a little", "choices": [" girl", " void"], "gold": 0},
     {"text": "The court ruled that the", "choices": [" girl", " contract"], "gold": 1},
 ]
 HARNESS = "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+ENDPOINT_MODEL = ("--endpoint-model", "m")
 
 
-@pytest.fixture
-def data(tmp_path):
-    return write_benchmarks(tmp_path / "data", *TASKS)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_benchmarks(tmp_path_factory.mktemp("benchmarks"), *TASKS)
 
 
-def test_json_is_the_result_that_is_kept(prism, tiny_model, data, tmp_path):
-    out = tmp_path / "out"
-    result = prism("eval", tiny_model, *PICK, "--data", data, "--out", out, "--json")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found == json.loads((out / "eval.json").read_text())
-    assert [task["task"] for task in found["tasks"]] == list(TASKS)
-    assert found["tasks"][0]["chance"] == pytest.approx((1 / 3 + 1 / 4) / 2)
-    assert set(found["mean"]) == {"plain", "prototype_only", "residual_only"}
-    assert "lm_eval" in found["versions"]
-    assert ElementTree.parse(out / "eval.svg").getroot().tag.endswith("svg")
+def test_suite(prism, document, refused, tiny_model, data, tmp_path):
+    command = ("eval", tiny_model, *SOME_TASKS, "--data", data, "--out", tmp_path)
+    result = document(*command)
+    assert result == json.loads((tmp_path / "eval.json").read_text())
+    assert [task["task"] for task in result["tasks"]] == list(TASKS)
+    assert result["tasks"][0]["chance"] == pytest.approx((1 / 3 + 1 / 4) / 2)
+    assert set(result["mean"]) == {"plain", "prototype_only", "residual_only"}
+    assert "lm_eval" in result["versions"]
+    assert ElementTree.parse(tmp_path / "eval.svg").getroot().tag.endswith("svg")
     # A second run asks nothing and prints the table.
-    again = prism("eval", tiny_model, *PICK, "--data", data, "--out", out)
-    assert again.returncode == 0, again.stderr
+    again = prism(*command)
     assert "WinoGrande: " not in again.stderr
     for words in ("ARC-Easy", "prototype only", "residual only", "mean", "0-shot"):
         assert words in again.stdout
-    refusal = prism("eval", tiny_model, *PICK, "--data", data, "--out", out, "--seed", 1)
-    assert refusal.returncode == 2
-    assert "seed: 0 → 1" in refusal.stderr
+    assert "seed: 0 → 1" in refused(*command, "--seed", 1)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +63,12 @@ def test_json_is_the_result_that_is_kept(prism, tiny_model, data, tmp_path):
         (["--device", "cuda:7"], ["cuda:7"]),
     ],
 )
-def test_bad_input_is_refused(refused, tiny_model, data, tmp_path, arguments, words):
+def test_suite_refuses(refused, tiny_model, data, tmp_path, arguments, words):
     message = refused("eval", tiny_model, "--data", data, "--out", tmp_path / "out", *arguments)
     assert all(word in message for word in words), message
 
 
-def test_what_is_not_a_model_is_refused(refused, data, tmp_path):
+def test_suite_refuses_other_directories(refused, data, tmp_path):
     assert "is not a directory" in refused("eval", tmp_path / "nowhere", "--data", data)
     assert "cannot be read" in refused("eval", data, "--data", data, "--out", tmp_path / "out")
 
@@ -76,13 +80,11 @@ def task(tmp_path):
     folder.mkdir()
     lines = folder / "rows.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    files = {"data_files": {"test": str(lines)}, "cache_dir": str(tmp_path / "cache")}
     settings = {
         "task": "two_questions",
         "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {"test": str(lines)},
-            "cache_dir": str(tmp_path / "cache"),
-        },
+        "dataset_kwargs": files,
         "test_split": "test",
         "output_type": "multiple_choice",
         "doc_to_text": "{{text}}",
@@ -105,10 +107,8 @@ def harness(model, task, out):
 
 def answers(out):
     (file,) = out.rglob("samples_two_questions_*.jsonl")
-    return [
-        [float(one[0][0]) for one in json.loads(line)["resps"]]
-        for line in file.read_text().splitlines()
-    ]
+    rows = map(json.loads, file.read_text().splitlines())
+    return [[float(answer[0][0]) for answer in row["resps"]] for row in rows]
 
 
 @pytest.fixture
@@ -122,24 +122,202 @@ def fed_back(tiny_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_lm_eval_reads_a_model_directory_as_it_is_and_through_prism(
+def test_lm_eval_reads_a_model_directory_plainly_and_through_prismlm(
     prism, tiny_model, fed_back, task, tmp_path
 ):
     plain, ours, fed = (tmp_path / name for name in ("plain", "ours", "fed"))
-    result = forked.run(*harness(tiny_model, task, plain), code=HARNESS)
-    assert result.returncode == 0, result.stderr
-    assert "two_questions" in result.stdout
-    result = prism("lm-eval", *harness(tiny_model, task, ours))
-    assert result.returncode == 0, result.stderr
+    prism(*harness(tiny_model, task, plain), code=HARNESS)
+    prism("lm-eval", *harness(tiny_model, task, ours))
     assert answers(ours) == answers(plain)
-    result = prism("lm-eval", *harness(fed_back, task, fed))
-    assert result.returncode == 0, result.stderr
-    for read, without in zip(answers(fed), answers(plain), strict=True):
-        assert all(abs(a - b) > 1e-2 for a, b in zip(read, without, strict=True))
+    prism("lm-eval", *harness(fed_back, task, fed))
+    for with_feedback, without in zip(answers(fed), answers(plain), strict=True):
+        assert all(abs(a - b) > 1e-2 for a, b in zip(with_feedback, without, strict=True))
 
 
-def test_lm_eval_answers_for_itself(prism):
-    result = prism("lm-eval", "run", "--help")
-    assert result.returncode == 0, result.stderr
-    assert "--model_args" in result.stdout
-    assert prism("lm-eval", "run", "--no-such-option").returncode == 2
+def test_lm_eval_parses_its_own_options(prism):
+    assert "--model_args" in prism("lm-eval", "run", "--help").stdout
+    assert forked.run("lm-eval", "run", "--no-such-option").returncode == 2
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+    """The command for a small model and the rows of two tasks."""
+    model = save_glue_model(tmp_path_factory.mktemp("model"))
+    return ("eval", "glue", model, "--data", write_toy(tmp_path_factory.mktemp("data"), rows=32))
+
+
+def test_glue(prism, document, glue, tmp_path):
+    few = ("--seeds", "0", "--epochs", "1", "--limit", "16", "--learning-rate", "1e-3")
+    command = (*glue, "--tasks", "rte,sst2", "--out", tmp_path, *few)
+    result = document(*command)
+    assert result == json.loads((tmp_path / "glue.json").read_text())
+    assert [row["title"] for row in result["tasks"]] == ["SST-2", "RTE"]
+    assert (result["rate_from"], result["learning_rate"]) == ("given", 1e-3)
+    assert (tmp_path / "predictions" / "0" / "RTE.tsv").is_file()
+    assert "SST-2, seed 0: " not in prism(*command).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tasks", "sst"], ["is 'sst': expected 'cola'", "Did you mean 'sst2'"]),
+        (["--tasks", "cola"], ["no cola_train.parquet", "nor cola_train_subset.parquet"]),
+        (["--tasks", "rte", "--learning-rate", "1e-3", "--limit", "0"], ["'--limit'"]),
+        (["--warmup", "2"], ["'--warmup'"]),
+        (["--seeds", "0,x"], ["--seeds is '0,x'", "such as 0,1,2"]),
+        (["--search"], ["mnli_train"]),
+        (["--search", "--tasks", "rte"], ["--search chooses", "leave out --tasks"]),
+        (["--search", "--warmup", "0.1"], ["--search chooses"]),
+    ],
+)
+def test_glue_refuses(refused, glue, tmp_path, arguments, words):
+    message = refused(*glue, "--out", tmp_path / "out", *arguments)
+    assert all(word in message for word in words), message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def other(tiny_model, tmp_path_factory):
+    """The tiny model with other weights, whose name drives a terminal."""
+    path = tmp_path_factory.mktemp("judge") / "other\x1b[31m"
+    shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens", "prism*", "proto*"))
+    weights = load_file(path / "model.safetensors")
+    changed = {name: value.flip(0) for name, value in weights.items()}
+    save_file(changed, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def test_an_unusable_judge_is_reported_before_its_ratings(
+    prism, document, tiny_model, tiny_corpus, other, tmp_path
+):
+    few = ("--prompts-count", 4, "--prompt-words", 8, "--new-tokens", 8)
+    with ChatServer(lambda request, number: {"verdict": "A"}) as server:
+        judge = ("--endpoint", server.url, *ENDPOINT_MODEL, "--out", tmp_path)
+        command = ("eval", "judge", tiny_model, other, "--corpus", tiny_corpus, *few, *judge)
+        result = prism(*command)
+        requests = len(server.requests)
+        value = document(*command)
+        assert len(server.requests) == requests <= 32
+    assert result.stdout.startswith("The judge endpoint:m is unusable: it must prefer real text")
+    assert "\x1b[31m" not in result.stdout + result.stderr
+    assert value == json.loads((tmp_path / "judge.json").read_text())
+    assert value["judge"]["order"]["by_position"]["value"] == 1
+    assert [row["bradley_terry"]["value"] for row in value["ratings"]["models"]] == [1000, 1000]
+
+
+def test_lines_of_a_file_are_continued_without_a_judge(prism, refused, tiny_model, tmp_path):
+    model, prompts = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\nThe court ruled\n")
+    command = ("eval", "judge", model, "--prompts", prompts, "--new-tokens")
+    shown = prism(*command, 4).stdout
+    assert "2 prompts, 1 models" in shown
+    assert "BLEU" not in shown
+    out = model / "eval" / "judge"
+    (part,) = (out / "continuations").iterdir()
+    assert len(json.loads(part.read_text())) == 2
+    assert (out / "continuations.parquet").is_file()
+    assert "tokens: 4 → 5" in refused(*command, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompts", "f"], "name a MODEL, or a judge to examine and its --out"),
+        (["m"], "--corpus DIR or --prompts FILE, one of them"),
+        (["m", "--corpus", "c", "--prompts", "f"], "one of them"),
+        (["m", "--prompts", "none.txt"], "there is no file none.txt"),
+        (["m", "--prompts", "f", "--endpoint", "http://host/v1"], "go together"),
+        (["m", "--prompts", "f", "--endpoint", "ftp://host", *ENDPOINT_MODEL], "http"),
+        (
+            ["m", "--prompts", "f", "--judge", "j", "--endpoint", "http://h/v1", *ENDPOINT_MODEL],
+            "are two judges: give one",
+        ),
+        (["m", "--prompts", "f", "--by", "typical"], "name it by --judge DIR"),
+        (["m", "--prompts", "f", "--prompts-count", "1"], "'--prompts-count'"),
+        (["m", "m", "--prompts", __file__], "is given twice"),
+    ],
+)
+def test_judge_refuses(refused, arguments, message):
+    assert message in refused("eval", "judge", *arguments)
+
+
+def test_judge_leaves_nothing_behind_without_its_models(refused, tiny_model, tmp_path):
+    prompts, missing = tmp_path / "prompts.txt", tmp_path / "missing"
+    prompts.write_text("one two three\nfour five six\n")
+    options = ("--prompts", prompts, "--prompt-words", 2, "--new-tokens", 2)
+    assert f"there is no model directory {missing}" in refused("eval", "judge", missing, *options)
+    judge = ("--judge", missing, "--out", tmp_path / "out")
+    assert str(missing) in refused("eval", "judge", tiny_model, *options, *judge)
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return ("eval", "pairs", "--out", tmp_path / "out", "--data", write_texts(tmp_path / "data"))
+
+
+def test_pairs(document, refused, pairs, tmp_path):
+    few, file = ("--per-slice", 1, "--similarity", 0.5), tmp_path / "out" / "perturbations.parquet"
+    result = document(*pairs, *few)
+    assert [row["pairs"] for row in result["slices"]] == [1] * 10
+    assert result["similarity"] == 0.5
+    assert len(read_pairs(file)) == 7
+    before = file.read_bytes()
+    assert "replace it with --overwrite" in refused(*pairs, *few)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--per-slice", 0], "'--per-slice'"),
+        (["--similarity", 2], "'--similarity'"),
+        (["--per-slice", 90], "the slice 'synonym' has"),
+        (["--data", "."], "has no wikitext2/*.txt"),
+    ],
+)
+def test_pairs_refuses(refused, pairs, tmp_path, arguments, words):
+    assert words in refused(*pairs, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_robustness(prism, document, studied, tmp_path):
+    pairs, out = studied / "pairs.parquet", tmp_path / "result.json"
+    command = ("eval", "robustness", *(studied / kind for kind in ("protot", "llama", "gpt2")))
+    result = document(*command, "--pairs", pairs, "--out", out)
+    assert result == json.loads(out.read_text())
+    assert [model["name"] for model in result["models"]] == ["protot", "llama", "gpt2"]
+    assert result["slices"][3]["pairs"] == 7
+    shown = prism(*command, "--pairs", pairs, "--limit", 3, "--entropy", 2).stdout
+    assert "mean entropy matched to 2 " in shown
+    assert " first − " in shown
+
+
+@pytest.mark.parametrize(("kind", "routing"), [("protot", "channels"), ("gpt2", "attention")])
+def test_clamping(prism, document, studied, tmp_path, kind, routing):
+    command = ("eval", "clamping", studied / kind, "--pairs", studied / "pairs.parquet")
+    out = tmp_path / "result.json"
+    assert f"PMR: {kind}, {routing} clamped" in prism(*command, "--out", out).stdout
+    result = json.loads(out.read_text())
+    assert result["slices"][0]["clamped"]["pairs"] == 6
+    assert document(*command) == result
+
+
+@pytest.mark.parametrize(
+    ("study", "kind", "arguments", "words"),
+    [
+        ("clamping", "mamba", (), "no routing that could be clamped"),
+        ("robustness", "llama", ("--limit", 0), "'--limit'"),
+        ("robustness", "llama", ("--entropy", "nan"), "--entropy"),
+        ("robustness", "nowhere", (), "is not a directory"),
+    ],
+)
+def test_studies_of_pairs_refuse(refused, studied, study, kind, arguments, words):
+    command = ("eval", study, studied / kind, "--pairs", studied / "pairs.parquet")
+    assert words in refused(*command, *arguments)
+
+
+def test_unknown_slices_are_refused(refused, studied, tmp_path):
+    pairs = write_pairs(tmp_path / "pairs.parquet", [("tipo", "a", "b")])
+    message = refused("eval", "robustness", studied / "llama", "--pairs", pairs)
+    assert "'tipo'" in message

@@ -27,12 +27,12 @@ POSITION = {
 PROTOTYPE = {"id", "activation", "cosine", "contribution", "evidence", "name", "category"}
 
 
+EXPLAIN = ("--generate", 4, "--by", "domain")
+
+
 @pytest.fixture(scope="module")
-def printed(prism, tiny_model):
-    result = prism("explain", tiny_model, TEXT, "--generate", 4, "--by", "domain", "--json")
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    return json.loads(result.stdout)
+def printed(document, tiny_model):
+    return document("explain", tiny_model, TEXT, *EXPLAIN)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_json_is_the_trace(printed, tiny_model):
         (None, "train", "not known", None),
     ],
 )
-def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split, said, above):
+def test_held_out_text_is_not_called_trained_on(prism, document, copy, trained, split, said, above):
     change_meta(copy / "lens" / "sample", trained_on=trained, split=split)
     page = copy.parent / "report.html"
     shown = " ".join(prism("explain", copy, TEXT, "--html", page).stdout.split())
@@ -66,7 +66,7 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
     inspected = " ".join(prism("inspect", copy).stdout.split())
     assert f"model trained on them {said} convergence" in inspected
-    assert json.loads(prism("inspect", copy, "--json").stdout)["split"] == split
+    assert document("inspect", copy)["split"] == split
 
 
 def test_json_fields(printed):
@@ -93,28 +93,29 @@ def test_json_fields(printed):
     assert kinds == ["text"] * (len(kinds) - 4) + ["generated"] * 4
 
 
-def test_tokens_limit_steps_and_shares(prism, tiny_model, printed):
-    result = prism("explain", tiny_model, TEXT, "--generate", 4, "--tokens", "last", "--json")
-    last = json.loads(result.stdout)
+def test_tokens_limit_steps_and_shares(document, tiny_model, printed):
+    last = document("explain", tiny_model, TEXT, *EXPLAIN, "--tokens", "last")
     assert last["positions"] == printed["positions"][-1:]
     assert last["sources"]["items"] != printed["sources"]["items"]
+    for span, rows in (("1:3", slice(1, 3)), (":-2", slice(-2)), ("2", slice(2, 3))):
+        some = document("explain", tiny_model, TEXT, *EXPLAIN, "--tokens", span)
+        assert some["positions"] == printed["positions"][rows]
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_human_output_fits(prism, tiny_model, columns):
-    result = prism("explain", tiny_model, TEXT * 3, "--tokens", "all", columns=columns)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    shown = prism("explain", tiny_model, TEXT * 3, "--tokens", "all", columns=columns).stdout
+    lines = shown.splitlines()
     assert max(cell_len(line.rstrip()) for line in lines) <= columns
-    assert "\x1b" not in result.stdout
+    assert "\x1b" not in shown
     head = next(n for n, line in enumerate(lines) if line.startswith("no token "))
     rows = lines[head + 1 : lines.index("", head)]
-    # One prediction a line: none wraps.
+    # Each prediction takes one line.
     assert [int(row.split()[0]) for row in rows] == list(range(len(rows)))
     assert "no proof" in " ".join(lines[-4:])
 
 
-def test_the_answer_comes_first_and_the_table_only_if_asked_for(prism, tiny_model):
+def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
     shown = prism("explain", tiny_model, TEXT, "--passages").stdout
     parts = (TEXT, " support: ", "\nDocuments behind it", "\nWhere it comes")
     places = [shown.index(part) for part in parts]
@@ -180,28 +181,23 @@ def test_an_error_after_the_prompt_has_its_own_line(prism, tiny_model):
 
 
 def test_characters_of_several_tokens_are_whole(prism, tiny_model):
-    result = prism("explain", tiny_model, "Go to 東京 now.", "--tokens", "0:", columns=100)
-    assert result.returncode == 0, result.stderr
-    assert "�" not in result.stdout
-    assert "Go to 東京 now." in result.stdout
-    assert "東 1/" in result.stdout
+    shown = prism("explain", tiny_model, "Go to 東京 now.", "--tokens", "0:", columns=100).stdout
+    assert "�" not in shown
+    assert "Go to 東京 now." in shown
+    assert "東 1/" in shown
 
 
 def test_text_cannot_drive_the_terminal(prism, tiny_model):
-    result = prism(
-        "explain", tiny_model, "--file", "-", stdin="a\x1b[31mb\x07 日本\r\n\tc".encode()
-    )
-    assert result.returncode == 0, result.stderr
-    assert not {"\x1b", "\x07", "\r"} & set(result.stdout)
+    text = "a\x1b[31mb\x07 日本\r\n\tc".encode()
+    shown = prism("explain", tiny_model, "--file", "-", stdin=text).stdout
+    assert not {"\x1b", "\x07", "\r"} & set(shown)
 
 
-def test_files_written_beside(prism, tiny_model, tmp_path):
-    page, table = tmp_path / "page.html", tmp_path / "t.parquet"
-    text = tmp_path / "text.txt"
+def test_output_files(prism, tiny_model, tmp_path):
+    page, table, text = (tmp_path / name for name in ("page.html", "t.parquet", "text.txt"))
     text.write_text(TEXT, encoding="utf-8")
-    outputs = ["--html", page, "--parquet", table, "--json"]
-    result = prism("explain", tiny_model, "--file", text, *outputs)
-    assert result.returncode == 0, result.stderr
+    files = ("--file", text, "--html", page, "--parquet", table)
+    result = prism("explain", tiny_model, *files, "--json")
     positions = json.loads(result.stdout)["positions"]
     assert pq.read_table(table).num_rows == sum(len(step["prototypes"]) for step in positions)
     (block,) = Reader(page.read_text(encoding="utf-8")).blocks
@@ -209,10 +205,9 @@ def test_files_written_beside(prism, tiny_model, tmp_path):
     assert result.stderr == f"wrote {page}\nwrote {table}\n"
 
 
-def test_text_and_file_that_cannot_be_used(refused, tiny_model, tmp_path):
-    latin = tmp_path / "latin.txt"
+def test_bad_input_is_refused(refused, tiny_model, tmp_path):
+    latin, empty = tmp_path / "latin.txt", tmp_path / "empty.txt"
     latin.write_bytes("déjà".encode("latin-1"))
-    empty = tmp_path / "empty.txt"
     empty.touch()
     for arguments, words in (
         ([], ["neither", "--file"]),
@@ -224,18 +219,13 @@ def test_text_and_file_that_cannot_be_used(refused, tiny_model, tmp_path):
         (["--file", tmp_path / "none.txt"], ["none.txt", "No such file"]),
         ([TEXT, "--by", "domains"], ["'domains'", "'domain'"]),
         ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),
+        ([TEXT, "--tokens", "1:2:3"], ["--tokens 1:2:3", "A:B"]),
+        ([TEXT, "--tokens", "900:"], ["predictions"]),
+        ([""], ["empty"]),
+        (["word " * 600], ["reads 512"]),
     ):
         message = refused("explain", tiny_model, *arguments)
         assert all(word in message for word in words), message
-
-
-def test_text_the_model_cannot_read(refused, tiny_model):
-    assert "empty" in refused("explain", tiny_model, "")
-    assert "reads 512" in refused("explain", tiny_model, "word " * 600)
-    assert "predictions" in refused("explain", tiny_model, TEXT, "--tokens", "900:")
-
-
-def test_directories_that_are_no_model(refused, tmp_path):
     assert str(tmp_path / "none") in refused("explain", tmp_path / "none", TEXT)
     assert "prismlm.json" in refused("explain", tmp_path, TEXT)
 
@@ -251,55 +241,52 @@ def test_a_stale_lens_is_refused(refused, copy):
     assert "--overwrite" in message
 
 
-def test_several_lenses(prism, refused, copy):
+def test_several_lenses(document, refused, copy):
     shutil.copytree(copy / "lens" / "sample", copy / "lens" / "other")
     message = refused("explain", copy, TEXT)
     assert "other, sample" in message
     assert "--lens" in message
-    result = prism("explain", copy, TEXT, "--lens", "other", "--json")
-    assert json.loads(result.stdout)["lens"] == str(copy / "lens" / "other")
+    value = document("explain", copy, TEXT, "--lens", "other")
+    assert value["lens"] == str(copy / "lens" / "other")
 
 
 def test_without_a_lens(prism, refused, copy):
     shutil.rmtree(copy / "lens")
     assert "prismlm index" in refused("explain", copy, TEXT, "--by", "source")
     assert "prismlm index" in refused("explain", copy, TEXT, "--against", 1)
-    result = prism("explain", copy, TEXT)
-    assert result.returncode == 0, result.stderr
-    assert "prismlm index" in result.stdout
+    assert "prismlm index" in prism("explain", copy, TEXT).stdout
 
 
-def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
+def test_passages_against(prism, document, refused, tiny_model, tmp_path):
     page = tmp_path / "page.html"
-    how = ("explain", tiny_model, TEXT, "--against", 3)
-    printed = json.loads(prism(*how, "--json").stdout)["against"]
+    command = ("explain", tiny_model, TEXT, "--against", 3)
     expected = prismlm.load(tiny_model).explain(TEXT).against(3)
-    assert printed == json.loads(json.dumps([one.to_dict() for one in expected]))
-    shown = prism(*how, "--passages", "--html", page).stdout
+    rows = json.loads(json.dumps([passage.to_dict() for passage in expected]))
+    assert document(*command)["against"] == rows
+    shown = prism(*command, "--passages", "--html", page).stdout
     section = shown[shown.index("\nAgainst") :]
     assert shown.index("\nDocuments behind it") < shown.index("\nAgainst")
     assert "another token came next" in section
-    for one in expected:
-        assert (one.title or one.doc_id)[:20] in section
-        given = "<1%" if one.probability < 0.005 else f"{one.probability:.0%}"
-        assert f"to which the model gave {given} there" in section
+    for passage in expected:
+        assert (passage.title or passage.doc_id)[:20] in section
+        share = "<1%" if passage.probability < 0.005 else f"{passage.probability:.0%}"
+        assert f"to which the model gave {share} there" in section
     assert '"against":[' in page.read_text(encoding="utf-8")
     assert "Against" not in prism("explain", tiny_model, TEXT).stdout
     assert "'--against'" in refused("explain", tiny_model, TEXT, "--against", -1)
 
 
-def test_text_that_the_corpus_has_nothing_about_is_told_so_first(prism, copy):
+def test_missing_support_is_reported_first(prism, copy):
     shown = prism("explain", copy, TEXT).stdout
-    said = shown.split("\n\n")[1]
-    assert said.startswith("No support: nothing in this corpus is about the answer.")
+    sentence = shown.split("\n\n")[1]
+    assert sentence.startswith("No support: nothing in this corpus is about the answer.")
     assert "--passages" in shown
     assert not any(part in shown for part in ("Documents behind it", "Where it comes from"))
-    asked = prism("explain", copy, TEXT, "--passages").stdout
-    assert said in asked
-    assert all(part in asked for part in ("Documents behind it", "Where it comes from"))
+    shown = prism("explain", copy, TEXT, "--passages").stdout
+    assert all(part in shown for part in (sentence, "Documents behind it", "Where it comes from"))
 
 
-def test_documents_that_carry_far_less_are_printed_if_asked_for(prism, tiny_model):
+def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model):
     lm = prismlm.load(tiny_model)
     text = lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[3]), 20)
     found = lm.explain(text).documents(5)
@@ -335,16 +322,15 @@ def test_what_is_marked_stands_in_brackets(around, also, shown):
     assert passage_text(around, also, 60).plain.strip("…").endswith(shown)
 
 
-def test_a_corpus_that_is_gone_leaves_passages_to_the_lens(prism, refused, copy, tiny_corpus):
-    there = prism("explain", copy, TEXT, "--json", "--against", 2).stdout
+def test_passages_of_a_corpus_that_moved_come_from_the_lens(prism, refused, copy, tiny_corpus):
+    command = ("explain", copy, TEXT)
+    value = prism(*command, "--json", "--against", 2).stdout
     change_meta(copy / "lens" / "sample", corpus_path="/gone")
-    assert prism("explain", copy, TEXT, "--json", "--against", 2).stdout == there
+    assert prism(*command, "--json", "--against", 2).stdout == value
     note = "are decoded from the lens's own tokens"
-    assert note in " ".join(prism("explain", copy, TEXT).stdout.split())
-    told = prism("explain", copy, TEXT, "--corpus", tiny_corpus)
-    assert told.returncode == 0
-    assert "own tokens" not in told.stdout
-    assert "is not a directory" in refused("explain", copy, TEXT, "--corpus", "/nowhere")
+    assert note in " ".join(prism(*command).stdout.split())
+    assert "own tokens" not in prism(*command, "--corpus", tiny_corpus).stdout
+    assert "is not a directory" in refused(*command, "--corpus", "/nowhere")
 
 
 def test_another_corpus_is_refused(refused, copy, small_corpus):

@@ -1,14 +1,22 @@
-"""Questions and chats on the command line, run as processes."""
+"""Questions, chats, and odd questions and answers on the command line."""
 
 import json
+import re
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import prismlm
+from prismlm.cli.trace import PrintOptions, explain_and_print, repeats_question
 from prismlm.corpus import Corpus
 from prismlm.corpus.chat import as_chat
-from tests.helpers.chats import ANSWERED, ASKED, CHAT, QUESTION, chatting
+from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
+from tests.helpers.lens_meta import change_meta
+
+SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
+UNANSWERED = {"chat without an answer": 2}
 
 
 @pytest.fixture(scope="module")
@@ -21,103 +29,165 @@ def lm(model):
     return prismlm.load(model)
 
 
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    path.write_text(json.dumps({"id": "one", "domain": "medicine", "messages": CHAT}) + "\n")
-    return path
-
-
-def done(result):
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def test_a_question_is_explained_with_its_answer(prism, model, lm):
-    value = json.loads(done(prism("explain", model, QUESTION, "--chat", "--json")))
-    expected = lm.explain(as_chat(QUESTION), generate=50).to_dict(by="domain", documents=5)
-    assert value == json.loads(json.dumps(expected))
-    told = ("--chat", "--system", "Be brief.", "--generate", 2, "--json")
-    value = json.loads(done(prism("explain", model, QUESTION, *told)))
-    expected = lm.explain(as_chat(QUESTION, "Be brief."), generate=2)
-    assert len(value["positions"]) == len(expected)
-
-
-def test_the_answer_alone_is_generated(prism, model, lm):
-    said = done(prism("generate", model, QUESTION, "--chat", "--tokens", 6))
-    assert said.rstrip("\n") == lm.generate(ASKED, tokens=6)[len(ASKED) :].rstrip("\n")
-
-
-def test_files_of_chats_are_explained_and_audited_by_their_answers(prism, model, lm, chats):
-    trace = lm.explain(CHAT)
-    value = json.loads(done(prism("explain", model, "--file", chats, "--json")))
-    assert value["summary"] == trace.summary
-    rows = chats.with_name("rows.parquet")
-    done(prism("audit", model, chats, "--parquet", rows, "--overwrite"))
-    (row,) = pq.read_table(rows).to_pylist()
-    assert (row["text_id"], row["opening"]) == ("one", QUESTION)
-    assert row["predictions"] == len(trace) - trace.first - 1
-    compared = json.loads(done(prism("compare", model, model, "--file", chats, "--json")))
-    assert compared["texts"]["predictions"] == row["predictions"]
-    document = row["documents"][0]["doc_id"]
-    found = json.loads(done(prism("sources", model, "--doc", document, "--file", chats, "--json")))
-    assert found["texts"][0]["opening"] == QUESTION
-
-
-@pytest.fixture(scope="module")
-def unanswered(chats):
-    """Return a file of the chat, and of two more that end with a question."""
-    asked_again = [*CHAT, {"role": "user", "content": QUESTION}]
-    rows = [{"id": f"{n}", "messages": one} for n, one in enumerate([CHAT[:-1], CHAT, asked_again])]
-    path = chats.with_name("unanswered.jsonl")
+def write_chats(path, *chats, **columns):
+    rows = [{"id": f"{n}", "messages": messages} | columns for n, messages in enumerate(chats)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-UNANSWERED = {"chat without an answer": 2}
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    return write_chats(path, CHAT, domain="medicine")
 
 
-def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_counted(
-    prism, model, chats, unanswered
-):
-    found, alone = (
-        json.loads(done(prism("audit", model, file, "--json"))) for file in (unanswered, chats)
-    )
-    assert found["left_out"] == UNANSWERED
-    assert [found[name] for name in ("texts", "predictions")] == [1, alone["predictions"]]
-    compared = json.loads(done(prism("compare", model, model, "--file", unanswered, "--json")))
-    assert compared["texts"]["left_out"] == UNANSWERED
-    assert compared["texts"]["predictions"] == alone["predictions"]
+@pytest.fixture
+def printed(prism):
+    """Run explain, and return what it prints, which has no undefined figures."""
+
+    def run(*arguments):
+        shown = prism("explain", *arguments).stdout
+        assert not re.search(r"\b(nan|None|inf)\b|�", shown), shown
+        return shown
+
+    return run
 
 
-def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):
-    arguments = ("corpus", "build", chats, "--out", tmp_path / "c", "--tokenizer", model)
-    json.loads(done(prism(*arguments, "--dry-run", "--json")))
-    done(prism(*arguments, "--heldout", 0))
+def test_a_question_is_explained_with_its_answer(document, model, lm):
+    value = document("explain", model, QUESTION, "--chat")
+    expected = lm.explain(as_chat(QUESTION), generate=50).to_dict(by="domain", documents=5)
+    assert value == json.loads(json.dumps(expected))
+    options = ("--chat", "--system", "Be brief.", "--generate", 2)
+    value = document("explain", model, QUESTION, *options)
+    assert len(value["positions"]) == len(lm.explain(as_chat(QUESTION, "Be brief."), generate=2))
+
+
+def test_only_the_answer_is_generated(prism, model, lm):
+    shown = prism("generate", model, QUESTION, "--chat", "--tokens", 6).stdout
+    assert shown.rstrip("\n") == lm.generate(ASKED, tokens=6)[len(ASKED) :].rstrip("\n")
+
+
+def test_files_of_chats_are_explained_and_audited_by_their_answers(document, model, lm, chats):
+    trace = lm.explain(CHAT)
+    assert document("explain", model, "--file", chats)["summary"] == trace.summary
+    rows = chats.with_name("rows.parquet")
+    document("audit", model, chats, "--parquet", rows, "--overwrite")
+    (row,) = pq.read_table(rows).to_pylist()
+    assert (row["text_id"], row["opening"]) == ("0", QUESTION)
+    assert row["predictions"] == len(trace) - trace.first - 1
+    compared = document("compare", model, model, "--file", chats)
+    assert compared["texts"]["predictions"] == row["predictions"]
+    doc = row["documents"][0]["doc_id"]
+    value = document("sources", model, "--doc", doc, "--file", chats)
+    assert value["texts"][0]["opening"] == QUESTION
+
+
+def test_chats_that_end_with_a_question_are_left_out_of_an_audit(document, model, chats):
+    asked_again = [*CHAT, {"role": "user", "content": QUESTION}]
+    unanswered = write_chats(chats.with_name("unanswered.jsonl"), CHAT[:-1], CHAT, asked_again)
+    value, alone = (document("audit", model, file) for file in (unanswered, chats))
+    assert value["left_out"] == UNANSWERED
+    assert (value["texts"], value["predictions"]) == (1, alone["predictions"])
+    compared = document("compare", model, model, "--file", unanswered)["texts"]
+    assert (compared["left_out"], compared["predictions"]) == (UNANSWERED, alone["predictions"])
+
+
+def test_a_corpus_is_built_of_chats(prism, document, model, chats, tmp_path):
+    command = ("corpus", "build", chats, "--out", tmp_path / "c", "--tokenizer", model)
+    document(*command, "--dry-run")
+    prism(*command, "--heldout", 0)
     corpus = Corpus.open(tmp_path / "c")
     assert [corpus.text(0), corpus.column("domain")] == [ANSWERED, ["medicine"]]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("command", "arguments", "words"),
     [
-        (("explain", QUESTION, "--system", "Be brief."), "--system is a system prompt"),
-        (("generate", QUESTION, "--system", "Be brief."), "--system is a system prompt"),
-        (("explain", QUESTION, "--chat"), "has no chat template"),
-        (("generate", QUESTION, "--chat"), "has no chat template"),
-        (("explain", " ", "--chat"), "the question is empty"),
+        ("explain", (QUESTION, "--system", "Be brief."), "--system is a system prompt"),
+        ("generate", (QUESTION, "--system", "Be brief."), "--system is a system prompt"),
+        ("explain", (QUESTION, "--chat"), "has no chat template"),
+        ("generate", (QUESTION, "--chat"), "has no chat template"),
+        ("explain", (" ", "--chat"), "the question is empty"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(refused, tiny_model, arguments, said):
-    command, *others = arguments
-    assert said in refused(command, tiny_model, *others)
+def test_bad_questions_are_refused(refused, tiny_model, command, arguments, words):
+    assert words in refused(command, tiny_model, *arguments)
 
 
-def test_chats_for_a_model_that_knows_none_are_refused(refused, tiny_model, chats, tmp_path):
+def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats, tmp_path):
     for arguments in (("explain", tiny_model, "--file", chats), ("audit", tiny_model, chats)):
-        said = refused(*arguments)
-        assert "chats.jsonl:1" in said
-        assert "no chat template" in said
-    said = refused("corpus", "build", chats, "--out", tmp_path / "c", "--vocab-size", 300)
-    assert "has no text but messages" in said
+        message = refused(*arguments)
+        assert "chats.jsonl:1" in message
+        assert "no chat template" in message
+    assert "holds chats" in refused("explain", model, "--file", chats, "--system", "Be brief.")
+    message = refused("corpus", "build", chats, "--out", tmp_path / "c", "--vocab-size", 300)
+    assert "has no text but messages" in message
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    "question", ["¿Qué hace el medicamento?", "这种药有什么作用?", "ماذا يفعل الدواء؟"]
+)
+def test_a_question_in_another_language(printed, model, question):
+    shown = printed(model, question)
+    assert shown.startswith(f"{question} → ")
+    assert len(SUPPORT.findall(shown)) == 1
+    # So small a model may end its text at once.
+    shown = printed(model, question, "--chat")
+    assert shown.startswith(f"{question}\n\n")
+    assert SUPPORT.search(shown) or "The model wrote nothing" in shown
+
+
+def test_an_empty_answer(model, capsys):
+    lm = prismlm.load(model)
+    end = lm.tokenizer.eos_token_id
+    # At the end of the prompt the model now expects the end of a text; its inputs stay as they are.
+    state = lm.explain(as_chat(QUESTION), generate=1).predictions.states[-1]
+    output = lm.model.get_output_embeddings()
+    with torch.no_grad():
+        weight = output.weight.clone()
+        weight[end] = 100 * state / state.norm()
+    output.weight = torch.nn.Parameter(weight)
+    trace = explain_and_print(lm, as_chat(QUESTION), PrintOptions("domain"), generate=5)
+    assert (trace.written, trace.answer) == (1, "")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")
+    assert not SUPPORT.search(shown)
+    assert "Documents behind it" not in shown
+
+
+def test_an_answer_that_repeats_the_question(printed, model, tmp_path):
+    for answer in (QUESTION, f"{QUESTION} {ANSWER[:20]}", ANSWER):
+        turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}]
+        shown = printed(model, "--file", write_chats(tmp_path / "chats.jsonl", turns))
+        assert shown.startswith(f"{QUESTION}\n\n{answer}\n")
+        assert ("The answer repeats the question" in shown) == (answer != ANSWER)
+    assert not repeats_question("What is malaria?", "Malaria")
+    assert not repeats_question("", "")
+
+
+def test_a_chat_that_ends_with_the_user_is_answered(printed, document, model, lm, tmp_path):
+    turns = [
+        {"role": "user", "content": "Is it a drug?"},
+        {"role": "assistant", "content": "It is."},
+        {"role": "user", "content": QUESTION},
+    ]
+    chats = write_chats(tmp_path / "chats.jsonl", turns)
+    answer = lm.explain(turns, generate=50).answer.split()
+    begin = f"{QUESTION}\n\n{answer[0] if answer else 'The model wrote nothing'}"
+    assert printed(model, "--file", chats).startswith(begin)
+    value = document("explain", model, "--file", chats)
+    assert value["positions"][-1]["target_from"] == "generated"
+    shown = printed(model, "--file", chats, "--generate", 0)
+    assert QUESTION in shown
+    assert SUPPORT.search(shown)
+
+
+def test_a_lens_without_a_support_scale_says_how_to_get_one(printed, tiny_model, tmp_path):
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    change_meta(copy / "lens" / "sample", support=None)
+    shown = " ".join(printed(copy, "The patient was given a dose of the drug").split())
+    assert "this lens has no support scale." in shown
+    assert "prismlm index MODEL --corpus DIR --positions 1 --overwrite" in shown
+    assert "Documents behind it" in shown
+    assert not SUPPORT.search(shown)

@@ -1,3 +1,5 @@
+"""prismlm index: of a corpus, in parts, and of a dataset from local files; and prismlm inspect."""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.index import _local_device
+from prismlm.corpus import Corpus
 from prismlm.lens.layout import read_meta
 from tests.helpers import forked
-from tests.helpers.forked import SOURCES
 from tests.helpers.lens_meta import change_meta
+
+EIGHT = ("--contexts", 8, "--precision", "float32")
+COLUMNS = ("--column", "text=body", "--column", "id=key")
 
 
 @pytest.fixture
@@ -24,18 +29,22 @@ def copy(tiny_model, tmp_path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
 
 
-def listing(directory: Path) -> set[str]:
-    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
-
-
-def test_index_with_its_defaults(prism, tiny_model, tiny_corpus, copy):
+@pytest.fixture
+def bare(copy) -> Path:
+    """The tiny model without a lens."""
     shutil.rmtree(copy / "lens")
-    arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8, "--json"]
-    arguments += ["--precision", "float32"]
-    result = prism(*arguments)
-    assert result.returncode == 0, result.stderr
-    summary = json.loads(result.stdout)
-    lens = copy / "lens" / "sample"
+    return copy
+
+
+def listing(directory: Path) -> dict[str, int]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in files}
+
+
+def test_index_with_its_defaults(prism, refused, tiny_model, tiny_corpus, bare):
+    command = ("index", bare, "--corpus", tiny_corpus, *EIGHT, "--json")
+    result = prism(*command)
+    summary, lens = json.loads(result.stdout), bare / "lens" / "sample"
     meta = read_meta(lens)
     # The recipe's 128 tokens, three quarters of them, and the corpus the model was trained on.
     assert (meta.window, meta.stride, meta.contexts) == (128, 96, 8)
@@ -45,20 +54,15 @@ def test_index_with_its_defaults(prism, tiny_model, tiny_corpus, copy):
     usage = pq.read_table(lens / "prototypes.parquet")["usage"].to_numpy()
     assert summary["prototypes"] == len(usage) == 192
     assert summary["in_use"] == (usage > 0).sum()
-    kept = pq.read_table(lens / "index.parquet")["prototype"].to_pylist()
-    assert summary["with_contexts"] == len(set(kept))
+    index = pq.read_table(lens / "index.parquet")["prototype"].to_pylist()
+    assert summary["with_contexts"] == len(set(index))
     assert "Indexing: " in result.stderr
     same = tiny_model / "lens" / "sample"
     assert (lens / "index.parquet").read_bytes() == (same / "index.parquet").read_bytes()
-
-    refused = prism(*arguments)
-    assert refused.returncode == 2
-    assert "--overwrite" in refused.stderr
+    assert "--overwrite" in refused(*command)
 
 
-def test_a_stale_lens_is_rebuilt_by_the_command_that_the_message_names(
-    prism, copy, tiny_corpus, tmp_path
-):
+def test_a_stale_lens_is_rebuilt_by_the_command_in_the_message(prism, copy, tiny_corpus):
     head = copy / "prototype_head.safetensors"
     tensors = load_file(str(head))
     tensors["prototypes"][0, 0] += 0.5
@@ -66,12 +70,8 @@ def test_a_stale_lens_is_rebuilt_by_the_command_that_the_message_names(
     meta = json.loads((copy / "prismlm.json").read_text(encoding="utf-8"))
     del meta["provenance"]["corpus"]
     (copy / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
-    result = prism(
-        "index", copy, "--corpus", tiny_corpus, "--overwrite", "--contexts", 2, "--window", 64,
-        "--split", "heldout", "--no-text",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert "with contexts" in result.stdout
+    options = ("--overwrite", "--contexts", 2, "--window", 64, "--split", "heldout", "--no-text")
+    assert "with contexts" in prism("index", copy, "--corpus", tiny_corpus, *options).stdout
     lens = prismlm.load(copy).lens
     assert lens is not None
     assert (lens.meta.window, lens.meta.stride, lens.meta.split) == (64, 48, "heldout")
@@ -79,21 +79,17 @@ def test_a_stale_lens_is_rebuilt_by_the_command_that_the_message_names(
     assert lens.index["token"].null_count == lens.index.num_rows
 
 
-def test_dry_run_writes_nothing(prism, tiny_model, tiny_corpus):
+def test_dry_run_writes_nothing(document, tiny_model, tiny_corpus):
     before = listing(tiny_model)
-    result = prism(
-        "index", tiny_model, "--corpus", tiny_corpus, "--lens", "new", "--dry-run", "--json"
-    )
-    assert result.returncode == 0, result.stderr
-    estimate = json.loads(result.stdout)
-    lens = tiny_model / "lens" / "sample"
-    assert estimate["tokens"] == read_meta(lens).tokens
+    command = ("index", tiny_model, "--corpus", tiny_corpus, "--lens", "new", "--dry-run")
+    estimate = document(*command)
+    assert estimate["tokens"] == read_meta(tiny_model / "lens" / "sample").tokens
     assert 0.01 < estimate["seconds"] < 600
     assert estimate["memory_bytes"] > 10**8
     assert listing(tiny_model) == before
 
 
-def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_path):
+def test_bad_input_is_refused(refused, tiny_model, tiny_corpus, tmp_path):
     index = ["index", tiny_model, "--corpus", tiny_corpus, "--lens", "new"]
     for arguments, words in (
         ([*index, "--split", "held-out"], ["'held-out'", "'heldout'"]),
@@ -111,34 +107,32 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),
         ([*index[:-1], ".hidden"], ["dot"]),
         ([*index, "--shard", "3/2"], ["--shard 3/2", "I/N"]),
+        ([*index, "--column", "text=body"], ["--column and --skip-bad-rows need --dataset"]),
+        ([*index, "--skip-bad-rows"], ["--column and --skip-bad-rows need --dataset"]),
     ):
         message = refused(*arguments)
         assert all(word in message for word in words), message
     assert not (tiny_model / "lens" / "new").exists()
 
 
-def test_inspect(prism, refused, tiny_model, copy):
-    result = prism("inspect", tiny_model, "--json")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+def test_inspect(prism, document, refused, tiny_model, copy):
+    value = document("inspect", tiny_model)
     meta = read_meta(tiny_model / "lens" / "sample")
-    assert found["tokens"] == found["convergence"][-1]["tokens"] == meta.tokens
-    assert 0 < found["converged_at"] <= 1
-    assert found["convergence"][0]["share"] < 0.2
+    assert value["tokens"] == value["convergence"][-1]["tokens"] == meta.tokens
+    assert 0 < value["converged_at"] <= 1
+    assert value["convergence"][0]["share"] < 0.2
     index = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")
-    assert found["contexts"] == index.num_rows
-    assert len(found["by_prototype"]) == 192
-    shown = prism("inspect", tiny_model)
-    assert shown.returncode == 0, shown.stderr
-    for words in ("nearest", "share", "duplicate share", "effective documents"):
-        assert words in shown.stdout
-    # Whether there was enough text is the last that it says.
-    assert " ".join(shown.stdout.split()).endswith(found["verdict"])
-    assert prism("inspect", "index", tiny_model, "--json").stdout == result.stdout
+    assert value["contexts"] == index.num_rows
+    assert len(value["by_prototype"]) == 192
+    assert document("inspect", "index", tiny_model) == value
+    shown = prism("inspect", tiny_model, "--verify").stdout
+    for words in ("nearest", "share", "duplicate share", "effective documents", "weights verified"):
+        assert words in shown
+    assert value["verdict"] in " ".join(shown.split())
 
     contexts = copy / "lens" / "sample" / "contexts.safetensors"
-    whole = contexts.read_bytes()
-    contexts.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    data = contexts.read_bytes()
+    contexts.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert "is damaged" in refused("inspect", copy)
     shutil.rmtree(copy / "lens")
     assert "has no lens" in refused("inspect", copy)
@@ -146,59 +140,132 @@ def test_inspect(prism, refused, tiny_model, copy):
 
 def test_a_lens_without_a_curve_is_inspected(prism, copy):
     change_meta(copy / "lens" / "sample", convergence=[])
-    shown = prism("inspect", copy)
-    assert shown.returncode == 0, shown.stderr
-    assert "no convergence curve" in shown.stdout
+    assert "no convergence curve" in prism("inspect", copy).stdout
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
-    assert [_local_device(name) for name in ("cuda", "cpu")] == ["cuda", "cpu"]
+    names = ("cuda", "cuda:1", "cpu")
+    assert [_local_device(name) for name in names] == ["cuda", "cuda:1", "cpu"]
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert [_local_device(name) for name in ("cuda", "cuda:1", "cpu")] == [
-        "cuda:3",
-        "cuda:1",
-        "cpu",
-    ]
+    assert [_local_device(name) for name in names] == ["cuda:3", "cuda:1", "cpu"]
 
 
 def under_torchrun(arguments):
     """Run three processes as a user does: four starts of Python with PyTorch."""
-    environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": forked.SOURCES, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
     done = subprocess.run(
         [*command, "-m", "prismlm", *map(str, arguments)],
-        env=environment, capture_output=True, text=True, timeout=240, check=False,
+        env=environment, stdout=subprocess.PIPE, text=True, timeout=240, check=True,
     )  # fmt: skip
-    return [(done.returncode, done.stdout, done.stderr)]
+    return done.stdout
 
 
-def as_torchrun_does(arguments):
-    """Fork three processes that the environment tells what torchrun would tell them."""
-    stated = (
+def with_its_environment(arguments):
+    """Fork three processes with the environment that torchrun sets."""
+    environment = (
         "import os; os.environ |= {{'WORLD_SIZE': '3', 'LOCAL_WORLD_SIZE': '3', 'RANK': '{0}'}}\n"
     )
     started = [
-        forked.start(*arguments, code=stated.format(rank) + forked.COMMAND) for rank in range(3)
+        forked.start(*arguments, code=environment.format(rank) + forked.COMMAND)
+        for rank in range(3)
     ]
     streams = [process.communicate(240) for process in started]
-    return [(p.returncode, *said) for p, said in zip(started, streams, strict=True)]
+    assert [process.returncode for process in started] == [0] * 3, streams
+    return "".join(stdout for stdout, _ in streams)
 
 
 @pytest.mark.parametrize(
-    "spread", [pytest.param(under_torchrun, marks=pytest.mark.slow), as_torchrun_does]
+    "spread", [pytest.param(under_torchrun, marks=pytest.mark.slow), with_its_environment]
 )
-def test_shards_under_torchrun_and_by_hand(prism, copy, tiny_corpus, spread):
-    arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8]
-    arguments += ["--precision", "float32"]
-    done = spread([*arguments, "--lens", "spread", "--json"])
-    assert [code for code, _, _ in done] == [0] * len(done), done
-    assert json.loads("".join(stdout for _, stdout, _ in done))["prototypes"] == 192
-    first = prism(*arguments, "--lens", "parts", "--shard", "2/2", "--json")
-    assert json.loads(first.stdout) == {"lens": None, "shards": 2, "done": [2], "left": [1]}
-    assert prism(*arguments, "--lens", "parts", "--shard", "1/2").returncode == 0
+def test_shards_under_torchrun_and_by_hand(prism, document, copy, tiny_corpus, spread):
+    command = ("index", copy, "--corpus", tiny_corpus, *EIGHT)
+    summary = json.loads(spread([*command, "--lens", "spread", "--json"]))
+    assert summary["prototypes"] == 192
+    first = document(*command, "--lens", "parts", "--shard", "2/2")
+    assert first == {"lens": None, "shards": 2, "done": [2], "left": [1]}
+    prism(*command, "--lens", "parts", "--shard", "1/2")
     lenses = copy / "lens"
     for name in ("index.parquet", "contexts.safetensors", "mass.parquet", "meta.json"):
-        whole = (lenses / "sample" / name).read_bytes()
-        assert (lenses / "spread" / name).read_bytes() == whole, name
-        assert (lenses / "parts" / name).read_bytes() == whole, name
+        expected = (lenses / "sample" / name).read_bytes()
+        assert (lenses / "spread" / name).read_bytes() == expected, name
+        assert (lenses / "parts" / name).read_bytes() == expected, name
     assert sorted(path.name for path in lenses.iterdir()) == ["parts", "sample", "spread"]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_corpus, tmp_path_factory) -> Path:
+    """The documents of the tiny corpus as a dataset of two files."""
+    directory = tmp_path_factory.mktemp("folder") / "stories"
+    directory.mkdir()
+    table = pq.read_table(tiny_corpus.parent / "documents.parquet")
+    rows = table.rename_columns({"text": "body", "id": "key"})
+    half = len(rows) // 2
+    pq.write_table(rows.slice(0, half), directory / "train-0.parquet")
+    pq.write_table(rows.slice(half), directory / "train-1.parquet")
+    return directory
+
+
+def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
+    prism, refused, tiny_model, tiny_corpus, bare, folder
+):
+    command = ("index", bare, "--dataset", folder, *COLUMNS, *EIGHT)
+    result = prism(*command, "--json")
+    corpus = Corpus.open(bare / "corpora" / "stories-train")
+    # The same documents, sources and tokenizer: the tiny corpus again.
+    assert corpus.fingerprint == Corpus.open(tiny_corpus).fingerprint
+    lens = bare / "lens" / "stories-train"
+    assert json.loads(result.stdout)["lens"] == str(lens)
+    assert read_meta(lens).trained_on is True
+    for name in ("index.parquet", "contexts.safetensors", "mass.parquet"):
+        expected = (tiny_model / "lens" / "sample" / name).read_bytes()
+        assert (lens / name).read_bytes() == expected, name
+    assert "Tokenising" in result.stderr
+
+    # The same corpus again for another lens, without reading the dataset.
+    before = listing(corpus.path)
+    again = prism(*command, "--lens", "other", "--split", "heldout")
+    assert "Tokenising" not in again.stderr
+    assert listing(corpus.path) == before
+    message = refused(*command, "--lens", "third", "--column", "source=domain")
+    assert "columns: {'text': 'body', 'id': 'key'} → " in message
+    assert "--overwrite" in refused(*command)
+
+
+def test_a_dry_run_of_a_dataset_writes_nothing(prism, document, bare, folder, tmp_path):
+    before = listing(tmp_path)
+    command = ("index", bare, "--dataset", folder, *COLUMNS, "--dry-run")
+    estimate = document(*command)
+    corpus = estimate["corpus"]
+    # The sample is complete, so the amounts are those of the corpus, and exact.
+    assert corpus["sampled_documents"] == corpus["documents"] > 300
+    assert estimate["unknown"] == []
+    # Documents are held out by their ids, and by their own splits.
+    assert estimate["tokens"] == pytest.approx(
+        0.95 * (corpus["tokens"] - corpus["documents"]), rel=0.05
+    )
+    seconds = estimate["tokens"] / estimate["tokens_per_second"]
+    assert estimate["seconds"] == pytest.approx(seconds)
+    assert "tokens per second" in prism(*command).stdout
+    assert listing(tmp_path) == before
+
+
+def test_bad_datasets_are_refused(refused, bare, folder, tmp_path):
+    index = ("index", bare, "--dataset")
+    offline = refused(*index, "no-one/nothing")
+    assert "no-one/nothing cannot be reached" in offline
+    assert "HF_HUB_OFFLINE" in offline
+    assert "the columns are: body," in refused(*index, folder)
+    assert "'tset'" in refused(*index, folder, "--dataset-split", "tset")
+    assert "Available: ['default']" in refused(*index, f"{folder}:no-such")
+    assert "--column is 'texts'" in refused(*index, folder, "--column", "texts=body")
+    assert "expected ROLE=NAME" in refused(*index, folder, "--column", "body")
+    assert "none.jsonl" in refused(*index, "json", "--data-files", tmp_path / "none.jsonl")
+    assert "cannot be read" in refused(*index, folder / "nothing")
+    assert "name a --corpus, or a --dataset" in refused("index", bare)
+    assert "need --dataset NAME" in refused("index", bare, "--data-files", "x")
+    assert "reads 512" in refused(*index, folder, "--window", 4000)
+    assert not list(bare.glob("corpora/*"))
+    assert not (bare / "lens").exists()
+    without = "import sys; sys.modules['datasets'] = None\n" + forked.COMMAND
+    assert "pip install 'prismlm[datasets]'" in refused(*index, "x", code=without)

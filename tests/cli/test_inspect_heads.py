@@ -1,4 +1,4 @@
-"""The commands show what the reports say."""
+"""prismlm inspect heads and spectra."""
 
 import csv
 import json
@@ -47,35 +47,33 @@ def gpt2(corpus, place):
     return save(make_gpt2(len(corpus.tokenizer)), corpus, place / "gpt2", trained=False)
 
 
-def fits(result, columns=100):
-    assert result.returncode == 0, result.stderr
-    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= columns
-    assert "\x1b" not in result.stdout
-    assert "…" not in result.stdout
+@pytest.fixture
+def shown(prism):
+    """Run a command, and return what it prints, which fits the terminal, as words."""
+
+    def run(*arguments):
+        text = prism(*arguments).stdout
+        assert max(cell_len(line.rstrip()) for line in text.splitlines()) <= 100
+        assert not {"\x1b", "…"} & set(text)
+        return " ".join(text.split())
+
+    return run
 
 
-def test_heads_in_json_are_the_report(prism, corpus, directory):
-    result = prism(*HEADS, directory, *ALL, "--json")
-    assert result.returncode == 0, result.stderr
-    assert "Reading heads: " in result.stderr
-    report = head_report(
-        make_signal_noise(len(corpus.tokenizer)),
-        Sequences(corpus, "all", ROW, 1500),
-        name="prism",
-    )
-    printed = json.loads(result.stdout)
-    assert printed == {"models": [json.loads(json.dumps(report.to_dict()))], "across": None}
-    assert len(printed["models"][0]["comparison"]["rows"]) == 7
+def test_heads_in_json_are_the_report(document, corpus, directory):
+    value = document(*HEADS, directory, *ALL)
+    model = make_signal_noise(len(corpus.tokenizer))
+    report = head_report(model, Sequences(corpus, "all", ROW, 1500), name="prism").to_dict()
+    assert value == {"models": [json.loads(json.dumps(report))], "across": None}
+    assert len(value["models"][0]["comparison"]["rows"]) == 7
 
 
-def test_heads_on_a_terminal_and_as_a_table(prism, directory, tmp_path):
+def test_heads_as_tables(shown, directory, tmp_path):
     out = tmp_path / "heads.csv"
-    result = prism(*HEADS, directory, *ALL, "--out", out)
-    fits(result)
+    text = shown(*HEADS, directory, *ALL, "--out", out)
     for part in ("uniform", "length 48", "effect", "signal heads 4 · noise heads 4 · layers 2"):
-        assert part in " ".join(result.stdout.split()), part
-    assert result.stdout.count(" signal ") >= 8
-    assert f"wrote {out}" in result.stderr
+        assert part in text, part
+    assert text.count(" signal ") >= 8
     with out.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["group"] for row in rows[:6]] == ["uniform", *["signal"] * 4, "noise"]
@@ -84,63 +82,53 @@ def test_heads_on_a_terminal_and_as_a_table(prism, directory, tmp_path):
     assert all(sum(float(row[key]) for key in shares) == pytest.approx(1) for row in rows)
 
 
-def test_heads_of_one_kind_have_no_comparison(prism, directory, gpt2, corpus):
-    result = prism(*HEADS, gpt2, *ALL, "--corpus", corpus.path, "--length", 32)
-    fits(result)
-    assert "heads are of one kind" in " ".join(result.stdout.split())
-    assert result.stdout.count("attention ") >= 8
-    one = prism(*HEADS, gpt2, *ALL, "--corpus", corpus.path, "--length", 32, "--layer", 1, "--json")
-    (found,) = json.loads(one.stdout)["models"]
-    assert {head["layer"] for head in found["heads"]["rows"]} == {None, 1}
-    assert found["comparison"] is None
+def test_heads_of_one_kind_have_no_comparison(shown, document, gpt2, corpus):
+    command = (*HEADS, gpt2, *ALL, "--corpus", corpus.path, "--length", 32)
+    text = shown(*command)
+    assert "heads are of one kind" in text
+    assert text.count("attention ") >= 8
+    (model,) = document(*command, "--layer", 1)["models"]
+    assert {head["layer"] for head in model["heads"]["rows"]} == {None, 1}
+    assert model["comparison"] is None
 
 
-def test_several_models_are_brought_together(prism, directory, place, corpus):
-    torch_seed = make_signal_noise(len(corpus.tokenizer), initializer_range=0.5)
-    second = save(torch_seed, corpus, place / "second")
-    result = prism(*HEADS, directory, second, *ALL)
-    fits(result)
-    assert "in 2 models" in result.stdout
-    assert "least p 0.5" in " ".join(result.stdout.split())
-    value = json.loads(prism(*HEADS, directory, second, *ALL, "--json").stdout)
+def test_several_models_are_compared(shown, document, directory, place, corpus):
+    other_seed = make_signal_noise(len(corpus.tokenizer), initializer_range=0.5)
+    command = (*HEADS, directory, save(other_seed, corpus, place / "second"), *ALL)
+    text = shown(*command)
+    assert "in 2 models" in text
+    assert "least p 0.5" in text
+    value = document(*command)
     effects = [model["comparison"]["rows"][0]["effect"] for model in value["models"]]
     assert value["across"]["rows"][0]["effects"] == effects
 
 
-def test_spectra_in_json_are_the_report(prism, corpus, directory):
-    asked = ("--positions", 200, "--documents", 3)
-    result = prism(*SPECTRA, directory, *ALL, *asked, "--json")
-    assert result.returncode == 0, result.stderr
-    report = spectra_report(
-        make_signal_noise(len(corpus.tokenizer)),
-        Sequences(corpus, "all", ROW, 1500),
-        name="prism",
-        options=SpectraOptions(positions=200, documents=3, trained_length=ROW),
-    )
-    printed = json.loads(result.stdout)
-    assert printed == json.loads(json.dumps(report.to_dict()))
-    assert (printed["loss"]["length"], printed["loss"]["trained_length"]) == (2 * ROW, ROW)
-    assert len(printed["cross_terms"]["rows"]) == 13
-    assert all(math.isfinite(rates["gain"]) for rates in printed["rates"]["rows"])
+def test_spectra_in_json_are_the_report(document, corpus, directory):
+    value = document(*SPECTRA, directory, *ALL, "--positions", 200, "--documents", 3)
+    options = SpectraOptions(positions=200, documents=3, trained_length=ROW)
+    model, sequences = make_signal_noise(len(corpus.tokenizer)), Sequences(corpus, "all", ROW, 1500)
+    report = spectra_report(model, sequences, name="prism", options=options)
+    assert value == json.loads(json.dumps(report.to_dict()))
+    assert (value["loss"]["length"], value["loss"]["trained_length"]) == (2 * ROW, ROW)
+    assert len(value["cross_terms"]["rows"]) == 13
+    assert all(math.isfinite(rates["gain"]) for rates in value["rates"]["rows"])
 
 
-def test_the_loss_of_any_decoder(prism, gpt2, corpus):
-    asked = ("--corpus", corpus.path, "--loss-only", "--documents", 2, "--split", "all")
-    result = prism(*SPECTRA, gpt2, *asked, "--context", 64)
-    fits(result)
-    assert "32–47" in result.stdout
-    assert "Coding rates" not in result.stdout
-    assert "trained length none" in " ".join(result.stdout.split())
+def test_the_loss_of_any_decoder(shown, gpt2, corpus):
+    options = ("--corpus", corpus.path, "--loss-only", "--documents", 2, "--split", "all")
+    text = shown(*SPECTRA, gpt2, *options, "--context", 64)
+    assert "32–47" in text
+    assert "Coding rates" not in text
+    assert "trained length none" in text
 
 
-def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_path):
+def test_bad_input_is_refused(refused, directory, gpt2, corpus):
     there = ("--corpus", corpus.path, "--split", "all")
     for arguments, words in (
         ((*HEADS, directory, "--layer", 2, *ALL), ["no layer 2", "0 to 1"]),
         ((*HEADS, directory, "--split", "test"), ["'--split'", "'test'"]),
         ((*HEADS, directory, "--tokens", -1), ["--tokens"]),
         ((*HEADS, directory, "--length", 1, *ALL), ["window of 1 tokens", "sees 16 tokens"]),
-        ((*HEADS, directory, "--out", tmp_path / "x.png"), [".csv"]),
         ((*HEADS, gpt2), ["does not say which corpus", "--corpus"]),
         ((*HEADS, gpt2, *there), ["window of 256 tokens", "64 positions"]),
         ((*SPECTRA, gpt2, *there, "--length", 32), ["'gpt2' has no signal and noise"]),

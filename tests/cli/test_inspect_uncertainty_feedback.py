@@ -55,83 +55,80 @@ def protot(corpus, place):
 
 def test_json_is_the_report(prism, gpt2, corpus):
     result = prism(*COMMAND, gpt2, *FAST, "--split", "all", "--seed", 3, "--json")
-    assert result.returncode == 0, result.stderr
     for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Generating: "):
         assert part in result.stderr, part
-    model, tokenizer = read_checkpoint(gpt2)
-    report = inspect_uncertainty_feedback(
-        model,
-        tokenizer,
-        corpus_sample(corpus, "all", texts=12, tokens=32, seed=3),
-        name="gpt2",
-        options=InspectOptions(tokens=10, window=3, steps=3, seed=3),
-    )
-    printed = json.loads(result.stdout)
-    assert printed == json.loads(json.dumps(report.to_dict()))
-    assert all(printed[check]["rows"] for check in CHECKS)
-    assert printed["left_out"] == {}
-    assert printed["options"]["signal"] == {"kind": "passes", "passes": 2}
-    assert len(printed["attention"]["rows"]) == 2
-    assert len(printed["probe"]["rows"]) == 3
-    interval = printed["ablation"]["rows"][1]["change"]
+    sample = corpus_sample(corpus, "all", texts=12, tokens=32, seed=3)
+    options = InspectOptions(tokens=10, window=3, steps=3, seed=3)
+    model = read_checkpoint(gpt2)[:2]
+    report = inspect_uncertainty_feedback(*model, sample, name="gpt2", options=options)
+    value = json.loads(result.stdout)
+    assert value == json.loads(json.dumps(report.to_dict()))
+    assert all(value[check]["rows"] for check in CHECKS)
+    assert value["left_out"] == {}
+    assert value["options"]["signal"] == {"kind": "passes", "passes": 2}
+    assert len(value["attention"]["rows"]) == 2
+    assert len(value["probe"]["rows"]) == 3
+    interval = value["ablation"]["rows"][1]["change"]
     assert interval["low"] <= interval["value"] <= interval["high"]
 
 
-def test_a_model_without_attention_has_a_reason_in_its_place(prism, protot):
-    result = prism(*COMMAND, protot, *FAST, "--split", "all")
-    assert result.returncode == 0, result.stderr
-    assert "No attention: a model of type 'prismlm_protot' has no attention heads" in result.stdout
-    asked = ("--check", "attention", "--check", "probe", "--signal", "recursion", "--json")
-    found = json.loads(prism(*COMMAND, protot, *FAST, "--split", "all", *asked).stdout)
-    assert {check for check in CHECKS if found.get(check)} == {"probe"}
-    assert "no attention heads" in found["left_out"]["attention"]
-    assert found["options"]["signal"]["kind"] == "recursion"
+def test_a_check_that_is_left_out_has_a_reason(prism, document, protot):
+    command = (*COMMAND, protot, *FAST, "--split", "all")
+    reason = "No attention: a model of type 'prismlm_protot' has no attention heads"
+    assert reason in prism(*command).stdout
+    checks = ("--check", "attention", "--check", "probe", "--signal", "recursion")
+    value = document(*command, *checks)
+    assert {check for check in CHECKS if value.get(check)} == {"probe"}
+    assert "no attention heads" in value["left_out"]["attention"]
+    assert value["options"]["signal"]["kind"] == "recursion"
 
 
-def test_texts_from_files_and_from_the_command_line(prism, gpt2, corpus, tmp_path):
+def test_texts_from_files_and_from_the_command_line(document, gpt2, tmp_path):
     texts = [f"Old maps carries stone number {n} to the sea." for n in range(6)]
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"words": text}) + "\n" for text in texts))
-    asked = ("--check", "ablation", "--json")
-    found = json.loads(prism(*COMMAND, gpt2, path, "--text-column", "words", *asked).stdout)
-    assert (found["sample"], found["texts"]) == ("texts.jsonl", 6)
-    given = [part for text in texts for part in ("--text", text)]
-    other = json.loads(prism(*COMMAND, gpt2, *given, *asked).stdout)
+    command = (*COMMAND, gpt2, "--check", "ablation")
+    value = document(*command, path, "--text-column", "words")
+    assert (value["sample"], value["texts"]) == ("texts.jsonl", 6)
+    other = document(*command, *(part for text in texts for part in ("--text", text)))
     assert other["sample"] == "--text"
-    assert other["ablation"] == found["ablation"]
+    assert other["ablation"] == value["ablation"]
 
 
-def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
+def test_a_model_without_feedback_is_refused(refused, corpus, place):
     plain = place / "plain"
     model, feedback = make_fed_gpt2(len(corpus.tokenizer))
     feedback.detach()
     model.save_pretrained(plain)
     corpus.tokenizer.save_pretrained(plain)
-    assert "uncertainty_feedback: {enabled: true" in refused(
-        *COMMAND, plain, "--corpus", corpus.path
-    )
-    assert "Did you mean 'probe'" in refused(*COMMAND, gpt2, *FAST, "--check", "prob")
-    one = refused(*COMMAND, gpt2, "--text", "The river carries stones to the sea.")
-    assert "at least 4 texts" in one
-    assert "has 1" in one
-    short = refused(*COMMAND, gpt2, "--text", "a", "--check", "ablation")
-    assert "the first token of a text is not predicted" in short
-    assert "from 2 on" in refused(*COMMAND, gpt2, "--tokens", 1)
-    assert "texts is 0" in refused(*COMMAND, gpt2, "--texts", 0)
-    assert "embeddings of 64 positions" in refused(
-        *COMMAND, gpt2, "--text", "The river carries stones. " * 40, "--tokens", 200
-    )
-    assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
-    assert "not one of 'passes', 'recursion'" in refused(*COMMAND, gpt2, "--signal", "magic")
-    assert "passes is 0" in refused(*COMMAND, gpt2, "--passes", 0)
-    assert "'--seed'" in refused(*COMMAND, gpt2, "--seed", -1)
-    for temperature in ("nan", "inf", -0.1):
-        message = refused(*COMMAND, gpt2, "--temperature", temperature)
-        assert f"temperature is {temperature}: expected" in message
-    assert "'some'" in refused(*COMMAND, gpt2, "--split", "some")
-    assert "expected 1 to 9" in refused(
-        *COMMAND, gpt2, *FAST, "--split", "all", "--check", "hedging", "--steps", 10
-    )
+    message = refused(*COMMAND, plain, "--corpus", corpus.path)
+    assert "uncertainty_feedback: {enabled: true" in message
+
+
+SHORT = "The river carries stones to the sea. "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*FAST, "--check", "prob"), "Did you mean 'probe'"),
+        (("--text", SHORT), "at least 4 texts"),
+        (("--text", "a", "--check", "ablation"), "the first token of a text is not predicted"),
+        (("--tokens", 1), "from 2 on"),
+        (("--texts", 0), "texts is 0"),
+        (("--text", SHORT * 40, "--tokens", 200), "embeddings of 64 positions"),
+        (("--text", "a", "--corpus", "corpus"), "give one of them"),
+        (("--signal", "magic"), "not one of 'passes', 'recursion'"),
+        (("--passes", 0), "passes is 0"),
+        (("--seed", -1), "'--seed'"),
+        (("--temperature", "nan"), "temperature is nan: expected"),
+        (("--temperature", -0.1), "temperature is -0.1: expected"),
+        (("--split", "some"), "'some'"),
+        ((*FAST, "--split", "all", "--check", "hedging", "--steps", 10), "expected 1 to 9"),
+    ],
+)
+def test_bad_input_is_refused(refused, gpt2, arguments, words):
+    assert words in refused(*COMMAND, gpt2, *arguments)
 
 
 def test_texts_of_another_vocabulary_are_refused(refused, gpt2, corpus, place, tmp_path):

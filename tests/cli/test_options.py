@@ -1,13 +1,14 @@
-"""What commands are given is looked at before anything is read, and no output replaces an input."""
+"""Options are checked before anything is read, and no output replaces an input."""
 
 import shutil
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
+from prismlm.cli.options import fill
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
 
@@ -41,7 +42,7 @@ DIRECTORIES_WRITTEN = {
     ("eval pairs", "--out"): [],
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
-# Options of other names and these are read.
+# All other options that name places are read.
 READ = {
     "--lens", "--lens-a", "--lens-b", "--corpus", "--file", "--pairs", "--data", "--cases",
     "--data-files", "--tokenizer", "--audit", "--judge", "--prompts", "files", "directory",
@@ -95,17 +96,16 @@ def test_an_output_replaces_nothing_and_has_the_ending_of_what_it_is(
 
 
 @pytest.mark.parametrize(
-    ("command", "option"),
+    ("command", "option", "name"),
     [
-        (["explain", MODEL, "--file"], "--html"),
-        (["audit", MODEL], "--jsonl"),
-        (["compare", MODEL, MODEL, "--file"], "--parquet"),
-        (["inspect", "heads", MODEL, "--corpus"], "--out"),
+        (["explain", MODEL, "--file"], "--html", "texts.html"),
+        (["audit", MODEL], "--jsonl", "texts.jsonl"),
+        (["compare", MODEL, MODEL, "--file"], "--parquet", "texts.parquet"),
+        (["inspect", "heads", MODEL, "--corpus"], "--out", "texts.csv"),
     ],
 )
-def test_a_text_is_never_replaced_by_what_is_said_of_it(refused, tmp_path, command, option):
-    ending = Path(FILES_WRITTEN[" ".join(command[: 1 + (command[0] == "inspect")]), option][1])
-    texts = tmp_path / f"texts{ending.suffix}"
+def test_a_text_is_never_replaced_by_its_results(refused, tmp_path, command, option, name):
+    texts = tmp_path / name
     texts.write_text("mine")
     message = refused(*command, texts, option, texts, "--overwrite")
     assert "is read by this command" in message
@@ -122,13 +122,13 @@ def test_a_directory_is_never_written_over_a_file(refused, tmp_path, command, op
 
 
 @pytest.mark.skipif(not can_mount(), reason="no mount")
-def test_a_full_disk_is_told_and_leaves_nothing(tiny_model, tmp_path):
+def test_a_full_disk_is_reported_and_leaves_nothing(tiny_model, tmp_path):
     disk, left = tmp_path / "disk", tmp_path / "left"
     disk.mkdir()
     code = on_small_disk(disk, "4k", left) + forked.COMMAND
     page = disk / "page.html"
-    arguments = ["explain", tiny_model, "A text of a few words.", "--html", page]
-    done = forked.run(*arguments, code=code, timeout=120)
+    text = "A text of a few words."
+    done = forked.run("explain", tiny_model, text, "--html", page, code=code, timeout=120)
     assert done.returncode == 2, done.stderr
     assert f"error: {page} could not be written" in done.stderr
     assert "No space left on device" in done.stderr
@@ -150,7 +150,17 @@ def test_a_value_that_is_out_of_range_names_its_option(refused, command, option,
     assert expected in message
 
 
-def test_arguments_that_are_not_utf8_are_told():
+def test_a_dataclass_is_filled_by_the_options_of_its_fields():
+    @dataclass
+    class Options:
+        size: int
+        seed: int = 0
+
+    assert fill(Options, {"size": 3, "other": 1}) == Options(3)
+    assert fill(Options, {"size": 3, "seed": 1}, size=4) == Options(4, 1)
+
+
+def test_arguments_that_are_not_utf8_are_refused():
     # As Python holds the bytes of a Latin-1 terminal.
     argument = b"caf\xe9".decode("utf-8", "surrogateescape")
     done = CliRunner().invoke(app, ["corpus", "build", "--out", argument])

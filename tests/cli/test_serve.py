@@ -1,51 +1,85 @@
+"""prismlm serve and explore: their addresses, their end, and what they refuse."""
+
+import shutil
+import socket
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import openai
+import pytest
 
 from tests.helpers import forked
 
 
-def test_it_serves_until_ctrl_c_and_its_port_is_taken(tiny_model, refused):
-    options = ("--port", "0", "--name", "tiny", "--api-key", "sesame", "--batch", "2", "--explorer")
-    process = forked.start("serve", tiny_model, *options)
+@contextmanager
+def served(*arguments):
+    """Run a command until Ctrl-C, and yield the lines that it prints first."""
+    process = forked.start(*arguments)
     try:
-        said = Path(process.streams.name) / "stderr"
-        deadline = time.monotonic() + 60
-        while "Ctrl-C" not in said.read_text() and time.monotonic() < deadline:
+        errors, deadline = Path(process.streams.name) / "stderr", time.monotonic() + 60
+        while "Ctrl-C" not in errors.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
-        address = said.read_text().splitlines()[0].removeprefix("Serving tiny at ")
-        with openai.OpenAI(base_url=address, api_key="sesame", timeout=60) as client:
-            answer = client.completions.create(model="tiny", prompt="The drug", max_tokens=3)
-        assert answer.prismlm["documents"]
-        # The explorer has a key of its own, and so have its routes.
-        page = said.read_text().splitlines()[1].removeprefix("Explore it at ")
-        with httpx.Client(follow_redirects=True) as browser:
-            root = page.partition("?")[0]
-            assert browser.get(root).status_code == 401
-            assert "<title>" in browser.get(page).text
-            overview = browser.get(f"{root}api/model").json()
-            shown = browser.get(f"{root}api/answers/{answer.id}").json()
-            put = {"model": "tiny", "prompt": "The drug", "max_tokens": 3}
-            asked = browser.post(f"{root}api/v1/completions", json=put)
-        assert overview["lens"]
-        assert overview["name"] == "tiny"
-        # It shows what others asked the server, and asks the same way.
-        assert shown["answer"] == answer.choices[0].text.strip()
-        assert asked.json()["choices"][0]["text"] == answer.choices[0].text
-        port = address.rpartition(":")[2].removesuffix("/v1")
-        assert f"port {port}" in refused("serve", "no such model", "--port", port)
+        yield errors.read_text().splitlines()
         process.send_signal(2)
-        errors = process.communicate(timeout=20)[1]
+        assert process.communicate(timeout=20)[1].endswith("stopped\n")
         assert process.returncode == 0
-        assert errors.endswith("stopped\n")
     finally:
         process.kill()
 
 
-def test_a_model_without_a_lens_is_told_what_is_missing(tiny_model, tmp_path, refused):
-    import shutil
+def test_serve(tiny_model, refused):
+    options = ("--port", "0", "--name", "tiny", "--api-key", "sesame", "--batch", "2", "--explorer")
+    with served("serve", tiny_model, *options) as lines:
+        address = lines[0].removeprefix("Serving tiny at ")
+        with openai.OpenAI(base_url=address, api_key="sesame", timeout=60) as client:
+            answer = client.completions.create(model="tiny", prompt="The drug", max_tokens=3)
+        assert answer.prismlm["documents"]
+        # The explorer and its routes have a key of their own.
+        page = lines[1].removeprefix("Explore it at ")
+        root = page.partition("?")[0]
+        with httpx.Client(follow_redirects=True) as browser:
+            assert browser.get(root).status_code == 401
+            assert "<title>" in browser.get(page).text
+            overview = browser.get(f"{root}api/model").json()
+            shown = browser.get(f"{root}api/answers/{answer.id}").json()
+            request = {"model": "tiny", "prompt": "The drug", "max_tokens": 3}
+            again = browser.post(f"{root}api/v1/completions", json=request).json()
+        assert overview["lens"]
+        assert overview["name"] == "tiny"
+        # It shows the answers of the server, and uses the same API.
+        assert shown["answer"] == answer.choices[0].text.strip()
+        assert again["choices"][0]["text"] == answer.choices[0].text
+        port = address.rpartition(":")[2].removesuffix("/v1")
+        assert f"port {port}" in refused("serve", "no such model", "--port", port)
 
+
+def test_explore(tiny_model):
+    with served("explore", tiny_model, "--port", "0", "--no-browser") as lines:
+        assert lines[0].startswith(f"Explore {tiny_model.name} at http://127.0.0.1:")
+        address = lines[0].split(" at ")[1]
+        with httpx.Client(follow_redirects=True) as browser:
+            browser.get(address)
+            model = browser.get(f"{address.partition('?')[0]}api/model").json()
+        assert model["prototypes"] == 192
+
+
+def test_a_model_without_a_lens_is_refused(tiny_model, tmp_path, refused):
     model = shutil.copytree(tiny_model, tmp_path / "model", ignore=lambda *_: ["lens"])
     assert "has no lens" in refused("serve", model, "--port", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "words"), [("", "every address"), ("8.8.8.8", "an address of this machine")]
+)
+def test_bad_addresses_are_refused(refused, host, words):
+    assert words in refused("explore", "no such model", "--host", host)
+
+
+def test_a_port_in_use_is_refused_before_anything_is_read(refused):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refused("explore", "no such model", "--port", port)
+    assert f"port {port}" in message
+    assert "--port 0" in message

@@ -1,4 +1,4 @@
-"""The steer and generate commands, run as processes."""
+"""prismlm steer and generate."""
 
 import json
 import shutil
@@ -24,23 +24,15 @@ def lm(tiny_model):
     return prismlm.load(tiny_model)
 
 
-def test_json_of_a_text(prism, tiny_model, lm):
-    arguments = (*CLAMP, "--generate", 5, "--draws", 3, "--heldout", 500, "--json")
-    result = prism("steer", tiny_model, TEXT, *arguments)
-    assert result.returncode == 0, result.stderr
-    value = json.loads(result.stdout)
-    edit = prismlm.Clamp(7, 0.3)
-    expected = steer(lm, TEXT, [edit], generate=5, draws=3).to_dict()
-    expected = json.loads(json.dumps(expected))
+def test_json_of_a_text(document, tiny_model, lm):
+    sizes = ("--generate", 5, "--draws", 3, "--heldout", 500)
+    value = document("steer", tiny_model, TEXT, *CLAMP, *sizes)
+    expected = steer(lm, TEXT, [prismlm.Clamp(7, 0.3)], generate=5, draws=3).to_dict()
     cost = value.pop("cost")
-    assert value == expected | {
+    assert value == json.loads(json.dumps(expected)) | {
         "model": str(tiny_model),
         "lens": "sample",
-        "edit": {
-            "kind": "clamp",
-            "prototype": 7,
-            "fraction": 0.3,
-        },
+        "edit": {"kind": "clamp", "prototype": 7, "fraction": 0.3},
         "only": None,
         "cost_note": "",
     }
@@ -49,34 +41,32 @@ def test_json_of_a_text(prism, tiny_model, lm):
     assert cost["tokens"] == 500
 
 
-def test_a_strength_that_is_not_given_is_found(prism, tiny_model, lm):
-    result = prism("steer", tiny_model, TEXT, "--prototype", 7, "--heldout", 0, "--json")
-    value = json.loads(result.stdout)
+def test_a_strength_is_searched_by_default(document, tiny_model, lm):
+    value = document("steer", tiny_model, TEXT, "--prototype", 7, "--heldout", 0)
     edit = strongest(lm, TEXT, prismlm.Clamp(7, 1.0))
     assert value["edit"] == {"kind": "clamp", "prototype": 7, "fraction": edit.fraction}
     assert value["text"] == steer(lm, TEXT, [edit], draws=0).text
 
 
-def test_a_file_of_prompts(prism, tiny_model, lm, tmp_path):
+def test_a_file_of_prompts(prism, document, tiny_model, lm, tmp_path):
     prompts = [TEXT, "Once upon a time", "The theory of groups"]
     path = tmp_path / "prompts.txt"
     path.write_text("\n\n".join(prompts) + "\n", encoding="utf-8")
-    arguments = ("--file", path, *CLAMP, "--draws", 2, "--heldout", 0)
-    result = prism("steer", tiny_model, *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    value = json.loads(result.stdout)
-    edit = prismlm.Clamp(7, 0.3)
-    expected = measure_effects(lm, prompts, [edit], draws=2).to_dict()
+    command = ("steer", tiny_model, "--file", path, *CLAMP, "--draws", 2, "--heldout", 0)
+    value = document(*command)
+    expected = measure_effects(lm, prompts, [prismlm.Clamp(7, 0.3)], draws=2).to_dict()
     assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
     assert value["cost"] is None
+    shown = prism(*command).stdout
+    effect = expected["measures"]["divergence"]
+    for figure in (effect["edit"], *effect["edit_interval"], effect["control"]):
+        assert f"{figure:+.3f}".replace("-", "−") in shown
 
 
 @pytest.mark.parametrize("only", ["residual", "prototypes"])
-def test_a_part_alone(prism, tiny_model, tiny_corpus, lm, only):
-    arguments = (TEXT, "--only", only, "--generate", 4, "--heldout", 500)
-    result = prism("steer", tiny_model, *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    value = json.loads(result.stdout)
+def test_a_part_alone(document, tiny_model, tiny_corpus, lm, only):
+    options = ("--only", only, "--generate", 4, "--heldout", 500)
+    value = document("steer", tiny_model, TEXT, *options)
     cost = perplexity_cost(lm, Corpus.open(tiny_corpus), [], only=only, tokens=500)
     assert (value["edit"], value["only"], value["cost"]) == (None, only, asdict(cost))
     with lm.edit(only=only):
@@ -89,9 +79,8 @@ def test_a_part_alone(prism, tiny_model, tiny_corpus, lm, only):
 def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
     directory = shutil.copytree(tiny_model, tmp_path / "copy")
     shutil.rmtree(directory / "lens")
-    result = prism("steer", directory, TEXT, *CLAMP, "--generate", 2)
-    assert result.returncode == 0, result.stderr
-    assert "cost on held-out text: there is no lens that names a corpus" in result.stdout
+    shown = prism("steer", directory, TEXT, *CLAMP, "--generate", 2).stdout
+    assert "cost on held-out text: there is no lens that names a corpus" in shown
 
 
 @pytest.mark.parametrize(
@@ -128,25 +117,19 @@ def test_steer_refuses(refused, tiny_model, arguments, words):
     assert words in refused("steer", tiny_model, *arguments)
 
 
-def test_a_prototype_that_is_not_active_is_said_to_be_so_beside_those_that_are(
-    prism, tiny_model, lm
-):
-    used = {use.id for step in lm.explain(TEXT) for use in step.prototypes}
-    idle = next(i for i in range(lm.head.num_prototypes) if i not in used)
-    arguments = ("--prototype", idle, "--edit", "ablate", "--heldout", 0)
-    result = prism("steer", tiny_model, TEXT, *arguments)
-    assert result.returncode == 0, result.stderr
-    said = " ".join(result.stdout.split())
-    assert "Nothing changed" in said
-    assert any(f"#{one}" in said for one in used), said
+def test_an_inactive_prototype_is_reported_with_active_ones(prism, tiny_model, lm):
+    active = {use.id for step in lm.explain(TEXT) for use in step.prototypes}
+    idle = next(i for i in range(lm.head.num_prototypes) if i not in active)
+    options = ("--prototype", idle, "--edit", "ablate", "--heldout", 0)
+    words = " ".join(prism("steer", tiny_model, TEXT, *options).stdout.split())
+    assert "Nothing changed" in words
+    assert any(f"#{number}" in words for number in active), words
 
 
-def test_generate(prism, refused, tiny_model, lm):
-    expected = lm.generate(TEXT, tokens=7)
-    result = prism("generate", tiny_model, TEXT, "--tokens", 7)
-    assert result.stdout == expected + "\n"
-    sampled = prism("generate", tiny_model, TEXT, "--tokens", 7, "--temperature", 2, "--json")
-    value = json.loads(sampled.stdout)
+def test_generate(prism, document, refused, tiny_model, lm):
+    command = ("generate", tiny_model, TEXT, "--tokens", 7)
+    assert prism(*command).stdout == lm.generate(TEXT, tokens=7) + "\n"
+    value = document(*command, "--temperature", 2)
     assert value["text"] == lm.generate(TEXT, tokens=7, temperature=2.0)
     assert value["prompt"] == TEXT
     assert "generate at most 493" in refused("generate", tiny_model, TEXT, "--tokens", 100_000)

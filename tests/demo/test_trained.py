@@ -109,7 +109,7 @@ def test_the_dry_run_of_the_command(tmp_path, monkeypatch):
     assert found["out"] == "prismlm-demo-quick"
     assert list(tmp_path.iterdir()) == []
     monkeypatch.chdir(tmp_path)
-    assert "--json is of --dry-run" in CliRunner().invoke(app, ["demo", "--json"]).stderr
+    assert "--json needs --dry-run" in CliRunner().invoke(app, ["demo", "--json"]).stderr
 
 
 @pytest.mark.skipif(not can_mount(), reason="no mount")

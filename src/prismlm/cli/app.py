@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -54,9 +56,47 @@ EXTRAS = {
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def _fail(message: str) -> typer.Exit:
+@contextmanager
+def errors_as_messages() -> Iterator[None]:
+    """Turn expected errors, missing extras and Ctrl-C into messages on stderr and exit codes."""
+    try:
+        with no_panics():
+            yield
+    except PrismError as error:
+        # Every process gets the same bad input; later errors may occur in one process only.
+        if not isinstance(error, InputError) or is_first_process():
+            _print_error(str(error))
+        raise typer.Exit(BAD_INPUT) from None
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        help_command = f"Try {error.ctx.command_path} --help." if error.ctx else ""  # pyright: ignore
+        message = error.format_message().replace("Value error, ", "").rstrip(".")  # pyright: ignore
+        _print_error(f"{message}{'' if message.endswith('?') else '.'} {help_command}")
+        raise typer.Exit(BAD_INPUT) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        extra = EXTRAS[package]
+        _print_error(
+            f"this command needs {package}, which is not installed. "
+            f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'"
+        )
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt as stop:
+        if is_first_process():
+            # CPython's own interrupts may carry a message too, such as the name of a codec.
+            resumable = isinstance(stop, Interrupted)
+            typer.echo(f"interrupted: {stop}" if resumable else "interrupted", err=True)
+        # CPython remembers an interrupt that left exec(string), as dataclasses use it, and
+        # would die of SIGINT at exit although it was handled; another exec clears that.
+        exec("")
+        raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
+
+
+def _print_error(message: str) -> None:
     typer.echo(marks_shown(f"error: {message}"), err=True)
-    return typer.Exit(BAD_INPUT)
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -65,63 +105,21 @@ class ErrorsAsMessages(TyperGroup):
     def make_context(
         self, info_name: str | None, args: list[str], *others: Any, **extra: Any
     ) -> Any:
-        """Parse the arguments, all of which must be UTF-8; Ctrl-C ends the command here too."""
-        arguments = list(args)
-        try:
-            context = super().make_context(info_name, args, *others, **extra)
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        context.obj = arguments
-        return context
+        """Parse the arguments, all of which must be UTF-8; the context holds them."""
+        extra["obj"] = list(args)
+        with errors_as_messages():
+            for number, argument in enumerate(args, 1):
+                if re.search("[\ud800-\udfff]", argument):
+                    raise InputError(
+                        f"argument {number}, {argument!r}, is not UTF-8: set the terminal to "
+                        "UTF-8, or rename the file."
+                    )
+            return super().make_context(info_name, args, *others, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; turn expected errors, missing extras and Ctrl-C into exit codes."""
-        try:
-            _check_encoding(ctx.obj)
-            with no_panics():
-                return super().invoke(ctx)
-        except PrismError as error:
-            # Every process sees the same bad input; what fails later may fail in one of them only.
-            if isinstance(error, InputError) and not is_first_process():
-                raise typer.Exit(BAD_INPUT) from None
-            raise _fail(str(error)) from None
-        except UsageError as error:
-            if type(error).__name__ == "NoArgsIsHelpError":
-                raise
-            help_command = f"Try {error.ctx.command_path} --help." if error.ctx else ""  # pyright: ignore
-            message = error.format_message().replace("Value error, ", "").rstrip(".")  # pyright: ignore
-            end = "" if message.endswith("?") else "."
-            raise _fail(f"{message}{end} {help_command}") from None
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in EXTRAS:
-                raise
-            extra = EXTRAS[package]
-            raise _fail(
-                f"this command needs {package}, which is not installed. "
-                f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'"
-            ) from None
-        except KeyboardInterrupt as stop:
-            if is_first_process():
-                # CPython's own interrupts may carry a message too, such as the name of a codec.
-                ours = isinstance(stop, Interrupted)
-                typer.echo(f"interrupted: {stop}" if ours else "interrupted", err=True)
-            # CPython remembers an interrupt that left exec(string), as dataclasses use it, and
-            # would die of SIGINT at exit although it was handled; another exec clears that.
-            exec("")
-            raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
-
-
-def _check_encoding(arguments: list[str]) -> None:
-    for number, argument in enumerate(arguments, 1):
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                f"argument {number}, {argument!r}, is not UTF-8: set the terminal to UTF-8, or "
-                "rename the file."
-            ) from None
+        """Run a command."""
+        with errors_as_messages():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -162,13 +160,12 @@ def _options(
     """Refuse to start the same work in several processes, unless the command divides it."""
     command = context.invoked_subcommand or ""
     flags = [flag for flag in SINGLE_PROCESS_FLAGS if flag in context.obj]
+    single = command not in DISTRIBUTED_COMMANDS or (flags and command != "lm-eval")
     started = int(os.environ.get("WORLD_SIZE", "1"))
     # On a CPU, accelerate leaves starting the others to mpirun, and gives none its number.
-    unconnected = (
-        os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} and started == 1
-    )
-    several = started > 1 or unconnected
-    if several and (command not in DISTRIBUTED_COMMANDS or (flags and command != "lm-eval")):
+    launched = os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"}
+    unconnected = launched and started == 1
+    if single and (started > 1 or unconnected):
         raise InputError(
             f"prismlm {' '.join([command, *flags])} runs in one process; several would repeat the "
             "same work in the same place: start it without torchrun or accelerate launch."
@@ -205,9 +202,9 @@ def _report_os_error(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return 1
-    problem = "the output cannot be written"
+    where = "the output cannot be written"
     if error.filename is not None:
-        problem = f"{shown(error.filename)} cannot be used"
+        where = f"{shown(error.filename)} cannot be used"
     with suppress(OSError):
-        typer.echo(marks_shown(f"error: {problem}: {error.strerror or error}."), err=True)
+        _print_error(f"{where}: {error.strerror or error}.")
     return BAD_INPUT

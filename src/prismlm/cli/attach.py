@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,14 +11,14 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 
 if TYPE_CHECKING:
-    from prismlm.training.attach import AttachResult
+    from prismlm.training import AttachResult
 
 Base = Annotated[str, argument("MODEL", "A directory, a GGUF file or a name on the hub.")]
 Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
-HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of the prototypes per token.")]
+HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "How prototypes are weighted.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", min=1)]
-Rate = Annotated[float, option("R", "Learning rate, in units of the prototypes' elements.")]
+RATE_HELP = "Learning rate, in units of the prototypes' elements."
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
 Uncertainty = Annotated[bool, flag("--uncertainty", "Train a table of uncertainty feedback.")]
 UNCERTAINTY_LOSSES = {
@@ -36,13 +35,13 @@ def attach(
     skip_bad_rows: opt.SkipBadRows = False,
     revision: Annotated[str | None, option("NAME", "A branch, tag or commit on the hub.")] = None,
     prototypes: HeadPrototypes = None,
-    prototypes_per_token: Annotated[int, option("k", "Per token, at most.")] = 64,
+    prototypes_per_token: Annotated[int, option("k", "Maximum per token.")] = 64,
     weights: HeadWeights = "fitted",
     epochs: Annotated[float, option("N", "Passes of the head over the states.")] = 4.0,
     batch: Annotated[int, option("N", "States per step.")] = 256,
-    rate: Rate = 0.03,
+    learning_rate: Annotated[float, option("R", RATE_HELP, "--rate")] = 0.03,
     states_gb: Annotated[float, option("GB", "Maximum disk space for hidden states.")] = 4.0,
-    keep_states: Annotated[bool, flag("--keep-states", "Do not delete them at the end.")] = False,
+    keep_states: Annotated[bool, flag("--keep-states", "Keep the hidden states.")] = False,
     window: Window = None,
     contexts: opt.Contexts = 64,
     positions: opt.PositionShare = 1.0,
@@ -59,44 +58,36 @@ def attach(
 ) -> None:
     """Attach prototypes to any Hugging Face model, and index text with them.
 
-    The model's weights stay as they are: DIR holds them beside the head, and opens as any
-    checkpoint does. With --lora they are fine-tuned on the text first. With --uncertainty a table
+    The model's weights stay as they are: DIR holds them and the head, and opens like any
+    checkpoint. With --lora they are fine-tuned on the text first. With --uncertainty a table
     of 64 rows is trained to feed the entropy of each prediction back to the next input, by two
     passes over each text; prismlm.attach_uncertainty has the source's form. Run again to resume.
     """
+    if lora:
+        opt.require_packages("peft")
     from prismlm import training
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import check_share
 
-    if lora:
-        opt.require_packages("peft")
-    settings: dict[str, Any] = {"window": window, "states_gb": states_gb, "device": device}
-    settings |= {"precision": precision, "revision": revision, "keep_states": keep_states}
-    sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
-    options = training.AttachOptions(
-        **settings,
-        fit=training.FitOptions(*sizes, weights=weights, seed=seed),
-        contexts=contexts,
-        positions=check_share(positions),
-        codes=check_codes(codes),
-        lora=training.LoraOptions(lora_epochs, seed=seed) if lora else None,
-        skip_bad_rows=skip_bad_rows,
-        uncertainty=training.TableOptions(uncertainty_epochs, seed=seed) if uncertainty else None,
-    )
+    check_share(positions)
+    check_codes(codes)
+    parts: dict[str, Any] = {
+        "fit": opt.fill(training.FitOptions, locals()),
+        "lora": training.LoraOptions(lora_epochs, seed=seed) if lora else None,
+        "uncertainty": training.TableOptions(uncertainty_epochs, seed=seed)
+        if uncertainty
+        else None,
+    }
+    options = opt.fill(training.AttachOptions, locals(), **parts)
     if dry_run:
         output.print_cost(training.estimate_attach(model, corpus, options), as_json=as_json)
         return
-    start = time.monotonic()
     result = training.attach(model, corpus, out, options, progress=ConsoleReporter())
-    if as_json:
-        output.print_json(result.to_dict())
-    else:
-        _print_result(result, time.monotonic() - start)
+    output.show(result.to_dict(), as_json, lambda: _print_result(result))
 
 
-def _print_result(result: AttachResult, seconds: float) -> None:
+def _print_result(result: AttachResult) -> None:
     losses = result.uncertainty or {}
     facts = {"states": result.states, **output.quality_facts(result.quality)}
     facts |= {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
-    facts |= {"lens": str(result.lens), "seconds": seconds}
-    output.print_facts(facts, str(result.directory))
+    output.print_facts(facts | {"lens": str(result.lens)}, str(result.directory))

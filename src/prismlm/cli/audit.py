@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
-NAME_WIDTH = 28
 Files = Annotated[list[Path], argument("FILE...", f"Texts: {opt.TEXT_KINDS}.")]
-LeastShare = Annotated[float, option("S", "Least share of a document in a row.", min=0, max=1)]
+LeastShare = Annotated[float, option("S", "Minimum share of a listed document.", min=0, max=1)]
+IdColumn = Annotated[str | None, option("NAME", "Column of the ids (default: file, row).")]
 Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "Group shares by this.")]
 
 
-def _read_documents(files: list[Path], tokenizer: Any = None, **options: Any) -> DocumentReader:
+def _read_documents(files: list[Path], **options: Any) -> DocumentReader:
     from prismlm.corpus.read import DocumentReader
 
-    return DocumentReader(list(files), tokenizer=tokenizer, answered_chats="last", **options)
+    return DocumentReader(files, answered_chats="last", **options)
 
 
 def audit(
@@ -43,9 +44,7 @@ def audit(
     window: opt.Window = None,
     stride: opt.Stride = None,
     text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",
-    id_column: Annotated[
-        str | None, option("NAME", "Column of the ids (default: file, row).")
-    ] = None,
+    id_column: IdColumn = None,
     skip_bad_rows: opt.SkipBadRows = False,
     parquet: Output = None,
     jsonl: Output = None,
@@ -56,47 +55,42 @@ def audit(
     as_json: opt.Json = False,
 ) -> None:
     """Show what a model's predictions over many texts rely on, and write reports."""
+    tables = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
+    opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)
+    import prismlm
     from prismlm.corpus.documents import Columns
-    from prismlm.explain.audit import Audit, estimate_audit
-    from prismlm.explain.language_model import load
+    from prismlm.explain.audit import estimate_audit
     from prismlm.explain.texts import text_options
     from prismlm.lens.cells import parse_where
 
-    outputs = {"parquet": parquet, "jsonl": jsonl, "csv": csv, "html": html}
-    opt.check_output_files(model, lens, *files, overwrite=overwrite, **outputs)
-    conditions = parse_where(where or [])
-    columns = Columns(text=text_column, id=id_column)
+    conditions, columns = parse_where(where or []), Columns(text=text_column, id=id_column)
     reader = _read_documents(files, columns=columns, skip_bad_rows=skip_bad_rows)
-    lm = load(model, lens=lens, corpus=corpus)
+    lm = prismlm.load(model, lens=lens, corpus=corpus)
     reader.tokenizer = lm.tokenizer
-    report = Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
+    report = prismlm.Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
     with orderly_end():
         if dry_run:
             output.print_cost(estimate_audit(report, reader), as_json=as_json)
             return
-        rows = [path for path in (parquet, jsonl, csv) if path is not None]
-        summary = _run_audit(report, reader, rows, html)
-    output.report_written(*rows, html)
-    if as_json:
-        output.print_json(summary)
-    else:
-        _print_audit(report, summary, by or report.lens.default_group_by, documents)
+        summary = _run_audit(report, reader, list(filter(None, tables.values())), html)
+    output.report_written(*tables.values(), html)
+    column = by or report.lens.default_group_by
+    output.show(summary, as_json, lambda: _print_audit(report, summary, column, documents))
 
 
 def _run_audit(
-    audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
+    audit: Audit, reader: DocumentReader, tables: list[Path], html: Path | None
 ) -> dict[str, Any]:
+    """Read the documents, write all files, and return the summary."""
     from prismlm.explain.audit import audit_files
     from prismlm.pages.audit import audit_page
 
     for _ in reader:
         # Report a bad row before the model reads those above it.
         pass
-    pages = [] if html is None else [html]
-    reporter = ConsoleReporter()
     with (
-        audit_files(paths, pages, audit.identity) as (add, temporary),
-        reporter.task("Reading texts", reader.total, reader.unit) as task,
+        audit_files(tables, [html] if html else [], audit.identity) as (add, pages),
+        ConsoleReporter().task("Reading texts", reader.total, reader.unit) as task,
     ):
         done = 0
         for row in audit.read(reader):
@@ -104,22 +98,17 @@ def _run_audit(
             task.advance(reader.done - done)
             done = reader.done
         summary = audit.to_dict() | {"left_out": dict(reader.left_out)}
-        for path in temporary:
-            path.write_text(audit_page(summary), encoding="utf-8")
+        for page in pages:
+            page.write_text(audit_page(summary), encoding="utf-8")
     return summary
 
 
 def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
     from prismlm.cli.trace import print_documents, print_shares
-    from prismlm.corpus.read import count_list
     from prismlm.pages.trace import CAVEAT
 
-    ce, explained = summary["ce"], summary["explained_share"]
-    figures = [f"{summary['texts']:,} texts", f"{summary['predictions']:,} predictions"]
-    figures += [] if ce is None else [f"cross-entropy {ce:.3f}"]
-    figures += [] if explained is None else [f"explained share {explained:.2f}"]
-    figures += [f"left out: {count_list(summary['left_out'])}"] if summary["left_out"] else []
-    output.say(" · ".join(figures))
+    names = ("texts", "predictions", "ce", "explained_share", "left_out")
+    output.say(output.facts_line({name: summary[name] for name in names if summary[name]}))
     output.say(*summary["notes"], style="bold")
     if summary["support"] is not None:
         levels = summary["support"]["levels"].items()
@@ -136,8 +125,8 @@ def sources(
     model: opt.Model,
     doc: Annotated[str, option("ID", "The document's id.", "--doc")],
     file: opt.TextFiles = None,
-    audit: Annotated[Path | None, option("PARQUET", "Or the rows of an audit.")] = None,
-    lens: opt.Lens = None,
+    audit: Annotated[Path | None, option("PARQUET", "Or read the rows of an audit.")] = None,
+    lens_name: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
     top: Annotated[int, option("N", "Maximum number of prototypes and texts.", min=1)] = 10,
     as_json: opt.Json = False,
@@ -145,24 +134,24 @@ def sources(
     """Show where a training document shows up: its prototypes, and texts that relied on it."""
     if file and audit is not None:
         raise InputError("expected texts (--file) or an audit (--audit), got both.")
-    from prismlm.explain.language_model import load
+    import prismlm
     from prismlm.explain.sources import audited_texts_that_rely, document_sources, texts_that_rely
     from prismlm.explain.texts import text_options
 
-    lm = load(model, lens=lens, corpus=corpus)
-    opened = lm.lens_for("document to find")
-    document, texts, left_out = document_sources(opened, doc), None, dict[str, int]()
+    lm = prismlm.load(model, lens=lens_name, corpus=corpus)
+    lens = lm.lens_for("document to find")
+    document, texts = document_sources(lens, doc), None
+    value = {"model": str(model), "lens": str(lens.path), **asdict(document), "texts": None}
     if audit is not None:
-        texts = audited_texts_that_rely(opened, doc, audit)
+        texts = audited_texts_that_rely(lens, doc, audit)
+        value["left_out"] = {}
     elif file:
-        reader = _read_documents(file, lm.tokenizer)
+        reader = _read_documents(file, tokenizer=lm.tokenizer)
         texts = texts_that_rely(lm, doc, reader, text_options([lm]))
-        left_out = dict(reader.left_out)
-    value: dict[str, Any] = {"model": str(model), "lens": str(opened.path), **asdict(document)}
-    value["texts"] = None
+        value["left_out"] = dict(reader.left_out)
     if texts is not None:
         value["texts"] = [text._asdict() for text in texts.texts]
-        value |= {"texts_read": texts.read, "share": texts.share, "left_out": left_out}
+        value |= {"texts_read": texts.read, "share": texts.share}
         value |= {} if texts.least is None else {"least_share": texts.least}
     if as_json:
         output.print_json(value)
@@ -186,35 +175,34 @@ def compare(
     as_json: opt.Json = False,
 ) -> None:
     """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
+    if not file and (window or stride):
+        raise InputError("--window and --stride need texts to read: add --file.")
+    inputs = (model_a, model_b, lens_a, lens_b, *(file or ()))
+    opt.check_output_files(*inputs, overwrite=overwrite, parquet=parquet)
+    import prismlm
     from prismlm.explain.compare import check_comparable, compare_prototypes, compare_texts
-    from prismlm.explain.language_model import load
     from prismlm.explain.rows import write_rows
     from prismlm.explain.texts import text_options
 
-    inputs = (model_a, model_b, lens_a, lens_b, *(file or ()))
-    opt.check_output_files(*inputs, overwrite=overwrite, parquet=parquet)
-    a, b = load(model_a, lens=lens_a), load(model_b, lens=lens_b)
+    a, b = prismlm.load(model_a, lens=lens_a), prismlm.load(model_b, lens=lens_b)
     check_comparable(a, b)
     texts = None
     if file:
-        reader = _read_documents(file, a.tokenizer)
+        reader = _read_documents(file, tokenizer=a.tokenizer)
         texts = compare_texts(a, b, reader, text_options([a, b], window, stride))
         texts |= {"left_out": dict(reader.left_out)}
     prototypes = compare_prototypes(a, b)
-    if parquet is not None:
-        write_rows(prototypes["pairs"], parquet)
-        output.report_written(parquet)
+    output.write(parquet, partial(write_rows, prototypes["pairs"]))
     del prototypes["pairs"][top:]
     value: dict[str, Any] = {
-        name: {"model": str(path), "lens": None if lm.lens is None else str(lm.lens.path)}
+        name: {"model": str(path), "lens": lm.lens and str(lm.lens.path)}
         for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
     value |= {"texts": texts, "prototypes": prototypes}
-    output.print_json(value) if as_json else _print_comparison(value, by, top)
+    output.show(value, as_json, lambda: _print_comparison(value, by, top))
 
 
 def _print_comparison(value: dict[str, Any], by: str, top: int) -> None:
-    """Print the JSON document, with the ``top`` largest shares by one column."""
     output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
     if value["texts"] is not None:
         shares = value["texts"].pop("shares")
@@ -223,20 +211,6 @@ def _print_comparison(value: dict[str, Any], by: str, top: int) -> None:
         if shares is not None:
             rest = shares[by]["unattributed"]
             last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
-            columns = {"key": "", "a": ".1%", "b": ".1%", "difference": "+.1%"}
-            output.print_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], last])
-    pairs = value["prototypes"].pop("pairs")
-    output.print_facts(value["prototypes"])
-    output.say("")
-    columns = {"a": "", "b": "", "cosine": ".3f", "mutual": "", "in_common": ".0%"}
-    columns |= {"a_name": "", "b_name": ""}
-    output.print_rows("Pairs", columns, list(map(_pair_cells, pairs)))
-
-
-def _pair_cells(pair: dict[str, Any]) -> dict[str, Any]:
-    # The Jaccard similarity belongs to A's best match by contexts, maybe another prototype than b.
-    jaccard = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
-    cells = {"mutual": "yes" if pair["mutual"] else "no", "in_common": jaccard}
-    for key in ("a_name", "b_name"):
-        cells[key] = output.shorten(pair[key], NAME_WIDTH) if pair[key] else None
-    return pair | cells
+            rows = [*shares[by]["items"][:top], last]
+            output.print_rows(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)
+    output.print_value(value["prototypes"], top)

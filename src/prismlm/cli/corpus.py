@@ -9,7 +9,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import argument, flag, option
+from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
@@ -28,7 +28,7 @@ INPUTS_HELP = (
 )
 Column = Annotated[str | None, option("NAME", "Column name (default: its role's).")]
 Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
-SplitColumn = Annotated[str | None, option("NAME", "With train, heldout, test; '' for none.")]
+SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
 
@@ -37,10 +37,10 @@ def build(
     out: Annotated[Path, option("DIR", "The corpus directory to write.")],
     inputs: Annotated[list[str] | None, argument("IN…", INPUTS_HELP)] = None,
     dataset: Dataset = None,
-    dataset_config: Annotated[str | None, option("CONFIG", "Or NAME:CONFIG.")] = None,
+    dataset_config: Annotated[str | None, option("CONFIG", "Same as NAME:CONFIG.")] = None,
     data_files: DataFiles = None,
     split: Annotated[str, option("NAME", "The split of the dataset to read.")] = "train",
-    text_column: Annotated[str, option("NAME", "In tables and JSON.")] = "text",
+    text_column: Annotated[str, option("NAME", "Column of the text.")] = "text",
     id_column: Annotated[str | None, option("NAME", "Default: file-name:row.")] = None,
     source_column: Annotated[str | None, option("NAME", "Default: the file's name.")] = None,
     domain_column: Column = None,
@@ -48,12 +48,12 @@ def build(
     title_column: Column = None,
     url_column: Column = None,
     split_column: SplitColumn = None,
-    tokenizer: Annotated[str | None, option("DIR|NAME", "Instead of training one.")] = None,
+    tokenizer: Annotated[str | None, option("DIR|NAME", "Use this one; train none.")] = None,
     vocab_size: Annotated[int, option("N", "Vocabulary of the trained tokenizer.")] = 8192,
     heldout: Heldout = 0.05,
     shard_tokens: Annotated[int, option("N", "Maximum tokens per file.")] = 2**27,
     skip_bad_rows: opt.SkipBadRows = False,
-    overwrite: Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")] = False,
+    overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -62,26 +62,17 @@ def build(
 
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
     stream = open_dataset(dataset, dataset_config, split, data_files)
-    if stream is not None and paths:
-        raise InputError("--dataset cannot be combined with files.")
-    if stream is None and not paths:
-        raise InputError("nothing to read: name files or directories, or a --dataset.")
+    opt.check_one_of("files or directories, or a --dataset", stream, paths)
     names = (text_column, id_column, source_column, domain_column, license_column, title_column)
-    settings: dict[str, Any] = {
-        "inputs": stream or paths,
-        "out": out,
-        "tokenizer": tokenizer,
-        "vocab_size": vocab_size,
-        "columns": Columns(*names, url_column, split_column),
-        "heldout_fraction": heldout,
-        "shard_tokens": shard_tokens,
-        "overwrite": overwrite,
-        "skip_bad_rows": skip_bad_rows,
-    }
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
+    settings |= {"columns": Columns(*names, url_column, split_column), "overwrite": overwrite}
+    settings |= {"heldout_fraction": heldout, "shard_tokens": shard_tokens}
+    settings["skip_bad_rows"] = skip_bad_rows
     if dry_run:
-        output.print_cost(estimate_build(**settings), as_json=as_json)
-    else:
-        _print_corpus(build_corpus(**settings, progress=ConsoleReporter()), as_json=as_json)
+        output.print_cost(estimate_build(stream or paths, out, **settings), as_json=as_json)
+        return
+    corpus = build_corpus(stream or paths, out, **settings, progress=ConsoleReporter())
+    _print_corpus(corpus, as_json=as_json)
 
 
 def open_dataset(
@@ -90,7 +81,7 @@ def open_dataset(
     """Return the dataset of --dataset, or None."""
     if name is None:
         if config is not None or data_files:
-            raise InputError("--dataset-config and --data-files are of a --dataset: name it.")
+            raise InputError("--dataset-config and --data-files need --dataset NAME.")
         return None
     opt.require_packages("datasets")
     from prismlm.corpus import HubDataset
@@ -103,7 +94,7 @@ def info(
     directory: Annotated[Path, argument("DIR", "A corpus directory.")],
     as_json: opt.Json = False,
 ) -> None:
-    """Say what a corpus holds."""
+    """Summarise a corpus."""
     from prismlm.corpus import Corpus
 
     _print_corpus(Corpus.open(directory), as_json=as_json)
@@ -114,11 +105,12 @@ def _print_corpus(corpus: Corpus, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"path": str(corpus.path), "fingerprint": corpus.fingerprint, **meta})
         return
-    inputs, tokens = meta.get("read") or {}, max(1, meta["counts"]["tokens"])
+    inputs, counts = meta.get("read") or {}, meta["counts"]
+    tokens = max(1, counts["tokens"])
     facts = {
         "corpus": str(corpus.path),
-        **meta["counts"],
-        "characters per token": meta["counts"]["characters"] / tokens,
+        **counts,
+        "characters per token": counts["characters"] / tokens,
         "vocabulary": meta["tokenizer"]["vocab_size"],
         "held out": meta["heldout"],
         "by their own split": meta["split"].get("stated"),

@@ -20,9 +20,6 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from prismlm.demo.prompts import Answer, DemoResult
 
-FETCHED_DIRECTORY = Path("prismlm-demo")
-TRAINED_DIRECTORY = Path("prismlm-demo-trained")
-QUICK_DIRECTORY = Path("prismlm-demo-quick")
 Out = Annotated[Path | None, option("DIR", "Default: prismlm-demo, with -trained or -quick.")]
 
 
@@ -42,14 +39,14 @@ def demo(
     is kept: the second run takes seconds. On a terminal, the explorer then opens, until Ctrl-C.
     """
     if as_json and not dry_run:
-        raise InputError("--json is of --dry-run: a demo ends with the model directory on stdout.")
+        raise InputError("--json needs --dry-run: a demo prints the model directory on stdout.")
     from prismlm.demo import fetched, trained
     from prismlm.demo.fetch import Unreachable
     from prismlm.demo.prompts import estimate
 
     size = trained.QUICK if quick else trained.FULL
-    trained_directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
-    fetched_directory = out or FETCHED_DIRECTORY
+    fetched_directory = out or Path("prismlm-demo")
+    trained_directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo-trained")
     if dry_run:
         if train or quick:
             cost = estimate(trained_directory, trained.identity(size), size.cost, "")
@@ -64,8 +61,7 @@ def demo(
             result = fetched.run_fetched(fetched_directory, progress=progress)
         except Unreachable as error:
             typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
-    if result is None:
-        result = trained.run_demo(trained_directory, size, progress=progress)
+    result = result or trained.run_demo(trained_directory, size, progress=progress)
     _print_summary(result)
     typer.echo(str(result.model))
     if not no_serve and sys.stdout.isatty():
@@ -86,10 +82,9 @@ def _print_summary(result: DemoResult) -> None:
             "The model is SmolLM2-135M-Instruct, fine-tuned on the texts in its lens; its "
             "pre-training data is not indexed."
         )
-    agreement = percent(provenance["quality"]["agreement"])
     output.say(
-        f"Its prototypes alone choose the same next token as the full model {agreement} of the "
-        "time on held-out text."
+        "Its prototypes alone choose the same next token as the full model "
+        f"{percent(provenance['quality']['agreement'])} of the time on held-out text."
     )
     output.say(CAVEAT, style="dim")
     model = shlex.quote(str(result.model))
@@ -104,7 +99,6 @@ def _print_summary(result: DemoResult) -> None:
 
 
 def _print_answer(answer: Answer) -> None:
-    """Print a question, its answer, how well the corpus supports it, and the leading passage."""
     from prismlm.cli.trace import print_passage
     from prismlm.explain.support import Level, percent, sentence
     from prismlm.lens.text import Around

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +16,7 @@ from prismlm.errors import InputError
 from prismlm.files import read_text
 
 if TYPE_CHECKING:
-    from prismlm.cli.trace import PrintOptions
     from prismlm.corpus.chat import Messages
-    from prismlm.explain.language_model import PrismLM
-    from prismlm.explain.trace import Trace
 
 STDIN = "-"
 CHAT_TOKENS = 50
@@ -25,7 +24,7 @@ FILE_HELP = "Read the text from here, or texts (json, jsonl, csv, parquet); - is
 TextFile = Annotated[str | None, option("FILE", FILE_HELP)]
 GENERATE_HELP = "Tokens to add and explain (default: 0, or 50 to answer a chat)."
 Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
-Attention = Annotated[list[str] | None, option("L:H", "For --json: heads H of layers L.")]
+Attention = Annotated[list[str] | None, option("L:H", "With --json: add head H of layer L.")]
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
@@ -56,94 +55,56 @@ def explain(
     overwrite: opt.Overwrite = False,
 ) -> None:
     """Show which training text an answer, or each prediction along a text, relies on."""
-    input_file = None if file == STDIN else file
-    opt.check_output_files(model, lens, input_file, overwrite=overwrite, html=html, parquet=parquet)
+    inputs = (model, lens, None if file == STDIN else file)
+    opt.check_output_files(*inputs, overwrite=overwrite, html=html, parquet=parquet)
     texts = _read_texts(model, text, file, lines)
-    prompts = [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
+    prompts = [_prompt(text, chat, system) for text in texts]
     selection, heads = _parse_span(tokens), opt.parse_layer_pairs("--attention", "HEAD", attention)
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
-    from prismlm.cli.trace import PrintOptions
-    from prismlm.explain.language_model import load
+    import prismlm
+    from prismlm.cli.trace import PrintOptions, explain_and_print, select
+    from prismlm.explain.trace import Trace, write_parquet
     from prismlm.lens.cells import parse_where
+    from prismlm.outputs import write_text
+    from prismlm.pages.trace import page
 
     conditions = parse_where(where or [])
     with spinner("Opening the model"):
-        lm = load(model, lens=lens, corpus=corpus)
+        lm = prismlm.load(model, lens=lens, corpus=corpus)
     if by or conditions or against or method != "evidence":
         lm.lens_for("training text to point to")
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
-    table = tokens is not None
-    printed = PrintOptions(column, documents, passages, against, table, top, method, conditions)
+    parts = {"by": column, "table": tokens is not None, "where": conditions}
+    printed: PrintOptions = opt.fill(PrintOptions, locals(), **parts)
     settings: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     traces: list[Trace] = []
     for prompt in prompts:
         settings["generate"] = _default_tokens(prompt) if generate is None else generate
         if as_json:
-            traces.append(_select(lm.explain(prompt, **settings), selection))
+            traces.append(select(lm.explain(prompt, **settings), selection))
         else:
             traces.append(explain_and_print(lm, prompt, printed, selection, **settings))
-    _write_files(traces, html, parquet, against)
+    output.write(html, lambda path: write_text(path, page(traces, against=against)))
+    output.write(parquet, partial(write_parquet, traces))
     if as_json:
         figures: dict[str, Any] = {"method": method, "where": conditions, "against": against}
         values = [trace.to_dict(column, documents, **figures) for trace in traces]
         output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
-def explain_and_print(
-    lm: PrismLM,
-    prompt: str | Messages,
-    options: PrintOptions,
-    selection: slice | None = None,
-    **settings: Any,
-) -> Trace:
-    """Explain a text and print the explanation; a terminal shows the answer as it is written."""
-    from prismlm.cli.trace import AnswerPrinter, find_evidence, print_trace
-    from prismlm.corpus.chat import question_of
-
-    console = output.stdout_console()
-    printer, special = (
-        AnswerPrinter(console, question_of(prompt)),
-        set(lm.tokenizer.all_special_ids),
-    )
-
-    def print_step(step: Any) -> None:
-        if step.target_id not in special:
-            printer.print_step(step)
-
-    full = lm.explain(prompt, **settings, on_step=print_step if console.is_terminal else None)
-    trace = _select(full, selection)
-    printer.end_line()
-    # Before anything else is printed, since it may be refused.
-    with spinner("Searching the corpus"):
-        evidence = find_evidence(trace, options)
-    printer.finish(full, isinstance(prompt, str))
-    if trace is not full:
-        first, last = trace.steps[0].position, trace.steps[-1].position
-        output.say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
-    print_trace(trace, evidence, options)
-    console.print()
-    return trace
+def _prompt(text: str | Messages, chat: bool, system: str | None) -> str | Messages:
+    if isinstance(text, str):
+        return opt.build_prompt(text, chat, system)
+    if chat or system is not None:
+        raise InputError("the file holds chats: leave out --chat and --system.")
+    return text
 
 
 def _default_tokens(prompt: str | Messages) -> int:
     from prismlm.corpus.chat import ASSISTANT
 
     return 0 if isinstance(prompt, str) or prompt[-1]["role"] == ASSISTANT else CHAT_TOKENS
-
-
-def _write_files(
-    traces: list[Trace], html: Path | None, parquet: Path | None, against: int
-) -> None:
-    from prismlm.explain.trace import write_parquet
-    from prismlm.outputs import write_text
-    from prismlm.pages.trace import page
-
-    if html is not None:
-        write_text(html, page(traces, against=against))
-    if parquet is not None:
-        write_parquet(traces, parquet)
-    output.report_written(html, parquet)
 
 
 def _read_texts(
@@ -173,24 +134,11 @@ def _parse_span(tokens: str | None) -> slice | None:
     """Return the selected predictions; None for all."""
     if tokens in (None, "all"):
         return None
-    if tokens == "last":
-        return slice(-1, None)
-    first, colon, last = tokens.partition(":")
-    try:
-        if colon:
-            return slice(int(first) if first else None, int(last) if last else None)
-        return slice(int(first), int(first) + 1 or None)
-    except ValueError:
+    match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", "-1:" if tokens == "last" else tokens)
+    if match is None or not (match[1] or match[2]) or (match[3] and not match[2]):
         raise InputError(
             f"--tokens {tokens} cannot be read: expected all, last, A:B, such as 0:20 or -5:, or "
             "one number."
-        ) from None
-
-
-def _select(trace: Trace, selection: slice | None) -> Trace:
-    if selection is None:
-        return trace
-    selected = trace[selection]
-    if not len(selected):
-        raise InputError(f"--tokens selects none of the {len(trace)} predictions, from 0 on.")
-    return selected
+        )
+    first, last = (int(number) if number else None for number in match.group(1, 3))
+    return slice(first, last if match[2] else int(match[1]) + 1 or None)

@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 # Per file of a streamed corpus: the most that an interruption loses.
 SHARD_TOKENS = 2**24
 
-CorpusDir = Annotated[Path | None, option("DIR", "The corpus; written with --dataset.")]
+CorpusDir = Annotated[Path | None, option("DIR", "The corpus; with --dataset, its destination.")]
 NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
 ColumnNames = Annotated[list[str] | None, option("ROLE=NAME", "Such as text=body; repeatable.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
-Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
-Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, also an unfinished one.")]
+Part = Annotated[str | None, option("I/N", "Read one of N parts; the last writes the lens.")]
 
 
 def index(
@@ -58,7 +57,7 @@ def index(
     shard: Part = None,
     device: opt.Device = "auto",
     precision: opt.Precision = "auto",
-    overwrite: Overwrite = False,
+    overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -74,14 +73,14 @@ def index(
     from prismlm.models.device import device_named, uses_bf16
 
     hub_dataset = open_dataset(dataset, None, dataset_split, data_files)
-    source = _source(model, hub_dataset, corpus, _parse_columns(column or []), skip_bad_rows)
+    source = _source(model, hub_dataset, corpus, column, skip_bad_rows)
     place, part = _local_device(device_named(device)), _parse_shard(shard)
     sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
     out = lens_directory(model, lens or source.name)
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=place)
-    # Refuses what the model cannot read before a dataset is streamed.
+    # Refuses windows that the model cannot read, before a dataset is streamed.
     options = options_for(checkpoint.model, options, model)
     if dry_run:
         head = checkpoint.sidecar.head
@@ -101,13 +100,15 @@ def index(
 
 
 def _source(
-    model: Path, dataset: Any, corpus: Path | None, columns: Columns, skip: bool
+    model: Path, dataset: Any, corpus: Path | None, columns: list[str] | None, skip: bool
 ) -> Corpus | _Stream:
-    """Return what is read: a dataset, or else a corpus."""
+    """Return the dataset or the corpus to read."""
     from prismlm.corpus import Corpus
 
     if dataset is not None:
-        return _Stream(model, dataset, columns, corpus, skip)
+        return _Stream(model, dataset, corpus, _parse_columns(columns), skip)
+    if columns or skip:
+        raise InputError("--column and --skip-bad-rows need --dataset NAME.")
     if corpus is None:
         raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
     return Corpus.open(corpus)
@@ -116,7 +117,7 @@ def _source(
 class _Stream:
     """A dataset, which becomes a corpus with the model's tokenizer before it is indexed."""
 
-    def __init__(self, model: Path, dataset: Any, columns: Columns, out: Any, skip: bool) -> None:
+    def __init__(self, model: Path, dataset: Any, out: Any, columns: Columns, skip: bool) -> None:
         parts = filter(None, (dataset.label, dataset.config, dataset.split))
         self.model, self.dataset, self.columns, self.skip_bad_rows = model, dataset, columns, skip
         self.out: Path = out or model / "corpora" / "-".join(parts)
@@ -126,30 +127,24 @@ class _Stream:
         """Return the corpus, after building what is missing of it."""
         from prismlm.corpus import build_corpus
 
-        settings: dict[str, Any] = {"skip_bad_rows": self.skip_bad_rows, "columns": self.columns}
-        settings |= {"shard_tokens": SHARD_TOKENS, "reuse": True, "wait": wait}
-        settings |= {"tokenizer": self.model, "progress": progress}
+        settings: dict[str, Any] = {"columns": self.columns, "skip_bad_rows": self.skip_bad_rows}
+        settings |= {"tokenizer": self.model, "shard_tokens": SHARD_TOKENS, "progress": progress}
         with orderly_end():
-            return build_corpus(self.dataset, self.out, **settings)
+            return build_corpus(self.dataset, self.out, **settings, reuse=True, wait=wait)
 
     def estimate(self, estimate_index: Callable[..., Cost]) -> Cost:
         """Return the cost of the index, and of its corpus if that is not built."""
-        from prismlm.corpus.build import (
-            draw_sample,
-            estimate_from,
-            existing_corpus,
-            open_reader,
-            sample_corpus,
-        )
+        from prismlm.corpus import build
         from prismlm.corpus.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(self.model)
-        existing = existing_corpus(self.dataset, self.out, tokenizer, self.columns)
+        existing = build.existing_corpus(self.dataset, self.out, tokenizer, self.columns)
         if existing is not None:
             return estimate_index(existing)
-        sample = draw_sample(open_reader(self.dataset, self.columns, self.skip_bad_rows, tokenizer))
-        corpus_cost = replace(estimate_from(sample, tokenizer), name="corpus")
-        with sample_corpus(sample, tokenizer) as corpus:
+        reader = build.open_reader(self.dataset, self.columns, self.skip_bad_rows, tokenizer)
+        sample = build.draw_sample(reader)
+        corpus_cost = replace(build.estimate_from(sample, tokenizer), name="corpus")
+        with build.sample_corpus(sample, tokenizer) as corpus:
             cost = estimate_index(corpus, scale=sample.scale)
         return replace(cost, parts=(corpus_cost,), unknown=corpus_cost.unknown)
 
@@ -160,11 +155,11 @@ def _local_device(name: str) -> str:
     return f"cuda:{rank}" if name == "cuda" and rank else name
 
 
-def _parse_columns(options: list[str]) -> Columns:
+def _parse_columns(pairs: list[str] | None) -> Columns:
     from prismlm.corpus import Columns
 
     columns: dict[str, Any] = {}
-    for pair in options:
+    for pair in pairs or []:
         role, equals, name = pair.partition("=")
         if not equals:
             raise InputError(f"--column {pair}: expected ROLE=NAME, for example text=body.")
@@ -189,20 +184,18 @@ def _parse_shard(shard: str | None) -> Shard:
 
 
 def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_json: bool) -> None:
-    """Print what a lens holds, or which of its parts are missing."""
     from prismlm.lens.inspection import lens_summary
     from prismlm.parts import Parts
 
     if written is not None:
         summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
-        output.print_json(summary) if as_json else output.print_facts(summary)
+        output.show(summary, as_json, lambda: output.print_facts(summary))
         return
-    parts, numbers = Parts(out, part.count), range(1, part.count + 1)
+    parts, numbers = Parts(out, part.count), list(range(1, part.count + 1))
     # Other processes may have finished in the meantime and written the lens.
-    done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else list(numbers)
+    done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else numbers
     left = sorted(set(numbers) - set(done))
-    if as_json:
-        output.print_json({"lens": None, "shards": part.count, "done": done, "left": left})
-    else:
-        missing = ", ".join(map(str, left)) or "none"
-        typer.echo(f"Part {part.number + 1} of {part.count} is done; left: {missing}.")
+    summary = {"lens": None, "shards": part.count, "done": done, "left": left}
+    missing = ", ".join(map(str, left)) or "none"
+    text = f"Part {part.number + 1} of {part.count} is done; left: {missing}."
+    output.show(summary, as_json, lambda: typer.echo(text))

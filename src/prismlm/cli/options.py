@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +20,14 @@ from prismlm.outputs import check_ending, check_outputs
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
     from prismlm.explain.language_model import PrismLM
+    from prismlm.lens.labels.endpoint import Endpoint as NamedEndpoint
     from prismlm.lens.lens import Lens as OpenedLens
+
+
+def fill(kind: Any, options: Mapping[str, Any], **others: Any) -> Any:
+    """Return a dataclass whose fields are the options of the same names, and some others."""
+    names = {field.name for field in fields(kind)} & (options.keys() - others.keys())
+    return kind(**{name: options[name] for name in names}, **others)
 
 
 def option(
@@ -53,15 +62,17 @@ TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
 SkipBadRows = Annotated[bool, flag("--skip-bad-rows", "Skip bad rows; count them by reason.")]
-Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace existing output.")]
 Model = Annotated[Path, argument("MODEL", "A model directory, or org/name.")]
 Models = Annotated[list[Path], argument("MODEL...", "Model directories, such as seeds.")]
 Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
 Precision = Annotated[
     Literal["auto", "float32", "bf16"], option(None, "Precision of the forward passes.")
 ]
-Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.")]
-CorpusLocation = Annotated[Path | None, option("DIR", "The lens's corpus, if moved.", "--corpus")]
+Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.", "--lens")]
+CorpusLocation = Annotated[
+    Path | None, option("DIR", "The lens's corpus, if it moved.", "--corpus")
+]
 CorpusToRead = Annotated[Path | None, option("DIR", "Default: the training corpus.")]
 FILES_HELP = f"Texts to read; may be repeated: {TEXT_KINDS}."
 TextFiles = Annotated[list[Path] | None, option("FILE", FILES_HELP, "--file")]
@@ -109,7 +120,7 @@ def split_names(text: str | None) -> list[str] | None:
 
 
 def build_prompt(text: str, chat: bool, system: str | None) -> str | Messages:
-    """Return the input of a model: the text, or with ``--chat`` the messages of a question."""
+    """Return the input of a model: the text, or the messages of a question with ``--chat``."""
     if system is not None and not chat:
         raise InputError("--system is a system prompt: add --chat, or leave it out.")
     if chat and not text.strip():
@@ -159,16 +170,21 @@ def require_packages(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def check_endpoint(url: str | None, model: str | None) -> bool:
-    """Return whether an endpoint is given; InputError for half of one."""
-    if (url is None) != (model is None):
+def open_endpoint(url: str | None, model: str | None, *limits: Any) -> NamedEndpoint | None:
+    """Return an endpoint, None without one; InputError for half of one."""
+    if url is None and model is None:
+        return None
+    if url is None or model is None:
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
-    return url is not None
+    require_packages("openai")
+    from prismlm.lens.labels.endpoint import Endpoint
+
+    return Endpoint(url, model, *limits)
 
 
 def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
     """Open a model with its lens; InputError if it has none."""
-    from prismlm.explain.language_model import load
+    import prismlm
 
-    lm = load(model, lens=lens)
+    lm = prismlm.load(model, lens=lens)
     return lm, lm.lens_for("table of its prototypes")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
-from prismlm.outputs import write_text
+from prismlm.outputs import output_file, write_text
 from prismlm.probes.results import FINDINGS, Report, Table, as_json, figure_at, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from matplotlib.figure import Figure
 
     from prismlm.cost import Cost
     from prismlm.explain.quality import HeadQuality
@@ -41,9 +43,32 @@ def print_json(value: Any) -> None:
     typer.echo(json_text(value, indent=2))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write one JSON document, and report it."""
-    write_text(path, json_text(value, indent=2) + "\n")
+def show(value: Any, as_json: bool, printer: Callable[[], object] | None = None) -> None:
+    """Print a result as JSON, or for people, by default as :func:`print_value`."""
+    if as_json:
+        print_json(value)
+    elif printer is None:
+        print_value(value)
+    else:
+        printer()
+
+
+def write(path: Path | None, writer: Callable[[Path], object]) -> None:
+    """Write a file, and report it; None is skipped."""
+    if path is not None:
+        writer(path)
+        report_written(path)
+
+
+def write_json(path: Path | None, value: Any) -> None:
+    """Write one JSON document, as :func:`write`."""
+    write(path, lambda path: write_text(path, json_text(value, indent=2) + "\n"))
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure as SVG, and report it; the same figure gives the same file."""
+    with output_file(path) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
     report_written(path)
 
 
@@ -102,70 +127,65 @@ def bar(share: float, width: int) -> str:
 
 
 class Writer:
-    """Prints generated text as it arrives, with line breaks between words."""
+    """Prints generated text as it arrives, with line breaks between words.
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._column, self._pending = console, 0, ""
+    Args:
+        console: the output.
+        prompt: what the text answers; printed above it, before its first word.
+    """
 
-    def write(self, text: str) -> None:
-        """Print all complete words."""
-        self._pending += sanitize(text).replace("\t", "    ")
-        *words, self._pending = re.split(r"(?<=\s)(?=\S)", self._pending)
-        if cell_len(self._pending) > MAX_WORD_WIDTH:
-            words, self._pending = [*words, self._pending], ""
+    def __init__(self, console: Console, prompt: str | None = None) -> None:
+        self._console, self._prompt = console, prompt
+        self._column, self._pending = 0, ""
+
+    def write(self, text: str, *, end: bool = False) -> None:
+        """Print all complete words, and at the ``end`` the last one."""
+        text = self._pending + sanitize(text).replace("\t", "    ")
+        text = text if self._prompt is None else text.lstrip()
+        *words, self._pending = re.split(r"(?<=\s)(?=\S)", text)
+        if end or cell_len(self._pending) > MAX_WORD_WIDTH:
+            words, self._pending = [*words, self._pending.rstrip() if end else self._pending], ""
+        if self._prompt is not None and words:
+            self._console.print(self._prompt, style="dim", end="\n\n")
+            self._prompt = None
+        lines, width = "", self._console.width
         for word in words:
-            self._print_word(word)
-
-    def end(self) -> None:
-        """Print the last word and end its line."""
-        self._print_word(self._pending.rstrip())
-        self._pending = ""
-        if self._column:
-            self._print("\n")
-
-    def _print_word(self, word: str) -> None:
-        body, width = word.rstrip(), self._console.width
-        if self._column and self._column + cell_len(body) > width:
-            self._print("\n")
-        for part in chop_cells(body, width):
-            self._print(part)
-        blank = word[len(body) :]
-        self._print("\n" * blank.count("\n") or blank[: max(0, width - self._column)])
-
-    def _print(self, text: str) -> None:
-        self._console.print(Text(text), end="", soft_wrap=True)
-        self._column = 0 if text.endswith("\n") else self._column + cell_len(text)
+            body = word.rstrip()
+            if self._column and self._column + cell_len(body) > width:
+                lines, self._column = lines + "\n", 0
+            self._column += cell_len(body)
+            # Blanks never begin a line.
+            blank = "\n" * word.count("\n") or word[len(body) :][: max(0, width - self._column)]
+            lines += body + blank
+            self._column = 0 if "\n" in blank else self._column + len(blank)
+        if end and self._column:
+            lines, self._column = lines + "\n", 0
+        self._console.print(Text(lines), end="", soft_wrap=True)
 
 
-def print_table(table: Table, *, truncate: str = "") -> None:
+def print_table(table: Table) -> None:
     """Print a table under its title, without empty columns, and its facts below.
 
-    Headings are as narrow as their figures; texts wrap where they do not fit, except those of the
-    last column if ``truncate`` names it. Cells may be rich's ``Text``.
+    Headings are as narrow as their figures. Cells may be rich's ``Text``.
     """
     console = stdout_console()
     if table.title:
         console.print(sanitize(table.title), style="bold")
     grid = Grid(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     cells: list[list[Text]] = []
-    room = console.width
     for name, form in table.columns.items():
         values = [figure_at(row, name) for row in table.rows]
         if all(value is None for value in values):
             continue
         texts = [v if isinstance(v, Text) else Text(sanitize(text_of(v, form))) for v in values]
         is_text = all(isinstance(value, (str, Text, type(None))) for value in values)
-        width = max(text.cell_len for text in texts)
         heading = name.removesuffix(".value").replace("_", " ").replace(".", " ")
         if not is_text:
+            width = max(text.cell_len for text in texts)
             heading = "\n".join(wrap(heading, width, break_long_words=False))
         justify = "left" if is_text else "right"
         grid.add_column(heading, justify=justify, no_wrap=not is_text, overflow="fold")
         cells.append(texts)
-        if name == truncate:
-            column = grid.columns[-1]
-            column.no_wrap, column.overflow, column.width = True, "ellipsis", max(12, room)
-        room -= max(width, *map(cell_len, heading.split("\n"))) + 1
     for row in zip(*cells, strict=True):
         grid.add_row(*row)
     console.print(grid)
@@ -174,9 +194,10 @@ def print_table(table: Table, *, truncate: str = "") -> None:
     console.print()
 
 
-def print_rows(title: str, columns: Mapping[str, str], rows: Sequence[Any], **facts: Any) -> None:
-    """Print rows under columns with number formats, as :func:`print_table`."""
-    print_table(Table(title, columns, tuple(rows), facts))
+def print_rows(title: str, columns: str, rows: Sequence[Any], **facts: Any) -> None:
+    """Print rows as :func:`print_table`; columns are ``name`` or ``name:format``."""
+    formats = {name: form for name, _, form in (c.partition(":") for c in columns.split())}
+    print_table(Table(title, formats, tuple(rows), facts))
 
 
 def print_value(value: Mapping[str, Any], top: int = 20) -> None:
@@ -194,7 +215,8 @@ def print_value(value: Mapping[str, Any], top: int = 20) -> None:
             for record in records[:top]
         ]
         more = f", {top} of {len(records)}: --json has all" if len(records) > top else ""
-        print_rows(name.replace("_", " ") + more, dict.fromkeys(rows[0], ""), rows)
+        title = name.replace("_", " ") + more
+        print_table(Table(title, dict.fromkeys(rows[0], ""), tuple(rows)))
 
 
 def _cell(name: str, value: Any) -> Any:

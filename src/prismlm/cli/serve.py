@@ -28,7 +28,6 @@ LOOPBACK = (HOST, "::1", "[::1]", "localhost")
 SHUTDOWN_SECONDS = 3
 KEY_HELP = "Requests must bring this key."
 ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP, envvar="PRISMLM_API_KEY")]
-ShowExplorer = Annotated[bool, flag("--explorer", "Serve the explorer too.")]
 
 
 def explore(
@@ -55,9 +54,9 @@ def serve_explorer(
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
     opt.require_packages(*SERVER_PACKAGES)
-    from prismlm.explain.language_model import load
+    import prismlm
 
-    lm = load(model, lens=lens, corpus=corpus)
+    lm = prismlm.load(model, lens=lens, corpus=corpus)
     app, address = _explorer(lm, listener, host)
     typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
     if browser:
@@ -100,23 +99,22 @@ def serve(
     api_key: ApiKey = None,
     batch: Annotated[int, option("N", "Answers generated at the same time.", min=1)] = 8,
     queue: Annotated[int, option("N", "Maximum queue length; then 429.", min=0)] = 64,
-    explorer: ShowExplorer = False,
+    explorer: Annotated[bool, flag("--explorer", "Serve the explorer too.")] = False,
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
     opt.require_packages(*SERVER_PACKAGES)
-    from prismlm.explain.language_model import load
+    import prismlm
     from prismlm.explorer.session import Limits
     from prismlm.web import create_app
 
     with closing(open_socket(host, port)) as listener:
-        lm = load(model, lens=lens, corpus=corpus)
-        # Without a key, the Host header keeps out DNS rebinding by pages of other sites.
-        hosts = LOOPBACK if api_key is None and host in LOOPBACK else None
+        lm = prismlm.load(model, lens=lens, corpus=corpus)
         app = create_app(
             lm,
             name=name,
             api_key=api_key,
-            hosts=hosts,
+            # Without a key, the Host header keeps out DNS rebinding by pages of other sites.
+            hosts=LOOPBACK if api_key is None and host in LOOPBACK else None,
             batch_size=batch,
             max_waiting=queue,
             stored_answers=Limits().answers if explorer else 0,

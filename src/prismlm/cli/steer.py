@@ -73,13 +73,12 @@ def generate(
         typer.echo(write())
         return
     writer = output.Writer(console)
-    if isinstance(model_input, str):
-        writer.write(model_input)
+    writer.write(prompt if isinstance(model_input, str) else "")
     try:
         write(on_text=writer.write)
     finally:
         # An error message starts on a new line.
-        writer.end()
+        writer.write("", end=True)
 
 
 def steer(
@@ -89,7 +88,7 @@ def steer(
     system: opt.System = None,
     prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
     category: Annotated[str | None, option("NAME", "Edit the prototypes of this category.")] = None,
-    document: Annotated[str | None, option("ID", "Edit those with contexts in it.")] = None,
+    document: Annotated[str | None, option("ID", "Edit the prototypes of this document.")] = None,
     strength: Strength = None,
     edit: Kind = "clamp",
     only: Only = None,
@@ -97,45 +96,44 @@ def steer(
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
     draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
-    file: Annotated[Path | None, option("FILE", "Prompts, one per line: effect sizes.")] = None,
+    file: Annotated[Path | None, option("FILE", "Measure effects over its lines.")] = None,
     lens: opt.Lens = None,
     corpus: HeldOut = None,
     heldout: Annotated[int, option("N", "Held-out tokens for the cost.", min=0)] = 10_000,
     as_json: opt.Json = False,
 ) -> None:
-    """Write under an edit of one prototype or a group; show its effect, a control and its cost."""
+    """Generate text under an edit of prototypes; show its effect, a control and its cost."""
     opt.check_one_of("a prompt or --file with prompts", prompt, file)
     edits = _parse_edit(prototype, category, document, edit, strength, optional=only is not None)
     texts = [prompt or ""] if file is None else _read_prompts(file)
     prompts = [opt.build_prompt(text, chat, system) for text in texts]
-    from prismlm.explain.language_model import load
-    from prismlm.interventions.steering import steer as steer_text
-    from prismlm.interventions.steering import strongest
+    import prismlm
+    from prismlm.interventions import steering
     from prismlm.interventions.steering_effects import measure_effects
-    from prismlm.interventions.values import Clamp, Group
 
-    search = strength is None and bool(edits) and isinstance(edits[0], (Clamp, Group))
+    searchable = (prismlm.Clamp, prismlm.Group)
+    search = strength is None and bool(edits) and isinstance(edits[0], searchable)
     if search and file is not None:
         raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
-    lm = load(model, lens=lens)
+    lm = prismlm.load(model, lens=lens)
     scope: dict[str, Any] = {"only": only, "seed": seed}
     sampling = {"generate": generate, "temperature": temperature}
     if file is not None:
-        reporter = ConsoleReporter()
-        result = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=reporter)
+        progress = ConsoleReporter()
+        result = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)
     else:
         if search:
-            edits = [strongest(lm, prompts[0], edits[0], **sampling, seed=seed)]
-        result = steer_text(lm, prompts[0], edits, **scope, **sampling, draws=draws)
+            edits = [steering.strongest(lm, prompts[0], edits[0], **sampling, seed=seed)]
+        result = steering.steer(lm, prompts[0], edits, **scope, **sampling, draws=draws)
     cost, note = _measure_cost(lm, corpus, edits, heldout, scope)
-    description = _describe(edits)
+    description = _describe(edits[0]) if edits else None
     if as_json:
         head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
         costs = {"cost": cost and asdict(cost), "cost_note": note}
         output.print_json(head | {"only": only} | result.to_dict() | costs)
         return
-    words = [f"{name} {value}" for name, value in (description or {}).items()]
-    title = [" ".join(words).removeprefix("kind ")] * bool(words) + [f"{only} only"] * bool(only)
+    words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
+    title = filter(None, (words.removeprefix("kind "), only and f"{only} only"))
     output.say(", ".join(title) + "\n", style="bold")
     _print_effects(result) if file is not None else _print_text(result, edited=bool(edits))
     _print_cost(cost, note)
@@ -151,7 +149,7 @@ def _parse_edit(
     optional: bool,
 ) -> list[Any]:
     """Return the edit that the options describe, in a list; with --only there may be none."""
-    from prismlm.interventions.values import Ablate, Clamp, Group, Scale
+    from prismlm import Ablate, Clamp, Group, Scale
 
     targets = {"--prototype": prototype, "--category": category, "--document": document}
     present = [name for name, value in targets.items() if value is not None]
@@ -175,17 +173,15 @@ def _parse_edit(
     return [(Scale if kind == "scale" else Clamp)(prototype, amount)]
 
 
-def _describe(edits: list[Any]) -> dict[str, Any] | None:
-    if not edits:
-        return None
-    fields = {name: value for name, value in vars(edits[0]).items() if value is not None}
-    return {"kind": type(edits[0]).__name__.lower()} | fields
+def _describe(edit: Any) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(edit).items() if value is not None}
+    return {"kind": type(edit).__name__.lower()} | fields
 
 
 def _read_prompts(path: Path) -> list[str]:
     prompts = [line for line in read_text(path).splitlines() if line.strip()]
     if not prompts:
-        raise InputError(f"{path} holds no prompts: expected one a line.")
+        raise InputError(f"{path} has no prompts: expected one per line.")
     return prompts
 
 
@@ -227,19 +223,16 @@ def _print_text(steering: Any, *, edited: bool) -> None:
         )
         return
     rows = [
-        {
+        vars(token)
+        | {
             "token": output.token_text(token.token),
-            "before": token.before,
-            "after": token.after,
             "points": 100 * (token.after - token.before),
-            "control": token.control,
-            "leads before": _leading_name(token.leading_before),
-            "leads after": _leading_name(token.leading_after),
+            "leads_before": _leading_name(token.leading_before),
+            "leads_after": _leading_name(token.leading_after),
         }
         for token in tokens
     ]
-    shares = {"before": ".1%", "after": ".1%", "points": "+.1f", "control": ".1%"}
-    columns = {"token": "", **shares, "leads before": "", "leads after": ""}
+    columns = "token before:.1% after:.1% points:+.1f control:.1% leads_before leads_after"
     facts = {"mean change of log p": steering.change, "of the control": steering.control_change}
     facts |= {"draws of the control": steering.draws}
     title = "" if rows else "The document ends here: nothing was written."
@@ -247,7 +240,6 @@ def _print_text(steering: Any, *, edited: bool) -> None:
 
 
 def _leading_name(leading: Any) -> str:
-    """Return the category or name of the leading prototype, and its number."""
     if leading is None:
         return "–"
     name = leading.category or output.shorten(leading.name or "prototype", 24)
@@ -257,22 +249,14 @@ def _leading_name(leading: Any) -> str:
 def _print_effects(effects: Any) -> None:
     from prismlm.statistics import Interval
 
-    def figure(value: float | None, interval: tuple[float, float] | None) -> Any:
-        return value if value is None or interval is None else Interval(value, *interval)
-
-    rows = [
-        {
-            "nats per prediction": MEASURES[name],
-            "prompts": effect.prompts,
-            "edit": figure(effect.edit, effect.edit_interval),
-            "control": effect.control,
-            "difference": figure(effect.difference, effect.difference_interval),
-            "d": effect.d,
-        }
-        for name, effect in effects.measures.items()
-    ]
-    columns = {"nats per prediction": "", "prompts": "", "edit": "+.3f", "control": "+.3f"}
-    columns |= {"difference": "+.3f", "d": "+.2f"}
+    rows: list[dict[str, Any]] = []
+    for name, effect in effects.measures.items():
+        row = {"nats_per_prediction": MEASURES[name]} | vars(effect)
+        for figure in ("edit", "difference"):
+            if (interval := row[f"{figure}_interval"]) is not None:
+                row[figure] = Interval(row[figure], *interval)
+        rows.append(row)
+    columns = "nats_per_prediction prompts edit:+.3f control:+.3f difference:+.3f d:+.2f"
     facts = {
         "predictions": effects.predictions,
         "changed": f"{effects.changed:.0%}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from prismlm.cli.output import (
@@ -15,13 +16,17 @@ from prismlm.cli.output import (
     bar,
     format_count,
     print_rows,
-    print_table,
     sanitize,
+    say,
     shorten,
     stdout_console,
     token_text,
 )
+from prismlm.cli.progress import spinner
+from prismlm.corpus.chat import Messages, question_of
+from prismlm.errors import InputError
 from prismlm.explain.attribution import Method, Passage, Sources, worth_showing
+from prismlm.explain.language_model import PrismLM
 from prismlm.explain.support import MIN_PERCENT, Quote
 from prismlm.explain.trace import Step, Trace
 from prismlm.lens.cells import UNKNOWN, Where
@@ -29,7 +34,7 @@ from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around, joined
 from prismlm.pages.frame import colour
 from prismlm.pages.trace import CAVEAT
-from prismlm.probes.results import Row, Table
+from prismlm.probes.results import Row
 
 # A longer prompt is cut in the middle.
 PROMPT_LINES = 3
@@ -41,83 +46,16 @@ REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
 STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
 
 
-class AnswerPrinter:
-    """Prints the prompt, dim, and below it the answer.
-
-    Args:
-        console: the output.
-        question: a text, or a chat's last message of the user.
-    """
-
-    def __init__(self, console: Console, question: str) -> None:
-        self._console, self._writer, self._question = console, Writer(console), question
-        self._started = False
-
-    def print_step(self, step: Step) -> None:
-        """Print the target of a step if it was generated."""
-        text = step.pieces[1].shown if step.target_from == "generated" else ""
-        if text := text if self._started else text.lstrip():
-            self._start()
-            self._writer.write(text)
-
-    def end_line(self) -> None:
-        """End the line of the text printed so far."""
-        if self._started:
-            self._writer.end()
-
-    def finish(self, trace: Trace, is_text: bool) -> None:
-        """Print the rest of the answer, and a note if it is empty or repeats the question."""
-        answers = trace.written or trace.first
-        if not answers:
-            self._writer.write(self._question if is_text else trace.answer)
-        elif not self._started:
-            self._start()
-            self._writer.write(trace.answer.strip())
-        if not trace.written and is_text:
-            self._writer.write(f" → {token_text(trace.steps[-1].pieces[1].label)}")
-        self._writer.end()
-        if trace.written and not trace.answer.strip():
-            self._console.print("The model wrote nothing: it ended the text at once.", style="bold")
-        elif answers and repeats_question(self._question, trace.answer):
-            note = "The answer repeats the question, so what follows is about the question's words."
-            self._console.print(note, style="yellow")
-        self._console.print()
-
-    def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            prompt = shorten(self._question, PROMPT_LINES * self._console.width)
-            self._console.print(prompt, style="dim", end="\n\n")
-
-
-def repeats_question(question: str, answer: str) -> bool:
-    """Return whether an answer is little more than the question or its beginning."""
-    asked, answered = (re.findall(r"\w+", text.casefold()) for text in (question, answer))
-    shorter = min(len(asked), len(answered))
-    same = asked[:shorter] == answered[:shorter]
-    return shorter > 3 and same and len(answered) <= 2 * len(asked)
-
-
 @dataclass(frozen=True)
 class PrintOptions:
-    """Which parts of a trace are printed.
+    """Which parts of a trace are printed."""
 
-    Attributes:
-        by: the column of the shares.
-        documents: maximum number of documents, each with its leading passage.
-        passages: print documents with small shares too, and those of an unsupported answer.
-        against: number of passages where another token came next.
-        table: print the table of predictions.
-        top: prototypes per prediction in it.
-        method, where: as of :meth:`Trace.sources`.
-    """
-
-    by: str
-    documents: int = 5
-    passages: bool = False
-    against: int = 0
-    table: bool = False
-    top: int = 3
+    by: str  # the column of the shares
+    documents: int = 5  # maximum number, each with its leading passage
+    passages: bool = False  # print documents with small shares, and those of an unsupported answer
+    against: int = 0  # number of passages where another token came next
+    table: bool = False  # print the table of predictions
+    top: int = 3  # prototypes per prediction in it
     method: Method = "evidence"
     where: Where = field(default_factory=dict[str, Any])
 
@@ -132,7 +70,68 @@ class Evidence(NamedTuple):
     against: Sequence[Passage]
 
 
-def find_evidence(trace: Trace, options: PrintOptions) -> Evidence | None:
+def explain_and_print(
+    lm: PrismLM,
+    prompt: str | Messages,
+    options: PrintOptions,
+    selection: slice | None = None,
+    **settings: Any,
+) -> Trace:
+    """Explain a text and print the explanation; a terminal shows the answer as it is written."""
+    console, question = stdout_console(), question_of(prompt)
+    writer = Writer(console, shorten(question, PROMPT_LINES * console.width))
+    special = set(lm.tokenizer.all_special_ids)
+
+    def print_step(step: Step) -> None:
+        if step.target_from == "generated" and step.target_id not in special:
+            writer.write(step.pieces[1].shown)
+
+    full = lm.explain(prompt, **settings, on_step=print_step if console.is_terminal else None)
+    trace = select(full, selection)
+    streamed = console.is_terminal and full.written
+    if streamed:
+        writer.write("", end=True)
+    # Before anything else is printed, since it may be refused.
+    with spinner("Searching the corpus"):
+        evidence = _find_evidence(trace, options)
+    if not (full.written or full.first):
+        text = full.answer
+        if isinstance(prompt, str):
+            text = f"{prompt} → {token_text(full.steps[-1].pieces[1].label)}"
+        Writer(console).write(text, end=True)
+    elif not streamed:
+        writer.write(full.answer.strip(), end=True)
+    if full.written and not full.answer.strip():
+        say("The model wrote nothing: it ended the text at once.", style="bold")
+    elif (full.written or full.first) and repeats_question(question, full.answer):
+        note = "The answer repeats the question, so what follows is about the question's words."
+        say(note, style="yellow")
+    console.print()
+    if trace is not full:
+        first, last = trace.steps[0].position, trace.steps[-1].position
+        say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
+    _print_trace(trace, evidence, options)
+    console.print()
+    return trace
+
+
+def select(trace: Trace, selection: slice | None) -> Trace:
+    """Return a trace of the selected predictions; None selects all."""
+    selected = trace if selection is None else trace[selection]
+    if not len(selected):
+        raise InputError(f"--tokens selects none of the {len(trace)} predictions, from 0 on.")
+    return selected
+
+
+def repeats_question(question: str, answer: str) -> bool:
+    """Return whether an answer is little more than the question or its beginning."""
+    asked, answered = (re.findall(r"\w+", text.casefold()) for text in (question, answer))
+    shorter = min(len(asked), len(answered))
+    same = asked[:shorter] == answered[:shorter]
+    return shorter > 3 and same and len(answered) <= 2 * len(asked)
+
+
+def _find_evidence(trace: Trace, options: PrintOptions) -> Evidence | None:
     """Find the training text to print; None without a lens."""
     lens = trace.lens
     if lens is None:
@@ -148,52 +147,45 @@ def find_evidence(trace: Trace, options: PrintOptions) -> Evidence | None:
     return Evidence(trace.sources(options.by, **filters), documents, passages, quotes, against)
 
 
-def print_trace(trace: Trace, evidence: Evidence | None, options: PrintOptions) -> None:
-    """Print everything below an answer: support, documents, shares, and the table."""
-    console = stdout_console()
-    for note in trace.notes:
-        console.print(sanitize(note), style="yellow")
+def _print_trace(trace: Trace, evidence: Evidence | None, options: PrintOptions) -> None:
+    say(*trace.notes, style="yellow")
     if evidence is None:
-        console.print("No lens, so no training text: build one with prismlm index.", style="dim")
+        say("No lens, so no training text: build one with prismlm index.", style="dim")
     elif not trace.written or trace.answer.strip() or options.passages:
-        _print_evidence(console, trace, evidence, options)
+        _print_evidence(trace, evidence, options)
     if options.table:
-        print_predictions(trace.steps, options.top)
+        _print_predictions(trace.steps, options.top)
     if trace.lens is not None:
-        console.print(_describe_lens(trace.lens), style="dim")
         table = "" if options.table else "--tokens all explains every token. "
         more = "--json prints every figure, with document ids for prismlm sources."
-        console.print(table + more, style="dim")
+        say(_describe_lens(trace.lens), table + more, style="dim")
 
 
-def _print_evidence(
-    console: Console, trace: Trace, evidence: Evidence, options: PrintOptions
-) -> None:
+def _print_evidence(trace: Trace, evidence: Evidence, options: PrintOptions) -> None:
     support = trace.support
     unsupported = support is not None and support.level == "none"
     if support is not None:
-        console.print(support.sentence, style=STYLES[support.level])
+        say(support.sentence, style=STYLES[support.level])
     assert trace.lens is not None
-    for note in _missing_parts(trace, trace.lens):
-        console.print(note, style="yellow")
+    say(*_missing_parts(trace, trace.lens), style="yellow")
     # The summary is of evidence in all text; it does not match shares of another kind.
     if options.method == "evidence" and not options.where and not unsupported:
-        console.print(sanitize(trace.summary or ""))
-    console.print()
+        say(trace.summary or "")
+    say("")
     if unsupported and not options.passages:
-        console.print("--passages shows the nearest text all the same.\n", style="dim")
+        say("--passages shows the nearest text all the same.\n", style="dim")
     else:
         documents = list(evidence.documents)
         if not options.passages:
             documents = worth_showing(documents)
         print_documents(documents, evidence.passages)
         if len(documents) < len(evidence.documents):
-            console.print("All others carry far less: --passages shows them.\n", style="dim")
+            say("All others carry far less: --passages shows them.\n", style="dim")
         print_shares(evidence.sources)
         if documents:
-            _print_quotes(console, evidence.quotes)
+            _print_quotes(evidence.quotes)
     if options.against:
-        _print_against(console, evidence.against)
+        _print_against(evidence.against)
 
 
 def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:
@@ -222,32 +214,33 @@ def _describe_lens(lens: Lens) -> str:
     return f"{text} {CAVEAT}"
 
 
-def print_predictions(steps: Sequence[Step], top: int) -> None:
-    """Print a row for each prediction, and its path through channels if the model has any."""
+def _print_predictions(steps: Sequence[Step], top: int) -> None:
     rows = [
         {
             "no": step.position,
             "token": token_text(step.pieces[0].label),
-            "target": Text(token_text(step.pieces[1].label), "bold"),
+            "target": _target(step),
             "prob": percent(step.probability),
             "explained": Text(f"{bar(step.explained_share, 4):<4} {step.explained_share:>4.0%}"),
             "fed_back": step.uncertainty,
             "resid": step.residual,
-            "logits of prototypes": _prototypes(step, top),
+            "logits_of_prototypes": _prototypes(step, top),
         }
         for step in steps
     ]
-    columns = dict.fromkeys(rows[0], "") | {"fed_back": ".0%", "resid": "+.2f"}
-    print_table(Table("", columns, tuple(rows)), truncate="logits of prototypes")
-    chains = [row for step in steps for row in _chain(step)]
-    if chains:
-        columns = {"target": "", "prototype": "", "channels": "+.1%", "the largest ← tokens": ""}
+    columns = "no token target prob explained fed_back:.0% resid:+.2f logits_of_prototypes"
+    print_rows("", columns, rows)
+    if chains := [_chain(step, step.chains[0]) for step in steps if step.chains]:
         title = "Through channels: share of the leading prototype's activation, direct path only"
-        print_table(Table(title, columns, tuple(chains)), truncate="the largest ← tokens")
+        print_rows(title, "target prototype channels:+.1% the_largest_←_tokens", chains)
+
+
+def _target(step: Step) -> Text:
+    return Text(token_text(step.pieces[1].label), "bold")
 
 
 def _prototypes(step: Step, top: int) -> Text:
-    text = Text()
+    text = Text(no_wrap=True, overflow="ellipsis")
     for use in step.prototypes[:top]:
         text.append(f"{use.contribution:+.2f} ")
         text.append(shorten(use.name or "prototype", 24), colour(use.category))
@@ -256,24 +249,23 @@ def _prototypes(step: Step, top: int) -> Text:
     return text.append(f"and {others}" if others > 0 else "", "dim")
 
 
-def _chain(step: Step) -> Iterator[Row]:
-    """Yield the direct path from channels to the leading prototype, if it has one."""
-    for chain in (step.chains or ())[:1]:
-        leading = "the first token: channels are empty"
-        if chain.channels:
-            use = chain.channels[0]
-            tokens = (
-                f'"{token_text(source.token)}" {source.part / chain.activation:+.1%}'
-                for source in use.tokens
-            )
-            leading = f"L{use.layer} channel {use.channel} (half-life {use.half_life:.1f}) "
-            leading += f"{use.share:+.1%} ← {', '.join(tokens)}"
-        yield {
-            "target": Text(token_text(step.pieces[1].label), "bold"),
-            "prototype": f"#{chain.prototype}",
-            "channels": sum(chain.mixers) / chain.activation,
-            "the largest ← tokens": leading,
-        }
+def _chain(step: Step, chain: Any) -> Row:
+    """Return the direct path from channels to the leading prototype."""
+    largest = "the first token: channels are empty"
+    if chain.channels:
+        use = chain.channels[0]
+        tokens = (
+            f'"{token_text(source.token)}" {source.part / chain.activation:+.1%}'
+            for source in use.tokens
+        )
+        largest = f"L{use.layer} channel {use.channel} (half-life {use.half_life:.1f}) "
+        largest += f"{use.share:+.1%} ← {', '.join(tokens)}"
+    return {
+        "target": _target(step),
+        "prototype": f"#{chain.prototype}",
+        "channels": sum(chain.mixers) / chain.activation,
+        "the_largest_←_tokens": Text(largest, no_wrap=True, overflow="ellipsis"),
+    }
 
 
 def print_shares(sources: Sources) -> None:
@@ -291,12 +283,12 @@ def print_shares(sources: Sources) -> None:
         {
             sources.by: shorten(key, KEY_WIDTH),
             "share": Text(f"{percent(share):>5}"),
-            "base rate": Text("" if rate is None else f"{percent(rate):>9}", "dim"),
-            "": Text(bar(share / largest, BAR_WIDTH), style),
+            "base_rate": Text("" if rate is None else f"{percent(rate):>9}", "dim"),
+            "_": Text(bar(share / largest, BAR_WIDTH), style),
         }
         for key, share, rate, style in rows
     ]
-    print_rows("Where it comes from", dict.fromkeys(cells[0], ""), cells)
+    print_rows("Where it comes from", f"{sources.by} share base_rate _", cells)
 
 
 def print_documents(
@@ -325,9 +317,7 @@ def _print_document(console: Console, document: Passage, passage: Passage) -> No
 def print_passage(console: Console, around: Around, also: Sequence[tuple[int, int]] = ()) -> None:
     """Print the sentence around a token, indented below its document."""
     text = passage_text(around, also, console.width - INDENT)
-    for line in text.wrap(console, console.width - INDENT):
-        line.rstrip()
-        console.print(Text(" " * INDENT).append_text(line))
+    console.print(Padding(text, (0, 0, 0, INDENT), expand=False))
 
 
 def passage_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
@@ -358,30 +348,31 @@ def passage_text(around: Around, also: Sequence[tuple[int, int]], width: int) ->
     return Text("…" * (left > 0)).append_text(cut).append("…" * (right < len(text)))
 
 
-def _print_against(console: Console, passages: Sequence[Passage]) -> None:
-    title = "Against: text where another token came next; shares of these alone"
-    console.print(title, style="bold")
+def _print_against(passages: Sequence[Passage]) -> None:
+    console = stdout_console()
+    say("Against: text where another token came next; shares of these alone", style="bold")
     for passage in passages:
         _print_document(console, passage, passage)
-        probability = percent(passage.probability or 0.0)
-        line = f"instead of {token_text(passage.predicted or '', 24)}, "
-        line += f"to which the model gave {probability} there"
-        console.print(" " * INDENT + line, style="dim", no_wrap=True, overflow="ellipsis")
-    console.print("" if passages else "no such text in the active cells\n")
+        line = f"instead of {token_text(passage.predicted or '', 24)}, to which the model gave "
+        line = " " * INDENT + f"{line}{percent(passage.probability or 0.0)} there"
+        console.print(line, style="dim", no_wrap=True, overflow="ellipsis")
+    say("" if passages else "no such text in the active cells\n")
 
 
-def _print_quotes(console: Console, quotes: Sequence[Quote]) -> None:
+def _print_quotes(quotes: Sequence[Quote]) -> None:
     """Print verbatim matches, which do not prove that the model learned the words there."""
-    if quotes:
-        console.print("Word for word in the corpus", style="bold")
-        for quote in quotes:
-            first = quote.places[0]
-            name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
-            more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
-            half = console.width // 2 - INDENT
-            text = f"“{shorten(quote.text.strip(), half)}”  {shorten(name, half)}{more}"
-            console.print(" " * INDENT + text, soft_wrap=True)
-        console.print()
+    if not quotes:
+        return
+    console = stdout_console()
+    say("Word for word in the corpus", style="bold")
+    for quote in quotes:
+        first = quote.places[0]
+        name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
+        more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
+        half = console.width // 2 - INDENT
+        text = f"“{shorten(quote.text.strip(), half)}”  {shorten(name, half)}{more}"
+        console.print(" " * INDENT + text, soft_wrap=True)
+    say("")
 
 
 def _one_line(text: str) -> str:

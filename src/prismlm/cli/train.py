@@ -32,13 +32,11 @@ def train(
     as_json: opt.Json = False,
 ) -> None:
     """Train a model with its prototypes from a recipe."""
-    from prismlm.training import load_recipe
+    from prismlm import training
 
-    loaded = load_recipe(recipe, settings or [])
+    loaded = training.load_recipe(recipe, settings or [])
     if dry_run:
-        from prismlm.training import estimate, estimate_search
-
-        cost = (estimate_search if search else estimate)(loaded, resume=resume)
+        cost = (training.estimate_search if search else training.estimate)(loaded, resume=resume)
         output.print_cost(cost, as_json=as_json)
         return
     try:
@@ -61,21 +59,16 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         return
     warn = partial(typer.echo, err=True)
     result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
-    output.print_json(result.to_dict()) if as_json else _print_result(result, recipe.corpus)
+    output.show(result.to_dict(), as_json, lambda: _print_result(result, recipe.corpus))
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     from prismlm.training import search
 
     def announce(trial: TrialResult) -> None:
-        values = ", ".join(
-            f"{key} {f'{value:.4g}' if isinstance(value, float) else value}"
-            for key, value in trial.values.items()
-        )
-        spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
-        outcome = f"failed: {trial.failed}" if trial.ce is None else f"CE {trial.ce:.4f}{spread}"
+        figures = {name: x for name, x in asdict(trial).items() if x is not None}
         done = f"{trial.trial + 1} of {recipe.search.trials} trials done"
-        typer.echo(f"trial {trial.trial} ({values}): {outcome} · {done}", err=True)
+        typer.echo(f"{output.facts_line(figures)} · {done}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
     if as_json:
