@@ -1,4 +1,4 @@
-"""The suffix array against a search that tries every place."""
+"""The suffix array against a search that tries every position."""
 
 import shutil
 import sys
@@ -23,30 +23,29 @@ documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min
 
 
 @given(documents, documents, st.sampled_from(["uint16", "uint32"]), st.sampled_from([1, 9, 99]))
-def test_every_sequence_is_found_where_it_stands(texts, asked, dtype, part):
+def test_every_sequence_is_found_where_it_stands(texts, queries, dtype, part):
     corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
     with TemporaryDirectory() as directory, patch.object(module, "PART", part):
         write_suffixes(Path(directory), corpus, "train")
         # Read by a version with other parts.
         module.PART = 7
         suffixes = Suffixes(Path(directory))
-        for wanted in filter(None, [*asked, *texts, *(text[1:4] for text in texts)]):
-            places = corpus.places(wanted, "train")
-            assert suffixes.count(wanted) == len(places)
-            assert suffixes.find(wanted, 100).tolist() == places
-            assert suffixes.find(wanted, 2).tolist() == places[:2]
-            standing = [n for n in range(1, len(wanted) + 1) if corpus.places(wanted[:n], "train")]
-            length, count = suffixes.longest_prefix(wanted)
-            assert length == max(standing, default=0)
-            assert count == (len(corpus.places(wanted[:length], "train")) if length else 0)
+        for query in filter(None, [*queries, *texts, *(text[1:4] for text in texts)]):
+            positions = corpus.places(query, "train")
+            assert suffixes.count(query) == len(positions)
+            assert suffixes.find(query, 100).tolist() == positions
+            assert suffixes.find(query, 2).tolist() == positions[:2]
+            counts = [len(corpus.places(query[:n], "train")) for n in range(1, len(query) + 1)]
+            longest = sum(map(bool, counts))
+            assert suffixes.longest_prefix(query) == (longest, counts[longest - 1] * bool(longest))
 
 
-def test_no_match_goes_beyond_a_document(tmp_path):
+def test_no_match_crosses_documents(tmp_path):
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
     suffixes = Suffixes(tmp_path)
     assert suffixes.count([6, END]) == suffixes.count([END]) == suffixes.count([]) == 0
     assert suffixes.longest_prefix([5, 6, END, 6, 7])[0] == 2
-    # Side by side in the copy, with an end between them that no query has.
+    # Adjacent in the file, with an end between them that no query has.
     assert suffixes.count([6, 6]) == 0
 
 
@@ -60,25 +59,25 @@ def test_tokens_of_any_width(tmp_path, large):
 
 
 @pytest.mark.parametrize("split", ["train", "heldout", "all"])
-def test_the_lens_needs_the_corpus_no_more(tmp_path, split):
+def test_a_lens_of_several_shards_needs_no_corpus(tmp_path, split):
     path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
-    out = tmp_path / "corpus"
-    corpus = build_corpus(path, out, vocab_size=300, shard_tokens=900, heldout_fraction=0.3)
+    settings = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 0.3}
+    corpus = build_corpus(path, tmp_path / "corpus", **settings)
     (tmp_path / "lens").mkdir()
     write_suffixes(tmp_path / "lens", corpus, split)
     indexed = set(corpus.split(split).tolist())
     assert len(corpus.meta["shards"]) > 1
-    texts = [
-        (int(start), corpus.read_tokens(int(start), int(length))[:-1].tolist())
-        for start, length in zip(corpus.starts, corpus.lengths, strict=True)
-    ]
+    spans = list(zip(corpus.starts.tolist(), corpus.lengths.tolist(), strict=True))
+    texts = [corpus.read_tokens(start, length)[:-1].tolist() for start, length in spans]
     shutil.rmtree(corpus.path)
     suffixes = Suffixes(tmp_path / "lens")
-    for number, (start, text) in enumerate(texts):
+    for number, ((start, _), text) in enumerate(zip(spans, texts, strict=True)):
         assert (start in suffixes.find(text, 99).tolist()) == (number in indexed)
 
 
-def test_without_the_package_a_lens_has_none_and_says_how_to_add_it(tmp_path, monkeypatch):
+def test_without_the_package_there_is_no_order_and_the_error_says_how_to_add_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS), "all")
     assert not (tmp_path / ORDER_FILE).exists()

@@ -17,7 +17,7 @@ ODD = "Ein 東京 👩\u200d🚀 café\t\n\n«x»  two  blanks \u202e end. Then 
 
 @pytest.fixture(scope="module")
 def odd(tiny_model, tmp_path_factory):
-    """A copy of the tiny model whose corpus holds what is hard to decode; suffixes are left out."""
+    """A copy of the tiny model whose corpus has text that is hard to decode."""
     base = tmp_path_factory.mktemp("odd")
     (base / "texts.txt").write_text(ODD)
     (base / "more.txt").write_text("The patient was given a dose.")
@@ -33,31 +33,30 @@ def odd(tiny_model, tmp_path_factory):
 def test_every_document_is_that_of_the_corpus(model, request):
     lm = prismlm.load(request.getfixturevalue(model))
     corpus, documents = lm.lens.corpus, lm.lens.cells.documents
-    for source in [OwnText(lm.lens.cells, StoredTokens(lm.lens.path), lm.tokenizer)]:
-        for number, doc_id in enumerate(documents["doc_id"].to_pylist()):
-            theirs = corpus.find(doc_id)
-            start, length = int(corpus.starts[theirs]), int(corpus.lengths[theirs])
-            assert int(source.starts[number]) == start
-            assert source.document_at(start) == source.document_at(start + length - 1) == number
-            expected = corpus.read_tokens(start, length)
-            assert np.array_equal(source.read_tokens(start, length), expected)
-            assert np.array_equal(source.read_tokens(start + 1, length - 1), expected[1:])
-            assert source.text(number) == corpus.text(theirs)
-            assert np.array_equal(source.spans(number), corpus.spans(theirs))
+    source = OwnText(lm.lens.cells, StoredTokens(lm.lens.path), lm.tokenizer)
+    for number, doc_id in enumerate(documents["doc_id"].to_pylist()):
+        other = corpus.find(doc_id)
+        start, length = int(corpus.starts[other]), int(corpus.lengths[other])
+        assert int(source.starts[number]) == start
+        assert source.document_at(start) == source.document_at(start + length - 1) == number
+        expected = corpus.read_tokens(start, length)
+        assert np.array_equal(source.read_tokens(start, length), expected)
+        assert np.array_equal(source.read_tokens(start + 1, length - 1), expected[1:])
+        assert source.text(number) == corpus.text(other)
+        assert np.array_equal(source.spans(number), corpus.spans(other))
 
 
 def test_a_model_without_its_corpus_answers_the_same(tiny_model, tmp_path):
     text = "The patient was given a dose of the drug"
     copy = shutil.copytree(tiny_model, tmp_path / "model")
     change_meta(copy / "lens" / "sample", corpus_path="/another/machine")
-    here, there = prismlm.load(tiny_model), prismlm.load(copy)
-    assert there.lens.corpus is None
-    expected = here.explain(text, generate=6)
-    found = there.explain(text, generate=6)
+    with_corpus, without = prismlm.load(tiny_model), prismlm.load(copy)
+    assert without.lens.corpus is None
+    expected, trace = (lm.explain(text, generate=6) for lm in (with_corpus, without))
     same = {"model": "", "lens": ""}
-    assert found.to_dict(against=3) | same == expected.to_dict(against=3) | same
-    assert found.passages()[0].text
-    assert found.passages()[0].also == expected.passages()[0].also
+    assert trace.to_dict(against=3) | same == expected.to_dict(against=3) | same
+    assert trace.passages()[0].text
+    assert trace.passages()[0].also == expected.passages()[0].also
 
 
 def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_corpus, tmp_path):
@@ -87,16 +86,15 @@ def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_c
 )
 def test_sentences(text, token, expected):
     left = text.index(token)
-    found = sentence_around(text, left, left + len(token))
-    assert found.token == token
-    assert str(found).strip() == expected.strip()
-    assert text[left - len(found.before) : left] == found.before
+    around = sentence_around(text, left, left + len(token))
+    assert around.token == token
+    assert str(around).strip() == expected.strip()
+    assert text[left - len(around.before) : left] == around.before
 
 
 def test_a_sentence_without_end_is_cut():
-    text = "x" * 1000
-    found = sentence_around(text, 500, 501)
-    assert (len(found.before), len(found.after)) == (MAX_CHARACTERS, MAX_CHARACTERS)
+    around = sentence_around("x" * 1000, 500, 501)
+    assert len(around.before) == len(around.after) == MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_a_sentence_without_end_is_cut():
         ([], []),
     ],
 )
-def test_tokens_next_to_one_another_are_one_stretch(words, marked):
+def test_adjacent_tokens_are_joined(words, marked):
     text = " They went to war in 1763."
     spans = [(text.index(word), text.index(word) + len(word)) for word in words]
-    assert [text[slice(*one)] for one in joined(text, spans)] == marked
+    assert [text[slice(*span)] for span in joined(text, spans)] == marked

@@ -8,7 +8,6 @@ takes a quarter of the size; its cosines are off by one or two hundredths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -33,10 +32,6 @@ class Codes:
     """A format of states; ``fields`` are those of a record."""
 
     fields: list[tuple[Any, ...]]
-    # The products of codes with a state, and the factor of each record: there are fewer products
-    # to scale than codes.
-    _products: Callable[[Tensor, Tensor], Tensor]
-    _factors: Callable[[np.ndarray], Tensor]
 
     def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
         """Return the cosine of each record with its owner among unit states, float32 [n].
@@ -48,7 +43,14 @@ class Codes:
         for state, (begin, end) in zip(states, pairwise(bounds), strict=True):
             if begin < end:
                 products[begin:end] = self._products(codes[begin:end], state)
+        # There are fewer products to scale than codes.
         return (products * self._factors(records)).numpy()
+
+    def _products(self, codes: Tensor, state: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _factors(self, records: np.ndarray) -> Tensor:
+        raise NotImplementedError
 
 
 class Int8Codes(Codes):

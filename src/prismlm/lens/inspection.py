@@ -97,9 +97,11 @@ def _spread(lens: Lens) -> dict[str, np.ndarray]:
     columns = (index[name].to_pylist() for name in ("before", "token", "after"))
     texts = list(zip(*columns, strict=True)) if lens.meta.with_text else None
     activation = np.zeros((lens.num_prototypes, lens.meta.contexts))
-    activation[index["prototype"].to_numpy(), index["rank"].to_numpy()] = index["activation"]
+    cell = index["prototype"].to_numpy(), index["rank"].to_numpy()
+    activation[cell] = index["activation"].to_numpy()
     by_source = np.zeros((lens.num_prototypes, len(sources)))
-    np.add.at(by_source, (lens.mass["prototype"], codes), lens.mass["activation_sum"].to_numpy())
+    cell = lens.mass["prototype"].to_numpy(), codes
+    np.add.at(by_source, cell, lens.mass["activation_sum"].to_numpy())
     duplicates, near = np.zeros((2, lens.num_prototypes), np.int64)
     for prototype in range(lens.num_prototypes):
         contexts = lens.rows_of(prototype)

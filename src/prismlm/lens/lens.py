@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 T = TypeVar("T")
+Stored = TypeVar("Stored", bound=StoredTokens)
 # The passages of one answer often share documents.
 CACHED_DOCUMENTS = 64
 # Prototypes with fewer positions are too rare to be named or listed.
@@ -196,12 +197,12 @@ class Lens:
         """The suffix array of its text, if it has one."""
         return self._stored(Suffixes, suffixes.FILES)
 
-    def _stored(self, kind: type[T], names: tuple[str, ...]) -> T | None:
+    def _stored(self, kind: type[Stored], names: tuple[str, ...]) -> Stored | None:
         if not self.meta.files.keys() >= set(names):
             return None
         self._check_files([suffixes.DOCUMENTS_FILE])
         self._check_files(names, most=layout.COMPARED_BYTES)
-        return kind(self.path)  # pyright: ignore[reportCallIssue]
+        return kind(self.path)
 
     @lens_property
     def states(self) -> Tensor:
