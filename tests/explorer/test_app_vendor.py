@@ -19,8 +19,8 @@ LOADED = re.compile(r'(?:href|src)="([^"]+)"')
 
 
 def carried() -> set[str]:
-    found = (path for path in VENDOR.rglob("*") if path.is_file())
-    return {path.relative_to(VENDOR).as_posix() for path in found} - {"manifest.json"}
+    paths = (path for path in VENDOR.rglob("*") if path.is_file())
+    return {path.relative_to(VENDOR).as_posix() for path in paths} - {"manifest.json"}
 
 
 def test_every_file_is_in_the_manifest_and_as_it_was_published():

@@ -24,112 +24,101 @@ def chats(lm):
         yield server
 
 
+def targets(trace):
+    return [visible(step.pieces[1].label) for step in trace]
+
+
 def test_a_model_says_whether_it_can_be_asked(chats, served):
-    # The stars are no domain of the lens.
-    own = {"medicine": QUESTIONS["medicine"]}
-    for server, chat, questions in ((chats, True, own), (served, False, {})):
-        told = server.json("GET", "/api/model")
-        assert (told["chat"], told["questions"]) == (chat, questions)
+    for server, chat, questions in ((chats, True, QUESTIONS), (served, False, {})):
+        model = server.json("GET", "/api/model")
+        assert (model["chat"], model["questions"]) == (chat, questions)
 
 
 def test_a_question_is_asked_by_the_template(chats, lm):
     shown = chats.answer(as_chat(QUESTION), 4)
     trace = lm.explain(as_chat(QUESTION), generate=4)
     assert "".join(shown["tokens"]).startswith(ASKED)
-    assert [step["target"] for step in shown["steps"]] == [
-        visible(step.pieces[1].label) for step in trace
-    ]
-    sentence = trace.support.sentence
-    assert shown["support"] == {"level": trace.support.level, "sentence": sentence}
-    assert shown["answer"] == trace.answer.strip()
+    assert [step["target"] for step in shown["steps"]] == targets(trace)
+    support = {"level": trace.support.level, "sentence": trace.support.sentence}
+    assert (shown["support"], shown["answer"]) == (support, trace.answer.strip())
 
 
 def test_a_question_follows_an_answer(chats, lm, tmp_path):
     first = chats.answer(as_chat(QUESTION), 4)
     written = [step.target_id for step in lm.explain(as_chat(QUESTION), generate=4)][-4:]
     answer = lm.tokenizer.decode(written, skip_special_tokens=True)
-    said = [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
-    assert chats.json("GET", f"/api/answers/{first['id']}/asked")["messages"] == said
-    said += as_chat("Why?")
-    done = chats.answer(said, 3)
-    assert "".join(done["tokens"]).startswith(lm.as_text(said))
-    saved = chats.ask("GET", f"/api/answers/{done['id']}/chat.jsonl")[2]
-    assert json.loads(saved) == {"messages": said}
+    messages = [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
+    assert chats.json("GET", f"/api/answers/{first['id']}/asked")["messages"] == messages
+    messages += as_chat("Why?")
+    second = chats.answer(messages, 3)
+    assert "".join(second["tokens"]).startswith(lm.as_text(messages))
+    saved = chats.ask("GET", f"/api/answers/{second['id']}/chat.jsonl")[2]
+    assert json.loads(saved) == {"messages": messages}
     # It is a file that `prismlm explain --file` reads, to write the same.
     (tmp_path / "chat.jsonl").write_bytes(saved)
-    (read,) = DocumentReader(tmp_path / "chat.jsonl", tokenizer=lm.tokenizer)
-    trace = lm.explain(read.messages, generate=3)
-    assert [step["target"] for step in done["steps"]] == [
-        visible(step.pieces[1].label) for step in trace
-    ]
+    (document,) = DocumentReader(tmp_path / "chat.jsonl", tokenizer=lm.tokenizer)
+    trace = lm.explain(document.messages, generate=3)
+    assert [step["target"] for step in second["steps"]] == targets(trace)
 
 
-def test_a_question_follows_what_was_said_with_its_marks(chats):
-    said = as_chat("What is\u200f this?")
-    key = chats.write(said, 3)["id"]
-    told = chats.json("GET", f"/api/answers/{key}/asked")
-    assert told["text"] == "What is\u200f this?"
-    assert told["messages"][:-1] == said
+def test_a_question_follows_messages_with_their_direction_marks(chats):
+    messages = as_chat("What is\u200f this?")
+    key = chats.write(messages, 3)["id"]
+    answer = chats.json("GET", f"/api/answers/{key}/asked")
+    assert answer["text"] == "What is\u200f this?"
+    assert answer["messages"][:-1] == messages
 
 
 def test_an_empty_answer_stands_between_questions(lm):
     messages = Answer(as_chat(QUESTION), "", lm.explain(QUESTION)).messages
-    assert [one["role"] for one in messages] == ["user", "assistant"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
 
 
 def test_a_question_follows_an_answer_that_the_model_continued(chats):
     begun = [*as_chat(QUESTION), {"role": "assistant", "content": "The patient"}]
-    done = chats.write(begun, 3)
-    answer = "The patient" + done["choices"][0]["message"]["content"]
-    messages = chats.json("GET", f"/api/answers/{done['id']}/asked")["messages"]
+    response = chats.write(begun, 3)
+    answer = "The patient" + response["choices"][0]["message"]["content"]
+    messages = chats.json("GET", f"/api/answers/{response['id']}/asked")["messages"]
     assert messages == [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
 
 
-def test_a_text_has_no_messages_to_save(chats):
+def test_what_is_refused_without_messages_or_a_template(chats, served):
     text = chats.write(QUESTION, 2)["id"]
     assert "has no messages" in chats.refused("GET", f"/api/answers/{text}/chat.jsonl")
-
-
-def test_a_model_without_a_template_refuses_questions(served):
     path, body = "/api/steer/leading", {"text": QUESTION, "chat": True}
     assert "has no chat template" in served.refused("POST", path, body)
-    put = {"model": served.name, "messages": list(as_chat(QUESTION))}
-    said = served.refused("POST", "/api/v1/chat/completions", put)
-    assert "has no chat template" in said["message"]
+    body = {"model": served.name, "messages": list(as_chat(QUESTION))}
+    error = served.refused("POST", "/api/v1/chat/completions", body)
+    assert "has no chat template" in error["message"]
 
 
 def test_an_answer_is_steered(chats):
-    asked_ = {"text": QUESTION, "chat": True}
-    told = chats.json("POST", "/api/steer/leading", asked_)
-    wanted = {"prototype": told["prototypes"][0]["id"], "strength": -1, "generate": 3, "draws": 1}
-    done = chats.events("/api/steer", asked_ | wanted)[-1][1]
-    assert done["prompt"] == ASKED
+    question = {"text": QUESTION, "chat": True}
+    leading = chats.json("POST", "/api/steer/leading", question)
+    edit = {"prototype": leading["prototypes"][0]["id"], "strength": -1, "generate": 3, "draws": 1}
+    data = chats.events("/api/steer", question | edit)[-1][1]
+    assert data["prompt"] == ASKED
     # The template's marks stand in it once.
-    assert done["text"].startswith(ASKED)
-    assert done["text"].count("<user>") == done["unedited"].count("<user>") == 1
+    assert data["text"].startswith(ASKED)
+    assert data["text"].count("<user>") == data["unedited"].count("<user>") == 1
     plain = chats.json("POST", "/api/steer/leading", {"text": QUESTION})
-    assert plain["probability"] != told["probability"]
+    assert plain["probability"] != leading["probability"]
 
 
-def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_said(chats):
-    texts = [{"id": "answered", "messages": CHAT}, {"id": "asked", "messages": CHAT[:-1]}]
-    events = chats.events("/api/audits", texts_of(texts))
+def test_chats_are_audited_up_to_their_answers(chats):
+    rows = [
+        {"id": "answered", "messages": CHAT},
+        {"id": "asked", "messages": CHAT[:-1]},
+        {"id": "shared", "conversations": SHARED},
+    ]
+    events = chats.events("/api/audits", texts_of(rows))
     (start,) = (data for name, data in events if name == "start")
-    assert start["texts"] == 1
+    assert start["texts"] == 2
     assert events[-1][1]["summary"]["left_out"] == {"chat without an answer": 1}
-    assert [data["text_id"] for name, data in events if name == "row"] == ["answered"]
-
-
-def test_files_of_chats_are_audited(chats):
-    def sent(row):
-        return {"files": [{"name": "a.jsonl", "content": json.dumps(row)}]}
-
-    for row in ({"id": "chat", "messages": CHAT}, {"id": "shared", "conversations": SHARED}):
-        events = chats.events("/api/audits", sent(row))
-        (told,) = [data for name, data in events if name == "row"]
-        assert (told["text_id"], told["opening"]) == (row["id"], QUESTION)
-    said = "a.jsonl:1: number 0 is {'role': 'user'}, expected a record with role and content"
-    assert said in chats.refused("POST", "/api/audits", sent({"messages": [{"role": "user"}]}))
+    texts = [(data["text_id"], data["opening"]) for name, data in events if name == "row"]
+    assert texts == [("answered", QUESTION), ("shared", QUESTION)]
+    error = chats.refused("POST", "/api/audits", texts_of([{"messages": [{"role": "user"}]}]))
+    assert "texts.jsonl:1: number 0 is {'role': 'user'}, expected a record with role" in error
 
 
 def test_a_person_asks_a_question(browser, chats):
@@ -150,11 +139,8 @@ def test_a_person_asks_a_question(browser, chats):
         assert "--file chat.jsonl --generate 4" in page.inner_text(".x-command")
         with page.expect_download() as saved:
             page.click(".x-exports a:has-text('Chat')")
-        assert [one["role"] for one in json.loads(saved.value.path().read_text())["messages"]] == [
-            "user",
-            "assistant",
-            "user",
-        ]
+        messages = json.loads(saved.value.path().read_text())["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant", "user"]
         page.fill(".x-prompt", QUESTION)
         page.press(".x-prompt", "Enter")
         page.wait_for_selector(f".x-answer .p-text:has-text('{QUESTION}')")

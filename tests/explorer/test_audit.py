@@ -1,6 +1,5 @@
 """Audits over real HTTP and in a browser, against Audit itself and the files of the command."""
 
-import csv
 import json
 
 import pytest
@@ -11,7 +10,7 @@ from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
-from tests.explorer.conftest import Served, Stream, texts_of
+from tests.explorer.conftest import Served, Stream, assert_fits_a_phone, go, texts_of
 from tests.helpers.axe import problems
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
@@ -31,19 +30,17 @@ def lm(tiny_model):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Files of every kind that a browser reads."""
-    folder = tmp_path_factory.mktemp("texts")
-    (folder / "a.txt").write_text(LAW + "\n\n", encoding="utf-8")
-    (folder / "b.md").write_text(
-        "# Ein Titel\n\nMit 日本 und \u202e Zeichen. " * 5, encoding="utf-8"
-    )
     rows = "\n".join(json.dumps(row) for row in TEXTS[:2]) + "\n\n" + json.dumps({"text": LAW})
-    (folder / "c.jsonl").write_text(rows + '\n{"text": "  "}\n', encoding="utf-8")
-    (folder / "d.json").write_text(json.dumps([TEXTS[2], {"text": LAW, "id": 7}]), encoding="utf-8")
-    with (folder / "e.csv").open("w", encoding="utf-8", newline="") as file:
-        written = csv.writer(file)
-        written.writerow(["id", "title", "text"])
-        written.writerow(["e1", "x", 'She said "no",\nand\r\nleft, again.'])
-        written.writerow(["", "y", LAW])
+    contents = {
+        "a.txt": LAW + "\n\n",
+        "b.md": "# Ein Titel\n\nMit 日本 und \u202e Zeichen. " * 5,
+        "c.jsonl": rows + '\n{"text": "  "}\n',
+        "d.json": json.dumps([TEXTS[2], {"text": LAW, "id": 7}]),
+        "e.csv": 'id,title,text\r\ne1,x,"She said ""no"",\nand\r\nleft, again."\r\n,y,' + LAW,
+    }
+    folder = tmp_path_factory.mktemp("texts")
+    for name, content in contents.items():
+        (folder / name).write_bytes(content.encode())
     return sorted(folder.iterdir())
 
 
@@ -57,28 +54,30 @@ def commanded(tiny_model, files, tmp_path_factory):
     return {kind: (out / f"audit.{kind}").read_bytes() for kind in KINDS}
 
 
+def data_of(events, wanted):
+    return [data for name, data in events if name == wanted]
+
+
 def test_rows_and_sums_are_those_of_an_audit(served, lm):
     events = served.events("/api/audits", texts_of(TEXTS))
     audit = Audit(lm, text_options([lm]))
-    rows = list(audit.read(Document(one["id"], one["text"]) for one in TEXTS))
-    (start,) = (data for name, data in events if name == "start")
+    rows = list(audit.read(Document(text["id"], text["text"]) for text in TEXTS))
+    (start,) = data_of(events, "start")
     assert start["predictions"] == audit.predictions
-    done = [data["predictions"] for name, data in events if name == "progress"]
-    assert done == sorted(done)
-    assert done[-1] == audit.predictions
-    told = [data for name, data in events if name == "row"]
-    for one, row in zip(told, rows, strict=True):
-        assert (one["text_id"], one["support"]) == (row["text_id"], row["support"])
+    progress = [data["predictions"] for data in data_of(events, "progress")]
+    assert progress == sorted(progress)
+    assert progress[-1] == audit.predictions
+    sent = data_of(events, "row")
+    for data, row in zip(sent, rows, strict=True):
+        assert (data["text_id"], data["support"]) == (row["text_id"], row["support"])
         for name in ("ce", "explained_share", "unattributed"):
-            assert one[name] == pytest.approx(row[name], rel=1e-5)
-        source = row["by_source"][0] | {
-            "share": pytest.approx(row["by_source"][0]["share"], rel=1e-5)
-        }
-        assert one["by_source"] == [source]
-        assert [found["doc_id"] for found in one["documents"]] == [row["documents"][0]["doc_id"]]
-    assert "‹U+202E›" in told[2]["opening"]
-    name, end = events[-1]
-    assert (name, end["stopped"]) == ("done", False)
+            assert data[name] == pytest.approx(row[name], rel=1e-5)
+        (source,), largest = data["by_source"], row["by_source"][0]
+        assert source == largest | {"share": pytest.approx(largest["share"], rel=1e-5)}
+        assert [d["doc_id"] for d in data["documents"]] == [row["documents"][0]["doc_id"]]
+    assert "‹U+202E›" in sent[2]["opening"]
+    (end,) = data_of(events, "done")
+    assert not end["stopped"]
     for by, group in end["summary"]["shares"].items():
         sources = audit.attribution().sources(by)
         for shown, item in zip(group["items"], sources.items, strict=True):
@@ -112,9 +111,9 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
 )
 def test_files_that_are_refused(served, name, content, words):
     files = [{"name": name, "content": content}]
-    told = served.refused("POST", "/api/audits", {"files": files})
-    assert words in told
-    assert "/tmp" not in told
+    error = served.refused("POST", "/api/audits", {"files": files})
+    assert words in error
+    assert "/tmp" not in error
 
 
 def test_files_of_one_name_go_together_where_ids_do(served):
@@ -122,7 +121,7 @@ def test_files_of_one_name_go_together_where_ids_do(served):
     numbered = {"name": "b.jsonl", "content": '{"id": 1.10, "text": "One."}'}
     empty = {"name": "b.txt", "content": " "}
     sent = {"files": [*files, numbered, empty, *texts_of(TEXTS[2:])["files"]]}
-    rows = [data for name, data in served.events("/api/audits", sent) if name == "row"]
+    rows = data_of(served.events("/api/audits", sent), "row")
     assert [row["text_id"] for row in rows] == ["law", "=1+1", "1.10", "none"]
     twice = [{"name": "a.txt", "content": LAW}] * 2
     assert "has the id 'a.txt' too" in served.refused("POST", "/api/audits", {"files": twice})
@@ -148,7 +147,7 @@ def test_one_long_text_can_be_stopped_in_the_middle(served):
 
 
 def audit_files(page, files):
-    page.evaluate("location.hash = '#/audit'")
+    go(page, "audit")
     page.wait_for_selector(".x-drop")
     page.set_input_files(".x-files", files)
     page.click(".x-audit .x-go")
@@ -177,8 +176,7 @@ def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded
     scores = [float(shown.nth(i).locator("td:nth-child(4) small").inner_text()) for i in range(9)]
     assert scores == pytest.approx(sorted(row["support_score"] for row in rows), abs=0.006)
     assert page.locator(".x-audit b >> text=lmao").count() == 0
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert_fits_a_phone(page)
     # From a document that the texts lean on to the place in the corpus.
     page.locator(".p-documents cite a").first.click()
     page.wait_for_selector("#place")
@@ -186,7 +184,7 @@ def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded
 
 def test_in_a_browser_a_held_out_text_is_tried(page, served):
     texts = served.json("GET", "/api/model")["texts"]
-    page.evaluate("location.hash = '#/audit'")
+    go(page, "audit")
     buttons = page.locator(".x-audit .x-examples button")
     buttons.first.wait_for()
     assert buttons.all_inner_texts() == list(texts)
@@ -197,9 +195,9 @@ def test_in_a_browser_a_held_out_text_is_tried(page, served):
     assert page.locator(".x-text-table tbody tr").count() == 1
 
 
-@pytest.mark.usefixtures("taking_its_time")
+@pytest.mark.usefixtures("slow_model")
 def test_in_a_browser_dropped_texts_can_be_stopped(page):
-    page.evaluate("location.hash = '#/audit'")
+    go(page, "audit")
     page.wait_for_selector(".x-drop")
     page.evaluate(
         """text => {
@@ -220,22 +218,20 @@ def test_in_a_browser_dropped_texts_can_be_stopped(page):
     assert page.locator(".x-exports a").count() == 4
 
 
-def test_in_a_browser_what_cannot_be_audited_is_told(lm, browser, tmp_path):
-    (tmp_path / "large.txt").write_text("word " * 900, encoding="utf-8")
-    (tmp_path / "latin.txt").write_bytes("Stra\xdfe".encode("latin-1"))
-    (tmp_path / "rows.csv").write_text("body\nOne.\n", encoding="utf-8")
-    (tmp_path / "broken.jsonl").write_text('{"text": "One."}\n{"text": \n', encoding="utf-8")
+def test_in_a_browser_what_cannot_be_audited_is_reported(lm, browser, tmp_path):
+    cases = {
+        "large.txt": (b"word " * 900, "large.txt has 4,500 bytes: 1,000 characters", 0),
+        "latin.txt": (b"Stra\xdfe", "latin.txt is not UTF-8", 0),
+        "rows.csv": (b"body\nOne.\n", "rows.csv: there is no column 'text'", 1),
+        "broken.jsonl": (b'{"text": "One."}\n{"text": \n', "broken.jsonl:2 is not valid JSON", 2),
+    }
     posts = []
     with Served(lm, audited=1000) as server:
         page = browser.new_page()
         page.on("request", lambda request: request.method == "POST" and posts.append(request.url))
         page.goto(server.address)
-        for name, words, sent in (
-            ("large.txt", "large.txt has 4,500 bytes: 1,000 characters", 0),
-            ("latin.txt", "latin.txt is not UTF-8", 0),
-            ("rows.csv", "rows.csv: there is no column 'text'; the columns are: body", 1),
-            ("broken.jsonl", "broken.jsonl:2 is not valid JSON", 2),
-        ):
+        for name, (content, words, sent) in cases.items():
+            (tmp_path / name).write_bytes(content)
             audit_files(page, [tmp_path / name])
             page.wait_for_selector(f".x-audit .x-problem >> text={words}")
             assert len(posts) == sent

@@ -11,9 +11,9 @@ from prismlm.corpus import build_corpus
 from prismlm.corpus.layout import is_held_out
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.sources import document_sources
-from prismlm.explorer.documents import MAX_CHARACTERS
+from prismlm.explorer import documents
 from prismlm.lens.build import IndexOptions, build_index
-from tests.explorer.conftest import PROMPTS, Served
+from tests.explorer.conftest import PROMPTS, Served, go
 from tests.helpers.axe import problems
 
 HURT = "document.title = 'hurt'"
@@ -57,7 +57,7 @@ def served(lm):
         yield server
 
 
-def asked(served, path, **query):
+def fetch(served, path, **query):
     status, _, body = served.ask("GET", f"/api/documents{path}?{urlencode(query)}")
     return status, json.loads(body)
 
@@ -67,53 +67,47 @@ def test_a_document_is_that_of_the_corpus_with_its_token(served, lm):
     number = corpus.find(EVIL_ID)
     start = int(corpus.starts[number])
     for offset in (0, 57, 400):
-        status, found = asked(served, "", id=EVIL_ID, at=start + offset)
+        status, data = fetch(served, "", id=EVIL_ID, at=start + offset)
         assert status == 200
         left, right = corpus.spans(number)[offset].tolist()
         parts = EVIL[:left], EVIL[left:right], EVIL[right:]
-        assert found["parts"] == [marks_shown(part) for part in parts]
-    assert "\u202e" not in json.dumps(found["parts"], ensure_ascii=False)
-    assert "‹U+202E›" in found["parts"][0]
+        assert data["parts"] == [marks_shown(part) for part in parts]
+    assert "\u202e" not in json.dumps(data["parts"], ensure_ascii=False)
+    assert "‹U+202E›" in data["parts"][0]
     shown = marks_shown(EVIL_ID)
-    assert (found["doc_id"], found["title"], found["url"]) == (
-        shown,
-        "<i>‹U+202E›evil",
-        "javascript:alert(1)",
-    )
-    assert asked(served, "", id=shown, at=start + offset) == (200, found)
-    assert (found["tokens"], found["characters"]) == (int(corpus.lengths[number]), len(EVIL))
-    assert asked(served, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
+    fields = (data["doc_id"], data["title"], data["url"])
+    assert fields == (shown, "<i>‹U+202E›evil", "javascript:alert(1)")
+    assert fetch(served, "", id=shown, at=start + offset) == (200, data)
+    assert (data["tokens"], data["characters"]) == (int(corpus.lengths[number]), len(EVIL))
+    assert fetch(served, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
 
 
-def test_a_long_document_comes_in_parts_that_make_it_up(served, lm):
+def test_a_long_document_is_shown_around_the_place(served, lm, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 60_000)
     corpus = lm.lens.corpus
     number = corpus.find(LONG_ID)
-    offset = int(corpus.lengths[number]) // 2
-    _, found = asked(served, "", id=LONG_ID, at=int(corpus.starts[number]) + offset)
-    first, last = found["first"], found["last"]
-    assert 0 < first < corpus.spans(number)[offset, 0] < last < len(LONG)
-    before = asked(served, "/text", id=LONG_ID, first=0, last=first)[1]["text"]
-    after = asked(served, "/text", id=LONG_ID, first=last, last=last + MAX_CHARACTERS)[1]
-    assert after["last"] == len(LONG)
-    assert before + "".join(found["parts"]) + after["text"] == marks_shown(LONG)
-    assert found["url"] == "https://example.org/a"
-    status, error = asked(served, "/text", id=LONG_ID, first=0, last=MAX_CHARACTERS + 1)
-    assert status == 400
-    assert "200,000" in error["error"]
+    for offset in (0, int(corpus.lengths[number]) // 2, int(corpus.lengths[number]) - 2):
+        _, data = fetch(served, "", id=LONG_ID, at=int(corpus.starts[number]) + offset)
+        first, last = data["first"], data["last"]
+        left, right = corpus.spans(number)[offset].tolist()
+        assert first <= left < right <= last <= len(LONG)
+        assert 60_000 <= last - first < 60_010
+        assert "".join(data["parts"]) == marks_shown(LONG[first:last])
+    assert data["url"] == "https://example.org/a"
 
 
 def test_the_prototypes_are_those_of_the_reverse_question(served, lm):
-    status, found = asked(served, "/prototypes", id=EVIL_ID)
+    status, data = fetch(served, "/prototypes", id=EVIL_ID)
     assert status == 200
     expected = document_sources(lm.lens, EVIL_ID)
-    assert found["in_cells"] == len(expected.cells)
-    assert [(c["id"], c["positions"], c["share"]) for c in found["cells"]] == [
+    assert data["in_cells"] == len(expected.cells)
+    assert [(c["id"], c["positions"], c["share"]) for c in data["cells"]] == [
         (c.prototype, c.positions, c.share) for c in expected.cells[:12]
     ]
-    assert [(u["id"], u["position"]) for u in found["contexts"]] == [
+    assert [(u["id"], u["position"]) for u in data["contexts"]] == [
         (u.prototype, u.position) for u in expected.uses[:12]
     ]
-    status, error = asked(served, "/prototypes", id=LONG_ID)
+    status, error = fetch(served, "/prototypes", id=LONG_ID)
     assert status == 400
     assert "held out" in error["error"]
 
@@ -129,7 +123,7 @@ def test_the_prototypes_are_those_of_the_reverse_question(served, lm):
     ],
 )
 def test_what_is_not_there(served, query, words):
-    status, error = asked(served, "", **query)
+    status, error = fetch(served, "", **query)
     assert status == 400
     assert words in error["error"]
 
@@ -139,8 +133,8 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
     (directory / "corpus").rename(hidden)
     try:
         with Served(prismlm.load(directory / "model")) as server:
-            status, error = asked(server, "", id="plain")
-            told = server.json("GET", "/api/model")
+            status, error = fetch(server, "", id="plain")
+            model = server.json("GET", "/api/model")
             answer = server.answer(EVIL[:60], 2)
             against = server.events(f"/api/answers/{answer['id']}/steps/3/against")
     finally:
@@ -148,9 +142,9 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
     assert status == 400
     assert "prismlm index" in error["error"]
     assert "no longer" in error["error"]
-    assert (told["prompts"], told["texts"]) == (PROMPTS, {})
+    assert (model["prompts"], model["texts"]) == (PROMPTS, {})
     # What speaks against a prediction is read in the lens's own tokens.
-    assert (told["lens"]["corpus"], told["lens"]["readable"]) == (False, True)
+    assert (model["lens"]["corpus"], model["lens"]["readable"]) == (False, True)
     assert [name for name, _ in against] == ["estimated", "done"]
     assert against[-1][1]["against"]
 
@@ -161,34 +155,29 @@ def test_another_corpus_in_the_place_of_the_first_is_not_shown(directory, tiny_m
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Served(prismlm.load(directory / "model")) as server:
         # The ids are read, and no text yet.
-        assert asked(server, "", id="not there")[0] == 400
+        assert fetch(server, "", id="not there")[0] == 400
         corpus.rename(before)
         build_corpus(source, corpus, tokenizer=tiny_model)
-        status, error = asked(server, "", id="plain")
+        status, error = fetch(server, "", id="plain")
         shutil.rmtree(corpus)
         before.rename(corpus)
         assert (status, "has changed" in error["error"]) == (400, True)
-        assert asked(server, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
+        assert fetch(server, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
 
 
 def open_at(page, doc_id, at):
-    page.evaluate(
-        "hash => { location.hash = hash; }", f"#/document/{quote(doc_id, safe='')}?at={at}"
-    )
+    go(page, f"document/{quote(doc_id, safe='')}?at={at}")
     # Not that of the document which was open before.
     page.wait_for_selector(f'#place[title="position {at:,} of the corpus"]')
 
 
 def shown(page):
-    return page.evaluate("document.querySelector('.x-doc-text').textContent")
+    return page.text_content(".x-doc-text")
 
 
 def assert_in_view(page):
-    top, bottom, height = page.evaluate(
-        "() => { const box = document.querySelector('#place').getBoundingClientRect();"
-        " return [box.top, box.bottom, innerHeight]; }"
-    )
-    assert 0 <= top < bottom <= height
+    box = page.locator("#place").bounding_box()
+    assert 0 <= box["y"] < box["y"] + box["height"] <= page.viewport_size["height"]
 
 
 def test_in_a_browser_text_is_inert_and_the_place_in_view(page, lm):
@@ -215,22 +204,12 @@ def test_in_a_browser_text_is_inert_and_the_place_in_view(page, lm):
     assert_in_view(page)
 
 
-def test_in_a_browser_a_long_document_grows_in_both_directions(page, lm):
+def test_in_a_browser_a_long_document_is_left_and_come_back_to(page, lm):
     corpus = lm.lens.corpus
     number = corpus.find(LONG_ID)
-    at = int(corpus.starts[number]) + int(corpus.lengths[number]) // 2
-    open_at(page, LONG_ID, at)
+    open_at(page, LONG_ID, int(corpus.starts[number]) + int(corpus.lengths[number]) // 2)
     assert_in_view(page)
-    whole = marks_shown(LONG)
-    assert len(shown(page)) < len(whole)
-    for name in ("before", "after"):
-        button = page.get_by_role("button", name=f"Show what comes {name}")
-        while button.count() and button.is_visible():
-            had = len(shown(page))
-            button.click()
-            page.wait_for_function(
-                "had => document.querySelector('.x-doc-text').textContent.length > had", arg=had
-            )
-    assert shown(page) == whole
+    assert shown(page) == marks_shown(LONG)
+    page.evaluate("scrollTo(0, 0)")
     page.get_by_role("button", name="To the place").click()
     assert_in_view(page)

@@ -17,7 +17,7 @@ from prismlm.pages.channels import channels_data
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
 from prismlm.probes.uncertainty_feedback.signal import Signal, own_codes
-from tests.explorer.conftest import Served, visited
+from tests.explorer.conftest import Served, assert_fits_a_phone, go, visited
 from tests.helpers.axe import problems
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.head_models import make_signal_noise
@@ -74,10 +74,10 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
     parts = served.json("GET", "/api/inside")
     assert (parts["channels"], parts["attention"]) == (True, None)
     assert parts["feedback"] == {"levels": LEVELS}
-    told = served.json("POST", "/api/inside/channels", {"text": TEXT})
+    data = served.json("POST", "/api/inside/channels", {"text": TEXT})
     report = channel_report(mixer.model, mixer.tokenizer, text=TEXT)
     expected = json_text(channels_data(mixer.model, None, report))
-    assert told == json.loads(marks_shown(expected))
+    assert data == json.loads(marks_shown(expected))
     fed = served.json("POST", "/api/inside/feedback", {"text": TEXT})
     ids = mixer.encode(TEXT)[0]
     # Each pass makes one more position exact, so that as many as there are tokens give all.
@@ -93,12 +93,12 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
 def test_attention_is_that_of_explain(of_heads, heads):
     parts = of_heads.json("GET", "/api/inside")
     assert (parts["channels"], parts["feedback"]) == (False, None)
-    told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
-    groups = [one["group"] for one in told["maps"]]
+    data = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
+    groups = [one["group"] for one in data["maps"]]
     assert groups == ["signal"] * (len(groups) // 2) + ["noise"] * (len(groups) // 2)
-    places = [(1, one["head"]) for one in told["maps"]]
+    places = [(1, one["head"]) for one in data["maps"]]
     trace = heads.explain(TEXT, attention=places)
-    for one, own in zip(told["maps"], trace.attention, strict=True):
+    for one, own in zip(data["maps"], trace.attention, strict=True):
         assert one["title"] == own.head.title
         for t, row in enumerate(one["weights"]):
             assert row == pytest.approx((own.weights[t, : t + 1] * 10_000).tolist(), abs=0.6)
@@ -123,7 +123,7 @@ def test_what_is_refused(of_heads, path, body, words):
 
 
 def read(page, text=TEXT):
-    page.evaluate("location.hash = '#/inside'")
+    go(page, "inside")
     page.fill(".x-inside .x-prompt", text)
     page.click(".x-inside .x-go")
 
@@ -142,27 +142,26 @@ def test_channels_in_a_browser(page, mixer):
     words = page.locator(".c-word")
     words.last.click()
     (curves,) = read_channels(mixer.model, mixer.encode(TEXT)[0], [2])
-    found = float(curves.mass[-1, 4])
-    assert f"finds a mass of {found:.2f}" in page.inner_text(".c-say")
+    mass = float(curves.mass[-1, 4])
+    assert f"finds a mass of {mass:.2f}" in page.inner_text(".c-say")
     assert "inspect channels" in page.inner_text(".x-command")
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert_fits_a_phone(page)
     # The address alone brings it back.
-    page.evaluate("location.hash = '#/inside?channel=1.3'")
+    go(page, "inside?channel=1.3")
     page.wait_for_selector("text=Layer 1, channel 3")
 
 
 def test_attention_in_a_browser(of_heads, browser):
     with visited(browser, of_heads) as page:
-        page.evaluate("location.hash = '#/inside?head=1.2'")
+        go(page, "inside?head=1.2")
         page.wait_for_selector(".x-heat")
         page.fill(".x-inside .x-prompt", TEXT)
         page.click(".x-inside .x-go")
         page.wait_for_selector(".x-heat")
         assert problems(page) == []
         assert page.inner_text(".x-head-title") == "layer 1 · signal head 2"
-        told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
-        weights = told["maps"][2]["weights"]
+        data = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
+        weights = data["maps"][2]["weights"]
         last = len(weights) - 1
         page.focus(".x-heat")
         page.keyboard.press("ArrowLeft")
@@ -194,5 +193,4 @@ def test_attention_in_a_browser(of_heads, browser):
         command = page.inner_text(".x-command")
         assert command.startswith("prismlm inspect attention")
         assert command.endswith("--layer 0 --head 5")
-        page.set_viewport_size({"width": 390, "height": 844})
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert_fits_a_phone(page)

@@ -9,7 +9,7 @@ import pytest
 import prismlm
 from prismlm.direction_marks import marks_shown
 from prismlm.lens import layout
-from tests.explorer.conftest import HOSTILE, Served
+from tests.explorer.conftest import HOSTILE, Served, assert_fits_a_phone, go
 from tests.helpers.named_lens import CATEGORIES, name_by_hand
 
 
@@ -25,8 +25,8 @@ def test_a_search_finds_names_tokens_and_contexts(served, lm):
     ] == [117]
     context = next(one for one in lens.index.to_pylist() if one["after"])
     words = sorted(context["after"].split(), key=len)[-2:]
-    found = served.json("GET", f"/api/prototypes?query={'+'.join(words)}&limit=500&all=1")
-    assert context["prototype"] in [one["id"] for one in found["items"]]
+    data = served.json("GET", f"/api/prototypes?query={'+'.join(words)}&limit=500&all=1")
+    assert context["prototype"] in [one["id"] for one in data["items"]]
     assert served.json("GET", "/api/prototypes?query=nosuchwordanywhere")["total"] == 0
 
 
@@ -42,8 +42,8 @@ def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_
         assert server.json("GET", "/api/prototypes?query=word117&all=1")["items"][0]["id"] == 117
         lens = prismlm.load(directory).lens
         layout.write_meta(lens.path, replace(lens.meta, tokens=1, map=None))
-        said = server.refused("GET", "/api/model", expected=409)
-        assert "rebuilt or removed" in said
+        error = server.refused("GET", "/api/model", expected=409)
+        assert "rebuilt or removed" in error
 
 
 def test_filters_orders_and_the_place_of_one(served, lm):
@@ -51,11 +51,11 @@ def test_filters_orders_and_the_place_of_one(served, lm):
     both = served.json("GET", "/api/prototypes?sort=id&at=117&limit=1&all=1")
     assert (both["total"], both["place"]) == (count, 117)
     assert both["categories"] == dict.fromkeys(CATEGORIES, count // 2)
-    asked = "/api/prototypes?category=Morphology&all=1"
-    odd = served.json("GET", f"{asked}&sort=id&at=117&first=58&limit=1")
+    path = "/api/prototypes?category=Morphology&all=1"
+    odd = served.json("GET", f"{path}&sort=id&at=117&first=58&limit=1")
     assert (odd["total"], odd["matching"], odd["place"]) == (count // 2, count, 58)
     assert odd["items"][0]["id"] == 117
-    assert served.json("GET", f"{asked}&at=0")["place"] is None
+    assert served.json("GET", f"{path}&at=0")["place"] is None
     for sort, figure in (("text", "positions"), ("usage", "usage")):
         items = served.json("GET", f"/api/prototypes?limit=500&sort={sort}&all=1")["items"]
         figures = [one[figure] for one in items]
@@ -69,7 +69,7 @@ def test_filters_orders_and_the_place_of_one(served, lm):
 
 def test_a_person_pages_and_shares_what_is_seen(page, lm):
     card = page.locator(".x-card[data-chosen]")
-    page.evaluate("location.hash = '#/prototypes/0'")
+    go(page, "prototypes/0")
     card.locator("h2").wait_for()
     assert card.locator("h2").inner_text() == marks_shown(HOSTILE)
     page.get_by_label("of few places too").check()
@@ -101,10 +101,9 @@ def test_a_person_pages_and_shares_what_is_seen(page, lm):
     assert card.locator("h2").inner_text() == f"word{odd[-1]} → next{odd[-1]}"
     assert page.get_by_text(f"{len(odd)} of {len(odd)}", exact=True).count() == 1
     page.locator(".x-item").last.click()
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert_fits_a_phone(page)
 
 
 def test_a_prototype_that_is_not_there_is_told(page):
-    page.evaluate("location.hash = '#/prototypes/99999'")
+    go(page, "prototypes/99999")
     assert "no prototype 99999" in page.get_by_role("alert").inner_text()

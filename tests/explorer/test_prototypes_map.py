@@ -1,13 +1,10 @@
 """The map over real HTTP, and looked around in with a real browser."""
 
-import re
-import shutil
-
 import pytest
 
 import prismlm
 from prismlm.direction_marks import marks_shown
-from tests.explorer.conftest import PROMPTS, Served
+from tests.explorer.conftest import Served, ask, assert_fits_a_phone, go
 from tests.helpers.named_lens import ACROSS, CATEGORIES
 
 PAINTED = """async ([x, y]) => {
@@ -70,19 +67,6 @@ def test_a_lens_without_a_map_says_how_to_make_one(tiny_model):
         assert f"prismlm map {tiny_model}" in server.refused("GET", "/api/map")
 
 
-def test_a_model_without_a_lens_is_steered_by_number(tiny_model, tmp_path):
-    directory = shutil.copytree(tiny_model, tmp_path / "model")
-    shutil.rmtree(directory / "lens")
-    with Served(prismlm.load(directory)) as server:
-        for path in ("/api/map", "/api/prototypes", "/api/prototypes/7"):
-            assert "prismlm index" in server.refused("GET", path)
-        wanted = {"text": PROMPTS["medicine"], "prototype": 7, "strength": -1, "generate": 2}
-        told = server.events("/api/steer", wanted)[-1][1]
-        names = [token["leading_after"]["name"] for token in told["tokens"]]
-        assert len(names) == 2
-        assert all(re.fullmatch(r"prototype \d+", name) for name in names)
-
-
 def test_a_person_looks_around(page, lm):
     count = lm.lens.num_prototypes
     opened(page)
@@ -96,8 +80,7 @@ def test_a_person_looks_around(page, lm):
     side.locator("h2", has_text="word38 → next38").wait_for()
     page.locator(".x-over").press("ArrowDown")
     side.locator("h2", has_text="word54 → next54").wait_for()
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert_fits_a_phone(page)
 
 
 def test_a_lasso_shows_what_an_area_has(page, lm):
@@ -137,11 +120,8 @@ def test_the_path_of_the_last_answer(page):
     opened(page)
     path = page.get_by_role("button", name="Path of the last answer")
     assert not path.is_visible()
-    page.evaluate("location.hash = '#/ask'")
-    page.get_by_label("Prompt").fill(next(iter(PROMPTS.values())))
-    page.get_by_label("tokens").fill("2")
-    page.get_by_role("button", name="Ask", exact=True).click()
-    page.locator(".x-exports").wait_for()
+    go(page, "ask")
+    ask(page, tokens=2)
     opened(page)
     plain = page.locator(".x-plot").screenshot()
     path.click()

@@ -13,9 +13,8 @@ from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
 from prismlm.interventions.steering import cautions, steer, strongest
-from tests.explorer.conftest import Served, Stream
+from tests.explorer.conftest import TEXT, Served, Stream, assert_fits_a_phone, go
 
-TEXT = "The patient was given a dose of the drug"
 # What the explorer tells is rounded, and is otherwise the same to the last bit.
 SIX_DIGITS = {"rel": 5e-6, "abs": 0}
 
@@ -43,18 +42,18 @@ def test_a_strength_is_the_edit_of_the_library(served, lm, strength, edit):
     how = {"generate": 4, "temperature": 0.7, "seed": 3, "draws": 2}
     events = served.events("/api/steer", {"text": TEXT, "strength": strength, **wanted, **how})
     assert [name for name, _ in events] == ["start", *["written"] * 8, "done"]
-    assert [told["tokens"] for _, told in events[1:-1]] == list(range(1, 9))
-    told = events[-1][1]
-    found = steer(lm, TEXT, [edit], **how)
-    assert (told["text"], told["unedited"]) == (found.text, found.unedited)
-    for one, token in zip(told["tokens"], found.tokens, strict=True):
+    assert [data["tokens"] for _, data in events[1:-1]] == list(range(1, 9))
+    data = events[-1][1]
+    steered = steer(lm, TEXT, [edit], **how)
+    assert (data["text"], data["unedited"]) == (steered.text, steered.unedited)
+    for one, token in zip(data["tokens"], steered.tokens, strict=True):
         for name in ("before", "after", "control"):
             assert one[name] == pytest.approx(getattr(token, name), **SIX_DIGITS)
-    logs = [math.log(token.after / token.before) for token in found.tokens]
-    assert told["change"] == pytest.approx(sum(logs) / len(logs), **SIX_DIGITS)
-    assert (told["change"] == 0) == (strength == 0)
-    controls = [math.log(token.control / token.before) for token in found.tokens]
-    assert told["control"] == pytest.approx(sum(controls) / len(controls), **SIX_DIGITS)
+    logs = [math.log(token.after / token.before) for token in steered.tokens]
+    assert data["change"] == pytest.approx(sum(logs) / len(logs), **SIX_DIGITS)
+    assert (data["change"] == 0) == (strength == 0)
+    controls = [math.log(token.control / token.before) for token in steered.tokens]
+    assert data["control"] == pytest.approx(sum(controls) / len(controls), **SIX_DIGITS)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +65,12 @@ def test_a_strength_is_the_edit_of_the_library(served, lm, strength, edit):
 )
 def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
     events = served.events("/api/steer", {"text": TEXT, **wanted, "generate": 12, "draws": 1})
-    told = events[-1][1]
-    found = strongest(lm, TEXT, edit, generate=12)
-    assert told["strength"] == pytest.approx(getattr(found, "fraction", None) or found.strength)
-    steered = steer(lm, TEXT, [found], generate=12, draws=0)
-    assert (told["text"], told["cautions"]) == (steered.text, cautions(steered))
+    data = events[-1][1]
+    edit = strongest(lm, TEXT, edit, generate=12)
+    expected = edit.fraction if isinstance(edit, Clamp) else edit.strength
+    assert data["strength"] == pytest.approx(expected)
+    steered = steer(lm, TEXT, [edit], generate=12, draws=0)
+    assert (data["text"], data["cautions"]) == (steered.text, cautions(steered))
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,21 @@ def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
         ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60."),
     ],
 )
-def test_what_cannot_be_done_is_said(served, wanted, said):
-    assert said in served.refused("POST", "/api/steer", {"text": TEXT, **wanted})
+def test_what_cannot_be_done_is_said(served, wanted, words):
+    assert words in served.refused("POST", "/api/steer", {"text": TEXT, **wanted})
 
 
 def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):
-    told = served.json("POST", "/api/steer/leading", {"text": TEXT})
+    data = served.json("POST", "/api/steer/leading", {"text": TEXT})
     step = lm.explain(TEXT)[-1]
-    assert told["probability"] == pytest.approx(step.probability, **SIX_DIGITS)
+    assert data["probability"] == pytest.approx(step.probability, **SIX_DIGITS)
     parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
     raised = sum(max(0, part) for part in parts)
     leading = step.prototypes[:5]
-    assert [one["id"] for one in told["prototypes"]] == [use.id for use in leading]
-    assert [one["name"] for one in told["prototypes"]] == [marks_shown(u.name) for u in leading]
+    assert [one["id"] for one in data["prototypes"]] == [use.id for use in leading]
+    assert [one["name"] for one in data["prototypes"]] == [marks_shown(u.name) for u in leading]
     shares = [use.contribution / raised for use in leading]
-    assert [one["share"] for one in told["prototypes"]] == pytest.approx(shares, **SIX_DIGITS)
+    assert [one["share"] for one in data["prototypes"]] == pytest.approx(shares, **SIX_DIGITS)
     assert "the explorer reads 60." in served.refused(
         "POST", "/api/steer/leading", {"text": "word " * 70}
     )
@@ -118,28 +118,28 @@ def test_what_is_stopped_shows_what_was_written(tiny_model):
 
 
 def test_the_page_offers_what_the_next_token_relies_on(page, served):
-    page.evaluate("location.hash = '#/steer'")
+    go(page, "steer")
     offered = page.locator(".x-lead")
     offered.first.wait_for()
     page.get_by_label("Prompt").fill(TEXT)
     page.get_by_label("Prompt").blur()
-    told = served.json("POST", "/api/steer/leading", {"text": TEXT})["prototypes"]
-    names = [f".x-lead:nth-of-type({i}):has-text('{one['name']}')" for i, one in enumerate(told, 1)]
+    data = served.json("POST", "/api/steer/leading", {"text": TEXT})["prototypes"]
+    names = [f".x-lead:nth-of-type({i}):has-text('{one['name']}')" for i, one in enumerate(data, 1)]
     page.wait_for_selector(":root:has({})".format("):has(".join(names)))
     button = page.get_by_role("button", name="Steer")
     assert button.is_disabled()
     offered.first.click()
-    page.wait_for_url(re.compile(rf"prototype={told[0]['id']}&strength=-100"))
+    page.wait_for_url(re.compile(rf"prototype={data[0]['id']}&strength=-100"))
     assert offered.first.get_attribute("aria-pressed") == "true"
-    assert f"--prototype {told[0]['id']} --edit ablate" in page.inner_text(".x-command")
+    assert f"--prototype {data[0]['id']} --edit ablate" in page.inner_text(".x-command")
     button.click()
     page.wait_for_selector(".x-steered")
 
 
 def test_the_page_shows_what_its_command_gives(page):
-    page.evaluate("location.hash = '#/steer'")
+    go(page, "steer")
     page.wait_for_selector(".x-command:has-text('--prototype ID --generate 20')")
-    page.evaluate("location.hash = '#/steer?prototype=5&strength=-40'")
+    go(page, "steer?prototype=5&strength=-40")
     page.locator(".x-chosen", has_text="word5 → next5").wait_for()
     page.get_by_label("Prompt").fill("- the court's 'order'")
     picking = page.get_by_role("combobox", name="Prototype")
@@ -160,16 +160,11 @@ def test_the_page_shows_what_its_command_gives(page):
     result = CliRunner().invoke(app, [command[1], "--json", *command[2:]])
     assert result.exit_code == 0, result.output
     value = json.loads(result.stdout)
-    assert value["edit"] == {
-        "kind": "clamp",
-        "prototype": 117,
-        "fraction": 0.8,
-    }
+    assert value["edit"] == {"kind": "clamp", "prototype": 117, "fraction": 0.8}
     texts = page.locator(".x-written")
     assert texts.first.inner_text().endswith(value["text"])
     assert rows.count() == len(value["tokens"]) == 3
     for row, token in zip(rows.all(), value["tokens"], strict=True):
         shown = re.search(r"→ (<?)([\d.]+) %", row.inner_text())
         assert float(shown[2]) == pytest.approx(100 * token["after"], abs=0.51)
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert_fits_a_phone(page)

@@ -4,11 +4,12 @@ import contextlib
 
 import pytest
 
+from tests.helpers.running import chromium
+
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     """What opens HTML in a tab; an error in its scripts, or a request, fails the test."""
-    from playwright.sync_api import sync_playwright
 
     @contextlib.contextmanager
     def tab(html, fragment="", **options):
@@ -26,10 +27,5 @@ def opened(tmp_path_factory):
         assert errors == []
         assert {url.partition("#")[0] for url in requests} == {path.as_uri()}
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium",
-            args=["--no-sandbox", "--enable-unsafe-swiftshader"],
-        )
+    with chromium() as browser:
         yield tab
-        browser.close()

@@ -61,30 +61,17 @@ def page(corpus, model, report):
 
 
 def stored(data, layer, channel):
-    """Yield each text's words with its write and read bytes."""
-    for text, write, read, _ in stored_with_decays(data, layer, channel):
-        yield text, write, read
-
-
-def stored_with_decays(data, layer, channel):
-    """Yield the bytes of decays too, or None where a channel has one for all positions."""
+    """Yield each text with its bytes of write, read and decays; None for a constant decay."""
     levels = np.frombuffer(base64.b64decode(data["gates"]), np.uint8)
-    shown = data["layers"][layer]["channels"][channel]
+    shown, shared = data["layers"][layer]["channels"][channel], data["layers"][layer]["shared"]
     at = shown["at"]
     for number, _ in shown["texts"]:
         text = data["texts"][number]
-        length = sum(
-            text["many"].get(str(w), text["many"].get(w, 1)) for w in range(len(text["words"]))
-        )
-        write = levels[at : at + length]
-        at += length
-        read = write
-        if not data["layers"][layer]["shared"]:
-            read, at = levels[at : at + length], at + length
-        decay = None
-        if shown["decay"] is None:
-            decay, at = levels[at : at + length], at + length
-        yield text, write, read, decay
+        length = sum(text["many"].get(word, 1) for word in range(len(text["words"])))
+        count = 1 + (not shared) + (shown["decay"] is None)
+        parts = levels[at : at + count * length].reshape(count, length)
+        at += count * length
+        yield text, parts[0], parts[int(not shared)], parts[-1] if shown["decay"] is None else None
 
 
 def test_quantising_by_hand():
@@ -108,13 +95,13 @@ def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report
             assert len(texts) == 1 + len(channel["sequences"])
             assert "".join(texts[0][0]["words"]) == TEXT
             ids = [list(report.text.token_ids)]
-            for sequence, (text, _, _) in zip(channel["sequences"], texts[1:], strict=True):
+            for sequence, (text, *_) in zip(channel["sequences"], texts[1:], strict=True):
                 assert "".join(text["words"]) == corpus.excerpt(
                     sequence["position"], sequence["length"]
                 )
                 ids.append(corpus.read_tokens(sequence["position"], sequence["length"]).tolist())
             largest = data["layers"][layer]["channels"][k]["largest"]
-            for one, (_, write, read) in zip(ids, texts, strict=True):
+            for one, (_, write, read, _) in zip(ids, texts, strict=True):
                 (curves,) = read_channels(model, torch.tensor(one), [layer])
                 for levels, gate, top in ((write, curves.write, 0), (read, curves.read, 1)):
                     expected = gate[:, k].numpy()
@@ -132,14 +119,14 @@ def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_pa
     )
     for settings in ({}, {"decay_mode": "token"}):
         model, sequences = make_model(len(tokenizer), **settings), Sequences(corpus, "all", 16)
-        found = channel_report(model, tokenizer, sequences)
-        data = channels_data(model, corpus, found)
+        report = channel_report(model, tokenizer, sequences)
+        data = channels_data(model, corpus, report)
         for layer in range(LAYERS):
-            for k, channel in enumerate(found.layers[layer].channels):
+            for k, channel in enumerate(report.layers[layer].channels):
                 largest = data["layers"][layer]["channels"][k]["largest"][0]
-                assert any(passage.offset for passage in found.passages.values())
-                kept = stored_with_decays(data, layer, k)
-                for sequence, (_, write, *_) in zip(channel["sequences"], kept, strict=True):
+                assert any(passage.offset for passage in report.passages.values())
+                gates = stored(data, layer, k)
+                for sequence, (_, write, *_) in zip(channel["sequences"], gates, strict=True):
                     assert len(write) == sequence["length"]
                     assert largest == pytest.approx(
                         max(t["gate"] for s in channel["sequences"] for t in s["tokens"]), rel=1e-5
@@ -153,19 +140,19 @@ def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_pa
 def test_decays_by_token_are_stored_for_every_position(corpus):
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
     sequences = Sequences(corpus, "all", 48)
-    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT)
-    data = channels_data(by_token, corpus, found)
+    report = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT)
+    data = channels_data(by_token, corpus, report)
     least, most = data["rates"]
     for layer in range(LAYERS):
-        for k, channel in enumerate(found.layers[layer].channels):
+        for k, channel in enumerate(report.layers[layer].channels):
             assert data["layers"][layer]["channels"][k]["halfLife"] is None
-            ids = [list(found.text.token_ids)]
+            ids = [list(report.text.token_ids)]
             ids += [
                 corpus.read_tokens(s["position"], s["length"]).tolist()
                 for s in channel["sequences"]
             ]
-            kept = list(stored_with_decays(data, layer, k))
-            for one, (_, write, _, levels) in zip(ids, kept, strict=True):
+            gates = list(stored(data, layer, k))
+            for one, (_, write, _, levels) in zip(ids, gates, strict=True):
                 (curves,) = read_channels(by_token, torch.tensor(one), [layer])
                 # As the page's script does it.
                 decay = np.exp(-least * (most / least) ** (levels / 255.0))
@@ -214,9 +201,9 @@ def assert_finds(words, chosen, text, memory):
         shares[word] += weights[place].item()
     labels = [words.nth(i).get_attribute("aria-label") for i in range(len(text.words))]
     for label, share in zip(labels, shares, strict=True):
-        found = re.search(r"memory (<1|\d+) %", label)
-        assert found, label
-        assert abs(float(found[1].strip("<")) / 100 - share) < 0.02
+        match = re.search(r"memory (<1|\d+) %", label)
+        assert match, label
+        assert abs(float(match[1].strip("<")) / 100 - share) < 0.02
     strength = [
         float(words.nth(i).evaluate("n => n.style.getPropertyValue('--a')"))
         for i in range(chosen + 2)

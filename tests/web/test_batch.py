@@ -43,7 +43,7 @@ def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
     model, draw = family(name), random.Random(0)
     texts = [[draw.randrange(1, 320) for _ in range(draw.randrange(8, 40))] for _ in range(9)]
     begun = [draw.randrange(1, len(text)) for text in texts]
-    batch, rows, found = Batch(model), [], {number: [] for number in range(len(texts))}
+    batch, rows, outputs = Batch(model), [], {number: [] for number in range(len(texts))}
     waiting, most = list(range(len(texts))), 0
     while waiting or rows:
         ended = [row for row in rows if begun[row] == len(texts[row])]
@@ -54,18 +54,18 @@ def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
             states, _, logits = batch.step([texts[row][begun[row]] for row in rows])
             for row, state, after in zip(rows, states, logits, strict=True):
                 begun[row] += 1
-                found[row].append((state[None], after))
+                outputs[row].append((state[None], after))
         if waiting and draw.random() < 0.4:
             row = waiting.pop()
             z, _, after = batch.join(torch.tensor([texts[row][: begun[row]]]))
-            found[row].append((z, after))
+            outputs[row].append((z, after))
             rows.append(row)
         most = max(most, len(rows))
     assert most > 3
     # Nothing is kept of texts that have left.
     assert batch._cache is None
     assert not batch._layers
-    for text, seen in zip(texts, found.values(), strict=True):
+    for text, seen in zip(texts, outputs.values(), strict=True):
         with torch.no_grad(), capture(model) as alone:
             logits = model(torch.tensor([text])).logits[0]
         states = torch.cat([state for state, _ in seen])

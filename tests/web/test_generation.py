@@ -1,4 +1,4 @@
-"""What is told of a text while it is written: tokens here are single bytes of UTF-8."""
+"""The chunks that are sent while a text is generated: tokens here are single bytes of UTF-8."""
 
 import asyncio
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ LM = SimpleNamespace(
 
 
 def written(data, stop=(), tokens=100):
-    """Return a writing of these bytes, with what its reader was told of it."""
+    """Return a generation of these bytes, and the chunks sent of it."""
 
     async def write():
         wanted = Sampling(tokens, stop=stop, alternatives=0)
@@ -44,10 +44,10 @@ def written(data, stop=(), tokens=100):
     ],
 )
 def test_pieces_join_to_the_text_with_every_token_of_it(data, stop, tokens, text):
-    writing, told = written(data, stop, tokens)
+    writing, chunks = written(data, stop, tokens)
     assert writing.text == text
-    assert "".join(one.text for one in told) == text
-    assert all("\ufffd" not in one.text for one in told[:-1])
+    assert "".join(one.text for one in chunks) == text
+    assert all("\ufffd" not in one.text for one in chunks[:-1])
     own = [one for one in writing.ids if one != END]
     assert LM.words(own) == text
-    assert [choice.token for one in told for choice in one.tokens] == own
+    assert [choice.token for one in chunks for choice in one.tokens] == own

@@ -1,4 +1,4 @@
-"""OpenAI's own client, over real HTTP, beside what `explain` says of the same text."""
+"""OpenAI's own client, over real HTTP, compared with what `explain` gives for the same text."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 import prismlm
 from prismlm.web import create_app
-from tests.explorer.conftest import unhurried
 from tests.helpers.chats import ANSWER, CHAT, QUESTION
+from tests.helpers.running import slowed
 from tests.web.conftest import Served
 
 ASKED = [{"role": "user", "content": QUESTION}]
@@ -23,36 +23,25 @@ TEXT = "The patient was given a dose of the drug"
 CASES = 8  # of each route
 
 
-def kept(trace, by="domain"):
-    """What the server says of an answer, as `explain` says it."""
-    return {
-        "level": trace.support.level,
-        "score": pytest.approx(trace.support.score, abs=1e-4),
-        "shares": {one.key: pytest.approx(one.share, abs=1e-3) for one in trace.sources(by).items},
-        "documents": [one.doc_id for one in trace.documents(3)],
-        "verbatim": [one.text for one in trace.verbatim(5)],
-    }
+def assert_sources(value, trace, by="domain"):
+    """A `prismlm` object has the sources of a trace."""
+    assert value["support"]["level"] == trace.support.level
+    assert value["support"]["score"] == pytest.approx(trace.support.score, abs=1e-4)
+    assert value["support"]["sentence"] == trace.support.sentence
+    shares = {item["key"]: item["share"] for item in value["sources"]["items"]}
+    expected = {item.key: item.share for item in trace.sources(by).items}
+    assert shares == pytest.approx(expected, abs=1e-3)
+    documents = [document["doc_id"] for document in value["documents"][:3]]
+    assert documents == [document.doc_id for document in trace.documents(3)]
+    assert [q["text"] for q in value["verbatim"]] == [q.text for q in trace.verbatim(5)]
 
 
-def said(value, documents=3):
-    """The same of a `prismlm` object."""
-    return {
-        "level": value["support"]["level"],
-        "score": value["support"]["score"],
-        "shares": {one["key"]: one["share"] for one in value["sources"]["items"]},
-        "documents": [one["doc_id"] for one in value["documents"][:documents]],
-        "verbatim": [one["text"] for one in value["verbatim"]],
-    }
-
-
-def test_an_answer_is_what_explain_says(served, lm):
+def test_an_answer_is_what_explain_gives(served, lm):
     trace = lm.explain(ASKED, generate=12)
     answer = served.chat(ASKED, max_completion_tokens=12)
     (choice,) = answer.choices
-    assert choice.message.content == trace.answer
-    assert choice.message.role == "assistant"
-    assert said(answer.prismlm) == kept(trace)
-    assert answer.prismlm["support"]["sentence"] == trace.support.sentence
+    assert (choice.message.role, choice.message.content) == ("assistant", trace.answer)
+    assert_sources(answer.prismlm, trace)
     assert answer.prismlm["summary"] == trace.summary
     assert answer.prismlm["passages"][0]["text"] == trace.passages(1)[0].text
     prompt = len(lm.tokens_of(ASKED, 12))
@@ -63,73 +52,67 @@ def test_an_answer_is_what_explain_says(served, lm):
     assert choice.finish_reason == ("stop" if written < 12 else "length")
 
 
-def test_a_prompt_is_written_on(served, lm):
+def test_a_prompt_is_continued(served, lm):
     trace = lm.explain(TEXT, generate=9)
     answer = served.complete(TEXT, max_tokens=9, extra_body={"prismlm": {"by": "license"}})
     assert answer.choices[0].text == trace.answer
-    assert said(answer.prismlm) == kept(trace, "license")
+    assert_sources(answer.prismlm, trace, "license")
     assert answer.prismlm["sources"]["by"] == "license"
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_stream_says_the_same_piece_by_piece(served, chat):
+def test_a_stream_has_the_same_in_chunks(served, chat):
     def ask(**options):
         if chat:
             more = {"logprobs": True, "top_logprobs": 2}
             return served.chat(ASKED, max_tokens=12, **options, **more)
         return served.complete(TEXT, max_tokens=12, logprobs=2, **options)
 
-    def text(choice, whole):
-        if not chat:
-            return choice.text
-        return (choice.message if whole else choice.delta).content or ""
+    def text(choice):
+        message = getattr(choice, "delta", None) or getattr(choice, "message", None)
+        return (message.content or "") if chat else choice.text
 
     def tokens(choice):
-        found = choice.logprobs
-        if found is None:
+        logprobs = choice.logprobs
+        if logprobs is None:
             return []
         if chat:
-            return [(one.token, one.logprob) for one in found.content]
-        return list(zip(found.tokens, found.token_logprobs, strict=True))
+            return [(token.token, token.logprob) for token in logprobs.content]
+        return list(zip(logprobs.tokens, logprobs.token_logprobs, strict=True))
 
     whole = ask()
     *parts, last, usage = ask(stream=True, stream_options={"include_usage": True})
     assert len(parts) > 3
-    assert "".join(text(one.choices[0], False) for one in parts) == text(whole.choices[0], True)
-    told = [token for one in parts for token in tokens(one.choices[0])]
-    for (word, value), (expected, wanted) in zip(told, tokens(whole.choices[0]), strict=True):
-        assert word == expected
-        assert value == pytest.approx(wanted, abs=1e-4)
-    assert {one.choices[0].finish_reason for one in parts} == {None}
+    assert "".join(text(part.choices[0]) for part in parts) == text(whole.choices[0])
+    streamed = [token for part in parts for token in tokens(part.choices[0])]
+    expected = tokens(whole.choices[0])
+    assert [word for word, _ in streamed] == [word for word, _ in expected]
+    assert [p for _, p in streamed] == pytest.approx([p for _, p in expected], abs=1e-4)
+    assert {part.choices[0].finish_reason for part in parts} == {None}
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
-    assert all(not hasattr(one, "prismlm") for one in [*parts, usage])
+    assert all(not hasattr(part, "prismlm") for part in [*parts, usage])
     assert last.prismlm["documents"][0]["doc_id"] == whole.prismlm["documents"][0]["doc_id"]
-    assert usage.choices == []
-    assert usage.usage == whole.usage
+    assert (usage.choices, usage.usage) == ([], whole.usage)
     if chat:
         assert parts[0].choices[0].delta.role == "assistant"
-        assert last.choices[0].delta.annotations == [
-            one.model_dump() for one in whole.choices[0].message.annotations
-        ]
+        annotations = [one.model_dump() for one in whole.choices[0].message.annotations]
+        assert last.choices[0].delta.annotations == annotations
 
 
 def test_log_probabilities_are_the_models_own(served, lm):
     answer = served.chat(ASKED, max_tokens=6, temperature=3, seed=4, logprobs=True, top_logprobs=3)
-    found = answer.choices[0].logprobs.content
     ids = lm.tokens_of(ASKED, 6)
-    for one in found:
+    for token in answer.choices[0].logprobs.content:
         with torch.no_grad():
             expected = lm.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-        values, _ = expected.topk(3)
-        assert [other.logprob for other in one.top_logprobs] == pytest.approx(
-            values.tolist(), abs=1e-3
-        )
+        top = [other.logprob for other in token.top_logprobs]
+        assert top == pytest.approx(expected.topk(3).values.tolist(), abs=1e-3)
         drawn = min(
-            range(len(expected)),
-            key=lambda i: (lm.tokenizer.decode([i]) != one.token, abs(expected[i] - one.logprob)),
+            (i for i in range(len(expected)) if lm.tokenizer.decode([i]) == token.token),
+            key=lambda i: abs(expected[i] - token.logprob),
         )
-        assert float(expected[drawn]) == pytest.approx(one.logprob, abs=1e-3)
-        assert bytes(one.bytes).decode() == one.token
+        assert float(expected[drawn]) == pytest.approx(token.logprob, abs=1e-3)
+        assert bytes(token.bytes).decode() == token.token
         ids.append(drawn)
 
 
@@ -148,6 +131,10 @@ def test_a_seed_draws_what_generate_draws(served, lm):
         assert drawn(temperature=1.5, seed=7, top_p=top_p) == expected
     # So little of the probability is the top token's.
     assert drawn(temperature=1.5, seed=7, top_p=0) == drawn()
+    # As a model that writes one text at a time does.
+    with Served(lm, batch_size=1) as single:
+        answer = single.complete(TEXT, max_tokens=16, temperature=1.5, seed=7, top_p=0.9)
+    assert answer.choices[0].text == expected
 
 
 def test_a_text_ends_before_a_stop_sequence(served, lm):
@@ -155,25 +142,21 @@ def test_a_text_ends_before_a_stop_sequence(served, lm):
     stop = whole[len(whole) // 2 :][:5]
     before = whole[: whole.index(stop)]
     answer = served.complete(TEXT, max_tokens=24, stop=["never written", stop], logprobs=0)
-    assert answer.choices[0].text == before
-    assert answer.choices[0].finish_reason == "stop"
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (before, "stop")
     assert "".join(answer.choices[0].logprobs.tokens).startswith(before)
     chunks = list(served.complete(TEXT, max_tokens=24, stop=stop, stream=True, logprobs=0))
-    assert "".join(one.choices[0].text for one in chunks) == before
-    # What it relies on is of the text that was given, and no more.
-    count = answer.usage.completion_tokens
-    assert lm.explain(TEXT, generate=count).answer.startswith(before)
-    assert said(answer.prismlm) == kept(lm.explain(TEXT, generate=count))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == before
+    # What it relies on is of the text up to there, and no more.
+    trace = lm.explain(TEXT, generate=answer.usage.completion_tokens)
+    assert trace.answer.startswith(before)
+    assert_sources(answer.prismlm, trace)
+    # Nothing is written if the text begins with one.
+    empty = served.complete(TEXT, max_tokens=8, stop=whole[:2])
+    assert (empty.choices[0].text, empty.prismlm) == ("", None)
+    assert empty.usage.completion_tokens == 0
 
 
-def test_nothing_is_written_where_the_text_begins_with_a_stop_sequence(served):
-    whole = served.complete(TEXT, max_tokens=8).choices[0].text
-    answer = served.complete(TEXT, max_tokens=8, stop=whole[:2])
-    assert answer.choices[0].text == ""
-    assert answer.prismlm is None
-
-
-def test_what_is_not_asked_for_is_left_out(served):
+def test_sources_can_be_limited_or_left_out(served):
     answer = served.chat(ASKED, max_tokens=4, extra_body={"prismlm": False})
     assert not hasattr(answer, "prismlm")
     assert answer.choices[0].message.annotations == []
@@ -181,21 +164,19 @@ def test_what_is_not_asked_for_is_left_out(served):
     assert len(few.prismlm["documents"]) == len(few.prismlm["passages"]) == 1
 
 
-def post(served, **body):
-    return served.client.post("/attributions", body={"model": "tiny", **body}, cast_to=object)
-
-
 def test_an_answer_of_any_engine_is_attributed(served, lm):
     trace = lm.explain(CHAT)
     for body in ({"messages": CHAT}, {"messages": CHAT[:1], "answer": ANSWER}):
-        found = post(served, **body, prismlm={"by": "source"})
-        assert said(found["prismlm"]) == kept(trace, "source")
-    # A prompt is no part of the answer, which is one of a text of both.
-    whole = lm.explain(TEXT + " and then died.")
-    found = post(served, prompt=TEXT, answer=" and then died.")
+        value = served.attribute(**body, prismlm={"by": "source"})
+        assert_sources(value["prismlm"], trace, "source")
+    # The prompt is read with the answer, and is no part of it.
+    value = served.attribute(prompt=TEXT, answer=" and then died.")
     first = len(lm.tokens_of(TEXT)) - 1
-    assert said(found["prismlm"])["shares"] == kept(whole[first:])["shares"]
-    assert found["usage"]["prompt_tokens"] == first + 1
+    answer = lm.explain(TEXT + " and then died.")[first:]
+    shares = {item["key"]: item["share"] for item in value["prismlm"]["sources"]["items"]}
+    expected = {item.key: item.share for item in answer.sources("domain").items}
+    assert shares == pytest.approx(expected, abs=1e-3)
+    assert value["usage"]["prompt_tokens"] == first + 1
 
 
 def test_sentences_of_the_corpus_are_cited(served, lm):
@@ -203,84 +184,80 @@ def test_sentences_of_the_corpus_are_cited(served, lm):
     documents = lm.lens.cells.documents
     cited = 0
     for number in range(0, 60, 3):
-        row = {name: documents[name][number].as_py() for name in ("doc_id", "url", "title")}
         text = lm.lens.corpus.text(number)[:400].rpartition(".")[0] + "."
-        found = post(served, messages=[*CHAT[:1], {"role": "assistant", "content": text}])
-        for one in found["annotations"]:
-            place = one["url_citation"]
-            assert one["type"] == "url_citation"
-            assert place["url"]
+        value = served.attribute(messages=[*ASKED, {"role": "assistant", "content": text}])
+        for annotation in value["annotations"]:
+            assert annotation["type"] == "url_citation"
+            place = annotation["url_citation"]
             sentence = text[place["start_index"] : place["end_index"]]
             assert sentence == sentence.strip() != ""
-            cited += place["url"] == row["url"]
+            assert place["url"]
+            cited += place["url"] == documents["url"][number].as_py()
     assert cited > 5
 
 
-def refused(kind, code, param, call):
-    with pytest.raises(kind) as caught:
-        call()
-    assert caught.value.code == code
-    assert caught.value.param == param
-    return caught.value.message
+UNSUPPORTED, TOO_LONG = "unsupported_parameter", "context_length_exceeded"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+LONG = "drug " * 600
 
 
-def test_what_is_not_served_is_refused_in_openais_form(served, lm):
-    def chat(messages=ASKED, **options):
-        return lambda: served.chat(messages, max_tokens=2, **options)
+def user(content):
+    return [{"role": "user", "content": content}]
 
-    bad, unsupported = openai.BadRequestError, "unsupported_parameter"
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    refused(bad, unsupported, "n", chat(n=2))
-    refused(bad, unsupported, "tools", chat(tools=[tool]))
-    refused(bad, unsupported, "response_format", chat(response_format={"type": "json_object"}))
-    refused(bad, unsupported, "frequency_penalty", chat(frequency_penalty=0.5))
-    refused(bad, unsupported, "top_k", chat(extra_body={"top_k": 5}))
-    refused(bad, None, "stop.constrained-str", chat(stop="a" * 5000))
-    message = refused(
-        bad,
-        "context_length_exceeded",
-        "messages",
-        lambda: post(served, messages=[*ASKED, {"role": "assistant", "content": "drug " * 600}]),
-    )
-    assert "1 tokens" not in message
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    parts = [{"type": "text", "text": "What is this?"}, image]
-    message = refused(
-        bad, unsupported, "messages[0].content", chat([{"role": "user", "content": parts}])
-    )
-    assert "image_url" in message
-    refused(
-        bad,
-        unsupported,
-        "messages[0]",
-        chat([{"role": "tool", "content": "", "tool_call_id": "1"}]),
-    )
-    refused(bad, None, "temperature", chat(temperature=-1))
-    refused(bad, None, "messages", chat([]))
-    refused(bad, unsupported, "prompt", lambda: served.complete(["a", "b"]))
-    message = refused(
-        openai.NotFoundError,
-        "model_not_found",
-        "model",
-        lambda: served.client.completions.create(model="gpt-4", prompt="a"),
-    )
-    assert "'tiny'" in message
-    long = [{"role": "user", "content": "drug " * 600}]
-    refused(bad, "context_length_exceeded", "messages", lambda: served.chat(long))
-    endless = "drug " * 200_000
-    refused(bad, "context_length_exceeded", "prompt", lambda: served.complete(endless))
-    message = refused(
-        bad, "context_length_exceeded", "prompt", lambda: served.complete(TEXT, max_tokens=5000)
-    )
-    assert "asks for 5,000 more" in message
-    # What asks for nothing is no reason to refuse.
-    text = {"type": "text"}
-    nothing = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
-    same = served.chat(
-        ASKED, max_tokens=2, n=1, tools=[], response_format=text, user="me", **nothing
-    )
-    parts = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
-    assert same.choices[0].message == served.chat(parts, max_tokens=2).choices[0].message
+
+@pytest.mark.parametrize(
+    ("method", "options", "code", "param", "words"),
+    [
+        ("chat", {"n": 2}, UNSUPPORTED, "n", "n=2"),
+        ("chat", {"tools": [TOOL]}, UNSUPPORTED, "tools", ""),
+        ("chat", {"response_format": {"type": "json_object"}}, UNSUPPORTED, "response_format", ""),
+        ("chat", {"frequency_penalty": 0.5}, UNSUPPORTED, "frequency_penalty", ""),
+        ("chat", {"extra_body": {"top_k": 5}}, UNSUPPORTED, "top_k", ""),
+        ("chat", {"stop": "a" * 5000}, None, "stop.constrained-str", ""),
+        ("chat", {"temperature": -1}, None, "temperature", ""),
+        ("chat", {"messages": []}, None, "messages", ""),
+        (
+            "chat",
+            {"messages": user([{"type": "text", "text": "What is this?"}, IMAGE])},
+            *(UNSUPPORTED, "messages[0].content", "image_url"),
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "tool", "content": "", "tool_call_id": "1"}]},
+            *(UNSUPPORTED, "messages[0]", ""),
+        ),
+        ("chat", {"messages": user(LONG)}, TOO_LONG, "messages", ""),
+        ("complete", {"prompt": ["a", "b"]}, UNSUPPORTED, "prompt", ""),
+        ("complete", {"prompt": "drug " * 200_000}, TOO_LONG, "prompt", ""),
+        ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "asks for 5,000 more"),
+        (
+            "attribute",
+            {"messages": [*ASKED, {"role": "assistant", "content": LONG}]},
+            *(TOO_LONG, "messages", "and the request has"),
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_in_openais_form(served, method, options, code, param, words):
+    defaults = {"chat": {"messages": ASKED}, "complete": {"prompt": TEXT}, "attribute": {}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        getattr(served, method)(**{"max_tokens": 2} | defaults[method] | options)
+    assert (caught.value.code, caught.value.param) == (code, param)
+    assert words in caught.value.message
+
+
+def test_parameters_that_change_nothing_are_accepted(served):
+    neutral = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
+    neutral |= {"n": 1, "tools": [], "response_format": {"type": "text"}, "user": "me"}
+    parts = user([{"type": "text", "text": QUESTION}])
+    answers = [served.chat(ASKED, max_tokens=2, **neutral), served.chat(parts, max_tokens=2)]
+    assert answers[0].choices[0].message == answers[1].choices[0].message
+
+
+def test_another_model_is_not_found(served):
+    with pytest.raises(openai.NotFoundError, match="'tiny'") as caught:
+        served.client.completions.create(model="gpt-4", prompt="a")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 @pytest.mark.parametrize(
@@ -294,59 +271,60 @@ def test_what_is_not_served_is_refused_in_openais_form(served, lm):
         ("POST", "/v1/completions", {"model": "tiny", "prompt": ""}, {}, 400),
         ("POST", "/v1/attributions", {"model": "tiny"}, {}, 400),
         ("POST", "/v1/attributions", {"model": "tiny", "prompt": "a"}, {}, 400),
-        ("POST", "/v1/completions", b"{}", {"Content_Type": "text/plain"}, 415),
-        ("POST", "/v1/completions", b"", {"Content_Length": "17000000"}, 413),
+        ("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, 415),
+        ("POST", "/v1/completions", b"", {"Content-Length": "17000000"}, 413),
         ("GET", "/v1/completions", None, {}, 405),
         ("GET", "/v1/models/other", None, {}, 404),
         ("GET", "/nothing", None, {}, 404),
     ],
 )
 def test_errors_are_json_in_openais_form(served, method, path, body, headers, status):
-    found, text = served.ask(method, path, body, **headers)
+    actual, _, text = served.ask(method, path, body, headers)
     error = json.loads(text)["error"]
-    assert found == status, text
+    assert actual == status, text
     assert error["message"]
     assert error["type"] == "invalid_request_error"
     assert error.keys() == {"message", "type", "param", "code"}
 
 
 def test_models_health_and_metrics(served):
-    assert [one.id for one in served.client.models.list()] == ["tiny"]
+    assert [model.id for model in served.client.models.list()] == ["tiny"]
     assert served.client.models.retrieve("tiny").object == "model"
-    assert json.loads(served.ask("GET", "/health")[1])["status"] == "ok"
+    assert json.loads(served.ask("GET", "/health")[2])["status"] == "ok"
     served.complete(TEXT, max_tokens=3)
-    status, text = served.ask("GET", "/metrics")
+    status, _, text = served.ask("GET", "/metrics")
     assert status == 200
-    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-    assert float(figures['prismlm_tokens_total{kind="completion"}']) >= 3
-    assert float(figures['prismlm_requests_total{path="/v1/completions",status="200"}']) >= 1
-    assert float(figures["prismlm_attribution_seconds_count"]) >= 1
-    assert float(figures["prismlm_requests_running"]) <= 1
+    lines = [line for line in text.decode().splitlines() if line[0] != "#"]
+    figures = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    assert figures['prismlm_tokens_total{kind="completion"}'] >= 3
+    assert figures['prismlm_requests_total{path="/v1/completions",status="200"}'] >= 1
+    assert figures["prismlm_attribution_seconds_count"] >= 1
+    assert figures["prismlm_requests_running"] <= 1
 
 
-def test_a_key_is_asked_for(chat_model):
-    lm = prismlm.load(chat_model)
-    with Served(lm, api_key="sesame") as server:
+def test_a_key_is_needed_wherever_the_application_is_mounted(served):
+    outer = FastAPI()
+    outer.mount("/llm", create_app(served.lm, api_key="sesamé"))
+    with TestClient(outer) as client:
+        for wrong in ("Bearer other", "Bearer sesame", "Bearer", "Basic sesamé"):
+            headers = {"Authorization": wrong.encode()}
+            response = client.get("/llm/v1/models", headers=headers)
+            assert response.status_code == 401
+        assert "API key" in client.get("/llm/v1/models").json()["error"]["message"]
+        key = {"Authorization": "Bearer sesamé".encode()}
+        assert client.get("/llm/v1/models", headers=key).status_code == 200
+        assert client.get("/llm/health").status_code == 200
+    for empty in ("", " "):
+        with pytest.raises(prismlm.errors.InputError, match="key is empty"):
+            create_app(served.lm, api_key=empty)
+
+
+def test_openais_client_brings_the_key(chat_model):
+    with Served(prismlm.load(chat_model), api_key="sesame") as server:
         assert server.complete("a", max_tokens=1).usage.completion_tokens == 1
         wrong = openai.OpenAI(**server.address | {"api_key": "other"})
         with pytest.raises(openai.AuthenticationError, match="API key"):
             wrong.models.list()
-        for given in ("Bearer other", "Bearer sesamé", "Bearer", "Basic sesame"):
-            assert server.ask("GET", "/v1/models", Authorization=given.encode())[0] == 401
-        assert server.ask("GET", "/health")[0] == 200
-    for empty in ("", " "):
-        with pytest.raises(prismlm.errors.InputError, match="key is empty"):
-            create_app(lm, api_key=empty)
-
-
-def test_a_key_is_asked_for_wherever_the_application_is_mounted(served):
-    outer = FastAPI()
-    outer.mount("/llm", create_app(served.lm, api_key="sesamé"))
-    with TestClient(outer) as client:
-        assert client.get("/llm/v1/models").status_code == 401
-        key = {"Authorization": "Bearer sesamé".encode()}
-        assert client.get("/llm/v1/models", headers=key).status_code == 200
-        assert client.get("/llm/health").status_code == 200
 
 
 def test_a_name_of_another_site_that_points_here_is_refused(served):
@@ -361,9 +339,7 @@ def test_a_name_of_another_site_that_points_here_is_refused(served):
     ("headers", "status", "words"),
     [({}, 400, "the body: Field required."), ({"transfer-encoding": "chunked"}, 411, "expected a")],
 )
-def test_a_body_of_unknown_length_is_refused_and_none_is_said_to_be_missing(
-    served, headers, status, words
-):
+def test_a_body_is_missing_or_of_unknown_length(served, headers, status, words):
     client = TestClient(create_app(served.lm))
     kind = {"content-type": "application/json"}
     request = client.build_request("POST", "/v1/completions", headers=kind)
@@ -382,23 +358,22 @@ def wait_until(holds):
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_a_full_queue_refuses_and_who_leaves_frees_a_place(chat_model, together):
+def test_a_full_queue_refuses_and_a_client_that_leaves_frees_a_place(chat_model, together):
     lm = prismlm.load(chat_model)
-    with unhurried(lm), Served(lm, batch_size=together, max_waiting=1) as server:
+    with slowed(lm), Served(lm, batch_size=together, max_waiting=1) as server:
 
         def begin():
-            stream = server.complete(TEXT, max_tokens=400, stream=True)
-            return stream
+            return server.complete(TEXT, max_tokens=400, stream=True)
 
         streams = [begin() for _ in range(together)]
         wait_until(lambda: server.engine.running == together)
-        waits = begin()
+        waiting = begin()
         with pytest.raises(openai.RateLimitError) as caught:
             server.complete(TEXT, max_tokens=1)
         assert caught.value.code == "queue_full"
         assert caught.value.response.headers["retry-after"] == "1"
         # One that waits leaves, and one that is written.
-        waits.close()
+        waiting.close()
         streams.pop().close()
         wait_until(lambda: server.engine.running < together)
         assert server.complete(TEXT, max_tokens=2).usage.completion_tokens == 2
@@ -420,14 +395,14 @@ def test_a_lens_that_was_built_again_is_refused(chat_model, tmp_path):
             server.complete(TEXT, max_tokens=2)
         assert caught.value.code == "stale_lens"
         with pytest.raises(openai.ConflictError):
-            post(server, messages=CHAT)
+            server.attribute(messages=CHAT)
         assert server.ask("GET", "/health")[0] == 409
         # The model itself is still the model.
         plain = server.complete(TEXT, max_tokens=2, extra_body={"prismlm": False})
         assert plain.usage.completion_tokens == 2
 
 
-def test_an_error_of_the_model_is_told_and_others_are_served(chat_model):
+def test_an_error_of_the_model_is_reported_and_others_are_served(chat_model):
     lm = prismlm.load(chat_model)
     with Served(lm) as server:
 
@@ -452,9 +427,9 @@ def test_a_model_without_a_lens_is_refused(chat_model, tmp_path):
 def test_no_request_is_the_servers_fault(served):
     """Whatever the API's own document allows, and what it does not."""
     document = schemathesis.openapi.from_url(f"http://{served.host}/openapi.json")
-    routes = [found.ok() for found in document.get_all_operations()]
+    routes = [route.ok() for route in document.get_all_operations()]
     assert len(routes) == 7
-    said = set()
+    statuses = set()
     for route in routes:
 
         @settings(
@@ -464,13 +439,12 @@ def test_no_request_is_the_servers_fault(served):
         @given(case=route.as_strategy())
         def check(case):
             if isinstance(case.body, dict):
-                case.body["model"] = "tiny"
-                case.body["max_tokens"] = 3
+                case.body |= {"model": "tiny", "max_tokens": 3}
             response = case.call()
-            said.add(response.status_code)
+            statuses.add(response.status_code)
             assert response.status_code < 500, response.text
             if response.status_code >= 400:
                 assert response.json()["error"]["message"]
 
         check()
-    assert {200, 400} <= said
+    assert {200, 400} <= statuses

@@ -34,14 +34,14 @@ def test_llm_asks_on_the_command_line(served, lm, tmp_path):
     )
     for stream in ([], ["--no-stream"]):
         command = f"-m llm -m tiny -o max_tokens 12 {' '.join(stream)}".split()
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *command, QUESTION],
             env=os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"},
             capture_output=True,
             text=True,
             check=True,
         )
-        assert asked.stdout.strip() == answer.strip()
+        assert process.stdout.strip() == answer.strip()
 
 
 @pytest.mark.parametrize(

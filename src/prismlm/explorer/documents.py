@@ -19,8 +19,8 @@ from prismlm.explorer.session import Session
 from prismlm.lens.lens import Lens
 from prismlm.pages.frame import labelled
 
-# Characters: the most that is sent at once, and of the first view of a longer document.
-MAX_CHARACTERS, WINDOW = 200_000, 60_000
+# Characters around the place: what a browser lays out in under a second.
+MAX_CHARACTERS = 1_000_000
 MAX_PROTOTYPES = 12
 FIELDS = ("doc_id", "title", "source", "domain", "license", "url", "start")
 Id = Annotated[str, Query(min_length=1, description="Of a document of the corpus.")]
@@ -51,26 +51,14 @@ def routes(session: Session) -> APIRouter:
 
     @router.get("/documents", summary="A document at a place")
     def document(id: Id, at: Position = None) -> dict[str, Any]:
-        with corpus() as own:
-            return _document(own, id, at)
-
-    @router.get("/documents/text", summary="A further part of a long document")
-    def part(
-        id: Id, first: Annotated[int, Query(ge=0)], last: Annotated[int, Query(ge=0)]
-    ) -> dict[str, Any]:
-        if not 0 <= last - first <= MAX_CHARACTERS:
-            raise InputError(
-                f"characters {first} to {last}: expected at most {MAX_CHARACTERS:,} at once."
-            )
-        with corpus() as own:
-            text = own.text(_number(own, id))
-        return {"first": first, "last": min(last, len(text)), "text": text[first:last]}
+        with corpus() as current:
+            return _document(current, id, at)
 
     @router.get("/documents/prototypes", summary="The prototypes that a document stands behind")
     async def prototypes(id: Id) -> dict[str, Any]:
         def work() -> dict[str, Any]:
-            with corpus() as own:
-                doc_id = own.documents.value(_number(own, id), "doc_id")
+            with corpus() as current:
+                doc_id = current.documents.value(_number(current, id), "doc_id")
             return _prototypes(session.lm.lens_for("document to show"), doc_id)
 
         return await session.queue.run(work)
@@ -81,7 +69,7 @@ def routes(session: Session) -> APIRouter:
 def _number(corpus: Corpus, doc_id: str) -> int:
     """Return the number of a document; its id may have direction marks as visible codes."""
     if "‹U+" in doc_id:
-        doc_id = next((own for own in corpus.doc_ids if marks_shown(own) == doc_id), doc_id)
+        doc_id = next((name for name in corpus.doc_ids if marks_shown(name) == doc_id), doc_id)
     return corpus.find(doc_id)
 
 
@@ -99,10 +87,8 @@ def _document(corpus: Corpus, doc_id: str, at: int | None) -> dict[str, Any]:
             )
         span = corpus.spans(number)[at - start].tolist()
     left, right = span or (0, 0)
-    first, last = 0, len(text)
-    if len(text) > MAX_CHARACTERS:
-        first = max(0, min(left - WINDOW // 2, len(text) - WINDOW))
-        last = max(first + WINDOW, right)
+    first = max(0, min(left - MAX_CHARACTERS // 2, len(text) - MAX_CHARACTERS))
+    last = max(min(first + MAX_CHARACTERS, len(text)), right)
     return {name: row[name] for name in FIELDS} | {
         "tokens": length,
         "characters": len(text),

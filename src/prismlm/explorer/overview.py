@@ -20,7 +20,7 @@ from prismlm.lens.labels.map import first_prototype
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import load_sidecar
-from prismlm.pages.frame import colour, rounded
+from prismlm.pages.frame import colour, largest_shares, rounded
 
 # Domains or sources whose shares are shown.
 MAX_SHARES = 12
@@ -88,9 +88,7 @@ def _shares(lens: Lens) -> dict[str, Any] | None:
         pairs = zip(lens.cells.keys(by).names, rates, strict=True)
         items = [{"key": key, "share": rate} for key, rate in sorted(pairs, key=lambda p: -p[1])]
         if len(items) > 1:
-            rest = items[MAX_SHARES:]
-            others = [len(rest), sum(item["share"] for item in rest)]
-            return rounded({"by": by, "items": items[:MAX_SHARES], "others": others})
+            return rounded(largest_shares({"by": by, "items": items}, MAX_SHARES))
     return None
 
 

@@ -37,19 +37,12 @@ MEDIA_TYPES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the explorer.
+    """Limits of the explorer."""
 
-    Attributes:
-        tokens: of an answer that is shown, with its prompt, and of a steered text.
-        audited: characters of all texts of an audit.
-        waiting: requests that may wait for the model.
-        answers: number of recent answers kept for questions about them; as many audits.
-    """
-
-    tokens: int = 2048
-    audited: int = 2_000_000
-    waiting: int = 8
-    answers: int = 32
+    tokens: int = 2048  # of an answer that is shown, with its prompt, and of a steered text
+    audited: int = 2_000_000  # characters of all texts of an audit
+    waiting: int = 8  # requests that may wait for the model
+    answers: int = 32  # recent answers, and as many audits, that can be asked about
 
 
 @dataclass
@@ -74,10 +67,7 @@ class PageJSON(JSONResponse):
 class Session:
     """A model being explored: its server with recent answers, and what else the views share.
 
-    Attributes:
-        queue: of requests to the model other than generation.
-        catalogue: searchable prototypes; None without a lens.
-        jobs: recent ones, without answers.
+    ``queue`` is of requests to the model other than generation.
     """
 
     def __init__(

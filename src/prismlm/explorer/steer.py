@@ -82,11 +82,10 @@ def routes(session: Session) -> APIRouter:
 
 
 def edit_of(body: SteerRequest) -> Edit:
-    """Return the edit for a strength from −1 to 1.
+    """Return the edit for a strength from −1 to 1; without one, of a strength to be found.
 
     A category becomes a group of that strength. A prototype is clamped at that fraction of the top
-    logit; below zero its contribution is scaled by 1 + strength, to nothing at −1. Without a
-    strength, it is the edit whose strength is still to be found.
+    logit; below zero its contribution is scaled by 1 + strength, to nothing at −1.
     """
     if (body.prototype is None) == (body.category is None):
         got = "neither" if body.prototype is None else "both"

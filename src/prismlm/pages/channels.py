@@ -47,13 +47,9 @@ class Gates(NamedTuple):
 
 
 def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus | None) -> str:
-    """Return a complete HTML document of a report of channels.
+    """Return a complete HTML document of a report of channels, with a corpus or a text.
 
     Ten sequences of 256 tokens for each of 32 channels take 0.22 MB per layer.
-
-    Args:
-        report: from :func:`channel_report`, with a corpus or a text.
-        model, corpus: the report's.
     """
     if report.of != "channels":
         raise InputError(f"{report.model or 'the model'} has no channels, so no page of them.")
@@ -176,13 +172,13 @@ def _passage_gates(
         for channel in layer.channels:
             for sequence in channel["sequences"]:
                 layers[sequence["position"]].add(layer.layer)
-    alike: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for start in sorted(layers):
         passage = report.passages[start]
-        alike[len(passage.text.tokens), passage.offset > 0].append(start)
+        groups[len(passage.text.tokens), passage.offset > 0].append(start)
     gates: dict[int, dict[int, Gates]] = defaultdict(dict)
     mixers = mixers_of(model)
-    for (length, inside), starts in alike.items():
+    for (length, inside), starts in groups.items():
         assert corpus is not None
         # As in the report: inside a document, after the tokenizer's prefix of a text.
         prefix = corpus.prefix if inside else []
@@ -193,8 +189,9 @@ def _passage_gates(
                 by_layer = gates_of(model, torch.tensor(ids))
             for row, start in enumerate(batch):
                 for layer in layers[start]:
-                    own = (gate[row, len(prefix) :] for gate in by_layer[layer])
-                    write, read = (gate.float().cpu() for gate in own)
+                    write, read = (
+                        gate[row, len(prefix) :].float().cpu() for gate in by_layer[layer]
+                    )
                     decay = decays[mixers[layer]]
                     by_token = None if decay.ndim == 1 else decay[row, len(prefix) :].cpu()
                     gates[layer][start] = Gates(write, read, by_token)

@@ -54,15 +54,9 @@ def html_page(
 ) -> str:
     """Return a complete HTML document that needs nothing but a browser.
 
-    A content policy forbids every request, text from corpora and models is only data of the
-    script, and direction marks in it are made visible.
-
-    Args:
-        title: as text.
-        entry: the asset script that shows the data in ``.p-root``.
-        data: JSON values.
-        styles: asset style sheets.
-        without_script: HTML for browsers without JavaScript.
+    The asset script ``entry`` shows the data in ``.p-root``. A content policy forbids every
+    request, text from corpora and models is only data of the script, and direction marks in it are
+    made visible.
     """
     shown = escape(marks_shown(title))
     return (
@@ -75,6 +69,13 @@ def html_page(
         f"{embedded(data)}\n{without_script}\n</main>\n"
         f"<script>{bundle(entry)}</script>\n</body>\n</html>\n"
     )
+
+
+def html_fragment(entry: str, data: dict[str, Any]) -> str:
+    """Return the same content for a notebook, without a document around it."""
+    style = "".join(map(asset, STYLES))
+    body = f'<div class="x-page">{embedded(data)}</div>'
+    return f"<style>{style}</style>\n{body}\n<script>{bundle(entry)}</script>"
 
 
 def embedded(data: dict[str, Any]) -> str:
@@ -132,6 +133,12 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def largest_shares(group: dict[str, Any], count: int = 5) -> dict[str, Any]:
+    """Return shares with the largest ``items`` alone, and number and sum of all others."""
+    items, rest = group["items"][:count], group["items"][count:]
+    return group | {"items": items, "others": [len(rest), sum(item["share"] for item in rest)]}
 
 
 def labelled(prototype: int, name: str | None, category: str | None) -> dict[str, Any]:

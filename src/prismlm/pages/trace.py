@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus.pieces import DITTO, Piece, visible
 from prismlm.direction_marks import marks_shown
-from prismlm.explain.attribution import Passage, Sources, worth_showing
+from prismlm.explain.attribution import Passage, worth_showing
 from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
-from prismlm.pages.frame import STYLES, asset, bundle, called, colour, embedded, html_page, rounded
+from prismlm.pages.frame import called, colour, html_fragment, html_page, largest_shares, rounded
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain
@@ -37,7 +37,6 @@ CONTEXTS_PER_PROTOTYPE = 3
 PROTOTYPES_WITH_CONTEXTS = 6
 PASSAGES_PER_STEP = 3
 DOCUMENTS, PASSAGES, QUOTES = 5, 8, 6
-KEYS_SHOWN = 5
 
 
 def page(
@@ -56,9 +55,7 @@ def page(
 
 def fragment(trace: Trace) -> str:
     """Return the HTML of a trace for a notebook, which may contain any number of them."""
-    style, script = "".join(map(asset, STYLES)), bundle(SCRIPT)
-    body = f'<div class="x-page">{embedded(_data([trace], 0))}</div>'
-    return f"<style>{style}</style>\n{body}\n<script>{script}</script>"
+    return html_fragment(SCRIPT, _data([trace], 0))
 
 
 def _data(traces: Sequence[Trace], against: int) -> dict[str, Any]:
@@ -74,18 +71,13 @@ def _data(traces: Sequence[Trace], against: int) -> dict[str, Any]:
 
 @dataclass
 class Pool:
-    """Prototypes, places and documents that the traces of one lens share.
-
-    Attributes:
-        lens: of the traces, if any.
-        prototypes: by id: name, category, colour, and the numbers of contexts if they are shown.
-        places: text before, token, text after, number of the document, and position in the corpus.
-            Text with other marked tokens is a list that alternates unmarked and marked parts.
-        documents: doc_id, title, source, license and URL.
-    """
+    """Prototypes, places and documents that the traces of one lens share."""
 
     lens: Lens | None
+    # By id: name, category, colour, and the numbers of contexts if they are shown.
     prototypes: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+    # Text before, token, text after, number of the document, and position in the corpus. Text with
+    # other marked tokens is a list that alternates unmarked and marked parts.
     places: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
     documents: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
 
@@ -153,14 +145,7 @@ def _split_at_marks(
 
 
 def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True) -> dict[str, Any]:
-    """Return a trace as the scripts read it.
-
-    Args:
-        trace: the trace.
-        pool: of its lens.
-        against: number of opposing passages.
-        each: include the sources of each step, not only of all together.
-    """
+    """Return a trace as the scripts read it; with ``each``, with the sources of every step."""
     steps = trace.steps
     last = [steps[-1].pieces[1]] if steps and steps[-1].target_from == "generated" else []
     facts = [("model", trace.model)]
@@ -252,37 +237,23 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
     for document in worth_showing(trace.documents(DOCUMENTS)):
         shared = pool.shared(document)
         documents.append(shared | {"passages": passages.get(document.doc_id, [shared])})
-    data: dict[str, Any] = {
-        "shares": _shares(trace, ("domain", "source", "license")),
-        "documents": documents,
-    }
+    shares = _shares(trace, ("domain", "source", "license"))
+    data: dict[str, Any] = {"shares": shares, "documents": documents}
     if against:
         data["against"] = [pool.shared(passage) for passage in trace.against(against)]
     if trace.lens.suffixes is not None:
         data["verbatim"] = [
-            {
-                "text": quote.text,
-                "length": quote.span.length,
-                "count": quote.span.count,
-                "place": quote.places[0],
-            }
-            for quote in trace.verbatim(QUOTES)
+            {"text": q.text, "length": q.span.length, "count": q.span.count, "place": q.places[0]}
+            for q in trace.verbatim(QUOTES)
         ]
     return data
 
 
 def _shares(trace: Trace, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return shares by each column that the lens has values for."""
+    """Return the largest shares by each column that the lens has values for."""
     assert trace.lens is not None
     known = [by for by in columns if trace.lens.keys("mass", by).names != [UNKNOWN]]
-    return [_largest(trace.sources(by)) for by in known]
-
-
-def _largest(sources: Sources) -> dict[str, Any]:
-    """Return the largest shares, and the number and sum of all others."""
-    data, rest = sources.to_dict(), sources.items[KEYS_SHOWN:]
-    others = [len(rest), sum(item.share for item in rest)]
-    return data | {"items": data["items"][:KEYS_SHOWN], "others": others}
+    return [largest_shares(trace.sources(by).to_dict()) for by in known]
 
 
 def _support(trace: Trace) -> dict[str, str]:

@@ -53,8 +53,7 @@ class PreallocatedLayer(DynamicLayer):
 class Batch:
     """The cache of several texts, left-padded to the longest; ``lengths`` are their token counts.
 
-    Args:
-        model: a decoder for which :func:`supports_batching` is true.
+    ``model`` is a decoder for which :func:`supports_batching` is true.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -64,11 +63,7 @@ class Batch:
         self.lengths: list[int] = []
 
     def join(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Append a text [1, T] to the batch.
-
-        Returns:
-            its states [T, d], and W z + b and the logits after it, float32, [V] each.
-        """
+        """Append a text [1, T]; return its states [T, d], and W z + b and the logits after it."""
         cache = DynamicCache(config=self._model.config)
         positions = torch.arange(ids.shape[1])[None]
         z, embedded, logits = self._forward(ids, torch.ones_like(ids), positions, cache)
@@ -89,11 +84,7 @@ class Batch:
         return z[0], embedded[0], logits[0]
 
     def step(self, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Read the next token of every text.
-
-        Returns:
-            states [B, d], and W z + b and logits, float32, [B, V] each.
-        """
+        """Read the next token of every text; return states [B, d], W z + b and logits [B, V]."""
         assert self._cache is not None
         size, lengths = max(self.lengths), torch.tensor(self.lengths)
         mask = torch.arange(size + 1) >= (size - lengths)[:, None]
@@ -118,12 +109,12 @@ class Batch:
     def _forward(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states of all positions, and W z + b and the logits of the last."""
-        seen: list[Tensor] = []
+        """Return all states, and W z + b and the logits of the last position in float32."""
+        states: list[Tensor] = []
         embedded: list[Tensor] = []
 
         def last_only(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            seen.append(args[0])
+            states.append(args[0])
             return (args[0][:, -1:], *args[1:]), kwargs
 
         def store(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -142,7 +133,7 @@ class Batch:
                 use_cache=True,
                 **options,
             )
-        return seen[-1], embedded[-1][:, -1].float(), output.logits[:, -1].float()
+        return states[-1], embedded[-1][:, -1].float(), output.logits[:, -1].float()
 
 
 def _padded(states: Tensor, size: int) -> Tensor:

@@ -63,16 +63,10 @@ class RequestQueue:
 
 
 class Engine:
-    """Generates submitted texts, several at a time if the model allows it.
+    """Generates submitted texts, up to ``batch_size`` at a time; ``max_waiting`` more may wait.
 
-    Args:
-        lm: the model.
-        batch_size: texts generated at the same time.
-        max_waiting: how many more may wait.
-
-    Attributes:
-        batch_size: 1 for models that :func:`~prismlm.web.batch.supports_batching` excludes, whose
-            texts ``generate`` writes.
+    Models that :func:`~prismlm.web.batch.supports_batching` excludes write one at a time, by
+    their ``generate``.
     """
 
     def __init__(self, lm: PrismLM, batch_size: int, max_waiting: int) -> None:
@@ -143,8 +137,7 @@ class Engine:
     def _next(self) -> list[Generation] | None:
         """Wait for work; return the texts that start now, None on closing."""
         with self._changed:
-            while not (self._closing or self._queue or self._running):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._closing or self._queue or self._running)
             if self._closing:
                 return None
             new: list[Generation] = []

@@ -29,66 +29,42 @@ class TokenLogProbs(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The next part of a text, as sent to its client.
+    """The next part of a text, as sent to its client."""
 
-    Attributes:
-        text: complete characters, and no part of a stop sequence.
-        tokens: the tokens that end in it, if log-probabilities were requested.
-        error: what ended the generation early.
-    """
-
-    text: str = ""
-    tokens: Sequence[TokenLogProbs] = ()
-    error: Exception | None = None
+    text: str = ""  # complete characters, and no part of a stop sequence
+    tokens: Sequence[TokenLogProbs] = ()  # that end in it, if log-probabilities were requested
+    error: Exception | None = None  # what ended the generation early
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to generate a text.
-
-    Attributes:
-        temperature: 0 takes the top token.
-        top_p: sample from the smallest set of tokens with this probability.
-        stop: strings before which the text ends.
-        alternatives: number of top tokens reported with each; None for no log-probabilities.
-        traced: whether the text will be attributed.
-    """
+    """How to generate a text."""
 
     max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: float = 0.0  # 0 takes the top token
+    top_p: float = 1.0  # sample from the smallest set of tokens with this probability
     seed: int = 0
-    stop: tuple[str, ...] = ()
-    alternatives: int | None = None
-    traced: bool = True
+    stop: tuple[str, ...] = ()  # strings before which the text ends
+    alternatives: int | None = None  # top tokens to report with each; None: no log-probabilities
+    traced: bool = True  # whether the text will be attributed
 
 
 @dataclass(eq=False)
 class Generation:
-    """A continuation that the engine's thread generates and an event loop sends.
-
-    Attributes:
-        source, prompt: a text or messages, and the tokens [1, T].
-        ids, text: generated tokens and their text, cut at a stop sequence.
-        finish_reason: set at a regular end.
-        abandoned: the client has gone, or an error ended it.
-        stop_requested: the next token is to be the last.
-        chunks: for the client; None at the end.
-        recorded: what passed the output embedding, if ``generate`` wrote the text.
-        states, logits: what the batch read, and the model's own logit of each token before any
-            soft-cap, otherwise.
-    """
+    """A continuation that the engine's thread generates and an event loop sends."""
 
     lm: PrismLM
     source: str | Messages
-    prompt: Tensor
+    prompt: Tensor  # its tokens, [1, T]
     sampling: Sampling
     ids: list[int] = field(default_factory=list[int])
-    text: str = ""
+    text: str = ""  # of the generated tokens, cut at a stop sequence
     finish_reason: FinishReason | None = None
-    abandoned: bool = False
-    stop_requested: bool = False
+    abandoned: bool = False  # the client has gone, or an error ended it
+    stop_requested: bool = False  # the next token is to be the last
     chunks: asyncio.Queue[Chunk | None] = field(default_factory=asyncio.Queue)
+    # What passed the output embedding, if ``generate`` wrote the text; otherwise what the batch
+    # read, and the model's own logit of each token before any soft-cap.
     recorded: Recorded | None = None
     states: list[Tensor] = field(default_factory=list[Tensor])
     logits: list[Tensor] = field(default_factory=list[Tensor])
@@ -177,8 +153,8 @@ class Generation:
         ids = torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], dim=1)
         recorded: Recorded | StoredStates | None = self.recorded
         if recorded is None:
-            states, logits = torch.cat(self.states), torch.stack(self.logits)
-            recorded = StoredStates(states[: ids.shape[1] - 1], logits[: len(self.ids)])
+            states = torch.cat(self.states)[: ids.shape[1] - 1]
+            recorded = StoredStates(states, torch.stack(self.logits[: len(self.ids)]))
         settings = settings_not_applied(self.lm.model, self.sampling.temperature)
         return self.lm.trace_of(self.source, ids, self.prompt.shape[1], recorded, settings=settings)
 

@@ -21,24 +21,12 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 MAX_DOCUMENTS = 20
 # Unsupported parameters that would change an answer, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "echo": (False,),
-    "suffix": ("",),
-}
+    "n": (1,), "best_of": (1,), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "audio": (), "logit_bias": ({},), "frequency_penalty": (0,),
+    "presence_penalty": (0,), "repetition_penalty": (1,), "top_k": (0, -1), "min_p": (0,),
+    "echo": (False,), "suffix": ("",),
+}  # fmt: skip
 Column = Literal["document", "source", "domain", "license"]
 OneStop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 Stop = OneStop | Annotated[list[OneStop], Field(max_length=MAX_STOPS)]
@@ -55,14 +43,11 @@ class RequestError(Exception):
 
 
 class Shares(BaseModel):
-    """Contents of the ``prismlm`` object of a response.
-
-    Attributes:
-        by: the column to sum shares by; default domain, or source if there is only one domain.
-        documents: maximum number of documents, passages and verbatim spans, each.
+    """Contents of the ``prismlm`` object: the column of shares, and how many documents, passages
+    and verbatim spans.
     """
 
-    by: Column | None = None
+    by: Column | None = None  # domain, or source if there is only one domain
     documents: int = Field(default=5, ge=1, le=MAX_DOCUMENTS)
 
 
@@ -146,7 +131,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """The requested maximum, by the new parameter or the deprecated one."""
+        """The new parameter or the deprecated one."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -312,22 +297,14 @@ class ResponseFormat:
         *,
         chunk: bool = False,
     ) -> dict[str, Any]:
-        """Return a response, or a chunk of a stream.
-
-        ``message`` is the message or its new part, None for no choice; ``tokens`` is None if
-        log-probabilities were not requested.
-        """
+        """Return a response, or a chunk of a stream, with a message or its new part, if any."""
         kind = ("chat.completion" + ".chunk" * chunk) if self.chat else "text_completion"
         response = {**self._common, "object": kind, "choices": []}
         if message is not None:
-            choice = {
-                "index": 0,
-                "finish_reason": finish_reason,
-                "logprobs": self._logprobs(tokens),
-            }
             name = "delta" if chunk else "message"
             body = {name: message} if self.chat else {"text": message.get("content") or ""}
-            response["choices"] = [choice | body]
+            choice = {"index": 0, "finish_reason": finish_reason}
+            response["choices"] = [choice | {"logprobs": self._logprobs(tokens)} | body]
         return response
 
     def _logprobs(self, tokens: Sequence[TokenLogProbs] | None) -> dict[str, Any] | None:

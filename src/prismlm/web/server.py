@@ -120,11 +120,7 @@ class Metrics:
 
 
 class Server:
-    """One model behind OpenAI's routes.
-
-    Args:
-        lm, name, batch_size, max_waiting, stored_answers: as of :func:`create_app`; here the model
-            may lack a lens, and then has no sources to return.
+    """One model behind OpenAI's routes, as of :func:`create_app`, but possibly without a lens.
 
     Attributes:
         answers: the last finished answers by response id.
@@ -200,11 +196,7 @@ class Server:
             return self.lm.encode(source, room), body.sampling(room)
 
     def _room(self, source: str | Messages, requested: int | None, minimum: int) -> int:
-        """Return the number of tokens that may follow: as requested, or all that fit.
-
-        Raises:
-            RequestError: there is no room for as many, or for the minimum.
-        """
+        """Return the number of tokens that may follow: as requested, or all that fit."""
         lm = self.lm
         limit = lm.context_length or DEFAULT_CONTEXT_LENGTH
         param = "prompt" if isinstance(source, str) else "messages"

@@ -1,4 +1,4 @@
-// An answer of Ask: its words as they come in, what they rest on, and, folded below, its tokens as columns.
+// An answer: its words as they arrive, its sources, and, folded below, its tokens as columns.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
@@ -15,11 +15,11 @@ let unfolded = false;
 /** An answer while its words come in, and after. `bars` are the steps that have columns; `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `chosen` the step that is looked at, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
  * @typedef {{ id: string, note: string, words: string, tokens: Token[], bars: any[], data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./card.js").Hover | null, failed: unknown }} State
- * What stands behind a step, and, where that was asked for, against it.
- * @typedef {{ found?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
+ * The sources of a step and, on request, the opposing passages.
+ * @typedef {{ sources?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
  * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>, choose: (number: number) => void }} Answer */
 
-/** Return an answer that is about to come: its place on the page, and what is to be told of it. */
+/** Return an empty answer: its element, and functions that fill it. */
 export const live = (shared) => {
   const node = document.createElement("article");
   node.className = "prismlm x-answer";
@@ -66,14 +66,14 @@ const exports = (id, chat) => html`<p class="x-exports">Save ${["html", "json", 
   html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}${chat
   ? html`<a href=${`/api/answers/${id}/chat.jsonl`} download="chat.jsonl" title="What was said, up to the question">Chat</a>` : nothing}</p>`;
 
-/** What the marks of tokens mean. */
+/** The legend of the tokens. */
 const key = ({ feedback, steps }) => html`<ul class="p-legend"><li><span class="p-key p-key-hue"></span>colour: the prototype that leads the next prediction</li>
   <li><span class="p-key p-key-share"></span>line below: how much of it the prototypes explain</li>
   ${feedback ? html`<li><span class="p-key p-key-fed"></span>line above: uncertainty fed back to the token, of the prediction before it</li>` : nothing}
   ${steps.some(({ from }) => from === "generated") ? html`<li><span class="p-key-written">abc</span> written by the model</li>` : nothing}
   <li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>`;
 
-/** A text in which marks that turn the direction of writing stand as codes: OpenAI's routes hand them on as they are. @param {string} text */
+/** A text whose direction marks are replaced by codes: OpenAI's routes pass them on. @param {string} text */
 const marked = (text) => text.replace(/[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
   (mark) => `‹U+${mark.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
 
@@ -98,7 +98,7 @@ const tinted = (one, prototypes, feedback) => {
   };
 };
 
-/** The whole trace has come. @param {Answer} answer @param {any} whole */
+/** Show the whole trace. @param {Answer} answer @param {any} whole */
 const finish = (answer, { id = "", shared: pool, ...trace }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps } = data;
   shared.answer = { id, data };
@@ -111,22 +111,22 @@ const finish = (answer, { id = "", shared: pool, ...trace }) => {
   answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
 };
 
-/** Show what a step relies on, and ask, once, what stands behind it. @param {Answer} answer */
+/** Show a step, and fetch its sources once. @param {Answer} answer */
 const look = ({ state, shared: { model: { lens } } }, number) => {
   const { chosen, asides, id, data } = state.value, own = data.steps[number];
   if (number === chosen) return;
-  const known = number in asides, there = own.shares ? { found: own } : lens ? {} : { found: { shares: [] } };
+  const known = number in asides, there = own.shares ? { sources: own } : lens ? {} : { sources: { shares: [] } };
   change(state, { chosen: number, asides: known ? asides : { ...asides, [number]: there } });
-  if (!known && !there.found) api(`/answers/${id}/steps/${number}`).then((found) => put(state, number, { found }), (failed) => put(state, number, { failed }));
+  if (!known && !there.sources) api(`/answers/${id}/steps/${number}`).then((sources) => put(state, number, { sources }), (failed) => put(state, number, { failed }));
 };
 
-/** Put into an aside what has come. @param {Answer["state"]} state @param {number} number @param {Aside} part */
+/** Update an aside. @param {Answer["state"]} state @param {number} number @param {Aside} part */
 const put = (state, number, part) => {
   const { asides } = state.value;
   change(state, { asides: { ...asides, [number]: { ...asides[number], ...part } } });
 };
 
-/** Ask what speaks against a step: estimates come at once, the model's own figures once it has read again. @param {Answer["state"]} state */
+/** Fetch the passages that oppose a step: estimates at once, the model's own figures after it has read again. @param {Answer["state"]} state */
 const oppose = (state, number) => {
   put(state, number, { reading: true });
   void events(`/answers/${state.value.id}/steps/${number}/against`, null, new AbortController().signal, {
@@ -136,16 +136,16 @@ const oppose = (state, number) => {
   }).catch((refused) => put(state, number, { refused }));
 };
 
-/** What stands behind the chosen step. @param {Answer} answer @param {State} now */
+/** The sources of the chosen step. @param {Answer} answer @param {State} now */
 const aside = ({ state, shared: { model: { lens } } }, { data, chosen, asides }) => {
-  const { found, failed, reading, opposed, refused } = asides[chosen];
+  const { sources, failed, reading, opposed, refused } = asides[chosen];
   const filled = (part) => (part.shared ? { ...data, ...unpacked(part.shared) } : data);
   const button = html`<button type="button" class="x-more" ?disabled=${reading} @click=${() => oppose(state, chosen)}>What speaks against it</button>`;
   const status = html`<p class="p-note x-reading" role="status">${opposed
     ? "Estimates from the states that the lens keeps: the model reads this text again for its own figures." : "Looking for similar text…"}</p>`;
-  return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
-    : behind(filled(found), { ...data.steps[chosen], ...found })}${refused ? problem(refused)
-    : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.readable ? button : nothing}${reading && !refused ? status : nothing}</div>`;
+  return html`<div class="p-aside">${failed ? problem(failed) : !sources ? html`<p class="p-note">Looking through the training text…</p>`
+    : behind(filled(sources), { ...data.steps[chosen], ...sources })}${refused ? problem(refused)
+    : opposed ? against(filled(opposed), opposed.against, reading) : sources && lens?.readable ? button : nothing}${reading && !refused ? status : nothing}</div>`;
 };
 
 /** Show the card of a slice. @param {Answer} answer @param {HTMLElement | null} part */
@@ -154,7 +154,7 @@ const point = async ({ state, node }, part) => {
   const hover = pointed(part, node);
   change(state, { hover });
   const { id, data } = state.value, contexts = data?.prototypes[hover.id].contexts?.map((number) => data.contexts[number]);
-  // Its name stands there already; a static page has some contexts.
+  // Its name is shown already; a static page has some contexts.
   const one = id ? await card(hover.id).catch(() => null) : contexts ? { tokens: [], contexts } : null;
   if (state.value.hover === hover) change(state, { hover: { ...hover, one } });
 };

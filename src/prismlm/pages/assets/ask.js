@@ -7,16 +7,16 @@ import { bar, heading } from "./parts.js";
 import { asking, change, count, draw, examples, facts, field, filled, numeric, prompts } from "./controls.js";
 import { live } from "./answer.js";
 
-/** What is asked (`chat` is not there where it is a text to go on from), the answer that is shown, and the one that is being written.
- * `messages` are those of the chat that is shown, with the answer last: another question may follow.
- * @typedef {{ asked: { text: string, chat?: string, generate: string, temperature: string, seed: string },
+/** The form (without `chat`, its text is to be continued), the current answer, and the request under way.
+ * `messages` are the chat up to the answer, which comes last, for a follow-up question.
+ * @typedef {{ request: { text: string, chat?: string, generate: string, temperature: string, seed: string },
  *   answer: ReturnType<typeof live> | null, messages: any[], command: (string | number)[] | null, abort: AbortController | null }} State */
-const state = signal(/** @type {State} */ ({ asked: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, messages: [], command: null, abort: null }));
+const state = signal(/** @type {State} */ ({ request: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, messages: [], command: null, abort: null }));
 let begun = false;
 
 export const show = async (root, at, shared) => {
   if (!begun) {
-    if (shared.model.chat) change(state, { asked: { ...state.value.asked, chat: "on" } });
+    if (shared.model.chat) change(state, { request: { ...state.value.request, chat: "on" } });
     draw(root, () => page(state.value, shared));
     command(shared);
   }
@@ -27,43 +27,43 @@ export const show = async (root, at, shared) => {
   else if (id && id === shared.answer?.id) history.replaceState(null, "", `#/ask/${id}`);
 };
 
-/** Show an answer that is there, whoever asked for it: nobody knows by which command. @param {string} id */
+/** Show an existing answer, whoever requested it; its command is unknown. @param {string} id */
 const open = async (id, shared) => {
   command(shared, null);
-  const asked = await come(shared, () => id);
-  if (asked) change(state, { asked: { ...state.value.asked, text: asked.text, chat: asked.messages.length ? "on" : undefined } });
+  const question = await showAnswer(shared, () => id);
+  if (question) change(state, { request: { ...state.value.request, text: question.text, chat: question.messages.length ? "on" : undefined } });
 };
 
-/** Show the answer whose id `work` returns, in the place of the one before; return what was asked, nothing where another took its place.
+/** Replace the answer by the one whose id `work` returns; return its question, undefined if that failed.
  * @param {any} shared @param {(answer: ReturnType<typeof live>, signal: AbortSignal) => string | Promise<string>} work */
-const come = async (shared, work) => {
+const showAnswer = async (shared, work) => {
   state.value.abort?.abort();
   const abort = new AbortController(), answer = live(shared), { signal } = abort;
-  let asked;
+  let question;
   change(state, { abort, answer, messages: [] });
   try {
     const id = await work(answer, signal), path = `/answers/${encodeURIComponent(id)}`;
-    const [data, told] = await Promise.all([api(path, undefined, signal), api(`${path}/asked`, undefined, signal)]);
-    answer.finish({ ...data, chat: told.messages.length });
-    change(state, { messages: told.messages });
+    const [data, asked] = await Promise.all([api(path, undefined, signal), api(`${path}/asked`, undefined, signal)]);
+    answer.finish({ ...data, chat: asked.messages.length });
+    change(state, { messages: asked.messages });
     if (location.hash.startsWith("#/ask") || !location.hash) history.replaceState(null, "", `#/ask/${id}`);
-    asked = told;
+    question = asked;
   } catch (error) {
     answer.fail(signal.aborted ? new Error("Stopped before there was an answer.") : error);
   }
   if (state.value.abort === abort) change(state, { abort: null });
-  return asked;
+  return question;
 };
 
-/** What is written ends where it is; what has not begun is given up. @param {State} now */
+/** End the answer after its current token, or cancel it if it has not begun. @param {State} now */
 const stop = ({ answer, abort }) => {
   if (answer?.id()) api(`/answers/${answer.id()}/stop`, {}).catch(() => abort?.abort());
   else abort?.abort();
 };
 
-/** Tell the command that does the same. @param {any} shared @param {"chat.jsonl" | null} [file] what it reads after more than one question, which can be saved; null where there is no such command */
+/** Update the equivalent command. @param {any} shared @param {"chat.jsonl" | null} [file] its input after more than one question, which can be saved; null if there is no such command */
 const command = (shared, file) => {
-  const { text, chat, generate, temperature, seed } = state.value.asked;
+  const { text, chat, generate, temperature, seed } = state.value.request;
   const words = ["prismlm", "explain", shared.model.path, ...(file ? ["--file", file] : [text.trim() || "TEXT"])];
   if (chat && !file) words.push("--chat");
   if (chat || +generate) words.push("--generate", generate);
@@ -73,23 +73,23 @@ const command = (shared, file) => {
 };
 
 /** @param {State} now */
-const page = ({ asked, answer, messages, abort }, shared) => html`
-<form id="x-ask" class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
+const page = ({ request, answer, messages, abort }, shared) => html`
+<form id="x-ask" class="prismlm x-form" @input=${(event) => { change(state, { request: filled(event.currentTarget) }); command(shared); }}
   @submit=${(event) => { event.preventDefault(); void write(shared, event.submitter?.name === "follow" ? messages : []); }}>
-  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @keydown=${entered}
-    placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
-  <div class="x-row">${asking(shared.model, asked.chat)}${field("tokens", numeric("generate", 40, asked.chat ? 1 : 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
+  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${request.text} @keydown=${entered}
+    placeholder=${request.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
+  <div class="x-row">${asking(shared.model, request.chat)}${field("tokens", numeric("generate", 40, request.chat ? 1 : 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>
-    ${messages.length && asked.chat && !abort ? html`<button type="submit" name="follow" title="The model reads what was said before, too">Follow up</button>` : nothing}
+    ${messages.length && request.chat && !abort ? html`<button type="submit" name="follow" title="The model reads what was said before, too">Follow up</button>` : nothing}
     <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => stop(state.value)}>Stop</button></div>
-  ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(prompts(shared.model, asked.chat), tried(shared.model))}</div>` : nothing}
+  ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(prompts(shared.model, request.chat), tried(shared.model))}</div>` : nothing}
 </form>
-<div class="x-out">${answer?.node ?? guard([shared.model, asked.chat], () => beginning({ ...shared.model, prompts: prompts(shared.model, asked.chat) }, "x-ask", tried(shared.model)))}</div>`;
+<div class="x-out">${answer?.node ?? guard([shared.model, request.chat], () => beginning({ ...shared.model, prompts: prompts(shared.model, request.chat) }, "x-ask", tried(shared.model)))}</div>`;
 
-// Without questions to try they are beginnings of texts, which nobody asks.
+// Without example questions, the examples are beginnings of texts, to be continued.
 const tried = ({ questions }) => (text, form) => {
-  const { chat } = state.value.asked;
-  change(state, { asked: { ...state.value.asked, text, chat: Object.keys(questions).length ? chat : undefined } });
+  const { chat } = state.value.request;
+  change(state, { request: { ...state.value.request, text, chat: Object.keys(questions).length ? chat : undefined } });
   form.requestSubmit();
 };
 const entered = (event) => {
@@ -98,17 +98,17 @@ const entered = (event) => {
   event.target.form.requestSubmit();
 };
 
-/** @param {any} shared @param {any[]} before messages that the question follows */
+/** @param {any} shared @param {any[]} before messages before the question */
 const write = async (shared, before) => {
-  const { text, chat, generate, temperature, seed } = state.value.asked;
+  const { text, chat, generate, temperature, seed } = state.value.request;
   command(shared, before.length ? "chat.jsonl" : undefined);
   history.replaceState(null, "", "#/ask");
   const model = shared.model.name, how = { model, stream: true, max_tokens: +generate, temperature: +temperature, seed: +seed };
-  await come(shared, async (answer, signal) => {
+  await showAnswer(shared, async (answer, signal) => {
     let id = "";
-    const chunk = ({ error, choices, ...one }) => {
+    const chunk = ({ error, choices, id: answerId }) => {
       if (error) throw new Error(error.message);
-      answer.write(id = one.id, (chat ? choices[0].delta.content : choices[0].text) ?? "");
+      answer.write(id = answerId, (chat ? choices[0].delta.content : choices[0].text) ?? "");
     };
     if (chat) await events("/v1/chat/completions", { ...how, messages: [...before, { role: "user", content: text }] }, signal, { chunk });
     else if (+generate) await events("/v1/completions", { ...how, prompt: text }, signal, { chunk });
@@ -125,15 +125,15 @@ const beginning = ({ prompts, lens }, form, tried) => html`<div class="x-begin">
       @click=${(event) => putIn(words, event.currentTarget.form, tried)}><small><bdi>${domain}</bdi></small><bdi>${words}</bdi></button>`)}</div>
     <p class="p-note">Under each answer stands how far the corpus supports it, and the documents and passages it comes from.
       Unfolded, every token shows the prototypes that made the model write it.</p></section>
-  ${lens ? held(lens) : nothing}</div>`;
+  ${lens ? corpusFacts(lens) : nothing}</div>`;
 
-// The card is gone once it was chosen: the keyboard goes on from the button that asks.
+// The chosen card disappears: the keyboard focus moves to the button that asks.
 const putIn = (words, form, tried) => {
   tried(words, form);
   form.querySelector(".x-go").focus({ preventScroll: true });
 };
 
-const held = ({ documents, tokens, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What the answers can be traced to</h2>
+const corpusFacts = ({ documents, tokens, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What the answers can be traced to</h2>
   ${facts([["documents", count(documents)], ["tokens", count(tokens)], ["trained on it", trained_on ?? "not known"]])}
   ${shares ? html`<h3>${heading[shares.by]}</h3><ul class="p-bars">${bars(shares)}</ul>` : nothing}</section>`;
 

@@ -7,7 +7,7 @@ import { NONE, report, reported } from "./report.js";
 
 const PASTED = "pasted text.txt", KINDS = [".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv"];
 
-/** What is to be audited, whether files are held over the page, and what is being audited or was.
+/** The files and text to audit, whether files are dragged over the page, and the request under way.
  * @typedef {{ files: File[], text: string, over: boolean, abort: AbortController | null, stopping: boolean, begun: boolean }} State */
 const state = signal(/** @type {State} */ ({ files: [], text: "", over: false, abort: null, stopping: false, begun: false }));
 /** The place of the view, and what all views share. @type {{ root: HTMLElement, shared: any } | null} */
@@ -29,7 +29,7 @@ const command = () => {
 /** @param {State} now */
 const page = ({ files, text, over, abort, stopping, begun }, { texts, limits: { audited: most } }) => html`
 <form class="prismlm x-form" @submit=${(event) => { event.preventDefault(); void audited(most); }}>
-  <div class="x-drop" ?data-over=${over} @dragover=${held} @dragleave=${held} @drop=${dropped}>
+  <div class="x-drop" ?data-over=${over} @dragover=${dragged} @dragleave=${dragged} @drop=${dropped}>
     <label class="x-file-pick"><span>Drop files here, or choose them</span>
       <input class="x-files" type="file" multiple accept=${KINDS.join(",")} @change=${(event) => choose(event.target.files)}></label>
     <p class="p-note x-file-names">${files.length ? files.map((file, i) => html`${i ? ", " : ""}<bdi>${file.name}</bdi>`)
@@ -52,15 +52,15 @@ const removed = () => {
   choose([]);
   input.focus();
 };
-const held = (event) => { event.preventDefault(); change(state, { over: event.type === "dragover" }); };
+const dragged = (event) => { event.preventDefault(); change(state, { over: event.type === "dragover" }); };
 const dropped = (event) => {
-  held(event);
+  dragged(event);
   if (!event.dataTransfer?.files.length) return;
   choose(event.dataTransfer.files);
   event.target.closest("form").requestSubmit();
 };
 
-/** Stop, before it began or in the middle. */
+/** Stop the audit, or cancel it if it has not begun. */
 const stop = () => {
   const { id } = report.value;
   change(state, { stopping: true });

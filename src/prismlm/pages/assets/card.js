@@ -56,17 +56,17 @@ export const whole = (one, here = "prototypes") => {
 
 const WIDE = 440, EDGE = 8;
 const cards = new Map();
-/** A prototype's card, asked for once. @param {string | number} id */
+/** A prototype's card, fetched once. @param {string | number} id */
 export const card = (id) => {
   if (!cards.has(String(id))) {
-    const asked = api(`/prototypes/${id}`);
-    asked.catch(() => cards.delete(String(id)));
-    cards.set(String(id), asked);
+    const request = api(`/prototypes/${id}`);
+    request.catch(() => cards.delete(String(id)));
+    cards.set(String(id), request);
   }
   return cards.get(String(id));
 };
 
-/** Keep cards that need not be asked for. @param {any[]} all */
+/** Store cards, so that they need not be fetched. @param {any[]} all */
 export const know = (all) => { for (const one of all) cards.set(String(one.id), Promise.resolve(one)); };
 
 /** What is pointed at: a prototype, what is said of it, where the card stands, and, once known, what is on it.

@@ -50,8 +50,8 @@ export const filled = (form) => Object.fromEntries(new FormData(form));
 
 /** A place in the explorer, as an address. @param {string} view @param {Record<string, any>} query */
 export const address = (view, query) => {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const text = new URLSearchParams(given).toString();
+  const present = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const text = new URLSearchParams(present).toString();
   return `#/${view}${text && `?${text}`}`;
 };
 

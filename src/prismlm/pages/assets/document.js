@@ -3,100 +3,61 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { percent, web } from "./parts.js";
 import { api } from "./server.js";
-import { change, count, draw, problem } from "./controls.js";
+import { change, count, draw, facts, problem } from "./controls.js";
 
-// Characters that a button adds.
-const MORE = 100_000;
-// Of a shorter one the place is in view, or nearly.
+// Of a shorter text the place is in view, or nearly.
 const LONG = 3000;
 
-/** What was asked for and found. Of its text `before` and `after` of the place are shown, from `first` to `last`;
- * `adding` is the end that more is fetched for, `refused` why it did not come; `uses` is what it stands behind, once that is known.
- * @typedef {{ key: string, found: any, failed: unknown, before: string, after: string, first: number, last: number,
- *   adding: string, refused: unknown, uses: { found?: any, failed?: unknown } | null }} State */
-const NONE = { found: null, failed: null, before: "", after: "", first: 0, last: 0, adding: "", refused: null, uses: null };
-const state = signal(/** @type {State} */ ({ ...NONE, key: "" }));
+/** The document that was requested, its data or why there is none, and the prototypes that it stands behind, once these are known.
+ * @typedef {{ key: string, document: any, failed: unknown, uses: { data?: any, failed?: unknown } | null }} State */
+const state = signal(/** @type {State} */ ({ key: "", document: null, failed: null, uses: null }));
 /** @type {HTMLElement | null} */
 let frame = null;
 
 export const show = async (root, at, shared) => {
-  const id = at.path.slice(1).join("/");
-  const position = at.query.get("at");
+  const id = at.path.slice(1).join("/"), position = at.query.get("at"), key = JSON.stringify([id, position]);
   shared.command(["prismlm", "sources", shared.model.path, "--doc", id || "ID"]);
   if (!frame) draw(frame = root, () => page(state.value));
-  const key = JSON.stringify([id, position]);
   if (state.value.key === key) {
     toPlace();
     return;
   }
-  change(state, { ...NONE, key });
+  state.value = { key, document: null, failed: null, uses: null };
   try {
     if (!id) throw new Error("no document: follow a passage of an answer to the document it is from.");
-    const found = await api(`/documents?${new URLSearchParams({ id, ...(position === null ? {} : { at: position }) })}`);
+    const document = await api(`/documents?${new URLSearchParams({ id, ...(position === null ? {} : { at: position }) })}`);
     if (state.value.key !== key) return;
-    const [before, , after = ""] = found.parts;
-    change(state, { found, before, after, first: found.first, last: found.last });
+    change(state, { document });
     toPlace();
-    void used(id, key);
+    void api(`/documents/prototypes?${new URLSearchParams({ id })}`).then((data) => ({ data }), (failed) => ({ failed }))
+      .then((uses) => { if (state.value.key === key) change(state, { uses }); });
   } catch (failed) {
     if (state.value.key === key) change(state, { key: "", failed });
   }
 };
 
-const used = async (id, key) => {
-  const uses = await api(`/documents/prototypes?${new URLSearchParams({ id })}`).then((found) => ({ found }), (failed) => ({ failed }));
-  if (state.value.key === key) change(state, { uses });
-};
-
 /** @param {State} now */
-const page = (now) => {
-  const { found, failed } = now;
+const page = ({ document, failed, uses }) => {
   if (failed) return problem(failed);
-  if (!found) return html`<p class="p-note">Opening…</p>`;
-  const fact = (name, value) => html`<div><dt>${name}</dt><dd><bdi>${value}</bdi></dd></div>`;
-  const url = web(found.url), source = url ? html`<a href=${url} rel="noopener noreferrer nofollow" target="_blank">${url}</a>` : "none";
+  if (!document) return html`<p class="p-note">Opening…</p>`;
+  const { title, doc_id, source, domain, license, tokens, characters } = document, url = web(document.url);
+  const link = url ? html`<a href=${url} rel="noopener noreferrer nofollow" target="_blank">${url}</a>` : "none";
+  const rows = [["id", doc_id], ["source", source || "unknown"], ["domain", domain || "unknown"], ["licence", license || "unknown"], ["link", link],
+    ["length", `${count(tokens)} tokens, ${count(characters)} characters`]].map(([name, value]) => /** @type {[string, any]} */ ([name, html`<bdi>${value}</bdi>`]));
   return html`<article class="prismlm x-document">
-    <header class="p-head"><h1 class="x-doc-title"><bdi>${found.title || found.doc_id}</bdi></h1>
-      <dl>${fact("id", found.doc_id)}${fact("source", found.source || "unknown")}${fact("domain", found.domain || "unknown")}
-        ${fact("licence", found.license || "unknown")}${fact("link", source)}
-        ${fact("length", `${count(found.tokens)} tokens, ${count(found.characters)} characters`)}</dl></header>
-    <div class="x-doc-parts">${body(now)}<aside class="x-doc-behind"><h2>Prototypes it stands behind</h2>${behind(now)}</aside></div>
+    <header class="p-head"><h1 class="x-doc-title"><bdi>${title || doc_id}</bdi></h1>${facts(rows)}</header>
+    <div class="x-doc-parts">${text(document)}<aside class="x-doc-behind"><h2>Prototypes it stands behind</h2>${behind(uses, doc_id)}</aside></div>
   </article>`;
 };
 
-/** The text, with buttons for what is before and after the part that is shown. @param {State} now */
-const body = (now) => {
-  const { found, before, after, first, last } = now, [, token = ""] = found.parts, word = token.trimStart();
-  const long = found.parts.length === 3 && found.characters > LONG;
+const text = ({ parts, at, first, last, characters }) => {
+  const [before, token = "", after = ""] = parts, word = token.trimStart(), marked = parts.length === 3;
   // Spaces before the marked word stand outside of the mark.
-  const opening = before + token.slice(0, token.length - word.length), said = `position ${count(found.at)} of the corpus`;
-  const mark = found.parts.length === 3 ? html`<mark id="place" tabindex="-1" title=${said}>${word || "␣"}</mark>` : nothing;
-  return html`<div class="x-doc-main">${more(now, "before", first)}
-    <div class="x-doc-text" dir="auto">${opening}${mark}${after}</div>
-    ${more(now, "after", found.characters - last)}
-    ${long ? html`<button type="button" class="x-doc-place" @click=${back}>To the place</button>` : nothing}</div>`;
-};
-
-/** A button that adds to the text, while there are characters left. @param {State} now @param {"before" | "after"} end */
-const more = ({ adding, refused }, end, left) => html`<button type="button" class="x-doc-more" ?hidden=${left <= 0} ?disabled=${adding === end && !refused}
-  @click=${() => void add(end)}>Show what comes ${end}: ${count(Math.min(MORE, left))} of ${count(left)} characters</button>
-  ${adding === end && refused ? problem(refused) : nothing}`;
-
-/** @param {"before" | "after"} end */
-const add = async (end) => {
-  const { key, found, first, last } = state.value;
-  const [from, to] = end === "before" ? [Math.max(0, first - MORE), first] : [last, Math.min(found.characters, last + MORE)];
-  change(state, { adding: end, refused: null });
-  try {
-    const { text } = await api(`/documents/text?${new URLSearchParams({ id: found.doc_id, first: String(from), last: String(to) })}`);
-    if (state.value.key !== key) return;
-    const { scrollHeight } = document.documentElement, { before, after } = state.value;
-    change(state, end === "before" ? { adding: "", first: from, before: text + before } : { adding: "", last: to, after: after + text });
-    // What is read stays where it is.
-    if (end === "before") scrollBy(0, document.documentElement.scrollHeight - scrollHeight);
-  } catch (refused) {
-    if (state.value.key === key) change(state, { refused });
-  }
+  const opening = before + token.slice(0, token.length - word.length), title = marked ? `position ${count(at)} of the corpus` : "";
+  const part = last - first < characters ? html`<p class="p-note">Characters ${count(first + 1)} to ${count(last)} of ${count(characters)}.</p>` : nothing;
+  return html`<div class="x-doc-main">${part}
+    <div class="x-doc-text" dir="auto">${opening}${marked ? html`<mark id="place" tabindex="-1" title=${title}>${word || "␣"}</mark>` : nothing}${after}</div>
+    ${marked && characters > LONG ? html`<button type="button" class="x-doc-place" @click=${back}>To the place</button>` : nothing}</div>`;
 };
 
 const place = () => /** @type {HTMLElement | null | undefined} */ (frame?.querySelector("#place"));
@@ -107,20 +68,18 @@ const toPlace = () => {
 };
 const back = () => { toPlace(); place()?.focus({ preventScroll: true }); };
 
-const named = (one) => html`<span class="p-chip" .style=${`--k: ${one.colour}`}></span>
-  <span class="p-name"><a href=${`#/prototypes/${one.id}`}><bdi>${one.name}</bdi></a>
-  <small>${one.category ? `${one.category} · ${one.id}` : one.id}</small></span>`;
-
-/** The prototypes that it stands behind. @param {State} now */
-const behind = ({ uses, found: { doc_id } }) => {
+/** The prototypes that it stands behind. @param {State["uses"]} uses @param {string} doc_id */
+const behind = (uses, doc_id) => {
   if (!uses) return html`<p class="p-note">Looking…</p>`;
-  if (!uses.found) return html`<p class="p-note">${uses.failed instanceof Error ? uses.failed.message : uses.failed}</p>`;
-  const { cells, in_cells, contexts, in_contexts } = uses.found;
+  if (!uses.data) return html`<p class="p-note">${uses.failed instanceof Error ? uses.failed.message : uses.failed}</p>`;
+  const { cells, in_cells, contexts, in_contexts } = uses.data;
+  const prototype = ({ id, name, category, colour }) => html`<span class="p-chip" .style=${`--k: ${colour}`}></span>
+    <span class="p-name"><a href=${`#/prototypes/${id}`}><bdi>${name}</bdi></a><small>${category ? `${category} · ${id}` : id}</small></span>`;
+  const listed = (list, figure) => html`<ul class="x-doc-uses">${list.map((use) => html`<li>${prototype(use)}<span class="p-number">${figure(use)}</span></li>`)}</ul>`;
   const ranked = ({ position, rank, cosine }) =>
     html`<a href=${`#/document/${encodeURIComponent(doc_id)}?at=${position}`}>rank ${rank + 1}, cosine ${cosine.toFixed(2)}</a>`;
-  const listed = (list, figure) => html`<ul class="x-doc-uses">${list.map((one) => html`<li>${named(one)}<span class="p-number">${figure(one)}</span></li>`)}</ul>`;
   return html`<p class="p-note">Its positions lie in the cells of ${count(in_cells)} prototype${in_cells === 1 ? "; it is" : "s; the fullest"}:</p>
-    ${listed(cells, (one) => `${count(one.positions)} position${one.positions === 1 ? "" : "s"}, ${percent(one.share)} of the cell`)}
+    ${listed(cells, ({ positions, share }) => `${count(positions)} position${positions === 1 ? "" : "s"}, ${percent(share)} of the cell`)}
     <p class="p-note">${in_contexts ? `It is among the nearest contexts of ${count(in_contexts)} prototype${in_contexts === 1 ? "" : "s"}:` : "It is among the nearest contexts of none."}</p>
     ${in_contexts ? listed(contexts, ranked) : nothing}`;
 };

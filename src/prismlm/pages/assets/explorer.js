@@ -20,7 +20,7 @@ const views = {
   audit: { title: "Audit", load: () => import("./audit.js") },
   document: { title: "Document", load: () => import("./document.js") },
 };
-// A document is come to from a passage.
+// Documents are reached from passages.
 const unlisted = new Set(["document"]);
 
 /** @type {Shared} */
@@ -94,7 +94,7 @@ const show = async () => {
   batch(() => { shown.value = { name, root }; command.value = null; });
   try {
     const view = await views[name].load().catch(() => { throw away(); });
-    // Whoever went on meanwhile is not told of this one.
+    // The user may have opened another view meanwhile.
     if (shown.value.name === name) await view.show(root, at, shared);
   } catch (error) {
     render(problem(error), root);

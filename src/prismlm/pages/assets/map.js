@@ -12,9 +12,9 @@ const CLOSER = 4, LISTED = 100;
 const KEYS = "Map of prototypes; arrow keys go to the next one, plus and minus zoom, 0 shows all";
 
 /** What is chosen (-1: none), the category and the words that alone are shown, buttons that are pressed, the path of the last answer,
- * what is said, and what stands beside: those found by the lasso, a card, or why there is none.
+ * what is said, and what stands beside: those in the lasso, a card, or why there is none.
  * @typedef {{ chosen: number, category: string, words: string, few: boolean, lassoing: boolean, pathed: boolean, trail: { id: number, text: string }[], said: string,
- *   side: { found?: number[], one?: any, failed?: unknown } }} State */
+ *   side: { selected?: number[], one?: any, failed?: unknown } }} State */
 const state = signal(/** @type {State} */ ({ chosen: -1, category: "", words: "", few: false, lassoing: false, pathed: false, trail: [], said: "", side: {} }));
 
 /** What is drawn: the prototypes, on which canvas, and from where it is seen. `line` is the lasso's, in the plane;
@@ -68,8 +68,8 @@ const chip = (ui, { name, colour, prototypes }, category) => html`<button type="
   @click=${() => { filter(ui, name === category ? "" : name); link(ui); }}>${dot(colour)}<bdi>${name}</bdi><span class="p-number">${count(prototypes)}</span></button>`;
 
 /** @param {Ui} ui @param {State["side"]} side */
-const beside = (ui, { found, one, failed }) => {
-  if (found) return summary(ui, found, (i) => choose(ui, i));
+const beside = (ui, { selected, one, failed }) => {
+  if (selected) return summary(ui, selected, (i) => choose(ui, i));
   if (failed) return problem(failed);
   if (one) return html`${ui.line ? html`<button type="button" @click=${() => lassoed(ui)}>‹ Back to the lasso</button>` : nothing}${whole(one, "map")}`;
   return html`<h2>${count(ui.kinds.length)} prototypes</h2><p class="p-note">Near are those that point the same way.
@@ -127,8 +127,8 @@ const drawn = (ui, around) => {
 
 /** Show what is in the lasso. @param {Ui} ui */
 const lassoed = (ui) => {
-  const found = surrounded(ui);
-  change(state, { said: `${count(found.length)} in the lasso`, side: { found } });
+  const selected = surrounded(ui);
+  change(state, { said: `${count(selected.length)} in the lasso`, side: { selected } });
 };
 
 /** Put into the address what is looked at. @param {Ui} ui */
@@ -149,8 +149,8 @@ const choose = async (ui, i) => {
 const searched = (ui, words) => {
   ui.line = null;
   change(state, { words });
-  const found = ui.data.leading.filter(ui.visible);
-  change(state, words.trim() ? { said: `${count(found.length)} found`, side: { found } } : { said: "", side: {} });
+  const selected = ui.data.leading.filter(ui.visible);
+  change(state, words.trim() ? { said: `${count(selected.length)} found`, side: { selected } } : { said: "", side: {} });
   if (!words.trim() && state.value.chosen >= 0) void choose(ui, state.value.chosen);
 };
 
@@ -220,25 +220,25 @@ const surrounded = ({ line, data, visible }) => {
   return leading.filter((i) => visible(i) && inside(x[i], y[i]));
 };
 
-/** How those found spread over categories, and all. @param {Ui} ui @param {number[]} found */
-const spread = ({ data: { categories, names }, kinds }, found) => {
-  const totals = Map.groupBy(kinds, (kind) => kind), present = Map.groupBy(found, (i) => kinds[i]);
+/** The categories of selected prototypes, and of all. @param {Ui} ui @param {number[]} selected */
+const spread = ({ data: { categories, names }, kinds }, selected) => {
+  const totals = Map.groupBy(kinds, (kind) => kind), present = Map.groupBy(selected, (i) => kinds[i]);
   return [...present].sort((a, b) => b[1].length - a[1].length).map(([kind, { length }]) => {
     const { name, colour } = categories[kind] ?? { name: "no category" }, total = totals.get(kind)?.length ?? 0;
-    const base = found.length < names.length ? total / names.length : null;
-    const title = `${name}: ${length} of ${found.length}; of all prototypes ${total} of ${names.length}`;
-    return bar(name, length / found.length, { kind: colour ? "x-hued" : "p-grey", base, colour, title });
+    const base = selected.length < names.length ? total / names.length : null;
+    const title = `${name}: ${length} of ${selected.length}; of all prototypes ${total} of ${names.length}`;
+    return bar(name, length / selected.length, { kind: colour ? "x-hued" : "p-grey", base, colour, title });
   });
 };
 
-/** What is shown of those found: their categories and their names. @param {Ui} ui
- * @param {number[]} found @param {(i: number) => void} choose */
-const summary = (ui, found, choose) => {
+/** Categories and names of selected prototypes. @param {Ui} ui
+ * @param {number[]} selected @param {(i: number) => void} choose */
+const summary = (ui, selected, choose) => {
   const { data: { categories, names }, kinds } = ui;
-  return html`<h2>${count(found.length)} prototypes</h2>${found.length ? html`
-    <h3>By category; the mark is the share of all prototypes</h3><ul class="p-bars">${spread(ui, found)}</ul>
-    <h3>${found.length > LISTED ? `The ${LISTED} with most text` : "Those with most text first"}</h3>
-    <ol class="x-found-list">${found.slice(0, LISTED).map((i) => html`<li><button type="button" class="x-found" @click=${() => choose(i)}>
+  return html`<h2>${count(selected.length)} prototypes</h2>${selected.length ? html`
+    <h3>By category; the mark is the share of all prototypes</h3><ul class="p-bars">${spread(ui, selected)}</ul>
+    <h3>${selected.length > LISTED ? `The ${LISTED} with most text` : "Those with most text first"}</h3>
+    <ol class="x-found-list">${selected.slice(0, LISTED).map((i) => html`<li><button type="button" class="x-found" @click=${() => choose(i)}>
       ${dot(categories[kinds[i]]?.colour)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
 };
 

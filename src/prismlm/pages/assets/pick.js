@@ -7,24 +7,24 @@ import { change, dot } from "./controls.js";
 
 const TYPING = 120, SHOWN = 12, LIST = "x-pick";
 
-/** What is typed, what was found for it, whether that is shown, and the option that is active (-1: none).
- * @typedef {{ text: string, found: any[], open: boolean, active: number }} State
- * @typedef {{ picked: (id: number) => void, state: import("./vendor/signals-core/signals-core.js").Signal<State>, typed: number, asking: number }} Field */
+/** The typed text, its matches, whether they are shown, and the active option (-1: none).
+ * @typedef {{ text: string, matches: any[], open: boolean, active: number }} State
+ * @typedef {{ picked: (id: number) => void, state: import("./vendor/signals-core/signals-core.js").Signal<State>, typed: number, latest: number }} Field */
 
 /** Return what draws the field. @param {(id: number) => void} picked called with the prototype that was chosen */
 export const picking = (picked) => {
   /** @type {Field} */
-  const field = { picked, state: signal({ text: "", found: [], open: false, active: -1 }), typed: 0, asking: 0 };
+  const field = { picked, state: signal({ text: "", matches: [], open: false, active: -1 }), typed: 0, latest: 0 };
   return () => drawn(field, field.state.value);
 };
 
 /** @param {Field} field @param {State} now */
-const drawn = (field, { text, found, open, active }) => html`<div class="x-pick">
+const drawn = (field, { text, matches, open, active }) => html`<div class="x-pick">
   <input class="x-search" type="search" placeholder="Search, or a number" autocomplete="off" role="combobox" aria-label="Prototype" aria-autocomplete="list"
     aria-expanded=${open} aria-controls=${LIST} aria-activedescendant=${open && active >= 0 ? `${LIST}-${active}` : nothing} .value=${text}
     @input=${(event) => typed(field, event.target.value)} @blur=${() => shut(field)} @focus=${() => text && search(field)}
     @keydown=${(event) => keyed(field, event)}>
-  <ul class="x-options" id=${LIST} role="listbox" aria-label="Prototypes found" ?hidden=${!open}>${found.map((one, i) => option(field, one, i, i === active))}</ul>
+  <ul class="x-options" id=${LIST} role="listbox" aria-label="Prototypes found" ?hidden=${!open}>${matches.map((one, i) => option(field, one, i, i === active))}</ul>
 </div>`;
 
 // Pressed, not clicked: by then the field has lost its focus and the list is gone.
@@ -45,41 +45,41 @@ const typed = (field, text) => {
 /** @param {Field} field */
 const take = (field, one) => {
   clearTimeout(field.typed);
-  field.asking += 1;
+  field.latest += 1;
   change(field.state, { text: "", open: false, active: -1 });
   field.picked(one.id);
 };
 
 /** @param {Field} field */
 const search = async (field) => {
-  const own = ++field.asking, text = field.state.value.text.trim(), number = text.match(/^#?(\d+)$/)?.[1];
+  const own = ++field.latest, text = field.state.value.text.trim(), number = text.match(/^#?(\d+)$/)?.[1];
   if (!text) { shut(field); return; }
-  const asked = [api(`/prototypes?${new URLSearchParams({ query: text, limit: String(SHOWN), all: "true" })}`), number ? card(number) : null];
-  const [listed, exact] = await Promise.allSettled(asked);
-  if (own !== field.asking) return;
+  const requests = [api(`/prototypes?${new URLSearchParams({ query: text, limit: String(SHOWN), all: "true" })}`), number ? card(number) : null];
+  const [listed, exact] = await Promise.allSettled(requests);
+  if (own !== field.latest) return;
   const first = exact.status === "fulfilled" && exact.value ? [exact.value] : [];
   const others = listed.status === "fulfilled" ? listed.value.items : [];
   // Without a lens there are no names, yet a number is enough.
   if (listed.status === "rejected" && number && !first.length) first.push({ id: +number, name: `prototype ${number}`, category: null });
-  const found = [...first, ...others.filter((one) => one.id !== first[0]?.id)];
-  change(field.state, { found, open: found.length > 0, active: -1 });
+  const matches = [...first, ...others.filter((one) => one.id !== first[0]?.id)];
+  change(field.state, { matches, open: matches.length > 0, active: -1 });
 };
 
 /** @param {Field} field @param {KeyboardEvent} event */
 const keyed = (field, event) => {
-  const { found, open, active } = field.state.value;
+  const { matches, open, active } = field.state.value;
   if (event.key === "Escape") { shut(field); return; }
   if (event.key === "Enter") {
     // Never sends the form: what is typed here is searched for.
     event.preventDefault();
-    if (open) take(field, found[Math.max(active, 0)]);
+    if (open) take(field, matches[Math.max(active, 0)]);
     return;
   }
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (!step || !open) return;
   event.preventDefault();
   // Past the last comes the first.
-  const to = active < 0 && step < 0 ? found.length - 1 : (active + step + found.length) % found.length;
+  const to = active < 0 && step < 0 ? matches.length - 1 : (active + step + matches.length) % matches.length;
   change(field.state, { active: to });
   document.getElementById(`${LIST}-${to}`)?.scrollIntoView({ block: "nearest" });
 };

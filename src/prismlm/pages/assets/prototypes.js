@@ -1,4 +1,4 @@
-// Prototypes: found by words and category, paged through as cards in a row, with a list for quick choice.
+// Prototypes: searched by words and category, paged through as cards in a row, with a list for quick choice.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
@@ -10,13 +10,13 @@ import { card, whole, worth } from "./card.js";
 const PAGE = 60, BESIDE = 2, ROW = 46, SPARE = 6, TYPING = 120, SWIPE = 50;
 const SORTS = { text: "most text", usage: "most used", score: "best named", name: "name", id: "number" };
 
-/** What is asked for and was found: `total` prototypes in a list of which `chosen` is looked at, `counts` of them by category among `matching`
- * in all; what came of the list by page and of cards by prototype, or why it did not; and the rows of the list that are in sight.
- * @typedef {{ query: string, category: string, sort: string, all: boolean }} Asked
- * @typedef {{ asked: Asked, typed: string, total: number, matching: number, counts: Record<string, number>, chosen: number, first: number, last: number,
+/** The search and its results: `total` prototypes in a list of which `chosen` is shown, `counts` of the `matching` by category;
+ * pages of the list and cards by prototype, or their errors; and the first and last visible row of the list.
+ * @typedef {{ query: string, category: string, sort: string, all: boolean }} Search
+ * @typedef {{ search: Search, typed: string, total: number, matching: number, counts: Record<string, number>, chosen: number, first: number, last: number,
  *   pages: Map<number, any[] | Error>, cards: Map<number, any>, failed: unknown }} State */
 const NONE = { total: 0, matching: 0, items: [], categories: {} };
-const state = signal(/** @type {State} */ ({ asked: { query: "", category: "", sort: "text", all: false }, typed: "", total: 0, matching: 0, counts: {},
+const state = signal(/** @type {State} */ ({ search: { query: "", category: "", sort: "text", all: false }, typed: "", total: 0, matching: 0, counts: {},
   chosen: 0, first: 0, last: -1, pages: new Map(), cards: new Map(), failed: null }));
 /** The place of the view and what all views share; the number of the last search, and what waits for more letters.
  * @type {{ root: HTMLElement, shared: any } | null} */
@@ -24,10 +24,10 @@ let frame = null;
 let asking = 0, waiting = 0;
 
 export const show = async (root, at, shared) => {
-  const asked = { query: at.query.get("q") ?? "", category: at.query.get("category") ?? "", sort: at.query.get("sort") ?? "text", all: at.query.has("all") };
-  if (!(asked.sort in SORTS)) asked.sort = "text";
+  const search = { query: at.query.get("q") ?? "", category: at.query.get("category") ?? "", sort: at.query.get("sort") ?? "text", all: at.query.has("all") };
+  if (!(search.sort in SORTS)) search.sort = "text";
   const number = /^\d+$/.test(at.path[1] ?? "") ? +at.path[1] : null;
-  // Nothing is asked for by the link in the bar: the view stays as it was left.
+  // The link in the bar has no search: the view stays as it was left.
   if (frame && number === null && !at.query.size) { link(); return; }
   if (!frame) {
     frame = { root, shared };
@@ -35,7 +35,7 @@ export const show = async (root, at, shared) => {
     effect(() => missing(state.value));
     document.addEventListener("keydown", keyed);
   }
-  await open(asked, number ?? (at.query.size ? null : shared.model.lens?.opening ?? null));
+  await open(search, number ?? (at.query.size ? null : shared.model.lens?.opening ?? null));
 };
 
 const part = (selector) => /** @type {HTMLElement} */ (frame?.root.querySelector(selector));
@@ -53,8 +53,8 @@ const page = (now, model) => html`
 <div class="prismlm x-tools"><div class="x-row">
     <input class="x-search" type="search" placeholder="Search names, tokens, texts" aria-label="Search names, tokens and texts of prototypes"
       .value=${now.typed} @input=${(event) => typed(event.target.value)}>
-    ${field("sort by", html`<select @change=${(event) => void again({ sort: event.target.value })}>${options(Object.entries(SORTS), now.asked.sort)}</select>`)}
-    <label><input type="checkbox" .checked=${now.asked.all} @change=${(event) => void again({ all: event.target.checked })}> of few places too</label>
+    ${field("sort by", html`<select @change=${(event) => void again({ sort: event.target.value })}>${options(Object.entries(SORTS), now.search.sort)}</select>`)}
+    <label><input type="checkbox" .checked=${now.search.all} @change=${(event) => void again({ all: event.target.checked })}> of few places too</label>
     <span class="p-note p-number" role="status">${count(now.total)} of ${count(model.prototypes)}</span></div>
   <div class="x-chips" role="group" aria-label="Categories">${chips(now, model.categories)}</div></div>
 <div class="x-carousel">
@@ -74,11 +74,11 @@ const turning = (sign, label, disabled, way) => html`<button type="button" class
   @click=${() => choose(state.value.chosen + way)}>${sign}</button>`;
 
 /** @param {State} now */
-const chips = ({ asked, matching, counts }, categories) => {
+const chips = ({ search, matching, counts }, categories) => {
   const chip = (name, number, colour) => {
     const own = colour === null ? "" : name;
-    return html`<button type="button" class="x-chip" aria-pressed=${asked.category === own}
-      @click=${() => void again({ category: asked.category === own ? "" : own })}>${colour === null ? nothing : dot(colour)}<bdi>${name}</bdi>
+    return html`<button type="button" class="x-chip" aria-pressed=${search.category === own}
+      @click=${() => void again({ category: search.category === own ? "" : own })}>${colour === null ? nothing : dot(colour)}<bdi>${name}</bdi>
       <span class="p-number">${count(number)}</span></button>`;
   };
   return categories.length ? [chip("all", matching, null), ...categories.map(({ name, colour }) => chip(name, counts[name] ?? 0, colour))] : nothing;
@@ -102,22 +102,22 @@ const dealt = (now, place) => {
     !one ? html`<p class="p-note">…</p>` : one instanceof Error ? problem(one) : whole(one))}</article>`;
 };
 
-/** Ask for what is in sight and has not come; of a search that is over nothing is kept. @type {Set<string>} */
+/** Fetch what is visible and missing; results of an earlier search are dropped. @type {Set<string>} */
 const coming = new Set();
 /** @param {State} now */
 const missing = (now) => {
-  const once = async (name, asked, keep) => {
+  const once = async (name, request, keep) => {
     const key = `${asking} ${name}`;
     if (coming.has(key)) return;
     coming.add(key);
-    const got = await asked().catch((error) => error);
+    const got = await request().catch((error) => error);
     coming.delete(key);
     if (key.startsWith(`${asking} `)) keep(got);
   };
   const sight = [...places(now.first, now.last), ...shelf(now)];
   for (const number of new Set(sight.map((place) => Math.floor(place / PAGE)))) {
     if (!now.pages.has(number)) {
-      void once(`page ${number}`, async () => (await fetched(now.asked, number * PAGE)).items, (items) => {
+      void once(`page ${number}`, async () => (await fetched(now.search, number * PAGE)).items, (items) => {
         change(state, { pages: new Map(state.value.pages).set(number, items) });
         if (Math.floor(state.value.chosen / PAGE) === number) link();
       });
@@ -130,18 +130,18 @@ const missing = (now) => {
   }
 };
 
-const fetched = (asked, first, extra = {}) =>
-  api(`/prototypes?${new URLSearchParams({ ...asked, all: String(asked.all), first: String(first), limit: String(PAGE), ...extra })}`);
+const fetched = (search, first, extra = {}) =>
+  api(`/prototypes?${new URLSearchParams({ ...search, all: String(search.all), first: String(first), limit: String(PAGE), ...extra })}`);
 
-/** The number of the prototype that is looked at, once that is known. */
+/** The number of the chosen prototype, once known. */
 const looked = () => {
   const { total, chosen } = state.value, one = item(state.value, chosen);
   return total && !(one instanceof Error) ? one?.id : undefined;
 };
 
-/** Say the command: of the first of a search all that it found, of others the card. */
+/** Update the command: for the first of a search its whole list, for others the card. */
 const tell = () => {
-  const { asked: { query, category, sort, all }, chosen } = state.value, number = looked();
+  const { search: { query, category, sort, all }, chosen } = state.value, number = looked();
   const words = ["prismlm", "inspect", "prototypes", frame?.shared.model.path];
   if (number !== undefined && (chosen > 0 || !(query || category))) { frame?.shared.command([...words, number]); return; }
   if (query) words.push("--search", query);
@@ -151,16 +151,16 @@ const tell = () => {
   frame?.shared.command(words);
 };
 
-/** Put what is looked at into the address, and say its command. */
+/** Update address and command. */
 const link = () => {
-  // Whoever went to another view meanwhile keeps that one's address.
+  // The user may have opened another view meanwhile.
   if (!frame?.root.isConnected) return;
-  const { query, category, sort, all } = state.value.asked, number = looked();
+  const { query, category, sort, all } = state.value.search, number = looked();
   tell();
   history.replaceState(null, "", address(number === undefined ? "prototypes" : `prototypes/${number}`, { q: query, category, sort: sort === "text" ? "" : sort, all: all ? 1 : null }));
 };
 
-/** Look at a place of the list; what did not come is asked for again. */
+/** Choose a place of the list; whatever failed is fetched again. */
 const choose = (place) => {
   const { total, pages, cards } = state.value, chosen = Math.max(0, Math.min(total - 1, place)), top = chosen * ROW, list = part(".x-list");
   const came = (all) => new Map([...all].filter(([, got]) => !(got instanceof Error)));
@@ -169,40 +169,40 @@ const choose = (place) => {
   link();
 };
 
-/** The rows that are in sight, and those near, are drawn; the others are room. */
+/** Draw the visible rows and a few around them; the others are empty space. */
 const sighted = () => {
   const list = part(".x-list"), first = Math.max(0, Math.floor(list.scrollTop / ROW) - SPARE);
   change(state, { first, last: Math.min(state.value.total - 1, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + SPARE) });
 };
 
-/** Ask anew; the prototype that is looked at stays if it is among those found.
- * @param {Asked} asked @param {number | null} number */
-const open = async (asked, number) => {
+/** Search; the chosen prototype stays if it is among the results.
+ * @param {Search} search @param {number | null} number */
+const open = async (search, number) => {
   const own = ++asking;
-  change(state, { asked, typed: state.value.typed.trim() === asked.query ? state.value.typed : asked.query });
+  change(state, { search, typed: state.value.typed.trim() === search.query ? state.value.typed : search.query });
   tell();
   try {
-    const found = await fetched(asked, 0, number === null ? {} : { at: String(number) });
+    const data = await fetched(search, 0, number === null ? {} : { at: String(number) });
     if (own !== asking) return;
-    if (number !== null && found.place === null) {
-      if (asked.query || asked.category || !asked.all) return await open({ ...asked, query: "", category: "", all: true }, number);
-      throw new Error(`There is no prototype ${number}: they are numbered 0 to ${count(found.total - 1)}.`);
+    if (number !== null && data.place === null) {
+      if (search.query || search.category || !search.all) return await open({ ...search, query: "", category: "", all: true }, number);
+      throw new Error(`There is no prototype ${number}: they are numbered 0 to ${count(data.total - 1)}.`);
     }
-    begin(found, null);
-    choose(found.place ?? 0);
+    begin(data, null);
+    choose(data.place ?? 0);
   } catch (error) {
     if (own === asking) begin(NONE, error);
   }
 };
-/** @param {Partial<Asked>} part */
-const again = (part) => open({ ...state.value.asked, ...part }, null);
+/** @param {Partial<Search>} part */
+const again = (part) => open({ ...state.value.search, ...part }, null);
 const typed = (text) => {
   change(state, { typed: text });
   clearTimeout(waiting);
   waiting = setTimeout(() => { void again({ query: text.trim() }); }, TYPING);
 };
 
-/** Show what was found, from its beginning. */
+/** Show results from their beginning. */
 const begin = ({ total, matching, items, categories }, failed) => {
   change(state, { total, matching, counts: categories, chosen: 0, first: 0, last: -1, pages: new Map([[0, items]]), failed });
   part(".x-list").scrollTop = 0;

@@ -13,13 +13,13 @@ const STRONG = 30;
 const BESIDE = "The text with the edit will stand beside the text without it: each token with its probability before and after, " +
   "and under the same change made to random prototypes.";
 
-/** What is asked, the edit's prototype or category with what is shown of it, and what is written: `note` while it is, then `found` or `failed`.
- * @typedef {{ asked: { text: string, chat?: string, strength: string, auto?: string, generate: string, temperature: string, seed: string },
+/** The form, the edit's prototype or category and how it is displayed, and the steered texts: a `note` while they are written, then `data` or `failed`.
+ * @typedef {{ request: { text: string, chat?: string, strength: string, auto?: string, generate: string, temperature: string, seed: string },
  *   prototype: number | null, category: string | null, chosen: { colour?: string, name: string, href: string } | null,
- *   abort: AbortController | null, id: string, note: string, found: any, failed: unknown }} State */
+ *   abort: AbortController | null, id: string, note: string, data: any, failed: unknown }} State */
 const state = signal(/** @type {State} */ ({
-  asked: { text: "", strength: String(STRONG), auto: "on", generate: "20", temperature: "0", seed: "0" },
-  prototype: null, category: null, chosen: null, abort: null, id: "", note: "", found: null, failed: null,
+  request: { text: "", strength: String(STRONG), auto: "on", generate: "20", temperature: "0", seed: "0" },
+  prototype: null, category: null, chosen: null, abort: null, id: "", note: "", data: null, failed: null,
 }));
 /** @type {ReturnType<typeof picking> | null} */
 let pick = null;
@@ -36,53 +36,53 @@ export const show = async (root, at, shared) => {
   command(shared);
 };
 
-/** Put a prompt in. @param {string} text @param {string} [chat] */
-const begin = (text, chat = state.value.asked.chat) => { change(state, { asked: { ...state.value.asked, text, chat } }); again(); };
-const again = () => { const { text, chat } = state.value.asked; void read(text, Boolean(chat)); };
+/** Fill in a prompt. @param {string} text @param {string} [chat] */
+const begin = (text, chat = state.value.request.chat) => { change(state, { request: { ...state.value.request, text, chat } }); again(); };
+const again = () => { const { text, chat } = state.value.request; void read(text, Boolean(chat)); };
 
 /** The edit that is chosen; its strength is null where it is to be found. @param {State} now */
-const wanted = ({ prototype, category, asked: { strength, auto } }) => ({ prototype, category, strength: auto ? null : +strength });
+const wanted = ({ prototype, category, request: { strength, auto } }) => ({ prototype, category, strength: auto ? null : +strength });
 
 /** @param {State} now @param {ReturnType<typeof picking>} field_ */
 const page = (now, field_, shared) => {
-  const { asked, chosen, abort, id, note, found, failed } = now, edit = wanted(now), { categories } = shared.model;
+  const { request, chosen, abort, id, note, data, failed } = now, edit = wanted(now), { categories } = shared.model;
   const none = edit.prototype === null && edit.category === null;
-  return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: moved(filled(event.currentTarget), event.target.name) }); command(shared); }}
+  return html`<form class="prismlm x-form" @input=${(event) => { change(state, { request: moved(filled(event.currentTarget), event.target.name) }); command(shared); }}
   @change=${link} @submit=${(event) => { event.preventDefault(); void steered(); }}>
-  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @change=${again}
-    placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
-  <div class="x-examples" @change=${again}>${asking(shared.model, asked.chat)}${examples(prompts(shared.model, asked.chat), (text) => { begin(text); command(shared); })}</div>
+  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${request.text} @change=${again}
+    placeholder=${request.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
+  <div class="x-examples" @change=${again}>${asking(shared.model, request.chat)}${examples(prompts(shared.model, request.chat), (text) => { begin(text); command(shared); })}</div>
   <div class="x-row">${field_()}${categories.length ? html`<span class="p-note">or</span>
     <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
       ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}
     <span class="x-chosen">${chosen ? html`${dot(chosen.colour)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
-  ${leading(edit.prototype, (prototype) => { change(state, { asked: { ...asked, strength: "-100", auto: undefined } }); void changed({ prototype }, shared); })}
-  <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${asked.strength}
-      aria-valuetext=${signedPercent(+asked.strength)}><output class="p-number x-percentage">${edit.strength === null ? "" : signedPercent(edit.strength)}</output>`)}
+  ${leading(edit.prototype, (prototype) => { change(state, { request: { ...request, strength: "-100", auto: undefined } }); void changed({ prototype }, shared); })}
+  <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${request.strength}
+      aria-valuetext=${signedPercent(+request.strength)}><output class="p-number x-percentage">${edit.strength === null ? "" : signedPercent(edit.strength)}</output>`)}
     <label class="x-field x-asking" title="The largest strength at which the text does not begin to repeat itself"><input type="checkbox" name="auto"
-      .checked=${Boolean(asked.auto)}><span>as strong as the text allows</span></label></div>
+      .checked=${Boolean(request.auto)}><span>as strong as the text allows</span></label></div>
   <p class="p-note" role="status">${meaning(edit)}</p>
   <div class="x-row">${field("tokens", numeric("generate", 20, 0, 256, 1))}${field("temperature", numeric("temperature", 0, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go" ?disabled=${none}>Steer</button>
     <button type="button" class="x-stop" ?hidden=${!abort || !id} @click=${() => void api(`/answers/${id}/stop`, {})}>Stop</button></div>
 </form>
-<div class="x-out">${failed ? problem(failed) : found ? guard([found], () => result(found)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>`;
+<div class="x-out">${failed ? problem(failed) : data ? guard([data], () => result(data)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>`;
 };
 
-/** What a form holds after one of its fields was changed: a strength that was set is no longer looked for. @param {string} name */
-const moved = (asked, name) => (name === "strength" ? { ...asked, auto: undefined } : asked);
+/** The form after one of its fields was changed: with a strength that was set, none is searched for. @param {string} name */
+const moved = (request, name) => (name === "strength" ? { ...request, auto: undefined } : request);
 
-/** Say the command that makes the edit. */
+/** Update the equivalent command. */
 const command = (shared) => {
-  const edit = wanted(state.value), { text, chat, generate, temperature, seed } = state.value.asked;
+  const edit = wanted(state.value), { text, chat, generate, temperature, seed } = state.value.request;
   const words = [...edited(edit), ...(chat ? ["--chat"] : []), "--generate", generate];
   if (+temperature) words.push("--temperature", temperature);
   if (+seed) words.push("--seed", seed);
   // The cost on held-out text takes minutes and is not part of this view.
   words.push("--heldout", 0);
-  const given = [shared.model.path, text.trim() ? text : "PROMPT"];
-  const dashed = given.some((one) => one.startsWith("-"));
-  shared.command(["prismlm", "steer", ...(dashed ? [...words, "--", ...given] : [...given, ...words])]);
+  const inputs = [shared.model.path, text.trim() ? text : "PROMPT"];
+  const dashed = inputs.some((one) => one.startsWith("-"));
+  shared.command(["prismlm", "steer", ...(dashed ? [...words, "--", ...inputs] : [...inputs, ...words])]);
 };
 
 /** Put the edit into the address. */
@@ -115,26 +115,26 @@ const changed = async (which, shared) => {
 
 const whole = (value, least, most) => Math.max(least, Math.min(most, Math.round(Number(value)) || 0));
 
-/** Choose what an address names. */
+/** Choose the edit that an address names. */
 const open = async (query, shared) => {
   const strength = String(query.has("strength") ? whole(query.get("strength"), -100, 100) : STRONG);
-  change(state, { asked: { ...state.value.asked, strength, auto: query.has("strength") ? undefined : "on" } });
+  change(state, { request: { ...state.value.request, strength, auto: query.has("strength") ? undefined : "on" } });
   const number = query.get("prototype");
   await choose(number !== null && /^\d+$/.test(number) ? { prototype: +number } : { category: query.get("category") || null }, shared);
 };
 
 const steered = async () => {
   state.value.abort?.abort();
-  const abort = new AbortController(), { text, chat, ...how } = state.value.asked, edit = wanted(state.value);
+  const abort = new AbortController(), { text, chat, ...how } = state.value.request, edit = wanted(state.value);
   const generate = +how.generate, { signal } = abort;
-  change(state, { abort, id: "", note: "Reading…", found: null, failed: null });
+  change(state, { abort, id: "", note: "Reading…", data: null, failed: null });
   const body = { text, chat: Boolean(chat), ...edit, strength: edit.strength === null ? null : edit.strength / 100, generate, temperature: +how.temperature, seed: +how.seed };
   try {
     await events("/steer", body, signal, {
       waiting: ({ before }) => change(state, { note: `Waiting: ${before} before you.` }),
       start: ({ id }) => change(state, { id }),
       written: ({ tokens }) => change(state, { note: `Writing both texts: ${tokens} tokens${edit.strength === null ? ", and some to find the strength" : ` of ${2 * generate}`}…` }),
-      done: (found) => change(state, { found }),
+      done: (data) => change(state, { data }),
       error: ({ error }) => change(state, { failed: new Error(error) }),
     });
   } catch (error) {
@@ -173,35 +173,35 @@ const edited = ({ prototype, category, strength }) => {
   return [...which, "--edit", "scale", "--strength", (100 + strength) / 100];
 };
 
-/** The prompt, and what `/api/steer/leading` gave for it: null before that, and where it cannot be had. */
-const offered = signal({ text: "", chat: false, found: /** @type {any} */ (null) });
+/** The prompt, and the result of `/api/steer/leading` for it; null until then, or if it failed. */
+const offered = signal({ text: "", chat: false, data: /** @type {any} */ (null) });
 
-/** Ask for those of a prompt. @param {string} text @param {boolean} chat whether it is asked as a question */
+/** Fetch those of a prompt. @param {string} text @param {boolean} chat whether it is asked as a question */
 const read = async (text, chat) => {
   const same = () => text === offered.value.text && chat === offered.value.chat;
   if (same()) return;
-  offered.value = { text, chat, found: null };
-  // Why a prompt cannot be read is said when it is steered.
-  const found = text.trim() ? await api("/steer/leading", { text, chat }).catch(() => null) : null;
-  if (same()) offered.value = { text, chat, found };
+  offered.value = { text, chat, data: null };
+  // Errors in the prompt are shown when it is steered.
+  const data = text.trim() ? await api("/steer/leading", { text, chat }).catch(() => null) : null;
+  if (same()) offered.value = { text, chat, data };
 };
 
 /** @param {number | null} chosen the prototype that is chosen @param {(id: number) => void} take */
 const leading = (chosen, take) => {
-  const { found } = offered.value;
-  if (!found?.prototypes.length) return nothing;
-  const [{ share: largest }] = found.prototypes;
+  const { data } = offered.value;
+  if (!data?.prototypes.length) return nothing;
+  const [{ share: largest }] = data.prototypes;
   return html`<div class="x-offer" role="group" aria-label="Prototypes that the next token relies on most">
-    <p class="p-note">Or take out what the next token, <bdi>${shown(found.token, "x-word")}</bdi> at ${percent(found.probability)}, relies on most.
+    <p class="p-note">Or take out what the next token, <bdi>${shown(data.token, "x-word")}</bdi> at ${percent(data.probability)}, relies on most.
       Each has its share of all that raises the token’s logit.</p>
-    ${found.prototypes.map(({ id, name, colour, share }) => html`<button type="button" class="x-lead" aria-pressed=${id === chosen} @click=${() => take(id)}>
+    ${data.prototypes.map(({ id, name, colour, share }) => html`<button type="button" class="x-lead" aria-pressed=${id === chosen} @click=${() => take(id)}>
       ${dot(colour)}<bdi>${name}</bdi><span class="p-track"><span class="p-fill" .style=${`width: ${(100 * share) / largest}%`}></span></span>
       <span class="p-number">${percent(share)}</span></button>`)}</div>`;
 };
 
 const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`;
 
-/** What happened in a sentence, and how far to trust it. */
+/** A sentence on the effect and its control. */
 const summary = ({ change, control, draws, prompt, text, unedited }) => {
   if (change === null) return "Nothing was written: the text ends here.";
   const what = Math.abs(change) < 0.005 ? "left the tokens below as probable as they were"
@@ -211,16 +211,16 @@ const summary = ({ change, control, draws, prompt, text, unedited }) => {
   return `${same ? "The text stays the same; on" : "On"} average the edit ${what}: ${nats(change)} in log-probability${beside}.`;
 };
 
-/** What `/api/steer` gave. */
-const result = (found) => {
-  const after = (text) => (text.startsWith(found.prompt) ? text.slice(found.prompt.length) : text);
+/** The result of `/api/steer`. */
+const result = (data) => {
+  const after = (text) => (text.startsWith(data.prompt) ? text.slice(data.prompt.length) : text);
   const column = (title, text) => html`<section class="x-written"><h3>${title}</h3>
-    <p><bdi><span class="p-note">${found.prompt}</span><span>${after(text)}</span></bdi></p></section>`;
+    <p><bdi><span class="p-note">${data.prompt}</span><span>${after(text)}</span></bdi></p></section>`;
   return html`<article class="prismlm x-steered">
-    <div class="x-sides">${column("With the edit", found.text)}${column("Without", found.unedited)}</div>
-    <p class="x-summary">${[...found.cautions, summary(found)].join(" ")}</p>
-    ${found.tokens.length ? table(found.tokens) : nothing}
-    <p class="p-note">${found.strength === null ? "" : `Strength: ${signedPercent(Math.round(100 * found.strength))}. `}These tokens were written under
+    <div class="x-sides">${column("With the edit", data.text)}${column("Without", data.unedited)}</div>
+    <p class="x-summary">${[...data.cautions, summary(data)].join(" ")}</p>
+    ${data.tokens.length ? table(data.tokens) : nothing}
+    <p class="p-note">${data.strength === null ? "" : `Strength: ${signedPercent(Math.round(100 * data.strength))}. `}These tokens were written under
       the edit, which by itself favours them. The control gives the same change to random prototypes of equal activation: what any such push does.</p>
   </article>`;
 };

@@ -1,0 +1,71 @@
+"""An application on a real port of loopback, and a real browser that looks at pages."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+
+import uvicorn
+
+
+class Running:
+    """A running application, made for the host and port that it listens at."""
+
+    def __init__(self, make_app, headers=None):
+        self.headers = headers or {}
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.host = f"127.0.0.1:{self.port}"
+        self.app = make_app(self.host)
+        config = uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=2)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()
+
+    def ask(self, method, path, body=None, headers=None):
+        """Return status, headers and body of a request; a body that is no bytes is sent as JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {} if data is None else {"Content-Type": "application/json"}
+        connection = http.client.HTTPConnection(self.host, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, path, data, self.headers | sent | (headers or {}))
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+
+
+@contextlib.contextmanager
+def chromium():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium",
+            args=["--no-sandbox", "--enable-unsafe-swiftshader"],
+        )
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def slowed(lm):
+    """Slow a model down as larger ones are, and let it never end its text by itself.
+
+    So small a one is done before a browser on a busy machine can do anything about it.
+    """
+    own = lm.model.generation_config.eos_token_id
+    hook = lm.model.base_model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    lm.model.generation_config.eos_token_id = None
+    try:
+        yield
+    finally:
+        hook.remove()
+        lm.model.generation_config.eos_token_id = own
