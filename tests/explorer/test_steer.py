@@ -74,7 +74,7 @@ def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "words"),
     [
         ({"strength": 0.3}, "got neither"),
         ({"prototype": 7, "category": "Morphology", "strength": 0.3}, "got both"),
@@ -84,7 +84,7 @@ def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
         ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60."),
     ],
 )
-def test_what_cannot_be_done_is_said(served, wanted, words):
+def test_what_cannot_be_done_is_refused(served, wanted, words):
     assert words in served.refused("POST", "/api/steer", {"text": TEXT, **wanted})
 
 
