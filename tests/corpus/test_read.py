@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -370,3 +371,61 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     assert manifest["not_read"] == {".docx": 1, ".pdf": 3, "without extension": 1}
     (tmp_path / "old.txt").symlink_to(tmp_path / "nowhere.txt")
     assert "old.txt is a broken link" in error_of(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The same files below a directory, and in a store of fsspec that is not this disk."""
+    upath = pytest.importorskip("upath")
+    table = pa.table({"text": ["c1", "c2"], "id": ["one", "two"]})
+    other = pa.table({"text": ["d"], "id": ["three"]})
+    remote = upath.UPath(f"memory://{tmp_path.name}")
+    for root in (tmp_path, remote):
+        (root / "sub").mkdir(parents=True)
+        (root / "a.txt").write_text("a text")
+        (root / ".hidden.txt").write_text("not this")
+        (root / "sub" / "b.jsonl").write_text('{"text": "b"}\n')
+        (root / "other.png").write_text("a picture")
+        with (root / "c.parquet").open("wb") as file:
+            pq.write_table(table, file)
+        with (root / "d.arrow").open("wb") as file, pa.ipc.new_stream(file, other.schema) as writer:
+            writer.write_table(other)
+    return tmp_path, remote
+
+
+def test_a_store_is_read_as_a_directory_is(store):
+    local, remote = store
+    from_disk = DocumentReader(local)
+    documents = list(from_disk)
+    # Typer's paths have lost a slash.
+    for address in (str(remote), str(remote).replace("//", "/")):
+        reader = DocumentReader([address])
+        assert list(reader) == documents
+        assert reader.manifest() == from_disk.manifest()
+    files = [str(remote / name) for name in ("c.parquet", "d.arrow")]
+    local_files = [local / name for name in ("c.parquet", "d.arrow")]
+    expected = list(DocumentReader(local_files, Columns(id="id")))
+    assert list(DocumentReader(files, Columns(id="id"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "match"),
+    [
+        ("memory://bucket/none", "does not exist"),
+        ("nowhere://bucket", r"nowhere://bucket cannot be read .*prismlm\[remote\]"),
+    ],
+)
+def test_stores_that_cannot_be_read(address, match):
+    pytest.importorskip("upath")
+    with pytest.raises(InputError, match=match):
+        DocumentReader(address)
+
+
+def test_a_store_that_fails_half_way(store, monkeypatch):
+    class Failing(io.BytesIO):
+        def read(self, *given):
+            raise RuntimeError("the connection was lost")
+
+    monkeypatch.setattr(type(store[1]), "open", lambda *given: Failing(b"text"))
+    with pytest.raises(InputError, match=r"could not be read to its end .*connection was lost"):
+        list(DocumentReader(str(store[1] / "a.txt")))

@@ -136,7 +136,7 @@ def test_another_input_is_refused_and_named(build, model, corpus, straight, tmp_
     with (
         patch("prismlm.lens.build.device_kind", lambda device: "NVIDIA H200"),
         patch("prismlm.__version__", "9"),
-        pytest.raises(InputError, match="device: cpu → NVIDIA H200; prismlm: .* → 9"),
+        pytest.raises(InputError, match=r"device: cpu → NVIDIA H200; prismlm: .* → 9"),
     ):
         build(**second)
     with pytest.raises(InputError, match="another tokenizer than the model's"):

@@ -72,6 +72,13 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
             f"{path} is damaged or incomplete, or not what its extension says "
             f"({first_line(error)}). Fetch or write the file again."
         ) from error
+    except Exception as error:  # each store has its own errors
+        if isinstance(path, Path):
+            raise
+        raise InputError(
+            f"{path} could not be read to its end ({first_line(error)}). Try again when its store "
+            "answers."
+        ) from error
 
 
 def _check_ratio(path: Path, unpacked: int) -> None:
@@ -83,7 +90,8 @@ def _check_ratio(path: Path, unpacked: int) -> None:
 
 
 def _whole(path: Path, columns: Columns) -> Iterator[Row]:
-    yield Row(1, {"text": read_text(path)}, path.stat().st_size)
+    with path.open("rb") as file:
+        yield Row(1, {"text": read_text(str(path), file)}, path.stat().st_size)
 
 
 def _json_lines(path: Path, columns: Columns) -> Iterator[Row]:
@@ -172,7 +180,7 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
-    with pq.ParquetFile(path) as table:
+    with path.open("rb") as file, pq.ParquetFile(file) as table:
         metadata, names = table.metadata, columns.resolve(table.schema_arrow.names, str(path))
         used = sorted(set(names.values()))
         groups = map(metadata.row_group, range(metadata.num_row_groups))
@@ -188,7 +196,10 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Row]:
     # Saved datasets are streams; Arrow files have the same extension.
-    with pa.memory_map(str(path)) as source:
+    opened = (
+        pa.memory_map(str(path)) if isinstance(path, Path) else pa.PythonFile(path.open("rb"), "r")
+    )
+    with opened as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).read_all()

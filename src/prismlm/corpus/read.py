@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from prismlm.corpus.chat import ASSISTANT, as_messages, check_messages, is_messages, render_chat
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, extension, read_rows
-from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text
+from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,7 @@ KINDS |= dict.fromkeys((int, float, Decimal), "number")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # A document or what is wrong with its row, and the location of the row for error messages.
 Located = tuple[Document | BadRow, str]
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,11 @@ class DocumentReader:
         """Return the files to read, and ``total``."""
         paths = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
         check_kind("the input", paths, Iterable, "a path, or a list of paths")
-        paths = [check_path("the input", path) for path in paths]
-        files = [file for path in paths for file in _expand(path, self.ignored)]
+        files = [file for path in paths for file in _expand(_located(path), self.ignored)]
         if not files:
             raise InputError("No input was named: give files or directories to read.")
         # A file with several names or links is read once.
-        distinct: dict[tuple[int, int], InputFile] = {}
+        distinct: dict[object, InputFile] = {}
         for file in files:
             distinct.setdefault(_identity(file.path), file)
         self.duplicates = len(files) - len(distinct)
@@ -261,7 +262,30 @@ def count_list(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _located(path: Any) -> Path:
+    """Return a path of this machine, or of a store that has an address, such as s3://bucket/dir."""
+    path = check_path("the input", path)
+    # A path on the command line has lost one of the two slashes.
+    address = ADDRESS.match(str(path))
+    if address is None or path.exists():
+        return path
+    try:
+        from upath import UPath
+
+        remote: Any = UPath(f"{address[1]}://{address[2]}")
+        remote.exists()
+    except Exception as error:  # each file system has its own errors
+        raise InputError(
+            f"{address[1]}://{address[2]} cannot be read ({first_line(error)}). Remote input needs "
+            "`pip install prismlm[remote]`, the package of its store, such as s3fs or gcsfs, and "
+            "access to it; file systems are those of fsspec."
+        ) from error
+    return remote
+
+
+def _identity(path: Path) -> object:
+    if not isinstance(path, Path):
+        return str(path)
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -279,7 +303,7 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
         if extension(file) is None:
             ignored[file.suffix.lower() or "without extension"] += 1
         elif file.is_file():
-            files.append(InputFile(file, file.relative_to(path).as_posix()))
+            files.append(InputFile(file, _name_in(file, path)))
         else:
             raise InputError(f"{file} is a broken link or a special file: remove or fix it.")
     if not files:
@@ -289,11 +313,26 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
     return sorted(files, key=lambda file: file.name)
 
 
+def _walk_store(path: Any) -> Iterator[Any]:
+    """Yield the files below a directory of a store, by one listing."""
+    for name in sorted(path.fs.find(path.path)):
+        file = type(path)(path.fs.unstrip_protocol(name), **path.storage_options)
+        if not any(part.startswith(".") for part in _name_in(file, path).split("/")):
+            yield file
+
+
+def _name_in(file: Any, directory: Any) -> str:
+    return str(file).removeprefix(str(directory)).lstrip("/")
+
+
 def _walk(path: Path) -> Iterator[Path]:
     """Yield the files below a directory, visiting each directory once, whatever links to it.
 
     Hidden files and finished corpora are ignored.
     """
+    if not isinstance(path, Path):
+        yield from _walk_store(path)
+        return
     seen = {_identity(path)}
     for directory, subdirectories, names in os.walk(path, followlinks=True):
         if "corpus.json" in names:
