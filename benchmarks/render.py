@@ -20,13 +20,11 @@ from typing import Any
 import jinja2
 
 from benchmarks.shared import pages
-from benchmarks.shared.figures import paired
-from benchmarks.shared.over_seeds import HOW, spread
+from benchmarks.shared.over_seeds import HOW, paired, spread
 from prismlm.files import read_json
 
 HERE = Path(__file__).parent
 TEMPLATES = HERE / "pages"
-Reader = Callable[..., Any]
 
 
 class Missing(jinja2.StrictUndefined):

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attribution.judges.passage_domains import passage_domain_share
-from benchmarks.attribution.judges.passage_recall import document_recall
 from benchmarks.attribution.judges.passages import (
     Method,
     Prediction,
     answer_scores,
     best,
+    document_recall,
     halves,
     mean_with_error,
 )

@@ -121,16 +121,20 @@ def plant_facts(
         found, facts_described = plant_kind(kind, facts, hosts, seed + number)
         planted += found
         described += facts_described
-    columns = {"id": "doc_id"} | {name: name for name in ("text", "source", "domain", "license")}
-    table = pa.table(
-        {
-            column: [getattr(item.document, attribute) for item in planted]
-            for column, attribute in columns.items()
-        }
-    )
-    with atomic_file(out / "planted.parquet") as temporary:
-        pq.write_table(table, temporary)
+    write_documents([item.document for item in planted], out / "planted.parquet")
     write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})
+
+
+def write_documents(documents: Sequence[Document], path: Path) -> None:
+    """Write documents as a corpus is built from."""
+    columns = {"id": "doc_id"}
+    columns |= {name: name for name in ("text", "source", "domain", "license", "split")}
+    values = {
+        column: pa.array([getattr(one, attribute) for one in documents], pa.string())
+        for column, attribute in columns.items()
+    }
+    with atomic_file(path) as temporary:
+        pq.write_table(pa.table(values), temporary)
 
 
 def plant_kind(

@@ -98,12 +98,8 @@ def corpus_part(given: argparse.Namespace) -> dict[str, Any]:
         "facts": len(facts["facts"]),
         "copies": COPIES,
         "planted": sum(len(fact["documents"]) for fact in facts["facts"]),
-        "statements": facts["statements"],
         "documents": len(train),
         "tokens": int(corpus.lengths[train].sum()),
-        "heldout_documents": len(corpus.split("heldout")),
-        "cut": given.tokens,
-        "seed": given.seed,
     }
 
 
@@ -122,30 +118,26 @@ def teach_part(given: argparse.Namespace) -> dict[str, Any]:
         with atomic_directory(adapter) as made:
             adapted.save_pretrained(made, save_embedding_layers=False)
     put_adapted(given.model, adapter, given.work / TAUGHT)
-    in_document = [{**fact, "prompt": fact["documents"][0]["prefix"]} for fact in facts]
-    read = first_tokens(bank, in_document)
     found: dict[str, Any] = {}
     for name, directory in ((BEFORE, given.model), (TAUGHT, given.work / TAUGHT)):
         model = read_checkpoint(directory, device=given.device)[0]
-        found[name] = answered(model, asked) | {"rank in a document": answered(model, read)["rank"]}
+        found[name] = {"rank": ranks(model, asked)}
     return {
         "options": asdict(teaching.options),
         "steps": -(-len(teaching.order(len(bank), given.seed)) // teaching.options.batch),
-        "copies": [fact["copies"] for fact in facts],
         **found,
     }
 
 
 @torch.no_grad()
-def answered(model: PreTrainedModel, asked: list[Prediction]) -> dict[str, list[Any]]:
-    """Return the rank of every target in the vocabulary, from 1, and its log-probability."""
-    ranks, likely = [], []
+def ranks(model: PreTrainedModel, asked: list[Prediction]) -> list[int]:
+    """Return the rank of every target in the vocabulary, from 1."""
+    found: list[int] = []
     for prediction in asked:
         read = torch.from_numpy(prediction.ids)[None].to(model.device)
         logits = model(input_ids=read, use_cache=False).logits[0, -1].float()
-        ranks.append(1 + int((logits > logits[prediction.target]).sum()))
-        likely.append(float(logits.log_softmax(-1)[prediction.target]))
-    return {"rank": ranks, "log_probability": likely}
+        found.append(1 + int((logits > logits[prediction.target]).sum()))
+    return found
 
 
 def attach_part(given: argparse.Namespace) -> dict[str, Any]:

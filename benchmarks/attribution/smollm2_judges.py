@@ -21,7 +21,7 @@ from benchmarks.attribution.smollm2_setting import (
     setting_of,
     teaching_of,
 )
-from prismlm.files import read_json, write_json
+from prismlm.files import read_json
 from prismlm.training.parallel import blocks
 from prismlm.training.tuning import LoraOptions
 
@@ -73,41 +73,33 @@ def patch_part(given: argparse.Namespace) -> dict[str, Any]:
     every_block = blocks(model)
     trained = every_block[-max(1, round(LoraOptions().blocks * len(every_block))) :]
     weights = [weight for block in trained for weight in block.parameters()]
-    (given.work / "patch").mkdir(exist_ok=True)
-    rows: list[dict[str, list[float]]] = []
-    for number, prediction in enumerate(asked):
-        file = given.work / "patch" / f"{number}.json"
-        if not file.exists():
-            passages = [[setting.bank.tokens(p) for p in named[name][number]] for name in PATCH]
-            gains = tail_patch(
-                model,
-                [prediction] * len(PATCH),
-                passages,
-                contexts=[other.ids for other in others],
-                learning_rate=RATE_OF_STEP,
-                weights=weights,
-            )
-            pairs = zip(gains.gain.tolist(), gains.specific.tolist(), strict=True)
-            write_json(file, dict(zip(PATCH, map(list, pairs), strict=True)))
-        rows.append(read_json(file))
-        print(f"{number + 1} of {len(asked)}: {rows[-1]}", flush=True)
-    gains = {name: np.array([row[name] for row in rows]) for name in PATCH}
+    gains: dict[str, np.ndarray] = {}
+    for name in PATCH:
+        passages = [[setting.bank.tokens(p) for p in row] for row in named[name].tolist()]
+        found = tail_patch(
+            model,
+            asked,
+            passages,
+            contexts=[other.ids for other in others],
+            learning_rate=RATE_OF_STEP,
+            weights=weights,
+        )
+        gains[name] = np.stack(found, 1)
+        print(name, gains[name].mean(0), flush=True)
     return {
         "predictions": len(asked),
         "contexts": len(others),
         "learning_rate": RATE_OF_STEP,
         "blocks": len(trained),
-        "methods": {name: compared(found, gains[PATCH[0]]) for name, found in gains.items()},
+        "methods": {
+            name: {
+                "gain": mean_with_error(found[:, 0]),
+                "specific": mean_with_error(found[:, 1]),
+                "each": found.tolist(),
+            }
+            for name, found in gains.items()
+        },
     }
-
-
-def compared(gains: np.ndarray, explained: np.ndarray) -> dict[str, Any]:
-    """Return means of gains and specifics, and what ``explain`` has more, with their errors."""
-    described: dict[str, Any] = {}
-    for column, name in enumerate(("gain", "specific")):
-        described[name] = mean_with_error(gains[:, column])
-        described[f"{name} behind"] = mean_with_error(explained[:, column] - gains[:, column])
-    return described | {"each": gains.tolist()}
 
 
 def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
@@ -140,25 +132,13 @@ def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
             print(seed, name, one.mean(), flush=True)
     for name in given.methods:
         mean = lost[name].mean(1)
-        planted = [set(asked.planted[number].tolist()) for number in chosen]
         found[name] = {
             "lost": mean_with_error(mean),
             "behind": mean_with_error(lost["explain"].mean(1) - mean),
             "removed": len(np.unique(named[name])),
-            "own planted removed": float(
-                np.mean([len(p & set(named[name].ravel().tolist())) / len(p) for p in planted])
-            ),
             "each": lost[name].tolist(),
         }
-    return {
-        "facts": chosen,
-        "copies": [facts[number]["copies"] for number in chosen],
-        "seeds": given.seeds,
-        "kept": np.array([train(np.arange(len(bank)), s)(predictions) for s in given.seeds])
-        .mean(1)
-        .tolist(),
-        "methods": found,
-    }
+    return {"facts": chosen, "seeds": given.seeds, "methods": found}
 
 
 def known_facts(facts: list[dict[str, Any]], rank: list[int], of_level: int) -> list[int]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.attribution.judge_planted import explained, methods
 from benchmarks.attribution.judges.passages import Method, PassageBank, Prediction
 from benchmarks.attribution.methods.setting import Setting, model_setting
 from benchmarks.attribution.planted_facts import STATEMENTS, invent_facts
-from benchmarks.attribution.planted_model import HELDOUT_FRACTION, plant_kind
+from benchmarks.attribution.planted_model import HELDOUT_FRACTION, plant_kind, write_documents
 from benchmarks.attribution.questions import fact_questions
 from benchmarks.attribution.small_models import fit
 from prismlm.corpus import Corpus, build_corpus, sample_path
@@ -26,7 +23,7 @@ from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.corpus.tokenizer import load_tokenizer
-from prismlm.files import atomic_file, read_json, write_json
+from prismlm.files import read_json, write_json
 from prismlm.lens.cells import Cells
 from prismlm.lens.layout import find_lens, read_meta
 from prismlm.models.checkpoint import read_checkpoint
@@ -64,13 +61,11 @@ def build_facts_corpus(
     tokenizer = load_tokenizer(base)
     chosen = [cut(one, tokenizer, tokens) for one in [*train[:real], *held]]
     told = [cut(item.document, tokenizer, tokens) for item in planted]
-    stated = [
-        len(re.findall(rf"\b{facts[item.fact].answer}\b", one.text))
-        for item, one in zip(planted, told, strict=True)
-    ]
-    assert min(stated) > 0, "a document is cut before it states its fact"
-    write_parquet([*chosen, *told], out / "documents.parquet")
-    write_json(out / "facts.json", {"statements": float(np.mean(stated)), "facts": described})
+    for item, one in zip(planted, told, strict=True):
+        answer = facts[item.fact].answer
+        assert re.search(rf"\b{answer}\b", one.text), "a document is cut before it states its fact"
+    write_documents([*chosen, *told], out / "documents.parquet")
+    write_json(out / "facts.json", {"facts": described})
     return build_corpus(
         [out / "documents.parquet"],
         out / "corpus",
@@ -102,18 +97,6 @@ def cut(document: Document, tokenizer: PreTrainedTokenizerBase, tokens: int) -> 
     read = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True)
     ends = [end for _, end in read["offset_mapping"][:tokens]]
     return replace(document, text=document.text[: ends[-1]])
-
-
-def write_parquet(documents: Sequence[Document], path: Path) -> None:
-    """Write documents as a corpus is built from."""
-    kept = ("text", "source", "domain", "license", "split")
-    columns = {"id": "doc_id"} | {name: name for name in kept}
-    values: dict[str, list[Any]] = {
-        column: [getattr(one, attribute) for one in documents]
-        for column, attribute in columns.items()
-    }
-    with atomic_file(path) as temporary:
-        pq.write_table(pa.table(values), temporary)
 
 
 def opened(given: argparse.Namespace) -> tuple[PassageBank, list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,20 +171,15 @@ def main() -> None:
         row_group_size=len(rows),
         data_page_size=1 << 26,
     )
-    taken: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in rows:
-        of = str(row["source"]).partition("/")[0]
-        taken[of].update(documents=1, characters=len(str(row["text"])))
-    for source, counts in sorted(taken.items()):
-        print(f"{source:20} {counts['documents']:,} texts, {counts['characters'] / 1e6:.2f} M")
-
-    sizes: Counter[str] = Counter()
-    for row in rows:
-        sizes[str(row["domain"])] += len(str(row["text"]).encode())
-    for domain, size in sizes.items():
-        print(f"{domain:18} {size / 1e6:6.2f} MB")
-    print(f"{len(rows)} documents, {sizes.total() / 1e6:.2f} MB of text, ", end="")
-    print(f"{path.stat().st_size / 1e6:.2f} MB compressed")
+    for column, part in (("source", 0), ("domain", None)):
+        documents, characters = Counter[str](), Counter[str]()
+        for row in rows:
+            name = str(row[column]).split("/")[0] if part == 0 else str(row[column])
+            documents[name] += 1
+            characters[name] += len(str(row["text"]))
+        for name, count in sorted(documents.items()):
+            print(f"{name:20} {count:,} texts, {characters[name] / 1e6:.2f} M characters")
+    print(f"{len(rows)} documents, {path.stat().st_size / 1e6:.2f} MB compressed")
 
 
 if __name__ == "__main__":

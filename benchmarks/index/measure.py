@@ -33,7 +33,6 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens import scan as index_scan
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.states import predicting, states_of
-from prismlm.lens.suffixes import ORDER_FILE
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture
@@ -114,20 +113,14 @@ def measure_ratio(
     times = np.array(seconds[WARM_UP:])
     times[-1, 2] += settling
     return {
-        "cells": True,
         "bf16": bf16,
         "parameters": sum(p.numel() for p in plain.parameters()),
         "prototypes": head.num_prototypes,
-        "width": head.width,
         "tokens": scan.tokens,
         "passes": len(times),
         "threads": torch.get_num_threads(),
-        "seconds_forward": float(times[:, 0].sum()),
-        "seconds_forward_with_logits": float(times[:, 1].sum()),
-        "seconds_index": float(times[:, 2].sum()),
         "ratio": _ratio(times[:, 2], times[:, 0]),
         "ratio_with_logits": _ratio(times[:, 2], times[:, 1]),
-        "ratio_last_half": _ratio(times[len(times) // 2 :, 2], times[len(times) // 2 :, 0]),
     }
 
 
@@ -189,22 +182,10 @@ def _own_bytes() -> int:
     raise RuntimeError("this system does not say what memory is a process's own")
 
 
-class _Peak:
-    """The largest of such figures while a block runs, looked at a hundred times a second."""
-
-    def __enter__(self) -> _Peak:
-        self.found, self._over = _own_bytes(), threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.01):
-            self.found = max(self.found, _own_bytes())
+def _watch_peak(peak: list[int], over: threading.Event) -> None:
+    """Note the largest own memory in ``peak``, looked at a hundred times a second."""
+    while not over.wait(0.01):
+        peak[0] = max(peak[0], _own_bytes())
 
 
 def _index_part(path: Path, out: Path, queue: Any) -> None:
@@ -220,23 +201,18 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     head = PrototypeHead(config.hidden_size, PROTOTYPES, PER_TOKEN)
     head.reset_parameters()
     options = IndexOptions(contexts=CONTEXTS, window=256, stride=192)
-    before = _own_bytes()
-    began, wall = time.process_time(), time.perf_counter()
-    with _Peak() as peak:
-        build_index(model, head, corpus, out, options)
-    queue.put(
-        {
-            "cells": True,
-            "verbatim": (out / ORDER_FILE).is_file(),
-            "tokens": corpus.num_tokens,
-            "documents": len(corpus),
-            "cpu_seconds": time.process_time() - began,
-            "seconds": time.perf_counter() - wall,
-            "memory_bytes_before": before,
-            "memory_bytes": peak.found,
-            "disk_bytes": sum(path.stat().st_size for path in out.iterdir()),
-        }
-    )
+    before, over = _own_bytes(), threading.Event()
+    peak = [before]
+    watch = threading.Thread(target=_watch_peak, args=(peak, over), daemon=True)
+    watch.start()
+    began = time.process_time()
+    build_index(model, head, corpus, out, options)
+    seconds = time.process_time() - began
+    over.set()
+    watch.join()
+    row = {"tokens": corpus.num_tokens, "documents": len(corpus), "cpu_seconds": seconds}
+    row |= {"memory_bytes_before": before, "memory_bytes": peak[0]}
+    queue.put(row | {"disk_bytes": sum(path.stat().st_size for path in out.iterdir())})
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "lengths": CONTEXTS,
         "sizes": {"row": ROW, "documents": DOCUMENTS, "epochs": EPOCHS},
         "ratios": ratios,
-        "over": lambda rows: over_llama(rows, longer["llama"]),
     }
 
 
@@ -77,13 +76,6 @@ def _ablated(ablations: Rows) -> list[list[str]]:
             first = not table or all(title != row[0] for row in table)
             table.append([title if first else "", said, over, source])
     return table
-
-
-def over_llama(rows: dict[int, Row], llama: dict[int, Row]) -> str:
-    """Return perplexity over LLaMA's by the seeds that both have: mean, least and most."""
-    both = sorted(rows.keys() & llama.keys())
-    ratio = spread((rows[s]["perplexity"] / llama[s]["perplexity"] for s in both), ".3f")
-    return f"{ratio} ({len(both)} seed{'s' * (len(both) > 1)})"
 
 
 def _four_models(read: Callable[..., Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attribution.judges.passages import mean_with_error
-from benchmarks.shared.figures import paired
+from benchmarks.shared.over_seeds import paired
 from prismlm.explain.attribution import TEMPERATURE
 
 Row = dict[str, Any]

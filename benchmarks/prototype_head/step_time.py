@@ -38,19 +38,27 @@ NAMES = ["default", "default-quarter", "default-eighth", "default-all", "light",
 
 
 class Turns(TrainerCallback):
-    """Leaves the head out of every second step, and times all of them."""
+    """Switches the head, or the compiled blocks, off in every second step, and times all."""
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool) -> None:
         self.seconds: list[float] = []
+        self._compiled: dict[torch.nn.Module, Any] | None = {} if compiled else None
         self._began = 0.0
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Switch, and start the clock."""
-        model = kwargs["model"]
-        model.initialised = state.global_step % 2 == 1
-        model.step = state.global_step // 2
+        model, on = kwargs["model"], state.global_step % 2 == 1
+        if self._compiled is None:
+            model.initialised = on
+            model.step = state.global_step // 2
+        else:
+            for module in model.modules():
+                if module._compiled_call_impl is not None:
+                    self._compiled[module] = module._compiled_call_impl
+            for module, compiled in self._compiled.items():
+                module._compiled_call_impl = compiled if on else None
         self._began = _now()
 
     def on_step_end(
@@ -58,25 +66,6 @@ class Turns(TrainerCallback):
     ) -> None:
         """Stop the clock."""
         self.seconds.append(_now() - self._began)
-
-
-class CompiledTurns(Turns):
-    """Runs the compiled blocks in every second step, and times all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._compiled: dict[torch.nn.Module, Any] = {}
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Switch, and start the clock."""
-        for module in kwargs["model"].modules():
-            if module._compiled_call_impl is not None:
-                self._compiled[module] = module._compiled_call_impl
-        for module, compiled in self._compiled.items():
-            module._compiled_call_impl = compiled if state.global_step % 2 else None
-        self._began = _now()
 
 
 def main() -> None:
@@ -104,9 +93,8 @@ def main() -> None:
             f"{name:24s} {figures['ratio']:.3f} × without "
             f"({figures['low']:.3f} to {figures['high']:.3f})"
         )
-    preset, what = found["default"]["model"]["preset"], "step-time"
-    if arguments.compiled:
-        what = "compiled"
+    preset = found["default"]["model"]["preset"]
+    what = "compiled" if arguments.compiled else "step-time"
     write_json(
         arguments.out / f"{what}-{preset}-{arguments.threads}.json",
         {
@@ -138,7 +126,7 @@ def time_recipe(
         prepared = prepare(recipe)
         tokens = prepared.model.config.vocab_size
         prepared.model.vocabulary = vocabulary_sample(recipe, prepared.corpus, tokens)
-        turns = CompiledTurns() if compiled else Turns()
+        turns = Turns(compiled)
         trainer = PrismTrainer(prepared, Path(directory), [turns])
         generator = torch.Generator().manual_seed(0)
         initialise_prototypes(prepared.model, prepared.rows, generator)

@@ -62,14 +62,14 @@ HALF = 0.05
 def make(trees: Path) -> Path:
     """Write ``plain``, and ``adapted``, the same with an adapter beside the model's weights."""
     (trees / "plain").mkdir()
-    _make_plain(trees / "plain")
+    make_plain(trees / "plain")
     adapted = shutil.copytree(trees / "plain", trees / "adapted")
     adapter(adapted)
     indexed(adapted)
     return trees
 
 
-def _make_plain(root: Path) -> None:
+def make_plain(root: Path) -> None:
     """Write a corpus and another one of the same tokens, and a model with a lens of the first."""
     table = pq.read_table(sample_path())
     rows = table.take(list(range(0, len(table), len(table) // (2 * DOCUMENTS)))).to_pylist()

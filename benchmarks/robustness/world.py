@@ -18,28 +18,30 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from prismlm.corpus import build_corpus, sample_path
+from benchmarks.robustness.still_true import make_plain
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import PrismError
 from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
-from prismlm.layers import PrototypeHead
-from prismlm.lens.build import IndexOptions, build_index
-from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 
 SECONDS = 30
 MEMORY = 6 * 2**30
 ROWS = 6
-DOCUMENTS = 24
-CHARACTERS = 400
-VOCABULARY = 320
-WIDTH = 32
-PROTOTYPES = 48
+ODD_FILES = {
+    "empty.txt": b"",
+    "latin.txt": "Zürich".encode("latin1"),
+    "binary.jsonl": bytes(range(256)),
+    "texts/one.md": b"# One\n\nThe heart is a muscle.\n",
+    "texts/two.txt": b"Iron rusts in wet air.\n",
+    "odd name ü.txt": b"A name with spaces.\n",
+    "round/a.txt": b"A loop.\n",
+}
+LINKS = {
+    "link.txt": "notes.txt", "dangling.txt": "nowhere.txt", "dangling/a.txt": "../nowhere.txt",
+    "round/again": "../round",
+}  # fmt: skip
 # Its estimate trains for a few steps, so that they are small ones.
 RECIPE = """corpus: corpus
 out: trained
@@ -108,7 +110,7 @@ class World:
         self.root = root
         self._origin = root.with_name(f"{root.name}-origin")
         self._origin.mkdir(parents=True)
-        make_model(self._origin)
+        make_plain(self._origin)
         _fill(self._origin)
         shutil.copytree(self._origin, root, symlinks=True)
         self._before = self._look()
@@ -165,34 +167,6 @@ def _belongs(path: str, name: str) -> bool:
     return found.parent == target.parent and found.name.startswith(f".{target.name}")
 
 
-def make_model(root: Path) -> None:
-    """Write a corpus of two dozen openings, and a model of one layer with a lens of it.
-
-    The model is as it was drawn: what it says is of no use, and it is opened fast.
-    """
-    table = pq.read_table(sample_path())
-    rows = table.take(list(range(0, len(table), len(table) // DOCUMENTS))).to_pylist()
-    openings = [row | {"text": row["text"][:CHARACTERS]} for row in rows]
-    written = root / "openings.parquet"
-    pq.write_table(pa.Table.from_pylist(openings, schema=table.schema), written)
-    corpus = build_corpus(written, root / "corpus", vocab_size=VOCABULARY)
-    written.unlink()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(corpus.tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH,
-        num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=256,
-        bos_token_id=None, eos_token_id=corpus.eos_token_id, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    head = PrototypeHead(WIDTH, PROTOTYPES, 4)
-    head.reset_parameters()
-    model.save_pretrained(root / "model")
-    corpus.tokenizer.save_pretrained(root / "model")
-    save_sidecar(root / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
-    options = IndexOptions(contexts=4, window=64, stride=48)
-    build_index(model, head, corpus, root / "model" / "lens" / "sample", options, trained_on=True)
-
-
 def _fill(root: Path) -> None:
     shutil.copytree(root / "model", root / "bare", ignore=shutil.ignore_patterns("lens"))
     (root / "recipe.yaml").write_text(RECIPE)
@@ -201,21 +175,12 @@ def _fill(root: Path) -> None:
     write_texts(root / "inputs")
     (root / "inputs" / "recipe.yaml").write_text(RECIPE)
     _audit(root / "model", root / "rows.jsonl", root / "inputs" / "audit.parquet")
-    (root / "empty.txt").write_text("")
-    (root / "latin.txt").write_bytes("Zürich".encode("latin1"))
-    (root / "binary.jsonl").write_bytes(bytes(range(256)))
-    (root / "texts").mkdir()
-    (root / "texts" / "one.md").write_text("# One\n\nThe heart is a muscle.\n")
-    (root / "texts" / "two.txt").write_text("Iron rusts in wet air.\n")
-    (root / "none").mkdir()
-    (root / "odd name ü.txt").write_text("A name with spaces.\n")
-    (root / "link.txt").symlink_to("notes.txt")
-    (root / "dangling.txt").symlink_to("nowhere.txt")
-    (root / "dangling").mkdir()
-    (root / "dangling" / "a.txt").symlink_to("../nowhere.txt")
-    (root / "round").mkdir()
-    (root / "round" / "a.txt").write_text("A loop.\n")
-    (root / "round" / "again").symlink_to("../round")
+    for folder in ("texts", "none", "dangling", "round"):
+        (root / folder).mkdir()
+    for name, data in ODD_FILES.items():
+        (root / name).write_bytes(data)
+    for name, target in LINKS.items():
+        (root / name).symlink_to(target)
 
 
 def _audit(model: Path, texts: Path, to: Path) -> None:

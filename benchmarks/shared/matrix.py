@@ -1,4 +1,7 @@
-"""A matrix that tests fill: families down, what users do across; its table in a page of docs/."""
+"""Matrices that tests fill: families down, what users do across; tables in pages of docs/.
+
+python -m benchmarks.shared.matrix [--check]
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,6 @@ class Matrix:
         """Where the JSON is published."""
         return RESULTS / self.result
 
-    def main(self, description: str | None) -> int:
-        """Render, or say whether the page is up to date."""
-        given = page_options(description).parse_args()
-        return publish(self.pages(given.results), check=given.check)
-
     def pages(self, results: Path = RESULTS) -> dict[Path, str]:
         """Return the page with the matrix of the JSON between its markers."""
         words = f"{self.tests} --write-matrix {self.name}"
@@ -63,3 +61,25 @@ def render(result: dict[str, Any]) -> str:
     numbered = [f"{number}. {note}\n" for number, note in enumerate(notes, 1)]
     shown = [f"{table(' | '.join(['', *columns]), rows)}\n", "".join(numbered)]
     return "\n".join([*filter(None, shown), f"{measured_on(result['environment'])}\n"])
+
+
+FAMILIES = Matrix(
+    "families", "tests/models/test_sidecar_families.py", "families.json", "families.md"
+)
+UNCERTAINTY = Matrix(
+    "uncertainty",
+    "tests/models/test_uncertainty_feedback_matrix.py",
+    "uncertainty_matrix.json",
+    "uncertainty_feedback.md",
+)
+
+
+def main() -> int:
+    """Render both, or say whether the pages are up to date."""
+    options = page_options(__doc__).parse_args()
+    pages = FAMILIES.pages(options.results) | UNCERTAINTY.pages(options.results)
+    return publish(pages, check=options.check)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

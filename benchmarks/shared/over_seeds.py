@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from scipy import stats
 
 LEVEL = 0.05
@@ -69,3 +70,9 @@ def spread(values: Iterable[float], form: str = ".3g") -> str:
         return "–"
     middle, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
     return middle if len(found) == 1 else f"{middle} ({least} to {most})"
+
+
+def paired(left: Any, right: Any) -> dict[str, float]:
+    """Return the mean of the differences, and its standard error."""
+    apart = np.array(left) - np.array(right)
+    return {"mean": float(apart.mean()), "error": float(apart.std(ddof=1) / len(apart) ** 0.5)}

@@ -34,10 +34,8 @@ TEXTS = 64
 # Trained with the codes of its own predictions, so that it may have learned to use them.
 FED = [
     name
-    for name, arm in (TRAIN | SWEEP).items()
-    if arm.uncertainty_feedback
-    and arm.uncertainty_feedback["passes"] > 1
-    and "signal" not in arm.uncertainty_feedback
+    for name, feedback in (TRAIN | SWEEP).items()
+    if feedback and feedback["passes"] > 1 and "signal" not in feedback
 ]
 Row = dict[str, Any]
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,20 +38,10 @@ from prismlm.training import build_recipe
 from prismlm.training.run import HISTORY_FILE
 from prismlm.training.setup import prepare
 
-BACKBONES: dict[str, Settings] = {
-    "LLaMA": {"preset": "llama-laptop"},
-    "ProtoT": {"preset": "protot-laptop"},
-}
+MODEL: Settings = {"preset": "llama-laptop"}
 LEVELS = 65536
+# Rows of the tables between whose rows codes are interpolated.
 INTERPOLATED = 64
-"""Rows of the tables between whose rows codes are interpolated."""
-
-
-class Arm(NamedTuple):
-    """A model, and what it is fed back; None for nothing."""
-
-    backbone: str
-    uncertainty_feedback: Settings | None
 
 
 def fed(levels: int = LEVELS, **more: Any) -> Settings:
@@ -60,35 +50,24 @@ def fed(levels: int = LEVELS, **more: Any) -> Settings:
     return {"enabled": True, "levels": levels, "passes": 2} | drawn | more
 
 
-def interpolated(levels: int, **more: Any) -> Settings:
-    """Return the same with fewer rows than levels."""
-    return fed(levels, rows=INTERPOLATED, **more)
-
-
-TRAIN: dict[str, Arm] = {
-    "no feedback": Arm("LLaMA", None),
-    "two passes": Arm("LLaMA", fed()),
-    "shuffled": Arm("LLaMA", fed(signal="shuffled")),
-    "one pass": Arm("LLaMA", fed(passes=1)),
-    "ProtoT, no feedback": Arm("ProtoT", None),
-    "ProtoT, two passes": Arm("ProtoT", fed()),
-    "ProtoT, shuffled": Arm("ProtoT", fed(signal="shuffled")),
+# Each arm's feedback; None for none.
+TRAIN: dict[str, Settings | None] = {
+    "no feedback": None,
+    "two passes": fed(),
+    "shuffled": fed(signal="shuffled"),
+    "one pass": fed(passes=1),
 }
-SWEEP: dict[str, Arm] = {
-    "65,536 levels, interpolated": Arm("LLaMA", interpolated(LEVELS)),
-    "interpolated, shuffled": Arm("LLaMA", interpolated(LEVELS, signal="shuffled")),
-    "interpolated, from zero": Arm("LLaMA", interpolated(LEVELS, deviation=0.0)),
-    "interpolated, from zero, shuffled": Arm(
-        "LLaMA", interpolated(LEVELS, deviation=0.0, signal="shuffled")
-    ),
-    "4,096 levels": Arm("LLaMA", fed(4096)),
-    "4,096 levels, interpolated": Arm("LLaMA", interpolated(4096)),
-    "256 levels": Arm("LLaMA", fed(256)),
-    "256 levels, interpolated": Arm("LLaMA", interpolated(256)),
+SWEEP: dict[str, Settings | None] = {
+    "65,536 levels, interpolated": fed(rows=INTERPOLATED),
+    "interpolated, shuffled": fed(rows=INTERPOLATED, signal="shuffled"),
+    "interpolated, from zero": fed(rows=INTERPOLATED, deviation=0.0),
+    "interpolated, from zero, shuffled": fed(rows=INTERPOLATED, deviation=0.0, signal="shuffled"),
+    "4,096 levels": fed(4096),
+    "256 levels": fed(256),
 }
-LITERAL: dict[str, Arm] = {
-    "no feedback": TRAIN["no feedback"],
-    "previous batch": Arm("LLaMA", fed(passes=1, signal="previous_batch")),
+LITERAL: dict[str, Settings | None] = {
+    "no feedback": None,
+    "previous batch": fed(passes=1, signal="previous_batch"),
 }
 PARTS = {"train": TRAIN, "levels": SWEEP, "literal": LITERAL}
 
@@ -108,34 +87,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    for name, arm in PARTS[given.part].items():
+    for name, feedback in PARTS[given.part].items():
         result = given.out / f"{slug(name)}-{given.seed}.json"
         if given.only and name not in given.only:
             continue
         if result.is_file():
             print(f"{result.name} is there")
             continue
-        settings = recipe_of(arm, given.corpus, given.seed, given.steps)
-        run(name, arm, settings, given.work / f"{slug(name)}-{given.seed}", result)
+        settings = recipe_of(feedback, given.corpus, given.seed, given.steps)
+        run(name, settings, given.work / f"{slug(name)}-{given.seed}", result)
 
 
-def recipe_of(arm: Arm, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
+def recipe_of(feedback: Settings | None, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a run, but for where it is written."""
-    given: Settings = {"corpus": str(corpus), "seed": seed, "steps": steps}
-    feedback = (
-        {}
-        if arm.uncertainty_feedback is None
-        else {"uncertainty_feedback": arm.uncertainty_feedback}
-    )
-    return on_stories(given | {"model": BACKBONES[arm.backbone]}, LENGTH) | feedback
+    given: Settings = {"corpus": str(corpus), "seed": seed, "steps": steps, "model": MODEL}
+    more = {"uncertainty_feedback": feedback} if feedback else {}
+    return on_stories(given, LENGTH) | more
 
 
-def run(name: str, arm: Arm, settings: Settings, work: Path, result: Path) -> None:
+def run(name: str, settings: Settings, work: Path, result: Path) -> None:
     """Train, validate by signal, and write the figures."""
     # Kept until the model is validated, so that training is not measured again.
     measured = work.with_name(f"{work.name}.json")
-    if not measured.is_file():
-        measure({"arm": name, "backbone": arm.backbone}, settings, work, measured)
+    measure({"arm": name}, settings, work, measured)
     row = json.loads(measured.read_text(encoding="utf-8"))
     model, _ = read_checkpoint(work)
     if uncertainty_of(model) is not None:

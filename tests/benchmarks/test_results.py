@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import render
-from benchmarks.families import render_matrix as families
-from benchmarks.uncertainty_feedback import render_matrix as uncertainty
+from benchmarks.shared import matrix
 from tests.benchmarks.scripts import run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md"))
-MATRICES = {"families": families, "uncertainty": uncertainty}
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +70,7 @@ def test_a_page_that_is_not_what_its_json_gives_is_told(tmp_path, monkeypatch, c
     assert (tmp_path / "index.md").read_text() == (RESULTS / "index.md").read_text()
 
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_a_matrix_is_rendered_from_its_json(name, tmp_path, monkeypatch, capsys):
-    main = MATRICES[name]
-    assert run(main, monkeypatch, "--check") == 0, capsys.readouterr().out
+def test_matrices_are_rendered_from_their_json(tmp_path, monkeypatch, capsys):
+    assert run(matrix, monkeypatch, "--check") == 0, capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"\.json is missing: `pytest .*` writes it"):
-        run(main, monkeypatch, "--results", tmp_path)
+        run(matrix, monkeypatch, "--results", tmp_path)

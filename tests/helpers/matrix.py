@@ -2,11 +2,9 @@
 
 import pytest
 
-from benchmarks.families import render_matrix as families
 from benchmarks.shared.environment import environment
-from benchmarks.shared.matrix import Matrix
+from benchmarks.shared.matrix import FAMILIES, UNCERTAINTY, Matrix
 from benchmarks.shared.pages import publish
-from benchmarks.uncertainty_feedback import render_matrix as uncertainty
 from prismlm.files import read_json, write_json
 from tests.helpers import families as of_families
 from tests.helpers import feedback_families as of_feedback
@@ -49,8 +47,8 @@ class MatrixWriter:
 
 
 WRITERS = {
-    made.MATRIX.name: (made.MATRIX, helper.TITLES, helper.COLUMNS)
-    for made, helper in ((uncertainty, of_feedback), (families, of_families))
+    matrix.name: (matrix, helper.TITLES, helper.COLUMNS)
+    for matrix, helper in ((UNCERTAINTY, of_feedback), (FAMILIES, of_families))
 }
 
 

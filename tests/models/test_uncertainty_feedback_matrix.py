@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.uncertainty_feedback.render_matrix import MATRIX
+from benchmarks.shared.matrix import UNCERTAINTY
 from tests.helpers import forked
 from tests.helpers.feedback_calls import gradients
 from tests.helpers.feedback_cells import CELLS
@@ -115,4 +115,4 @@ def test_nan_logits_stop_a_compiled_model(compiled):
 
 
 def test_the_published_matrix_has_these_cells_and_no_others(pytestconfig):
-    assert_published(pytestconfig, MATRIX, TITLES, COLUMNS)
+    assert_published(pytestconfig, UNCERTAINTY, TITLES, COLUMNS)

@@ -151,3 +151,18 @@ def mean_with_error(values: np.ndarray) -> dict[str, float]:
     """Return the mean and its standard error."""
     error = float(values.std(ddof=1) / np.sqrt(len(values)))
     return {"mean": float(values.mean()), "error": error}
+
+
+def document_recall(
+    scores: np.ndarray, planted: Sequence[np.ndarray], limit: int = 10
+) -> np.ndarray:
+    """Return |n best documents ∩ planted| / min(n, planted) of every question, from scores [Q, D].
+
+    A document without a score above 0 is not named, even where fewer than ``limit`` have one.
+    """
+    found = best(scores, limit)
+    hits = [
+        len({row for row in named.tolist() if scores[number, row] > 0} & set(rows.tolist()))
+        for number, (named, rows) in enumerate(zip(found, planted, strict=True))
+    ]
+    return np.array([hit / min(limit, len(r)) for hit, r in zip(hits, planted, strict=True)])

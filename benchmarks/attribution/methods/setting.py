@@ -77,11 +77,6 @@ class Positions:
         return Rows.of(self.token)
 
     @cached_property
-    def by_cell(self) -> Rows:
-        """The positions of each prototype's cell."""
-        return Rows.of(self.cell)
-
-    @cached_property
     def second_moment(self) -> np.ndarray:
         """Mean of z zᵀ over unit states, float64 [d, d]."""
         total = np.zeros((self.state.shape[1],) * 2)
@@ -219,27 +214,6 @@ def read_positions(
     return Positions(bank.passage_at(position[order]).astype(np.int32), *columns)
 
 
-def kept_positions(
-    directory: Path,
-    model: PreTrainedModel,
-    head: PrototypeHead,
-    logit_map: LogitMap,
-    bank: PassageBank,
-    *,
-    window: int,
-    stride: int,
-) -> Positions:
-    """Return the positions that an earlier call left in ``directory``, or read and leave them."""
-    names = list(Positions.__dataclass_fields__)
-    files = [directory / f"{name}.npy" for name in names]
-    if not all(file.exists() for file in files):
-        directory.mkdir(parents=True, exist_ok=True)
-        read = read_positions(model, head, logit_map, bank, window=window, stride=stride)
-        for name, file in zip(names, files, strict=True):
-            np.save(file, getattr(read, name))
-    return Positions(*(np.load(file) for file in files))
-
-
 def planted_setting(planted: Path) -> Setting:
     """Open the planted model, and read the positions of its training text unless they are there."""
     window = int(read_json(planted / "model" / "training.json")["recipe"]["data"]["length"])
@@ -247,12 +221,17 @@ def planted_setting(planted: Path) -> Setting:
     return model_setting(planted / "model", corpus, window, planted / "positions")
 
 
-def model_setting(directory: Path, corpus: Corpus, window: int, kept: Path) -> Setting:
-    """Open a model with its head, and read the positions of a corpus unless they are ``kept``."""
+def model_setting(directory: Path, corpus: Corpus, window: int, positions: Path) -> Setting:
+    """Open a model with its head, and the positions of a corpus, read once into a folder."""
     checkpoint = load_checkpoint(directory)
     bank = PassageBank.of(corpus, corpus.split("train"))
     model, head, logit_map = checkpoint.model, checkpoint.sidecar.head, checkpoint.sidecar.logit_map
-    positions = kept_positions(
-        kept, model, head, logit_map, bank, window=window, stride=window * 3 // 4
-    )
-    return Setting(model, checkpoint.tokenizer, head, logit_map, bank, positions, window)
+    files = {name: positions / f"{name}.npy" for name in Positions.__dataclass_fields__}
+    if not all(file.exists() for file in files.values()):
+        positions.mkdir(parents=True, exist_ok=True)
+        stride = window * 3 // 4
+        read = read_positions(model, head, logit_map, bank, window=window, stride=stride)
+        for name, file in files.items():
+            np.save(file, getattr(read, name))
+    stored = Positions(*map(np.load, files.values()))
+    return Setting(model, checkpoint.tokenizer, head, logit_map, bank, stored, window)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from benchmarks.attribution.judges.passage_domains import paired_difference, passage_domain_share
-from benchmarks.attribution.judges.passage_recall import document_recall
 from benchmarks.attribution.judges.passages import (
     PassageBank,
     Prediction,
     answer_predictions,
     answer_scores,
     best,
+    document_recall,
     halves,
     mean_with_error,
 )
@@ -27,7 +27,7 @@ from benchmarks.attribution.judges.retraining import (
 from benchmarks.attribution.judges.tail_patch import tail_patch
 from benchmarks.attribution.retrieval import BM25, words
 from benchmarks.pages.retraining import best_choice
-from benchmarks.shared.figures import paired
+from benchmarks.shared.over_seeds import paired
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 import prismlm
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from benchmarks.attribution.methods.setting import Setting, kept_positions, read_positions
+from benchmarks.attribution.methods.setting import Setting, model_setting, read_positions
 from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
@@ -57,14 +57,13 @@ def test_predictions_along_a_text_are_read_in_one_pass_or_one_by_one(setting):
         assert together.targets[row] == one.targets[0]
 
 
-def test_positions_are_read_once(setting, tmp_path, monkeypatch):
-    found, lm = setting
-    arguments = (lm.model, lm.head, lm.logit_map, found.bank)
-    first = kept_positions(tmp_path, *arguments, window=512, stride=384)
+def test_positions_are_read_once(tiny_model, short_corpus, tmp_path, monkeypatch):
+    corpus = Corpus.open(short_corpus)
+    first = model_setting(tiny_model, corpus, 64, tmp_path / "positions")
     monkeypatch.setattr("benchmarks.attribution.methods.setting.read_positions", None)
-    again = kept_positions(tmp_path, *arguments, window=512, stride=384)
-    assert np.array_equal(first.state, again.state)
-    assert np.array_equal(again.passage, found.positions.passage)
+    again = model_setting(tiny_model, corpus, 64, tmp_path / "positions")
+    assert np.array_equal(first.positions.state, again.positions.state)
+    assert len(again.positions) == len(first.positions) > 0
 
 
 def test_held_out_predictions_are_half_known_and_drawn_by_seed(setting):

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.pages.prototype_mixer import over_llama
 from benchmarks.prototype_mixer import measure
-from benchmarks.prototype_mixer.source_tables import NAMES
-from prismlm.corpus import Corpus
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
 
@@ -66,22 +63,3 @@ def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
     assert files[1].stat().st_mtime_ns == before
     assert "longer-protot-32-0.json is there" in capsys.readouterr().out
     assert json.loads(files[0].read_text(encoding="utf-8"))["resumed"]
-
-
-def test_long_runs_by_hand():
-    llama, protot = (
-        {seed: {"perplexity": perplexity} for seed, perplexity in by_seed.items()}
-        # Seed 2 has no LLaMA beside it.
-        for by_seed in ({0: 50.0, 1: 100.0}, {0: 60.0, 1: 80.0, 2: 80.0})
-    )
-    assert over_llama(protot, llama) == "1.000 (0.800 to 1.200) (2 seeds)"
-    assert set(NAMES) == set(measure.MODELS)
-
-
-@pytest.mark.slow
-def test_the_long_corpus_holds_long_documents(tmp_path):
-    measure.build_long_corpus(tmp_path / "long")
-    corpus = Corpus.open(tmp_path / "long")
-    assert len(corpus.doc_ids) == 437
-    assert corpus.lengths.min() > 1500
-    assert [path.name for path in tmp_path.iterdir()] == ["long"]

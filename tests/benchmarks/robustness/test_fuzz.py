@@ -32,15 +32,6 @@ def test_random_inputs_end_in_an_answer_or_an_error_of_ours(world, part, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "count"), [("command line", 2000), ("api", 1000), ("readers", 600)]
-)
-@pytest.mark.usefixtures("unchecked")
-def test_some_thousand_random_inputs(world, part, count):
-    assert _wrong(fuzz(part, world, count, 0), count) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["command line", "api", "readers"])
 @pytest.mark.usefixtures("unchecked")
 def test_twenty_thousand_random_inputs(world, part):

@@ -9,7 +9,7 @@ from benchmarks.pages.uncertainty_feedback import CHECKS, answer
 from benchmarks.uncertainty_feedback import checks as uncertainty_checks
 from benchmarks.uncertainty_feedback import measure as uncertainty_feedback
 from benchmarks.uncertainty_feedback import validation as uncertainty_validation
-from benchmarks.uncertainty_feedback.measure import LITERAL, SWEEP, TRAIN, Arm, fed
+from benchmarks.uncertainty_feedback.measure import LITERAL, SWEEP, TRAIN, fed
 from prismlm.training import build_recipe
 from tests.benchmarks.scripts import run
 
@@ -29,11 +29,11 @@ def test_every_run_is_a_recipe_and_another_one():
 @pytest.mark.slow
 def test_runs_are_measured_and_checked(tiny_corpus, tmp_path, monkeypatch):
     small = {"preset": "llama-laptop", "hidden_size": 30, "num_hidden_layers": 1}
-    monkeypatch.setattr(uncertainty_feedback, "BACKBONES", {"LLaMA": small})
+    monkeypatch.setattr(uncertainty_feedback, "MODEL", small)
     arms = {
-        "no feedback": Arm("LLaMA", None),
-        "two passes": Arm("LLaMA", fed(64)),
-        "shuffled": Arm("LLaMA", fed(64, rows=8, signal="shuffled")),
+        "no feedback": None,
+        "two passes": fed(64),
+        "shuffled": fed(64, rows=8, signal="shuffled"),
     }
     monkeypatch.setattr(uncertainty_feedback, "PARTS", {"train": arms, "levels": {}})
     for module in (uncertainty_feedback, uncertainty_validation):

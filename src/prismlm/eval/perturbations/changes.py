@@ -1,8 +1,7 @@
 """Changes of a sentence: perturbations that keep its meaning, and interventions that do not.
 
 A change takes a sentence and a random generator, and returns None where it does not apply.
-``words/ATTRIBUTION.md`` credits the sources of the word lists, whose file
-``benchmarks/prototype_mixer/word_lists.py`` writes.
+``words/ATTRIBUTION.md`` credits the sources of the word lists.
 """
 
 from __future__ import annotations
