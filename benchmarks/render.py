@@ -41,13 +41,13 @@ def main() -> int:
     parser = pages.page_options(__doc__)
     known = sorted(path.stem for path in TEMPLATES.glob("*.md"))
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(known)}")
-    given = parser.parse_args()
-    if unknown := set(given.pages) - set(known):
+    args = parser.parse_args()
+    if unknown := set(args.pages) - set(known):
         parser.error(f"no page is called {', '.join(sorted(unknown))}: {', '.join(known)}")
     rendered = {
-        given.results / f"{name}.md": page(name, given.results) for name in given.pages or known
+        args.results / f"{name}.md": page(name, args.results) for name in args.pages or known
     }
-    return pages.publish(rendered, check=given.check)
+    return pages.publish(rendered, check=args.check)
 
 
 def page(name: str, results: Path) -> str:

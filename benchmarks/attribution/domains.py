@@ -37,13 +37,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=20, help="of each domain")
     parser.add_argument("--tokens", type=int, default=128, help="of each text, at most")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    lm = prismlm.load(given.model)
+    args = parser.parse_args()
+    lm = prismlm.load(args.model)
     if lm.lens is None or lm.lens.corpus is None:
         parser.error(f"{given.model} has no lens whose corpus is there")
     corpus = lm.lens.corpus
     names = sorted({name for name in corpus.column("domain") if name is not None})
-    texts = beginnings(corpus, names, given.texts, given.tokens, given.seed)
+    texts = beginnings(corpus, names, args.texts, args.tokens, args.seed)
     found: dict[str, list[np.ndarray]] = {"explain": [], "alone": [], "tokens": [], "BM25": []}
     unattributed: list[float] = []
     of_token, words = domains_of_tokens(corpus, names), Words(corpus, names)
@@ -57,7 +57,7 @@ def main() -> None:
         found["BM25"].append(words.domains(text))
         print(f"{len(unattributed)} of {len(texts)} texts", flush=True)
     turned: dict[str, list[np.ndarray]] = {"explain": [], "alone": []}
-    pairs = pairs_of([domain for domain, _ in texts], given.seed)
+    pairs = pairs_of([domain for domain, _ in texts], args.seed)
     for first, second in pairs:
         before = texts[first][1] + "\n\n"
         trace = lm.explain(before + texts[second][1])[lm.encode(before).shape[1] :]
@@ -68,7 +68,7 @@ def main() -> None:
         "environment": environment(),
         "model": {"parameters": sum(one.numel() for one in lm.model.parameters())},
         "corpus": {"documents": len(corpus), "tokens": corpus.num_tokens},
-        "tokens": given.tokens,
+        "tokens": args.tokens,
         "domains": names,
         "own": [domain for domain, _ in texts],
         "unattributed": np.round(unattributed, DIGITS).tolist(),
@@ -78,7 +78,7 @@ def main() -> None:
             "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in turned.items()},
         },
     }
-    write_json(given.out, result)
+    write_json(args.out, result)
 
 
 def beginnings(

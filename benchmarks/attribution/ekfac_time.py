@@ -38,16 +38,16 @@ def main() -> None:
     parser.add_argument("--called", default="SmolLM2-135M, the demo's", help="on the page")
     parser.add_argument("--documents", type=int, default=64, help="that EK-FAC is given")
     parser.add_argument("--predictions", type=int, default=4)
-    given = parser.parse_args()
-    lm = prismlm.load(given.model)
+    args = parser.parse_args()
+    lm = prismlm.load(args.model)
     assert lm.lens is not None
     assert lm.lens.cells is not None
     corpus = lm.lens.corpus
     assert corpus is not None, "the corpus of the lens is not where it was"
-    asked = beginnings(corpus, "heldout", given.predictions, PROMPT_TOKENS + 1)
-    ekfac = by_ekfac(lm, corpus, asked, given) | {"documents": given.documents}
+    asked = beginnings(corpus, "heldout", args.predictions, PROMPT_TOKENS + 1)
+    ekfac = by_ekfac(lm, corpus, asked, args) | {"documents": args.documents}
     run = {
-        "model": given.called,
+        "model": args.called,
         "parameters": lm.model.num_parameters(),
         "predictions": len(asked),
         "prompt": PROMPT_TOKENS,
@@ -58,10 +58,10 @@ def main() -> None:
         "document": DOCUMENT_TOKENS,
         "environment": environment(),
     }
-    before = read_json(given.out)["runs"] if given.out.is_file() else []
-    others = [one for one in before if one["ekfac"]["documents"] != given.documents]
+    before = read_json(args.out)["runs"] if args.out.is_file() else []
+    others = [one for one in before if one["ekfac"]["documents"] != args.documents]
     runs = sorted([*others, run], key=lambda one: one["ekfac"]["documents"])
-    write_json(given.out, {"runs": runs})
+    write_json(args.out, {"runs": runs})
     print(run)
 
 
@@ -89,14 +89,14 @@ def explained(lm: prismlm.PrismLM, asked: list[list[int]]) -> dict[str, float]:
 
 
 def by_ekfac(
-    lm: prismlm.PrismLM, corpus: Corpus, asked: list[list[int]], given: argparse.Namespace
+    lm: prismlm.PrismLM, corpus: Corpus, asked: list[list[int]], args: argparse.Namespace
 ) -> dict[str, float]:
     """Return the seconds of EK-FAC: once, and a prediction, all of them asked at once."""
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         lm.model.save_pretrained(work / "model")
         lm.tokenizer.save_pretrained(work / "model")
-        rows = beginnings(corpus, "train", given.documents, DOCUMENT_TOKENS)
+        rows = beginnings(corpus, "train", args.documents, DOCUMENT_TOKENS)
         write_rows(work / "documents.jsonl", rows, rows)
         labels = [[IGNORED] * (len(row) - 1) + row[-1:] for row in asked]
         write_rows(work / "queries.jsonl", asked, labels)

@@ -81,16 +81,16 @@ def main() -> None:
     parser.add_argument("--lens", help="where there are several")
     parser.add_argument("--called", default="the demo's kind of model", help="on the page")
     parser.add_argument("--rounds", type=int, default=SAMPLES)
-    given = parser.parse_args()
-    lm = prismlm.load(given.model, lens=given.lens)
+    args = parser.parse_args()
+    lm = prismlm.load(args.model, lens=args.lens)
     assert lm.lens is not None
     assert lm.lens.corpus is not None, "the corpus of the lens is not where it was"
-    row = time_generation(lm, given.rounds)
-    row |= {"model": given.called, "environment": environment()}
-    before = read_json(given.out)["generation"] if given.out.is_file() else []
+    row = time_generation(lm, args.rounds)
+    row |= {"model": args.called, "environment": environment()}
+    before = read_json(args.out)["generation"] if args.out.is_file() else []
     others = [one for one in before if one["model"] != row["model"]]
     result = {"generation": sorted([*others, row], key=lambda one: one["parameters"])}
-    write_json(given.out, result)
+    write_json(args.out, result)
     print(row)
 
 

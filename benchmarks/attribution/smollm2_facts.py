@@ -70,29 +70,29 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of forgetting")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    for part in given.parts:
-        file = given.work / f"{part}.json"
+    args = parser.parse_args()
+    for part in args.parts:
+        file = args.work / f"{part}.json"
         if not file.exists():
-            found = PARTS[part](given)
+            found = PARTS[part](args)
             write_json(file, {"environment": environment(), **found})
         print(f"{file} is there", flush=True)
-    files = {part: given.work / f"{part}.json" for part in PARTS}
-    write_json(given.out, {part: read_json(f) for part, f in files.items() if f.exists()})
+    files = {part: args.work / f"{part}.json" for part in PARTS}
+    write_json(args.out, {part: read_json(f) for part, f in files.items() if f.exists()})
 
 
-def corpus_part(given: argparse.Namespace) -> dict[str, Any]:
+def corpus_part(args: argparse.Namespace) -> dict[str, Any]:
     """Write the documents."""
     corpus = build_facts_corpus(
-        given.model,
-        given.work,
-        per_level=given.facts,
-        real=given.real,
-        heldout=given.heldout,
-        tokens=given.tokens,
-        seed=given.seed,
+        args.model,
+        args.work,
+        per_level=args.facts,
+        real=args.real,
+        heldout=args.heldout,
+        tokens=args.tokens,
+        seed=args.seed,
     )
-    facts = read_json(given.work / "facts.json")
+    facts = read_json(args.work / "facts.json")
     train = corpus.split("train")
     return {
         "facts": len(facts["facts"]),
@@ -103,28 +103,28 @@ def corpus_part(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def teach_part(given: argparse.Namespace) -> dict[str, Any]:
+def teach_part(args: argparse.Namespace) -> dict[str, Any]:
     """Teach all documents; write the model, and how its answers rank."""
-    bank, facts = opened(given)
-    teaching = teaching_of(given, bank, facts)
-    adapter, everything = given.work / "adapter", np.arange(len(bank))
+    bank, facts = opened(args)
+    teaching = teaching_of(args, bank, facts)
+    adapter, everything = args.work / "adapter", np.arange(len(bank))
     asked = first_tokens(bank, facts)
     if not adapter.exists():
-        adapted, model = teaching.adapted(bank, everything, given.seed)
-        (given.work / "forgetting").mkdir(exist_ok=True)
+        adapted, model = teaching.adapted(bank, everything, args.seed)
+        (args.work / "forgetting").mkdir(exist_ok=True)
         # The training with everything that forgetting needs.
-        kept = kept_file(given.work / "forgetting", everything, given.seed)
+        kept = kept_file(args.work / "forgetting", everything, args.seed)
         np.save(kept, log_probabilities(model, asked))
         with atomic_directory(adapter) as made:
             adapted.save_pretrained(made, save_embedding_layers=False)
-    put_adapted(given.model, adapter, given.work / TAUGHT)
+    put_adapted(args.model, adapter, args.work / TAUGHT)
     found: dict[str, Any] = {}
-    for name, directory in ((BEFORE, given.model), (TAUGHT, given.work / TAUGHT)):
-        model = read_checkpoint(directory, device=given.device)[0]
+    for name, directory in ((BEFORE, args.model), (TAUGHT, args.work / TAUGHT)):
+        model = read_checkpoint(directory, device=args.device)[0]
         found[name] = {"rank": ranks(model, asked)}
     return {
         "options": asdict(teaching.options),
-        "steps": -(-len(teaching.order(len(bank), given.seed)) // teaching.options.batch),
+        "steps": -(-len(teaching.order(len(bank), args.seed)) // teaching.options.batch),
         **found,
     }
 
@@ -140,29 +140,29 @@ def ranks(model: PreTrainedModel, asked: list[Prediction]) -> list[int]:
     return found
 
 
-def attach_part(given: argparse.Namespace) -> dict[str, Any]:
+def attach_part(args: argparse.Namespace) -> dict[str, Any]:
     """Attach a head and a lens to the taught model."""
-    return put_head(given, TAUGHT, given.work / TAUGHT)
+    return put_head(args, TAUGHT, args.work / TAUGHT)
 
 
-def recall_part(given: argparse.Namespace) -> dict[str, Any]:
+def recall_part(args: argparse.Namespace) -> dict[str, Any]:
     """Judge what every method names for the facts."""
-    return {"methods": judged(given, TAUGHT)}
+    return {"methods": judged(args, TAUGHT)}
 
 
-def before_part(given: argparse.Namespace) -> dict[str, Any]:
+def before_part(args: argparse.Namespace) -> dict[str, Any]:
     """Attach to the model that was not taught, and judge what every method names there."""
-    found = put_head(given, BEFORE, given.model)
-    return found | {"methods": judged(given, BEFORE)}
+    found = put_head(args, BEFORE, args.model)
+    return found | {"methods": judged(args, BEFORE)}
 
 
-def put_head(given: argparse.Namespace, name: str, source: Path) -> dict[str, Any]:
+def put_head(args: argparse.Namespace, name: str, source: Path) -> dict[str, Any]:
     """Attach a head and a lens to a model."""
     fit = FitOptions(1024, 32, epochs=6, frequent=3000, drawn=1000, weights="cosine")
     options = AttachOptions(
-        fit=fit, window=WINDOW, contexts=16, heldout_tokens=3000, device=given.device
+        fit=fit, window=WINDOW, contexts=16, heldout_tokens=3000, device=args.device
     )
-    made = attach(str(source), [given.work / "corpus"], attached(given, name), options)
+    made = attach(str(source), [args.work / "corpus"], attached(args, name), options)
     return {
         "prototypes": fit.prototypes,
         "per_token": fit.prototypes_per_token,

@@ -43,33 +43,33 @@ PATCH = ("explain", "random", "BM25", "nearest states", "count of the token")
 FORGETTING = ("explain", "random", "BM25", "nearest states")
 
 
-def judged(given: argparse.Namespace, name: str) -> dict[str, Any]:
+def judged(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Return the recall of every method, among ten documents and with the first."""
-    setting = setting_of(given, name)
-    facts = read_json(given.work / "facts.json")["facts"]
-    every = methods_of(given, setting, name)
+    setting = setting_of(args, name)
+    facts = read_json(args.work / "facts.json")["facts"]
+    every = methods_of(args, setting, name)
     found: dict[str, Any] = {}
     for method in RECALL:
-        asked = partial(recalled, setting, every[method], facts, given.seed)
+        asked = partial(recalled, setting, every[method], facts, args.seed)
         found[method] = {"ten": asked(), "first": asked(limit=1)}
     print(name, found["explain"]["ten"]["all"], flush=True)
     return found
 
 
-def patch_part(given: argparse.Namespace) -> dict[str, Any]:
+def patch_part(args: argparse.Namespace) -> dict[str, Any]:
     """Take one step of the last blocks' weights on what every method names for predictions."""
-    setting = setting_of(given, TAUGHT)
+    setting = setting_of(args, TAUGHT)
     drawn = held_out_predictions(
         setting.model,
         setting.bank.corpus,
-        given.predictions + given.contexts,
-        given.seed,
-        tokens=given.tokens,
+        args.predictions + args.contexts,
+        args.seed,
+        tokens=args.tokens,
     )
-    others, asked = drawn[: given.contexts], drawn[given.contexts :]
-    every = methods_of(given, setting, TAUGHT)
+    others, asked = drawn[: args.contexts], drawn[args.contexts :]
+    every = methods_of(args, setting, TAUGHT)
     named = {name: best(every[name](asked), NAMED) for name in PATCH}
-    model = setting.model.to(given.device)  # pyright: ignore[reportArgumentType]
+    model = setting.model.to(args.device)  # pyright: ignore[reportArgumentType]
     every_block = blocks(model)
     trained = every_block[-max(1, round(LoraOptions().blocks * len(every_block))) :]
     weights = [weight for block in trained for weight in block.parameters()]
@@ -102,35 +102,35 @@ def patch_part(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
+def forgetting_part(args: argparse.Namespace) -> dict[str, Any]:
     """Teach again without what every method names for some facts that the model knows."""
-    setting = setting_of(given, TAUGHT)
-    bank, facts = setting.bank, read_json(given.work / "facts.json")["facts"]
+    setting = setting_of(args, TAUGHT)
+    bank, facts = setting.bank, read_json(args.work / "facts.json")["facts"]
     asked = fact_questions(bank, facts)
-    chosen = known_facts(facts, read_json(given.work / "teach.json")[TAUGHT]["rank"], given.asked)
+    chosen = known_facts(facts, read_json(args.work / "teach.json")[TAUGHT]["rank"], args.asked)
     if not chosen:
         raise SystemExit("the model knows none of the facts: there is nothing to forget")
-    every = methods_of(given, setting, TAUGHT)
+    every = methods_of(args, setting, TAUGHT)
     every_answer = first_tokens(bank, facts)
     predictions = [every_answer[number] for number in chosen]
     train = kept_trainings(
-        given.work / "forgetting", bank, every_answer, teaching_of(given, bank, facts)
+        args.work / "forgetting", bank, every_answer, teaching_of(args, bank, facts)
     )
     named = {
         name: best(answer_scores(every[name](asked.predictions), asked.question), NAMED)[chosen]
-        for name in given.methods
+        for name in args.methods
     }
     found: dict[str, Any] = {}
     # Seed by seed, so that a stop in the middle leaves whole comparisons.
-    lost = {name: np.empty((len(chosen), 0)) for name in given.methods}
-    for seed in given.seeds:
-        for name in given.methods:
+    lost = {name: np.empty((len(chosen), 0)) for name in args.methods}
+    for seed in args.seeds:
+        for name in args.methods:
             one = forgetting(
                 train, len(bank), predictions, named[name], [seed], together=len(chosen)
             )
             lost[name] = np.hstack([lost[name], one])
             print(seed, name, one.mean(), flush=True)
-    for name in given.methods:
+    for name in args.methods:
         mean = lost[name].mean(1)
         found[name] = {
             "lost": mean_with_error(mean),
@@ -138,7 +138,7 @@ def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
             "removed": len(np.unique(named[name])),
             "each": lost[name].tolist(),
         }
-    return {"facts": chosen, "seeds": given.seeds, "methods": found}
+    return {"facts": chosen, "seeds": args.seeds, "methods": found}
 
 
 def known_facts(facts: list[dict[str, Any]], rank: list[int], of_level: int) -> list[int]:

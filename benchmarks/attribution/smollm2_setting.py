@@ -99,10 +99,10 @@ def cut(document: Document, tokenizer: PreTrainedTokenizerBase, tokens: int) -> 
     return replace(document, text=document.text[: ends[-1]])
 
 
-def opened(given: argparse.Namespace) -> tuple[PassageBank, list[dict[str, Any]]]:
+def opened(args: argparse.Namespace) -> tuple[PassageBank, list[dict[str, Any]]]:
     """Return the documents to train on, each a passage, and the facts."""
-    corpus = Corpus.open(given.work / "corpus")
-    return PassageBank.of(corpus, corpus.split("train")), read_json(given.work / "facts.json")[
+    corpus = Corpus.open(args.work / "corpus")
+    return PassageBank.of(corpus, corpus.split("train")), read_json(args.work / "facts.json")[
         "facts"
     ]
 
@@ -150,18 +150,18 @@ class LoraTeaching:
 
 
 def teaching_of(
-    given: argparse.Namespace, bank: PassageBank, facts: list[dict[str, Any]]
+    args: argparse.Namespace, bank: PassageBank, facts: list[dict[str, Any]]
 ) -> LoraTeaching:
     """Return how the model is taught."""
     planted = np.unique(np.concatenate(fact_questions(bank, facts).planted))
     options = LoraOptions(
-        rank=given.rank,
-        blocks=given.blocks,
-        epochs=given.epochs,
-        learning_rate=given.rate,
+        rank=args.rank,
+        blocks=args.blocks,
+        epochs=args.epochs,
+        learning_rate=args.rate,
         batch=4,
     )
-    return LoraTeaching(given.model, planted, options, given.device)
+    return LoraTeaching(args.model, planted, options, args.device)
 
 
 def first_tokens(bank: PassageBank, facts: list[dict[str, Any]]) -> list[Prediction]:
@@ -170,22 +170,22 @@ def first_tokens(bank: PassageBank, facts: list[dict[str, Any]]) -> list[Predict
     return [asked.predictions[row] for row in np.unique(asked.question, return_index=True)[1]]
 
 
-def attached(given: argparse.Namespace, name: str) -> Path:
+def attached(args: argparse.Namespace, name: str) -> Path:
     """Return the directory of a model with its head."""
-    return given.work / "attached" / name
+    return args.work / "attached" / name
 
 
-def setting_of(given: argparse.Namespace, name: str) -> Setting:
+def setting_of(args: argparse.Namespace, name: str) -> Setting:
     """Open a model with its head, and read the positions of the corpus."""
-    corpus = Corpus.open(given.work / "corpus")
-    return model_setting(attached(given, name), corpus, WINDOW, given.work / "positions" / name)
+    corpus = Corpus.open(args.work / "corpus")
+    return model_setting(attached(args, name), corpus, WINDOW, args.work / "positions" / name)
 
 
-def methods_of(given: argparse.Namespace, setting: Setting, name: str) -> dict[str, Method]:
+def methods_of(args: argparse.Namespace, setting: Setting, name: str) -> dict[str, Method]:
     """Return every method by its name on the page."""
-    lens = find_lens(attached(given, name), None)
+    lens = find_lens(attached(args, name), None)
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
     assert meta.cells is not None, "the lens has no cells"
-    makers = explained(setting, Cells(lens, meta.cells), given.seed)
-    return methods(setting, given.seed) | {n: make() for n, make in makers.items()}
+    makers = explained(setting, Cells(lens, meta.cells), args.seed)
+    return methods(setting, args.seed) | {n: make() for n, make in makers.items()}

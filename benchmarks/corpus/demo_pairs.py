@@ -156,8 +156,8 @@ def main() -> None:
     """Write both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("texts", type=Path, help="medical_medquad.parquet")
-    given = parser.parse_args()
-    rows = chosen(list(sections(pq.read_table(given.texts).to_pylist())))
+    args = parser.parse_args()
+    rows = chosen(list(sections(pq.read_table(args.texts).to_pylist())))
     table = pa.table(
         {name: pa.array([row[name] for row in rows], pa.string()) for name in COLUMNS}
         | {"messages": [row["messages"] for row in rows]}

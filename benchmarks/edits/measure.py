@@ -62,23 +62,23 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="the directory of a model with a labelled lens")
     parser.add_argument("--prompts", type=int, default=3, help="of each subject")
     parser.add_argument("--tokens", type=int, default=32, help="of each text")
-    given = parser.parse_args()
-    lm = prismlm.load(given.model)
+    args = parser.parse_args()
+    lm = prismlm.load(args.model)
     assert lm.lens is not None
     listed = read_json(Path(__file__).with_name("prompts.json"))
     prompts: list[Prompt] = [*listed["texts"]]
     prompts += [as_chat(one) for one in listed["questions"] if lm.tokenizer.chat_template]
     draw = np.random.default_rng(0)
-    leading, words = leading_prompts(lm, lm.lens, prompts, given), category_words(lm.lens)
+    leading, words = leading_prompts(lm, lm.lens, prompts, args), category_words(lm.lens)
     rows: list[dict[str, Any]] = []
-    clamped = [*prototypes(lm.lens, draw, prompts[: given.prompts])]
+    clamped = [*prototypes(lm.lens, draw, prompts[: args.prompts])]
     for subjects in (clamped, [*categories(lm.lens, draw, leading)]):
         for subject in subjects:
             print(subject.words, flush=True)
             others = [one.words for one in subjects if one.words != subject.words]
             own = words.get(subject.words)
             for row in (
-                row for one in subject.prompts for row in written(lm, subject, one, given, own)
+                row for one in subject.prompts for row in written(lm, subject, one, args, own)
             ):
                 choices = [subject.words, *draw.choice(others, CHOICES - 1, replace=False).tolist()]
                 rows.append(row | {"words": subject.words, "choices": choices})
@@ -87,13 +87,13 @@ def main() -> None:
         row["id"] = f"t{number:03}"
     rows.sort(key=lambda row: row["id"])
     head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
-    setting = {"model": head, "prompts": given.prompts, "tokens": given.tokens}
-    curve = repetition_curve(lm, clamped, given)
+    setting = {"model": head, "prompts": args.prompts, "tokens": args.tokens}
+    curve = repetition_curve(lm, clamped, args)
     found = {"environment": environment(), **setting, "curve": curve, "texts": rows}
-    write_json(given.out, found)
+    write_json(args.out, found)
     blind = ({key: row[key] for key in ("id", "text", "choices")} for row in rows)
     lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in blind)
-    given.out.with_name("edits_texts.jsonl").write_text(lines, encoding="utf-8")
+    args.out.with_name("edits_texts.jsonl").write_text(lines, encoding="utf-8")
 
 
 def shown(prompt: Prompt) -> str:
@@ -155,7 +155,7 @@ def categories(
 
 @torch.no_grad()
 def leading_prompts(
-    lm: prismlm.PrismLM, lens: Lens, prompts: list[Prompt], given: Any
+    lm: prismlm.PrismLM, lens: Lens, prompts: list[Prompt], args: Any
 ) -> dict[str, list[Prompt]]:
     """Return for each of the most used categories the prompts at which it carries most.
 
@@ -163,15 +163,15 @@ def leading_prompts(
     """
     read: list[SteeredPredictions] = []
     for prompt in prompts:
-        ids = lm.encode(prompt, given.tokens)
-        text = lm.write(ids, given.tokens, 0.0, 0)
+        ids = lm.encode(prompt, args.tokens)
+        text = lm.write(ids, args.tokens, 0.0, 0)
         read.append(steered_predictions(lm, plan_for(lm, []), text, [], ids.shape[1] - 1))
     found: dict[str, list[Prompt]] = {}
     for category, members in list(ranked(lens).items())[:CATEGORIES]:
         order = np.argsort(
             [-evidence_share(lm, one, members) for one in read], kind="stable"
         ).tolist()
-        found[category] = [prompts[n] for n in order[: given.prompts]]
+        found[category] = [prompts[n] for n in order[: args.prompts]]
     return found
 
 
@@ -197,7 +197,7 @@ def category_words(lens: Lens) -> dict[str, set[int]]:
 
 @torch.no_grad()
 def repetition_curve(
-    lm: prismlm.PrismLM, subjects: list[Subject], given: Any
+    lm: prismlm.PrismLM, subjects: list[Subject], args: Any
 ) -> list[dict[str, float]]:
     """Return what each step of strength adds to the share of repeated 3-grams, a mean over clamps.
 
@@ -205,12 +205,12 @@ def repetition_curve(
     """
     added: list[list[float]] = [[] for _ in range(STRENGTH_STEPS)]
     for subject in subjects:
-        ids, clamp = lm.encode(subject.prompts[0], given.tokens), subject.edits["edited"]
+        ids, clamp = lm.encode(subject.prompts[0], args.tokens), subject.edits["edited"]
         assert isinstance(clamp, Clamp)
-        texts = [lm.write(ids, given.tokens, 0.0, 0)]
+        texts = [lm.write(ids, args.tokens, 0.0, 0)]
         for step in range(1, STRENGTH_STEPS + 1):
             with lm.edit(replace(clamp, fraction=MAX_STRENGTH * step / STRENGTH_STEPS)):
-                texts.append(lm.write(ids, given.tokens, 0.0, 0))
+                texts.append(lm.write(ids, args.tokens, 0.0, 0))
         plain, *edited = (repetition(text[0, ids.shape[1] :].tolist()) for text in texts)
         for values, repeated in zip(added, edited, strict=True):
             values.append(repeated - plain)
@@ -226,7 +226,7 @@ def repetition_curve(
 
 @torch.no_grad()
 def written(
-    lm: prismlm.PrismLM, subject: Subject, prompt: Prompt, given: Any, words: set[int] | None
+    lm: prismlm.PrismLM, subject: Subject, prompt: Prompt, args: Any, words: set[int] | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a text without edits and one under each of them, with what the edit did.
 
@@ -234,9 +234,9 @@ def written(
 
     The strength is found for the subject, and the control has the same.
     """
-    ids = lm.encode(prompt, given.tokens)
+    ids = lm.encode(prompt, args.tokens)
     start = ids.shape[1]
-    plain = lm.write(ids, given.tokens, 0.0, 0)[0, start:].tolist()
+    plain = lm.write(ids, args.tokens, 0.0, 0)[0, start:].tolist()
 
     def row(kind: str, tokens: list[int]) -> dict[str, Any]:
         found = {"kind": kind, "prompt": shown(prompt)}
@@ -249,13 +249,13 @@ def written(
     strength = 0.0
     for kind, edit in subject.edits.items():
         if kind == "edited":
-            edit = strongest(lm, prompt, edit, generate=given.tokens)
+            edit = strongest(lm, prompt, edit, generate=args.tokens)
             strength = edit.fraction if isinstance(edit, Clamp) else edit.strength
         elif kind == "control":
             clamped = isinstance(edit, Clamp)
             edit = replace(edit, **{"fraction" if clamped else "strength": strength})
         with lm.edit(edit):
-            full = lm.write(ids, given.tokens, 0.0, 0)
+            full = lm.write(ids, args.tokens, 0.0, 0)
         after = full[0, start:].tolist()
         read = steered_predictions(lm, plan_for(lm, [edit]), full, [], start - 1)
         kl = F.kl_div(read.after, read.before, reduction="none", log_target=True).sum(1)

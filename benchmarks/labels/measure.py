@@ -39,16 +39,16 @@ def main() -> None:
     parser.add_argument("--called", default="the demo's model", help="the model, on the page")
     parser.add_argument("--asked", type=Path, help="JSON of prismlm label with an endpoint")
     parser.add_argument("--server", help="what answered there, on the page")
-    given = parser.parse_args()
-    result: dict[str, Any] = read_json(given.out) if given.out.is_file() else {"models": []}
-    if given.asked is not None:
-        printed = read_json(given.asked)
-        asked = {"model": given.called, "by": printed["source"].removeprefix("endpoint:")}
-        asked["server"] = given.server
+    args = parser.parse_args()
+    result: dict[str, Any] = read_json(args.out) if args.out.is_file() else {"models": []}
+    if args.asked is not None:
+        printed = read_json(args.asked)
+        asked = {"model": args.called, "by": printed["source"].removeprefix("endpoint:")}
+        asked["server"] = args.server
         result["asked"] = {**asked, **printed["asked"]}
-        write_json(given.out, result)
+        write_json(args.out, result)
         return
-    lm = prismlm.load(given.model)
+    lm = prismlm.load(args.model)
     lens = lm.lens
     if lens is None or lens.cells is None or lens.corpus is None:
         raise SystemExit(f"{given.model} has no lens with cells whose corpus is there")
@@ -63,7 +63,7 @@ def main() -> None:
     former = by_signature(lm, lens.corpus, made)
     signatures = score_labels(former, made.text, made.held_out, SEED)
     found = {
-        "model": given.called,
+        "model": args.called,
         "prototypes": len(made.labels),
         "documents": made.documents,
         "positions": len(lens.cells),
@@ -75,8 +75,8 @@ def main() -> None:
         "drawn": drawn(made.labels, scores, former),
         "environment": environment(),
     }
-    models = {one["model"]: one for one in result["models"]} | {given.called: found}
-    write_json(given.out, {**result, "models": list(models.values())})
+    models = {one["model"]: one for one in result["models"]} | {args.called: found}
+    write_json(args.out, {**result, "models": list(models.values())})
 
 
 def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:

@@ -8,6 +8,7 @@ from typing import Any
 from prismlm.probes.channels.effects import channel_name
 
 Row = dict[str, Any]
+UNSELECTED = 5
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
                 f"{row['half_life']:.1f}",
                 ", ".join(f"{_code(one['text'])} ×{one['ratio']:.1f}" for one in row["tokens"]),
             )
-            for row in value["channels"]
+            for row in value["channels"][:UNSELECTED]
         ],
         "channel": _channel,
         "cell": _cell,

@@ -32,7 +32,6 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         "less": {name: _less(found["explain"], one) for name, one in found.items()},
         "behind": behind,
         "trust": _trust(result),
-        "by_domain": _by_domain(result, found["explain"]),
         "interval": _interval,
     }
 
@@ -70,19 +69,3 @@ def _trust(result: dict[str, Any]) -> list[list[str]]:
         for (low, high), some in rows.items()
         if some.any()
     ]
-
-
-def _by_domain(result: dict[str, Any], said: Any) -> list[list[str]]:
-    own, names = np.array(result["own"]), result["domains"]
-    shares = np.array(result["shares"]["explain"])
-    shares /= shares.sum(1, keepdims=True)
-    chosen = (shares / shares.mean(0)).argmax(1)
-    found: list[list[str]] = []
-    for place, name in enumerate(names):
-        rows = np.flatnonzero(own == name).tolist()
-        wrong = [names[at] for at in chosen[rows].tolist() if at != place]
-        taken = max(sorted(set(wrong)), key=wrong.count) if wrong else "–"
-        share = np.mean([said.own_shares[row] for row in rows])
-        hits = sum(said.hits[row] for row in rows)
-        found.append([name, f"{share:.3f}", f"{hits} of {len(rows)}", taken])
-    return found

@@ -1,9 +1,9 @@
-"""What the channels of trained ProtoTs hold: ten unselected, and concepts put to the test.
+"""What the channels of trained ProtoTs hold: five unselected, and concepts put to the test.
 
     python -m benchmarks.prototype_mixer.channels MODEL [MODEL …] --corpus DIR
     python -m benchmarks.render channels
 
-Several models are seeds of one recipe. Ten channels of the first are drawn by a seed. Concepts are
+Several models are seeds of one recipe. Five channels of the first are drawn by a seed. Concepts are
 proposed by the write gate on the training split; then their words are predicted in held-out text
 with and without the channel, and with random channels of its layer as controls.
 """
@@ -46,7 +46,7 @@ from prismlm.statistics import spearman
 
 # The intervention by which a concept is judged, chosen before any was run.
 TESTED = "mask_write"
-CHANNELS_SHOWN, TOKENS_SHOWN, LEAST_SHOWN = 10, 8, 20
+CHANNELS_SHOWN, TOKENS_SHOWN, LEAST_SHOWN = 5, 8, 20
 Row = dict[str, Any]
 
 

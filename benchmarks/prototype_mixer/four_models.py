@@ -75,24 +75,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
     parser.add_argument("--rates", type=float, nargs="+", help="of a long run, for the best's")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
-    given = parser.parse_args()
-    if given.part == "corpus":
-        build_mixed_corpus(given.texts, given.corpus)
+    args = parser.parse_args()
+    if args.part == "corpus":
+        build_mixed_corpus(args.texts, args.corpus)
         return
-    short = given.part == "rates"
-    folder = "" if short or given.steps == STEPS else f"steps_{given.steps}"
-    if given.rates:
+    short = args.part == "rates"
+    folder = "" if short or args.steps == STEPS else f"steps_{given.steps}"
+    if args.rates:
         folder = f"rates_{given.steps}"
-    torch.set_num_threads(given.threads)
-    for model in given.only:
-        rates = RATES[model] if short else given.rates or (best_rate(given.out, model),)
+    torch.set_num_threads(args.threads)
+    for model in args.only:
+        rates = RATES[model] if short else args.rates or (best_rate(args.out, model),)
         for rate in rates:
-            name = f"{model}-{rate:g}" if short or given.rates else model
-            lasting = (SHORT, 0.1) if short else (given.steps, WARMUP)
-            settings = recipe_of(model, rate, *lasting, given.corpus) | {"seed": given.seed}
+            name = f"{model}-{rate:g}" if short or args.rates else model
+            lasting = (SHORT, 0.1) if short else (args.steps, WARMUP)
+            settings = recipe_of(model, rate, *lasting, args.corpus) | {"seed": args.seed}
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
-            result = given.out / folder / f"{name}.json"
-            measure(run, settings, given.work / folder / name, result, keep=not short)
+            result = args.out / folder / f"{name}.json"
+            measure(run, settings, args.work / folder / name, result, keep=not short)
 
 
 def build_mixed_corpus(texts: Path, out: Path) -> None:

@@ -48,46 +48,46 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, help="of all models, in place of a search")
     parser.add_argument("--work", type=Path, default=Path("glue-runs"))
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    for named in given.model:
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for named in args.model:
         name, _, directory = named.partition("=")
-        write_json(given.out / f"{name}.json", study_of(name, Path(directory), given))
+        write_json(args.out / f"{name}.json", study_of(name, Path(directory), args))
         print(f"wrote {given.out / name}.json")
 
 
-def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str, Any]:
+def study_of(name: str, directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a model, and what its search tried."""
-    lm, work = GlueModel(directory, device=device_named("auto")), given.work / name
+    lm, work = GlueModel(directory, device=device_named("auto")), args.work / name
     short_chunks(lm)
     searched: dict[str, Any] = {"tried": []}
-    if given.learning_rate is None:
-        limits = [one for one in (given.search_limit, given.dev_limit) if one is not None]
-        limited = GlueOptions(given.data, given.search_limit, min(limits, default=None))
-        found = search(lm, work, limited, rates=given.search_rates)
+    if args.learning_rate is None:
+        limits = [one for one in (args.search_limit, args.dev_limit) if one is not None]
+        limited = GlueOptions(args.data, args.search_limit, min(limits, default=None))
+        found = search(lm, work, limited, rates=args.search_rates)
         searched = {"tried": found["tried"], "searched_on": limited.limit}
-    scratch = given.seeds if given.scratch_seeds is None else given.scratch_seeds
+    scratch = args.seeds if args.scratch_seeds is None else args.scratch_seeds
     parts: list[dict[str, Any]] = []
-    for place, tasks, limit in _parts(work, given):
+    for place, tasks, limit in _parts(work, args):
         if place != work and (work / SEARCH).is_dir():
             shutil.copytree(work / SEARCH, place / SEARCH, dirs_exist_ok=True)
-        options = GlueOptions(given.data, limit, given.dev_limit, given.learning_rate, test=False)
-        run_glue(lm, place, options, tasks, given.seeds)
+        options = GlueOptions(args.data, limit, args.dev_limit, args.learning_rate, test=False)
+        run_glue(lm, place, options, tasks, args.seeds)
         parts.append(run_glue(lm, place, options, tasks, scratch, from_scratch=True))
     result = parts[0] | {"tasks": [row for part in parts for row in part["tasks"]]}
     counted = {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
     # Where files lie on this machine is nobody's concern.
-    result |= {"data": "hub" if given.data is None else given.data.name, "model": name}
+    result |= {"data": "hub" if args.data is None else args.data.name, "model": name}
     return result | counted | searched | {"environment": environment(lm.model.device.type)}
 
 
-def _parts(work: Path, given: argparse.Namespace) -> list[tuple[Path, list[str], int | None]]:
+def _parts(work: Path, args: argparse.Namespace) -> list[tuple[Path, list[str], int | None]]:
     """Return where tasks are run, which, and on how many rows: a directory has one limit."""
-    asked = [task.name for task in select_tasks(given.tasks)]
-    if given.large_limit is None:
-        return [(work, asked, given.limit)]
+    asked = [task.name for task in select_tasks(args.tasks)]
+    if args.large_limit is None:
+        return [(work, asked, args.limit)]
     small, large = ([name for name in asked if (name in LARGE) == side] for side in (False, True))
-    parts = [(work / "small", small, given.limit), (work / "large", large, given.large_limit)]
+    parts = [(work / "small", small, args.limit), (work / "large", large, args.large_limit)]
     return [part for part in parts if part[1]]
 
 

@@ -72,16 +72,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=LONGER, default=LONGER)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
-    given = parser.parse_args()
-    if given.part == "corpus":
-        build_long_corpus(given.corpus)
+    args = parser.parse_args()
+    if args.part == "corpus":
+        build_long_corpus(args.corpus)
         return
-    torch.set_num_threads(given.threads)
-    for model in given.only:
-        result = given.out / f"longer-{model}-{LENGTH}-{given.seed}.json"
-        settings = recipe_of(model, given.corpus, given.seed, given.steps)
-        run = {"kind": given.part, "model": model}
-        measure(run, settings, given.work / result.stem, result, keep=given.keep)
+    torch.set_num_threads(args.threads)
+    for model in args.only:
+        result = args.out / f"longer-{model}-{LENGTH}-{given.seed}.json"
+        settings = recipe_of(model, args.corpus, args.seed, args.steps)
+        run = {"kind": args.part, "model": model}
+        measure(run, settings, args.work / result.stem, result, keep=args.keep)
 
 
 def build_long_corpus(out: Path) -> None:

@@ -122,18 +122,18 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--only", nargs="*", help="rows, such as protot or table-16-kernel-4")
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
-    given = parser.parse_args()
-    if given.part == "corpus":
-        build_corpus_of_rows(given.texts, given.corpus)
+    args = parser.parse_args()
+    if args.part == "corpus":
+        build_corpus_of_rows(args.texts, args.corpus)
         return
-    torch.set_num_threads(given.threads)
-    if given.part == "contexts":
-        cases = contexts(given.corpus, given.contexts)
+    torch.set_num_threads(args.threads)
+    if args.part == "contexts":
+        cases = contexts(args.corpus, args.contexts)
     else:
-        cases = ablations(given.corpus)
+        cases = ablations(args.corpus)
     for case in cases:
-        if not given.only or case.name.partition("-at-")[0] in given.only:
-            run(case, given.seed, given.work, given.out / given.part)
+        if not args.only or case.name.partition("-at-")[0] in args.only:
+            run(case, args.seed, args.work, args.out / args.part)
 
 
 def run(case: Case, seed: int, work: Path, out: Path) -> None:

@@ -51,29 +51,29 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--answers", type=int, default=4, help="of each client in a round")
-    given = parser.parse_args()
+    args = parser.parse_args()
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
     questions = [question for line in lines for question in json.loads(line)["questions"][:1]]
     rows: list[dict[str, Any]] = []
-    with _serving(given.model, "prismlm") as ours, _serving(given.model, "transformers") as theirs:
+    with _serving(args.model, "prismlm") as ours, _serving(args.model, "transformers") as theirs:
         addresses = {"with sources": ours, "without": ours, "transformers": theirs}
         for kind, address in addresses.items():
-            _round(address, given.model, kind, questions[:1], 1)
+            _round(address, args.model, kind, questions[:1], 1)
         for clients in CLIENTS:
             rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-            for number in range(given.rounds):
-                first = (len(rows) * given.rounds + number) * clients * given.answers
-                asked = questions[first : first + clients * given.answers]
+            for number in range(args.rounds):
+                first = (len(rows) * args.rounds + number) * clients * args.answers
+                asked = questions[first : first + clients * args.answers]
                 for kind, address in addresses.items():
-                    rounds[kind].append(_round(address, given.model, kind, asked, clients))
+                    rounds[kind].append(_round(address, args.model, kind, asked, clients))
             rows.append({"clients": clients, **_figures(rounds)})
             print(json.dumps(rows[-1]), flush=True)
     write_json(
-        given.out / "serving.json",
+        args.out / "serving.json",
         {
             "tokens": TOKENS,
-            "rounds": given.rounds,
-            "answers": given.answers,
+            "rounds": args.rounds,
+            "answers": args.answers,
             "rows": rows,
             "environment": environment(),
         },

@@ -37,13 +37,13 @@ def parts_parser(
     return parser
 
 
-def rounds_of(part: str, given: argparse.Namespace) -> int:
+def rounds_of(part: str, args: argparse.Namespace) -> int:
     """Return the rounds of a part, which may have an option of its own."""
-    return getattr(given, f"{part}_rounds", None) or given.rounds
+    return getattr(args, f"{part}_rounds", None) or args.rounds
 
 
 def run_parts(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     rows_of: Callable[[str, str], Iterable[dict[str, Any]]],
     **how: object,
 ) -> None:
@@ -52,17 +52,17 @@ def run_parts(
     ``rows_of`` returns the rows of a part in a dtype; ``how`` is noted with each part.
     """
     began = time.strftime("%Y-%m-%d %H:%M:%S")
-    if given.device == "cpu":
-        torch.set_num_threads(given.threads)
+    if args.device == "cpu":
+        torch.set_num_threads(args.threads)
         keep_freed_memory()
-    dtypes = given.dtypes or {"cpu": ["float32"], "cuda": ["float32", "bfloat16"]}[given.device]
-    result = read_json(given.out) if given.out.is_file() else {"parts": {}}
-    for part in given.parts:
+    dtypes = args.dtypes or {"cpu": ["float32"], "cuda": ["float32", "bfloat16"]}[args.device]
+    result = read_json(args.out) if args.out.is_file() else {"parts": {}}
+    for part in args.parts:
         load = os.getloadavg()[0]
         rows = [row | {"dtype": dtype} for dtype in dtypes for row in rows_of(part, dtype)]
-        where = environment() | machine(given.device)
+        where = environment() | machine(args.device)
         where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-        noted = {"environment": where, "run_began": began, "rounds": rounds_of(part, given)}
+        noted = {"environment": where, "run_began": began, "rounds": rounds_of(part, args)}
         noted |= {**how, "rows": rows}
         result["parts"][part] = noted
-        write_json(given.out, result)
+        write_json(args.out, result)

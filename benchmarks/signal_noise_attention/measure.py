@@ -76,28 +76,28 @@ def main() -> None:
     parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
     parser.add_argument("--only", nargs="*", choices=VARIANTS, metavar="VARIANT")
     parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
-    if (given.part == "corpus") != bool(given.texts):
+    args = parser.parse_args()
+    if (args.part == "corpus") != bool(args.texts):
         parser.error("texts are given to build the corpus from, and only then")
-    if given.part == "corpus":
+    if args.part == "corpus":
         corpus = build_corpus(
-            given.texts, given.corpus, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT
+            args.texts, args.corpus, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT
         )
         print(f"wrote {given.corpus}: {len(corpus.doc_ids)} documents")
         return
-    described = describe(Corpus.open(given.corpus))
-    if given.part == "describe":
-        default = given.out == RESULTS / "signal_noise_attention"
-        out = (RESULTS if default else given.out) / "stories.json"
+    described = describe(Corpus.open(args.corpus))
+    if args.part == "describe":
+        default = args.out == RESULTS / "signal_noise_attention"
+        out = (RESULTS if default else args.out) / "stories.json"
         write_json(out, described)
         print(f"wrote {out}")
         return
-    torch.set_num_threads(given.threads)
-    for variant in given.only or VARIANTS:
+    torch.set_num_threads(args.threads)
+    for variant in args.only or VARIANTS:
         name = f"{slug(variant)}-{given.seed}"
-        settings = recipe_of(variant, given.corpus, given.seed, given.steps)
+        settings = recipe_of(variant, args.corpus, args.seed, args.steps)
         run = {"variant": variant, "corpus": described}
-        measure(run, settings, given.work / name, given.out / f"{name}.json")
+        measure(run, settings, args.work / name, args.out / f"{name}.json")
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -114,22 +114,22 @@ def describe(corpus: Corpus) -> dict[str, Any]:
 def recipe_of(variant: str, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a variant, but for where it is written."""
     model, noise_weight = VARIANTS[variant]
-    given: Settings = {"corpus": str(corpus), "seed": seed, "model": model, "steps": steps}
-    return on_stories(given, LENGTH, noise_weight=noise_weight)
+    settings: Settings = {"corpus": str(corpus), "seed": seed, "model": model, "steps": steps}
+    return on_stories(settings, LENGTH, noise_weight=noise_weight)
 
 
-def on_stories(given: Settings, length: int, rate: float = RATE, **more: Any) -> Settings:
+def on_stories(settings: Settings, length: int, rate: float = RATE, **more: Any) -> Settings:
     """Return a recipe of corpus, seed, model and steps, with what all runs on stories have."""
     return {
-        "corpus": given["corpus"],
-        "seed": given["seed"],
-        "model": given["model"],
+        "corpus": settings["corpus"],
+        "seed": settings["seed"],
+        "model": settings["model"],
         "head": {"enabled": False},
         **more,
         "data": {"length": length},
         # Embeddings decayed too when the published runs were made, as in nanoGPT.
         "optimizer": {"learning_rate": rate, "weight_decay_exempt": []},
-        "steps": given["steps"],
+        "steps": settings["steps"],
         "batch_size": ROWS,
         "evaluation": {"every": 0, "final_tokens": 200_000},
         "checkpoint": {"every": 250, "keep": 1},

@@ -47,19 +47,19 @@ def main() -> None:
     parser.add_argument("models", type=Path, help="--work of the training script")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    corpus = Corpus.open(given.corpus)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    corpus = Corpus.open(args.corpus)
     for variant in VARIANTS:
-        for seed in given.seeds:
+        for seed in args.seeds:
             name = f"{slug(variant)}-{seed}"
-            result = given.out / f"{name}.json"
+            result = args.out / f"{name}.json"
             if result.is_file():
                 print(f"{result.name} is there")
-            elif not (given.models / name / "model.safetensors").is_file():
+            elif not (args.models / name / "model.safetensors").is_file():
                 print(f"{given.models / name} holds no trained model: train it first")
             else:
-                row = {"variant": variant, "seed": seed} | read(given.models / name, corpus, seed)
+                row = {"variant": variant, "seed": seed} | read(args.models / name, corpus, seed)
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
 

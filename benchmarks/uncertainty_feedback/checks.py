@@ -47,18 +47,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--texts", type=int, default=TEXTS)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     for name in FED:
-        for seed in given.seeds:
-            model = given.models / f"{slug(name)}-{seed}"
-            result = given.out / f"{model.name}.json"
+        for seed in args.seeds:
+            model = args.models / f"{slug(name)}-{seed}"
+            result = args.out / f"{model.name}.json"
             if result.is_file():
                 print(f"{result.name} is there")
             elif not (model / "uncertainty_feedback.safetensors").is_file():
                 print(f"{model} holds no trained model: train it first")
             else:
-                row = {"arm": name, "seed": seed, "report": check(model, given.texts)}
+                row = {"arm": name, "seed": seed, "report": check(model, args.texts)}
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
 

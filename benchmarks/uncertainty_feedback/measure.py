@@ -85,24 +85,24 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", help=f"of {', '.join(TRAIN | SWEEP | LITERAL)!r}")
     parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    for name, feedback in PARTS[given.part].items():
-        result = given.out / f"{slug(name)}-{given.seed}.json"
-        if given.only and name not in given.only:
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for name, feedback in PARTS[args.part].items():
+        result = args.out / f"{slug(name)}-{given.seed}.json"
+        if args.only and name not in args.only:
             continue
         if result.is_file():
             print(f"{result.name} is there")
             continue
-        settings = recipe_of(feedback, given.corpus, given.seed, given.steps)
-        run(name, settings, given.work / f"{slug(name)}-{given.seed}", result)
+        settings = recipe_of(feedback, args.corpus, args.seed, args.steps)
+        run(name, settings, args.work / f"{slug(name)}-{given.seed}", result)
 
 
 def recipe_of(feedback: Settings | None, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a run, but for where it is written."""
-    given: Settings = {"corpus": str(corpus), "seed": seed, "steps": steps, "model": MODEL}
+    settings: Settings = {"corpus": str(corpus), "seed": seed, "steps": steps, "model": MODEL}
     more = {"uncertainty_feedback": feedback} if feedback else {}
-    return on_stories(given, LENGTH) | more
+    return on_stories(settings, LENGTH) | more
 
 
 def run(name: str, settings: Settings, work: Path, result: Path) -> None:

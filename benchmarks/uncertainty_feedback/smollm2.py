@@ -61,26 +61,26 @@ class Arm(NamedTuple):
 
 def main() -> None:
     """Make every run that is not in the file yet."""
-    given = options().parse_args()
-    corpus = Corpus.open(given.corpus)
-    settings = {name: getattr(given, name) for name in SETTINGS}
-    settings |= {"model": given.model.name, "corpus": corpus.fingerprint}
-    result = read_json(given.out) if given.out.is_file() else {"runs": []}
-    given.work.mkdir(parents=True, exist_ok=True)
-    for seed in given.seeds:
-        for arm in given.arms:
+    args = options().parse_args()
+    corpus = Corpus.open(args.corpus)
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    settings |= {"model": args.model.name, "corpus": corpus.fingerprint}
+    result = read_json(args.out) if args.out.is_file() else {"runs": []}
+    args.work.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for arm in args.arms:
             # Without anything to train every seed would be the same.
-            untrained = arm == NONE and given.table_alone
-            wanted = {"arm": arm, "seed": given.seeds[0] if untrained else seed}
+            untrained = arm == NONE and args.table_alone
+            wanted = {"arm": arm, "seed": args.seeds[0] if untrained else seed}
             wanted["settings"] = settings
             if any(wanted.items() <= run.items() for run in result["runs"]):
                 continue
             began = time.perf_counter()
-            run = wanted | measured(given, corpus, arm, wanted["seed"])
+            run = wanted | measured(args, corpus, arm, wanted["seed"])
             run["seconds"] = time.perf_counter() - began
-            run["environment"] = environment() | {"device": given.device}
+            run["environment"] = environment() | {"device": args.device}
             result["runs"].append(run)
-            write_json(given.out, result)
+            write_json(args.out, result)
             print(f"{arm}, seed {seed}: {said(run)}", flush=True)
 
 
@@ -110,12 +110,12 @@ def said(run: dict[str, Any]) -> str:
     return ", ".join(f"{name} {sum(sums) / tokens:.4f}" for name, sums in run["losses"].items())
 
 
-def measured(given: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> dict[str, Any]:
+def measured(args: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> dict[str, Any]:
     """Train one arm with one seed; return its held-out losses, and what became of its table."""
     torch.manual_seed(seed)
-    begun = prepared(given, arm, seed)
-    curve = trained(given, corpus, begun, arm, seed) if begun.groups else []
-    windows = heldout_windows(corpus, given.length, given.documents)
+    begun = prepared(args, arm, seed)
+    curve = trained(args, corpus, begun, arm, seed) if begun.groups else []
+    windows = heldout_windows(corpus, args.length, args.documents)
     found = judged(begun.model, begun.feedback, windows, seed)
     if begun.feedback is not None:
         embedding = begun.feedback.embedding
@@ -126,31 +126,31 @@ def measured(given: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> 
     return found | {"curve": curve}
 
 
-def prepared(given: argparse.Namespace, arm: str, seed: int) -> Arm:
+def prepared(args: argparse.Namespace, arm: str, seed: int) -> Arm:
     """Return the model with what an arm trains in it; every arm predicts as the model does."""
-    model: Any = AutoModelForCausalLM.from_pretrained(given.model).float().to(given.device)
+    model: Any = AutoModelForCausalLM.from_pretrained(args.model).float().to(args.device)
     model.requires_grad_(False)
     feedback, groups = None, list[dict[str, Any]]()
     table = list[nn.Parameter]()
     if arm != NONE:
-        feedback = attach_uncertainty(model, LEVELS, rows=given.table_rows, deviation=0.0, passes=2)
+        feedback = attach_uncertainty(model, LEVELS, rows=args.table_rows, deviation=0.0, passes=2)
         table = list(feedback.embedding.parameters())
-        groups.append({"params": table, "lr": given.table_rate})
-    if not given.table_alone:
-        with_adapters(model, LoraOptions(learning_rate=given.adapter_rate, seed=seed))
+        groups.append({"params": table, "lr": args.table_rate})
+    if not args.table_alone:
+        with_adapters(model, LoraOptions(learning_rate=args.adapter_rate, seed=seed))
         adapters = [one for one in model.parameters() if one.requires_grad]
         held = set(map(id, table))
         own = [one for one in adapters if id(one) not in held]
-        groups.append({"params": own, "lr": given.adapter_rate})
+        groups.append({"params": own, "lr": args.adapter_rate})
     return Arm(model, feedback, groups)
 
 
 def trained(
-    given: argparse.Namespace, corpus: Corpus, begun: Arm, arm: str, seed: int
+    args: argparse.Namespace, corpus: Corpus, begun: Arm, arm: str, seed: int
 ) -> list[float]:
     """Train; return the mean loss of each tenth of the steps, nats per token."""
-    rows = pack(corpus, corpus.split("train"), given.length, seed)
-    settings = {name: getattr(given, name) for name in SETTINGS} | {"arm": arm, "seed": seed}
+    rows = pack(corpus, corpus.split("train"), args.length, seed)
+    settings = {name: getattr(args, name) for name in SETTINGS} | {"arm": arm, "seed": seed}
     training = Training(begun, rows, settings)
     training.run_all(f"{arm}, seed {seed}", ConsoleReporter())
     parts = np.array_split(np.array(training.every_loss), 10)
@@ -215,8 +215,8 @@ def judged(
         pool = shuffle_codes(torch.cat([own.flatten() for own in codes]), generator)
         parts = pool.split([own.numel() for own in codes])
         for batch, part in zip(windows, parts, strict=True):
-            given = part.view(batch.input_ids.shape).to(model.device)
-            logits = _run(model, batch, uncertainty_codes=given).logits
+            shuffled = part.view(batch.input_ids.shape).to(model.device)
+            logits = _run(model, batch, uncertainty_codes=shuffled).logits
             _add(found.setdefault(SHUFFLED, {}), batch, logits)
     some = next(iter(found.values()))
     documents = sorted(some)

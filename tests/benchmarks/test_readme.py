@@ -30,11 +30,8 @@ def test_every_row_names_what_is_there():
             assert (RESULTS / file).is_dir() == file.endswith("/"), file
 
 
-def test_every_row_writes_something_or_says_that_it_does_not():
+def test_every_page_is_named_and_every_row_writes_something_or_says_that_it_does_not():
     for script, written in ROWS:
         assert bool(WRITTEN[script]) != written.startswith("none"), script
-
-
-def test_every_page_is_named():
     named = {file for files in WRITTEN.values() for file in files}
     assert {path.name for path in RESULTS.glob("*.md")} <= named

@@ -67,46 +67,40 @@ def by_loop(setting, weigh, cells=(0, 1)):
     return scores
 
 
-def scores(setting, **choices):
-    return EvidenceByPosition(setting, Choices(**choices))([None])[0]
+def kernel(setting, n, cosine):
+    return (setting.positions.token[n] == 2) * math.exp((cosine - 1) / 0.3)
 
 
-def test_evidence_is_a_kernel_over_positions_with_the_token(setting):
+def doubted(setting, n, cosine):
+    return kernel(setting, n, cosine) * (1 - setting.positions.probability[n]) ** 0.5
+
+
+def same_token(setting, n, cosine):
+    return kernel(setting, n, cosine) * (5 if setting.positions.read[n] == 1 else 1)
+
+
+def signed(setting, n, cosine):
     p = setting.positions
-
-    def weigh(n, cosine):
-        return (p.token[n] == 2) * math.exp((cosine - 1) / 0.3) * (1 - p.probability[n]) ** 0.5
-
-    found = scores(setting, temperature=0.3, doubt=0.5)
-    np.testing.assert_allclose(found, by_loop(setting, weigh), rtol=1e-4)
-    # The first cell alone is that of the prototype with the most evidence.
-    found = scores(setting, temperature=0.3, doubt=0.5, cells=1)
-    np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0,)), rtol=1e-4)
-    found = scores(setting, temperature=0.3, doubt=0.5, cells=None)
-    np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0, 1, 2)), rtol=1e-4)
+    logits = setting.W.numpy() @ p.state[n].astype(np.float32) * p.size[n]
+    probability = np.exp(logits[2]) / np.exp(logits).sum()
+    return ((p.token[n] == 2) - probability) * math.exp((cosine - 1) / 0.3)
 
 
-def test_a_position_after_the_same_token_counts_as_often_as_is_said(setting):
-    p = setting.positions
-
-    def weigh(n, cosine):
-        return (p.token[n] == 2) * math.exp((cosine - 1) / 0.3) * (5 if p.read[n] == 1 else 1)
-
-    assert 0 < (p.read[p.token == 2] == 1).sum() < (p.token == 2).sum()
-    found = scores(setting, temperature=0.3, same_token=5.0)
-    np.testing.assert_allclose(found, by_loop(setting, weigh), rtol=1e-4)
-
-
-def test_signed_evidence_takes_away_what_the_model_expected(setting):
-    p, W = setting.positions, setting.W.numpy()
-
-    def weigh(n, cosine):
-        logits = W @ p.state[n].astype(np.float32) * p.size[n]
-        probability = np.exp(logits[2]) / np.exp(logits).sum()
-        return ((p.token[n] == 2) - probability) * math.exp((cosine - 1) / 0.3)
-
-    found = scores(setting, temperature=0.3, signed=True)
-    np.testing.assert_allclose(found, by_loop(setting, weigh), rtol=1e-3)
+@pytest.mark.parametrize(
+    ("choices", "weigh", "cells"),
+    [
+        ({"doubt": 0.5}, doubted, (0, 1)),
+        # The first cell alone is that of the prototype with the most evidence.
+        ({"doubt": 0.5, "cells": 1}, doubted, (0,)),
+        ({"doubt": 0.5, "cells": None}, doubted, (0, 1, 2)),
+        ({"same_token": 5.0}, same_token, (0, 1)),
+        ({"signed": True}, signed, (0, 1)),
+    ],
+)
+def test_evidence_is_a_kernel_over_positions(setting, choices, weigh, cells):
+    found = EvidenceByPosition(setting, Choices(0.3, **choices))([None])[0]
+    expected = by_loop(setting, lambda n, cosine: weigh(setting, n, cosine), cells)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 def test_nearest_states_are_the_largest_cosine_of_each_passage(setting):
