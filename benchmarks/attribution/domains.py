@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     lm = prismlm.load(args.model)
     if lm.lens is None or lm.lens.corpus is None:
-        parser.error(f"{given.model} has no lens whose corpus is there")
+        parser.error(f"{args.model} has no lens whose corpus is there")
     corpus = lm.lens.corpus
     names = sorted({name for name in corpus.column("domain") if name is not None})
     texts = beginnings(corpus, names, args.texts, args.tokens, args.seed)

@@ -51,7 +51,7 @@ def main() -> None:
     lm = prismlm.load(args.model)
     lens = lm.lens
     if lens is None or lens.cells is None or lens.corpus is None:
-        raise SystemExit(f"{given.model} has no lens with cells whose corpus is there")
+        raise SystemExit(f"{args.model} has no lens with cells whose corpus is there")
     began = time.process_time()
     made = make_labels(lens, lm.model)
     named = time.process_time()

@@ -80,9 +80,9 @@ def main() -> None:
         build_mixed_corpus(args.texts, args.corpus)
         return
     short = args.part == "rates"
-    folder = "" if short or args.steps == STEPS else f"steps_{given.steps}"
+    folder = "" if short or args.steps == STEPS else f"steps_{args.steps}"
     if args.rates:
-        folder = f"rates_{given.steps}"
+        folder = f"rates_{args.steps}"
     torch.set_num_threads(args.threads)
     for model in args.only:
         rates = RATES[model] if short else args.rates or (best_rate(args.out, model),)

@@ -53,7 +53,7 @@ def main() -> None:
     for named in args.model:
         name, _, directory = named.partition("=")
         write_json(args.out / f"{name}.json", study_of(name, Path(directory), args))
-        print(f"wrote {given.out / name}.json")
+        print(f"wrote {args.out / name}.json")
 
 
 def study_of(name: str, directory: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     for model in args.only:
-        result = args.out / f"longer-{model}-{LENGTH}-{given.seed}.json"
+        result = args.out / f"longer-{model}-{LENGTH}-{args.seed}.json"
         settings = recipe_of(model, args.corpus, args.seed, args.steps)
         run = {"kind": args.part, "model": model}
         measure(run, settings, args.work / result.stem, result, keep=args.keep)

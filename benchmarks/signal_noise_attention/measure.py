@@ -83,7 +83,7 @@ def main() -> None:
         corpus = build_corpus(
             args.texts, args.corpus, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT
         )
-        print(f"wrote {given.corpus}: {len(corpus.doc_ids)} documents")
+        print(f"wrote {args.corpus}: {len(corpus.doc_ids)} documents")
         return
     described = describe(Corpus.open(args.corpus))
     if args.part == "describe":
@@ -94,7 +94,7 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     for variant in args.only or VARIANTS:
-        name = f"{slug(variant)}-{given.seed}"
+        name = f"{slug(variant)}-{args.seed}"
         settings = recipe_of(variant, args.corpus, args.seed, args.steps)
         run = {"variant": variant, "corpus": described}
         measure(run, settings, args.work / name, args.out / f"{name}.json")

@@ -57,7 +57,7 @@ def main() -> None:
             if result.is_file():
                 print(f"{result.name} is there")
             elif not (args.models / name / "model.safetensors").is_file():
-                print(f"{given.models / name} holds no trained model: train it first")
+                print(f"{args.models / name} holds no trained model: train it first")
             else:
                 row = {"variant": variant, "seed": seed} | read(args.models / name, corpus, seed)
                 write_json(result, row | {"environment": environment()})

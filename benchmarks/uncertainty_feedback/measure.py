@@ -88,14 +88,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name, feedback in PARTS[args.part].items():
-        result = args.out / f"{slug(name)}-{given.seed}.json"
+        result = args.out / f"{slug(name)}-{args.seed}.json"
         if args.only and name not in args.only:
             continue
         if result.is_file():
             print(f"{result.name} is there")
             continue
         settings = recipe_of(feedback, args.corpus, args.seed, args.steps)
-        run(name, settings, args.work / f"{slug(name)}-{given.seed}", result)
+        run(name, settings, args.work / f"{slug(name)}-{args.seed}", result)
 
 
 def recipe_of(feedback: Settings | None, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
