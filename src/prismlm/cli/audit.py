@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ def audit(
     files: Files,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
+    device: opt.Device = "cpu",
     where: opt.Where = None,
     by: opt.By = None,
     method: opt.Method = "evidence",
@@ -51,53 +53,84 @@ def audit(
     csv: Annotated[Path | None, option("FILE", "Write the largest shares as a table.")] = None,
     html: opt.Html = None,
     overwrite: opt.Overwrite = False,
+    parts: opt.PartCount = None,
+    workers: opt.Workers = None,
+    engine: opt.Engine = "local",
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Show what a model's predictions over many texts rely on, and write reports."""
+    """Show what a model's predictions over many texts rely on, and write reports.
+
+    With --parts, finished parts are kept: run the same command again to resume.
+    """
     tables = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
     opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)
-    import prismlm
     from prismlm.corpus.documents import Columns
     from prismlm.explain.audit import estimate_audit
-    from prismlm.explain.texts import text_options
+    from prismlm.explain.audit_parts import AuditPart, audit_in_parts
     from prismlm.lens.cells import parse_where
 
-    conditions, columns = parse_where(where or []), Columns(text=text_column, id=id_column)
-    reader = _read_documents(files, columns=columns, skip_bad_rows=skip_bad_rows)
-    lm = prismlm.load(model, lens=lens, corpus=corpus)
-    reader.tokenizer = lm.tokenizer
-    report = prismlm.Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
+    paths, count = list(filter(None, tables.values())), opt.count_parts(parts, workers, engine)
+    if count and not paths:
+        raise InputError("finished parts are kept beside a file: add --parquet FILE.")
+    columns, conditions = Columns(text=text_column, id=id_column), parse_where(where or [])
+    fixed = {"out": paths[0] if paths else Path(), "files": tuple(files)}
+    one: AuditPart = opt.fill(AuditPart, locals(), columns=columns, where=conditions, **fixed)
+    reader = one.reader()
     with orderly_end():
-        if dry_run:
-            output.print_cost(estimate_audit(report, reader), as_json=as_json)
-            return
-        summary = _run_audit(report, reader, list(filter(None, tables.values())), html)
-    output.report_written(*tables.values(), html)
+        if count and not dry_run:
+            how: dict[str, Any] = {"engine": engine, "workers": workers or 1}
+            how |= {"overwrite": overwrite, "progress": ConsoleReporter()}
+            finished = audit_in_parts(one, count, **how)
+            report = finished.audit
+            summary = _write_audit(report, finished.rows(), finished.left_out, paths, html)
+            finished.discard()
+        else:
+            report = one.empty()
+            reader.tokenizer = report.tokenizer
+            if dry_run:
+                output.print_cost(estimate_audit(report, reader), as_json=as_json)
+                return
+            summary = _read_and_write(report, reader, paths, html)
+    output.report_written(*paths, html)
     column = by or report.lens.default_group_by
     output.show(summary, as_json, lambda: _print_audit(report, summary, column, documents))
 
 
-def _run_audit(
+def _read_and_write(
     audit: Audit, reader: DocumentReader, tables: list[Path], html: Path | None
 ) -> dict[str, Any]:
     """Read the documents, write all files, and return the summary."""
-    from prismlm.explain.audit import audit_files
-    from prismlm.pages.audit import audit_page
-
     for _ in reader:
         # Report a bad row before the model reads those above it.
         pass
-    with (
-        audit_files(tables, [html] if html else [], audit.identity) as (add, pages),
-        ConsoleReporter().task("Reading texts", reader.total, reader.unit) as task,
-    ):
-        done = 0
-        for row in audit.read(reader):
+    with ConsoleReporter().task("Reading texts", reader.total, reader.unit) as task:
+
+        def rows() -> Iterator[dict[str, Any]]:
+            done = 0
+            for row in audit.read(reader):
+                yield row
+                task.advance(reader.done - done)
+                done = reader.done
+
+        return _write_audit(audit, rows(), reader.left_out, tables, html)
+
+
+def _write_audit(
+    audit: Audit,
+    rows: Iterator[dict[str, Any]],
+    left_out: Mapping[str, int],
+    tables: list[Path],
+    html: Path | None,
+) -> dict[str, Any]:
+    """Write the rows and the page, and return the summary once all rows are read."""
+    from prismlm.explain.audit import audit_files
+    from prismlm.pages.audit import audit_page
+
+    with audit_files(tables, [html] if html else [], audit.identity) as (add, pages):
+        for row in rows:
             add(row)
-            task.advance(reader.done - done)
-            done = reader.done
-        summary = audit.to_dict() | {"left_out": dict(reader.left_out)}
+        summary = audit.to_dict() | {"left_out": dict(left_out)}
         for page in pages:
             page.write_text(audit_page(summary), encoding="utf-8")
     return summary

@@ -40,6 +40,7 @@ def explain(
     lines: Annotated[bool, flag("--lines", "Every line of the file is a separate text.")] = False,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
+    device: opt.Device = "cpu",
     by: opt.By = None,
     method: opt.Method = "evidence",
     where: opt.Where = None,
@@ -71,7 +72,7 @@ def explain(
 
     conditions = parse_where(where or [])
     with spinner("Opening the model"):
-        lm = prismlm.load(model, lens=lens, corpus=corpus)
+        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
     if by or conditions or against or method != "evidence":
         lm.lens_for("training text to point to")
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)

@@ -55,6 +55,9 @@ def index(
     positions: opt.PositionShare = 1.0,
     codes: opt.Codes = "int8",
     shard: Part = None,
+    parts: opt.PartCount = None,
+    workers: opt.Workers = None,
+    engine: opt.Engine = "local",
     device: opt.Device = "auto",
     precision: opt.Precision = "auto",
     overwrite: opt.Overwrite = False,
@@ -63,8 +66,9 @@ def index(
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it.
 
-    Finished parts are kept: run the same command again to resume an index in parts (--shard), or
-    one that streams a dataset into a corpus. Under torchrun every process reads one part.
+    Finished parts are kept: run the same command again to resume an index in parts (--parts,
+    --shard), or one that streams a dataset into a corpus. Under torchrun every process reads one
+    part.
     """
     from prismlm.lens.build import check_lens, estimate_index, index_checkpoint, lens_directory
     from prismlm.lens.codes import check_codes
@@ -75,11 +79,15 @@ def index(
     hub_dataset = open_dataset(dataset, None, dataset_split, data_files)
     source = _source(model, hub_dataset, corpus, column, skip_bad_rows)
     place, part = _local_device(device_named(device)), _parse_shard(shard)
+    count = opt.count_parts(parts, workers, engine)
+    if count and shard is not None:
+        raise InputError("--shard reads one part, and --parts or --workers all: use one of them.")
     sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
     out = lens_directory(model, lens or source.name)
     check_lens(out, overwrite=overwrite)
-    checkpoint = load_checkpoint(model, device=place)
+    # With workers, this process only checks the model, and leaves the GPUs to them.
+    checkpoint = load_checkpoint(model, device="cpu" if count else place)
     # Refuses windows that the model cannot read, before a dataset is streamed.
     options = options_for(checkpoint.model, options, model)
     if dry_run:
@@ -92,9 +100,16 @@ def index(
     start = time.monotonic()
     if isinstance(source, _Stream):
         source = source.build(progress, wait=part.count > 1)
-    written = index_checkpoint(
-        checkpoint, source, out, options, overwrite=overwrite, progress=progress
-    )
+    if count:
+        from prismlm.lens.index_parts import IndexPart, index_in_parts
+
+        one = IndexPart(model, source.path, out, options, device, overwrite)
+        how: dict[str, Any] = {"engine": engine, "workers": workers or 1, "progress": progress}
+        written = index_in_parts(one, count, **how)
+    else:
+        written = index_checkpoint(
+            checkpoint, source, out, options, overwrite=overwrite, progress=progress
+        )
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
 

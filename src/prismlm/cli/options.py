@@ -66,6 +66,12 @@ Overwrite = Annotated[bool, flag("--overwrite", "Replace existing output.")]
 Model = Annotated[Path, argument("MODEL", "A model directory, or org/name.")]
 Models = Annotated[list[Path], argument("MODEL...", "Model directories, such as seeds.")]
 Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
+ENGINE_HELP = "What starts the workers; ray joins the cluster at RAY_ADDRESS."
+Engine = Annotated[Literal["local", "ray", "datatrove"], option(None, ENGINE_HELP)]
+WORKERS_HELP = "Make the parts with so many processes; on GPUs, one each."
+Workers = Annotated[int | None, option("N", WORKERS_HELP, min=1)]
+PARTS_HELP = "Divide the work into parts, kept when finished (default: one per worker)."
+PartCount = Annotated[int | None, option("N", PARTS_HELP, "--parts", min=1)]
 Precision = Annotated[
     Literal["auto", "float32", "bf16"], option(None, "Precision of the forward passes.")
 ]
@@ -180,6 +186,15 @@ def open_endpoint(url: str | None, model: str | None, *limits: Any) -> NamedEndp
     from prismlm.lens.labels.endpoint import Endpoint
 
     return Endpoint(url, model, *limits)
+
+
+def count_parts(parts: int | None, workers: int | None, engine: str) -> int | None:
+    """Return the number of parts, or None for work that is not divided."""
+    if parts is None and workers is None and engine == "local":
+        return None
+    if "WORLD_SIZE" in os.environ:
+        raise InputError("--workers, --parts and --engine do what torchrun does: use one of them.")
+    return parts or workers or 1
 
 
 def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:

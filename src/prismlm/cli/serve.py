@@ -34,13 +34,15 @@ def explore(
     model: opt.Model,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
+    device: opt.Device = "cpu",
     port: opt.Port = EXPLORER_PORT,
     host: opt.Host = HOST,
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
     with closing(open_socket(host, port)) as listener:
-        serve_explorer(model, lens, listener, host, corpus=corpus, browser=browser)
+        options: dict[str, Any] = {"corpus": corpus, "device": device, "browser": browser}
+        serve_explorer(model, lens, listener, host, **options)
 
 
 def serve_explorer(
@@ -50,13 +52,14 @@ def serve_explorer(
     host: str,
     *,
     corpus: Path | None = None,
+    device: str = "cpu",
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
     opt.require_packages(*SERVER_PACKAGES)
     import prismlm
 
-    lm = prismlm.load(model, lens=lens, corpus=corpus)
+    lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
     app, address = _explorer(lm, listener, host)
     typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
     if browser:
@@ -93,6 +96,7 @@ def serve(
     model: opt.Model,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
+    device: opt.Device = "cpu",
     port: opt.Port = API_PORT,
     host: opt.Host = HOST,
     name: Annotated[str | None, option("NAME", "Default: the name of the directory.")] = None,
@@ -108,7 +112,7 @@ def serve(
     from prismlm.web import create_app
 
     with closing(open_socket(host, port)) as listener:
-        lm = prismlm.load(model, lens=lens, corpus=corpus)
+        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
         app = create_app(
             lm,
             name=name,

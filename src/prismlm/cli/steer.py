@@ -98,6 +98,7 @@ def steer(
     draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
     file: Annotated[Path | None, option("FILE", "Measure effects over its lines.")] = None,
     lens: opt.Lens = None,
+    device: opt.Device = "cpu",
     corpus: HeldOut = None,
     heldout: Annotated[int, option("N", "Held-out tokens for the cost.", min=0)] = 10_000,
     as_json: opt.Json = False,
@@ -115,7 +116,7 @@ def steer(
     search = strength is None and bool(edits) and isinstance(edits[0], searchable)
     if search and file is not None:
         raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
-    lm = prismlm.load(model, lens=lens)
+    lm = prismlm.load(model, lens=lens, device=device)
     scope: dict[str, Any] = {"only": only, "seed": seed}
     sampling = {"generate": generate, "temperature": temperature}
     if file is not None:

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
 from prismlm import fingerprints
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader
@@ -56,7 +58,7 @@ class AuditPart:
             if part.is_dir():
                 return
             audit = self.empty()
-            reader = self.reader(audit)
+            reader = self.reader(audit.tokenizer)
             texts = documents_of(reader, rank, world_size)
             with atomic_directory(part) as directory:
                 with audit_files([directory / ROWS_FILE], [], audit.identity) as (add, _):
@@ -72,12 +74,12 @@ class AuditPart:
         options = text_options([lm], self.window, self.stride, self.method)
         return Audit(lm, options, self.where, self.least_share)
 
-    def reader(self, audit: Audit) -> DocumentReader:
-        """Return the texts."""
+    def reader(self, tokenizer: PreTrainedTokenizerBase | None = None) -> DocumentReader:
+        """Return the texts; chats need a tokenizer."""
         return DocumentReader(
             list(self.files),
             self.columns,
-            tokenizer=audit.tokenizer,
+            tokenizer=tokenizer,
             skip_bad_rows=self.skip_bad_rows,
             answered_chats="last",
         )
@@ -134,7 +136,7 @@ def audit_in_parts(
     :func:`prismlm.parts.run_parts`, and InputError for such parts.
     """
     audit, parts = replace(part, device="cpu").empty(), Parts(part.out, count)
-    reader = part.reader(audit)
+    reader = part.reader(audit.tokenizer)
     for _ in reader:
         # Report a bad row before a worker starts.
         pass

@@ -42,6 +42,7 @@ from prismlm.lens.layout import find_lens
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel, check_embedded, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
+from prismlm.models.device import device_named
 from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import weight_of
@@ -228,7 +229,7 @@ def load(
             Hugging Face Hub.
         lens: the lens to use; by default the only one under ``lens/``.
         corpus: where the lens's corpus is now, if it has moved since it was indexed.
-        device: where to run.
+        device: where to run: cpu, cuda, cuda:1, or auto for a GPU if there is one.
         revision: of a model on the hub: a branch, tag or commit.
 
     Raises:
@@ -237,7 +238,7 @@ def load(
         StaleLensError: the lens was built for other weights.
     """
     directory = model_directory(path, revision)
-    model, tokenizer, sidecar = load_checkpoint(directory, device=device)
+    model, tokenizer, sidecar = load_checkpoint(directory, device=device_named(device))
     lens_path, opened = find_lens(directory, lens), None
     if lens_path is not None:
         opened = Lens.open(lens_path, model, sidecar.head, tokenizer_fingerprint(tokenizer))

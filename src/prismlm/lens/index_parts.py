@@ -22,13 +22,16 @@ class IndexPart:
     lens: Path
     options: IndexOptions = field(default_factory=IndexOptions)
     device: str = "auto"
+    overwrite: bool = False
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Read a part, unless it is finished; write the lens if it was the last."""
-        parts, done = Parts(self.lens, world_size), (self.lens / "meta.json").is_file()
-        if not done and (not parts.part(rank).is_dir() or len(parts.complete()) == world_size):
-            options = replace(self.options, shard=Shard(rank, world_size))
-            index(self.model, self.corpus, self.lens, options, device=self.device)
+        parts = Parts(self.lens, world_size)
+        if parts.part(rank).is_dir() and len(parts.complete()) < world_size:
+            return
+        options = replace(self.options, shard=Shard(rank, world_size))
+        how: dict[str, Any] = {"device": self.device, "overwrite": self.overwrite}
+        index(self.model, self.corpus, self.lens, options, **how)
 
 
 def index_in_parts(
@@ -44,8 +47,9 @@ def index_in_parts(
     The lens is the same, byte for byte, whatever the engine and the numbers of parts and workers.
     Errors are those of :func:`prismlm.parts.run_parts` and :func:`prismlm.lens.build.index`.
     """
-    check_lens(part.lens, overwrite=False)
+    check_lens(part.lens, overwrite=part.overwrite)
     gpus = device_named(part.device) == "cuda"
     run_parts(part, count, engine=engine, workers=workers, gpus=gpus, progress=progress)
-    part(None, 0, count)  # writes the lens if no worker saw that its part was the last
+    if Parts(part.lens, count).path.is_dir():  # no worker saw that its part was the last
+        part(None, 0, count)
     return part.lens
