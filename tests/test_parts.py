@@ -20,6 +20,7 @@ def make(directory, data, number, count):
     if number == 2 and (directory / "refuse").exists():
         raise InputError("part 2 is bad")
     (directory / f"part-{number}").write_text(f"{number} of {count} by {os.getpid()}")
+    (directory / f"device-{os.environ.get('CUDA_VISIBLE_DEVICES')}").touch()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -55,9 +56,18 @@ def test_a_killed_worker(tmp_path):
     assert (tmp_path / "part-1").exists()
 
 
+def test_each_worker_has_one_of_the_gpus_that_the_user_chose(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    run_parts(partial(make, tmp_path), 6, workers=2, gpus=True)
+    assert {path.name for path in tmp_path.glob("device-*")} <= {"device-4", "device-5"}
+
+
 def test_what_cannot_be_started(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="3 workers for 2 part"):
         run_parts(partial(make, tmp_path), 2, workers=3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(InputError, match=r"3 workers for 2 GPU\(s\)"):
+        run_parts(partial(make, tmp_path), 3, workers=3, gpus=True)
     with pytest.raises(InputError, match="the engine"):
         run_parts(partial(make, tmp_path), 2, engine="dask")
     monkeypatch.setattr("prismlm.parts.find_spec", lambda name: None)

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from prismlm.errors import InputError, PrismError, check_choice, check_whole
 from prismlm.files import discard
-from prismlm.progress import SILENT, Reporter
+from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import RUN_FILE, check_same, read_note, writing
 
 Engine = Literal["local", "ray", "datatrove"]
@@ -47,11 +47,12 @@ def run_parts(
         engine: what starts the workers. Ray joins the cluster at ``RAY_ADDRESS`` if that is set.
         workers: each has an equal share of this machine's processors, or one of a cluster's. A
             single local one is this process.
-        gpus: whether each worker needs a GPU of its own.
+        gpus: whether each worker needs a GPU of its own, of those that CUDA_VISIBLE_DEVICES names.
         progress: reports parts.
 
     Raises:
-        InputError: an unknown engine, or one that is not installed; more workers than parts.
+        InputError: an unknown engine, or one that is not installed; more workers than parts, or
+            than GPUs of this machine.
         PrismError: a worker was killed, or what a worker raised.
     """
     check_choice("the engine", engine, ENGINES)
@@ -65,45 +66,61 @@ def run_parts(
             f"the engine {engine} is not installed: run `pip install prismlm[{engine}]`, or use "
             "--engine local."
         )
+    if gpus and workers > len(_devices()) and not _on_cluster(engine):
+        raise InputError(
+            f"{workers} workers for {len(_devices())} GPU(s): expected a GPU for each. Start fewer "
+            "workers, or use --device cpu."
+        )
     start = {"local": _local, "ray": _ray, "datatrove": _datatrove}[engine]
     with progress.task("Parts", count, "parts") as task:
-        start(work, count, workers, gpus, task.advance)
+        start(work, count, workers, gpus, task)
 
 
-def _local(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], None]) -> None:
+def _devices() -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
+
+
+def _on_cluster(engine: str) -> bool:
+    return engine == "ray" and "RAY_ADDRESS" in os.environ
+
+
+def _local(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     if workers == 1:
         for number in range(count):
             work(None, number, count)
-            done()
+            task.advance()
         return
     # Spawned, as a forked process cannot use CUDA.
     context = get_context("spawn")
-    numbers = context.Queue()
-    for number in range(workers):
-        numbers.put(number)
-    with ProcessPoolExecutor(workers, context, _begin, (numbers, workers, gpus)) as pool:
+    names = context.Queue()
+    for device in _devices()[:workers] if gpus else [""] * workers:
+        names.put(device)
+    with ProcessPoolExecutor(workers, context, _begin, (names, workers)) as pool:
         futures = [pool.submit(work, None, number, count) for number in range(count)]
         try:
             for future in as_completed(futures):
                 future.result()
-                done()
+                task.advance()
         except BrokenProcessPool as error:
             raise PrismError(KILLED) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin(numbers: Any, workers: int, gpus: bool) -> None:
+def _begin(names: Any, workers: int) -> None:
     """Give this worker its processors, and its GPU."""
     import torch
 
-    number = numbers.get()
+    if device := names.get():
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
 
 
-def _ray(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], None]) -> None:
+def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     import ray
     from ray.exceptions import RayError, RayTaskError
     from ray.util import ActorPool
@@ -112,18 +129,23 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], No
         def make(self, number: int) -> None:
             work(None, number, count)
 
-    started = not ray.is_initialized()
+    started, cluster = not ray.is_initialized(), _on_cluster("ray")
     if started:
-        cluster = os.environ.get("RAY_ADDRESS")
-        where: dict[str, Any] = {"address": cluster} if cluster else {"num_cpus": workers}
+        where: dict[str, Any] = {} if cluster else {"num_cpus": workers}
         ray.init(include_dashboard=False, log_to_driver=False, **where)
+    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(gpus)}
+    for name, need in (("CPU", needs["num_cpus"]), ("GPU", needs["num_gpus"])):
+        present = ray.cluster_resources().get(name, 0)
+        if need * workers > present:
+            # A cluster may grow; where it does not, this would wait in silence.
+            task.note(f"{workers} workers wait for {name}s: the cluster has {present:g} now.")
     try:
         # Ray starts a worker that was killed again, and gives it its part again.
-        remote = ray.remote(num_cpus=1, num_gpus=int(gpus), max_restarts=3, max_task_retries=3)
+        remote = ray.remote(**needs, max_restarts=3, max_task_retries=3)
         pool = ActorPool([remote(Worker).remote() for _ in range(workers)])
         numbers = list(range(count))
         for _ in pool.map_unordered(lambda actor, number: actor.make.remote(number), numbers):
-            done()
+            task.advance()
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:
@@ -133,7 +155,7 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], No
             ray.shutdown()
 
 
-def _datatrove(work: Work, count: int, workers: int, gpus: bool, done: Callable[[], None]) -> None:
+def _datatrove(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     from datatrove.executor import LocalPipelineExecutor
 
     if gpus and workers > 1:
@@ -150,8 +172,7 @@ def _datatrove(work: Work, count: int, workers: int, gpus: bool, done: Callable[
             skip_completed=False,
             start_method="spawn",
         ).run()
-    for _ in range(count):
-        done()
+    task.advance(count)
 
 
 class Parts:

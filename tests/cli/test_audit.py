@@ -50,6 +50,18 @@ def test_every_report(document, tiny_model, texts, tmp_path):
             assert total + row["unattributed"] == pytest.approx(1)
 
 
+def test_an_audit_in_parts(document, refused, tiny_model, texts, tmp_path):
+    command = ("audit", tiny_model, texts, "--parquet")
+    expected = document(*command, tmp_path / "one.parquet")
+    summary = document(*command, tmp_path / "parts.parquet", "--parts", "2")
+    assert summary == expected
+    rows = [pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("one", "parts")]
+    assert rows[0] == rows[1]
+    assert not list(tmp_path.glob(".*"))
+    assert "add --parquet" in refused("audit", tiny_model, texts, "--workers", "2")
+    assert "torchrun" not in refused(*command, tmp_path / "x.parquet", "--engine", "slurm")
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_human_output_fits(prism, tiny_model, texts, columns):
     doc = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")["doc_id"][0].as_py()

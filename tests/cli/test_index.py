@@ -178,19 +178,25 @@ def with_its_environment(arguments):
 @pytest.mark.parametrize(
     "spread", [pytest.param(under_torchrun, marks=pytest.mark.slow), with_its_environment]
 )
-def test_shards_under_torchrun_and_by_hand(prism, document, copy, tiny_corpus, spread):
+def test_shards_under_torchrun_and_by_hand(prism, document, refused, copy, tiny_corpus, spread):
     command = ("index", copy, "--corpus", tiny_corpus, *EIGHT)
     summary = json.loads(spread([*command, "--lens", "spread", "--json"]))
     assert summary["prototypes"] == 192
     first = document(*command, "--lens", "parts", "--shard", "2/2")
     assert first == {"lens": None, "shards": 2, "done": [2], "left": [1]}
     prism(*command, "--lens", "parts", "--shard", "1/2")
+    for_all = prism(*command, "--lens", "divided", "--parts", "3", "--device", "cpu")
+    assert "3 parts" in for_all.stderr
+    assert "more parts" in refused(*command, "--lens", "x", "--parts", "1", "--workers", "2")
+    assert "--shard" in refused(*command, "--lens", "x", "--parts", "2", "--shard", "1/2")
     lenses = copy / "lens"
     for name in ("index.parquet", "contexts.safetensors", "mass.parquet", "meta.json"):
         expected = (lenses / "sample" / name).read_bytes()
         assert (lenses / "spread" / name).read_bytes() == expected, name
         assert (lenses / "parts" / name).read_bytes() == expected, name
-    assert sorted(path.name for path in lenses.iterdir()) == ["parts", "sample", "spread"]
+        assert (lenses / "divided" / name).read_bytes() == expected, name
+    names = ["divided", "parts", "sample", "spread"]
+    assert sorted(path.name for path in lenses.iterdir()) == names
 
 
 @pytest.fixture(scope="module")

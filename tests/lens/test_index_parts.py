@@ -1,10 +1,13 @@
 """An index by real workers of each engine equals that of one process."""
 
+from dataclasses import replace
+
 import pytest
 
 from prismlm.errors import InputError
 from prismlm.lens.build import index
 from prismlm.lens.index_parts import IndexPart, index_in_parts
+from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
 from prismlm.parts import Parts
 from tests.lens.test_build import assert_same_lens
@@ -24,13 +27,16 @@ def part(tiny_model, tiny_corpus, tmp_path):
 
 
 def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, straight):
-    part(None, 2, 3)
+    replace(part, merge=False)(None, 2, 3)
     finished = Parts(part.lens, 3).part(2)
     before = finished.stat().st_mtime_ns
+    replace(part, merge=False)(None, 2, 3)
     part(None, 0, 3)
     assert finished.stat().st_mtime_ns == before
     assert_same_lens(straight, index_in_parts(part, 3))
     assert [path.name for path in part.lens.parent.iterdir()] == ["lens"]
+    index_in_parts(replace(part, overwrite=True, options=replace(OPTIONS, contexts=2)), 2)
+    assert read_meta(part.lens).contexts == 2
     with pytest.raises(InputError, match="exists"):
         index_in_parts(part, 3)
 

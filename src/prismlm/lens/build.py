@@ -66,6 +66,7 @@ def index(
     *,
     device: str = "auto",
     overwrite: bool = False,
+    merge: bool = True,
     progress: Reporter = SILENT,
 ) -> Path | None:
     """Read a corpus with the model of a directory, and write a lens: ``prismlm index``.
@@ -76,6 +77,7 @@ def index(
         options: how it is read, and which part of it.
         device: auto, cpu or cuda.
         overwrite: replace an existing lens, and discard parts made with other inputs.
+        merge: write the lens once all parts are finished.
         progress: reports tokens.
 
     Returns:
@@ -88,9 +90,8 @@ def index(
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=device_named(device))
     options = options_for(checkpoint.model, options or IndexOptions(), Path(model))
-    return index_checkpoint(
-        checkpoint, opened, out, options, overwrite=overwrite, progress=progress
-    )
+    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "progress": progress}
+    return index_checkpoint(checkpoint, opened, out, options, **how)
 
 
 def index_checkpoint(
@@ -114,6 +115,7 @@ def build_index(
     *,
     trained_on: layout.TrainedOn = None,
     overwrite: bool = False,
+    merge: bool = True,
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
@@ -137,7 +139,7 @@ def build_index(
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
                     _scan_part(source, directory, progress)
-        if len(parts.complete()) < options.shard.count:
+        if not merge or len(parts.complete()) < options.shard.count:
             return None
         parts.check(run)
         with writing(parts.path, wait=True):

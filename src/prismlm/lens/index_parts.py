@@ -1,4 +1,4 @@
-"""An index made by workers: each reads parts of a corpus, and the last part writes the lens."""
+"""An index made by workers: each reads parts of a corpus, and the last step writes the lens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from prismlm.progress import SILENT, Reporter
 
 @dataclass(frozen=True)
 class IndexPart:
-    """One part of an index, as a step of datatrove; arguments are those of :func:`index`."""
+    """One part of an index, as a step of datatrove; arguments are those of :func:`index`.
+
+    With ``merge``, the last part to be finished writes the lens.
+    """
 
     model: Path
     corpus: Path
@@ -23,15 +26,14 @@ class IndexPart:
     options: IndexOptions = field(default_factory=IndexOptions)
     device: str = "auto"
     overwrite: bool = False
+    merge: bool = True
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Read a part, unless it is finished; write the lens if it was the last."""
-        parts = Parts(self.lens, world_size)
-        if parts.part(rank).is_dir() and len(parts.complete()) < world_size:
-            return
-        options = replace(self.options, shard=Shard(rank, world_size))
-        how: dict[str, Any] = {"device": self.device, "overwrite": self.overwrite}
-        index(self.model, self.corpus, self.lens, options, **how)
+        """Read a part, unless it is finished."""
+        if self.merge or not Parts(self.lens, world_size).part(rank).is_dir():
+            options = replace(self.options, shard=Shard(rank, world_size))
+            how: dict[str, Any] = {"overwrite": self.overwrite, "merge": self.merge}
+            index(self.model, self.corpus, self.lens, options, device=self.device, **how)
 
 
 def index_in_parts(
@@ -44,12 +46,13 @@ def index_in_parts(
 ) -> Path:
     """Index a corpus in parts; finished ones, also of an interrupted run, are not read again.
 
-    The lens is the same, byte for byte, whatever the engine and the numbers of parts and workers.
-    Errors are those of :func:`prismlm.parts.run_parts` and :func:`prismlm.lens.build.index`.
+    On machines of one kind the lens is the same, byte for byte, whatever the engine and the numbers
+    of parts and workers; with bf16 on CPUs, at equal numbers of threads. Errors are those of
+    :func:`prismlm.parts.run_parts` and :func:`prismlm.lens.build.index`.
     """
     check_lens(part.lens, overwrite=part.overwrite)
     gpus = device_named(part.device) == "cuda"
-    run_parts(part, count, engine=engine, workers=workers, gpus=gpus, progress=progress)
-    if Parts(part.lens, count).path.is_dir():  # no worker saw that its part was the last
-        part(None, 0, count)
+    how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
+    run_parts(replace(part, merge=False), count, gpus=gpus, **how)
+    replace(part, merge=True)(None, 0, count)
     return part.lens
