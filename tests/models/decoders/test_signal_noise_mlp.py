@@ -138,6 +138,38 @@ def test_the_auxiliary_loss_excludes_padding(side):
         torch.testing.assert_close(last.aux_loss, balance(new, 2), rtol=1e-4, atol=1e-5)
 
 
+def test_balance_by_hand():
+    """Two layers, two tokens, top 1 of 2: f = (3/4, 1/4), P = (0.65, 0.35), 2 Σ f P = 1.15."""
+    model = build(mlp="experts", num_local_experts=2, num_experts_per_tok=1)
+    p = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.3, 0.7], [0.8, 0.2]]])
+    outputs = {"router_logits": tuple(p.log()), "logits": torch.zeros(1, 2, VOCAB), "loss": None}
+
+    def loss(mask):
+        return model._router_losses(outputs, mask, None, None)["aux_loss"].item()
+
+    assert loss(None) == pytest.approx(1.15)
+    # The first tokens alone: f = (1/2, 1/2), P = (0.6, 0.4). Any non-zero value is a token.
+    for one in (True, 1, 2):
+        assert loss(torch.tensor([[one, 0 * one]])) == pytest.approx(1.0)
+    assert loss(torch.zeros(1, 2)) == 0
+
+
+@pytest.mark.parametrize("count", [None, 10])
+def test_a_batch_without_tokens_has_no_auxiliary_loss_and_zero_gradients(count):
+    model, ids = build(**EXPERTS), tokens()
+    labels = None if count is None else torch.full_like(ids, -100)
+    output = model(
+        ids, attention_mask=torch.zeros_like(ids), labels=labels, num_items_in_batch=count
+    )
+    assert output.aux_loss == 0
+    loss = output.aux_loss if count is None else output.loss
+    assert loss == 0
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or not parameter.grad.any(), name
+    assert model.model.layers[0].mlp.router.weight.grad is not None
+
+
 def test_parts_of_a_step_add_up():
     """With the number of items of a step, as from Trainer, the routers' loss counts once."""
     model = build(**EXPERTS, router_aux_loss_coef=0.5)

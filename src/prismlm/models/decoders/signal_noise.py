@@ -328,12 +328,17 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
     ) -> dict[str, Tensor | None]:
         """Return the load-balancing loss of the routers, and the loss including it."""
         routers, logits, loss = outputs["router_logits"], outputs["logits"], outputs["loss"]
-        mask = None
+        mask = not_empty = None
         if attention_mask is not None and attention_mask.ndim == 2:
-            mask = attention_mask[:, -(len(routers[0]) // len(logits)) :]  # of new positions
+            new = routers[0].shape[0] // logits.shape[0]
+            mask = attention_mask[:, -new:].to(routers[0].device).bool()
+            not_empty = mask.any()
+            mask = mask | ~not_empty  # a mean over no token would be NaN
         sizes = self.config.num_local_experts, self.config.num_experts_per_tok
         load_balancing_loss: Any = load_balancing_loss_func  # its annotations are too narrow
         aux_loss = load_balancing_loss(tuple(map(at_least_float32, routers)), *sizes, mask)
+        if not_empty is not None:
+            aux_loss = aux_loss * not_empty
         if loss is not None and labels is not None:
             weight = self.config.router_aux_loss_coef
             if num_items is not None:
