@@ -58,12 +58,20 @@ def mix(
 
     ``experts`` map [M, d] to [M, d] row by row. One without tokens is called with zero rows, so
     that its weights have a gradient of 0, which other processes wait for. Outputs are gathered
-    rather than added atomically, so they are deterministic.
+    rather than added atomically, so they are deterministic. In programs of torch.export, whose
+    shapes cannot depend on the choice, every expert is called with all rows.
     """
+    if torch.compiler.is_exporting():
+        dense = torch.stack([expert(x) for expert in experts], 1)
+        index = choice.experts[..., None].expand(-1, -1, dense.shape[-1])
+        return _weighted_sum(dense.gather(1, index), choice)
     expert_of_row, order = choice.experts.flatten().sort(stable=True)
     counts = torch.bincount(expert_of_row, minlength=len(experts)).cpu()
     rows = torch.split(x[order // choice.experts.shape[1]], [int(count) for count in counts])
     groups = zip(experts, rows, strict=True)
     outputs = torch.cat([expert(group) for expert, group in groups])
-    by_token = outputs[order.argsort()].view(*choice.experts.shape, -1)
-    return (by_token * choice.weights[..., None]).sum(1).to(outputs.dtype)
+    return _weighted_sum(outputs[order.argsort()].view(*choice.experts.shape, -1), choice)
+
+
+def _weighted_sum(outputs: Float[Tensor, "N k d"], choice: ExpertChoice) -> Float[Tensor, "N d"]:
+    return (outputs * choice.weights[..., None]).sum(1).to(outputs.dtype)
