@@ -187,6 +187,21 @@ def test_what_has_no_ranks_says_why():
     assert "d is undefined" in locality_table(constant)["no_quartiles"]
 
 
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_a_channel_without_repetition(missing):
+    table = locality_table(channels_of(range(1, 9), [missing, 0.9, *[0.5] * 5, 0.1]))
+    assert table.facts.keys() == {"channels", "no_rho", "no_quartiles"}
+    assert table["no_rho"] == "the repetition of 1 of 8 channels is not finite."
+    assert "not finite" in table["no_quartiles"]
+
+
+def test_a_channel_that_never_decays_is_in_the_last_quartile():
+    table = locality_table(channels_of([*range(1, 8), math.inf], [0.9, 0.8, *[0.5] * 5, 0.1]))
+    assert table["no_rho"] == "the half-life of 1 of 8 channels is not finite."
+    assert [row["channels"] for row in table.rows] == [2, 2, 2, 2]
+    assert table["cohens_d"] > 0
+
+
 def test_quartiles_by_hand():
     lives, scores = [8.0, 1, 2, 3, 4, 5, 6, 7], [0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1]
     table = locality_table(channels_of(lives, scores))

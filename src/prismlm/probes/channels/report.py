@@ -416,8 +416,13 @@ def locality_table(channels: Iterable[Row]) -> Table:
         return Table(title, columns, (), {"no_rho": reason, "no_quartiles": reason})
     lives, scores = np.array(pairs, dtype=np.float64).T
     facts: Row = {"channels": len(lives)}
-    constant = [n for n, x in (("half-life", lives), ("repetition", scores)) if not np.ptp(x)]
-    if constant:
+    series = {"half-life": lives, "repetition": scores}
+    undefined = [name for name, values in series.items() if not np.isfinite(values).all()]
+    constant = [name for name, values in series.items() if values.min() == values.max()]
+    if undefined:
+        count = int((~np.isfinite(series[undefined[0]])).sum())
+        facts["no_rho"] = f"the {undefined[0]} of {count} of {len(lives)} channels is not finite."
+    elif constant:
         facts["no_rho"] = f"the {constant[0]} of all {len(lives)} channels is equal."
     elif len(lives) < 3:
         facts["no_rho"] = f"{len(lives)} channels: expected 3 or more."
@@ -433,6 +438,8 @@ def locality_table(channels: Iterable[Row]) -> Table:
             f"{len(first)} channels in the first quartile of half-lives and {len(last)} in the "
             "last: expected at least two of each. Channels that all decay alike have no quartiles."
         )
+    elif not np.isfinite([*first, *last]).all():
+        facts["no_quartiles"] = "repetition is not finite in the outer quartiles."
     # Not the variance, which rounding of the mean can make positive.
     elif np.ptp(first) == 0 and np.ptp(last) == 0:
         reason = "repetition is constant in both outer quartiles, so d is undefined."
