@@ -78,6 +78,13 @@ def test_lambda_stays_exact_in_half_precision(dtype, tmp_path):
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
         assert (again.dtype, again.config.noise_weight) == (dtype, 0.0731)
         assert again.model.noise_weight == exact
+    # A λ that was rounded when it was saved.
+    file = tmp_path / "half" / "model.safetensors"
+    weights = load_file(file) | {"model.noise_weight": exact.to(dtype)}
+    save_file(weights, file, metadata={"format": "pt"})
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+    assert rounded.model.noise_weight.dtype == torch.float32
+    assert rounded.model.noise_weight == exact.to(dtype).float()
     assert copy.deepcopy(model).double().model.noise_weight == exact.double()
     # Initialised under another default dtype.
     with torch.device("cpu"):

@@ -19,7 +19,11 @@ from prismlm.probes.uncertainty_feedback.behaviour import (
     mistakes,
     recovery_table,
 )
-from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes
+from prismlm.probes.uncertainty_feedback.signal import (
+    own_codes,
+    permute_codes,
+    relative_entropies,
+)
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -326,3 +330,20 @@ def test_continuations_are_those_that_the_model_generates(make):
     assert torch.equal(logits.argmax(-1), actual.ids)
     entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / np.log(37)
     torch.testing.assert_close(actual.entropies, entropies, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
+def test_each_generated_token_has_the_code_of_its_text_and_step(make):
+    model, _ = make()
+    prompts, steps = random_texts(5, 8, 5), 6
+    codes = random_codes([len(prompt) + steps - 1 for prompt in prompts])
+    inputs = inputs_of(model, prompts, codes, tokens=steps, temperature=0)
+    results = continuations(inputs, prompts, codes)
+    for prompt, row, actual in zip(prompts, codes, results, strict=True):
+        ids = torch.cat([prompt, actual.ids[:-1]])[None]
+        logits = model(ids, uncertainty_codes=row[None], use_cache=False).logits[0, -steps:]
+        assert torch.equal(logits.argmax(-1), actual.ids)
+        torch.testing.assert_close(
+            actual.entropies, relative_entropies(logits), atol=1e-4, rtol=1e-4
+        )
