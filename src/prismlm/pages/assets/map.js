@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { effect, signal } from "./vendor/signals-core/signals-core.js";
 import { bar } from "./parts.js";
-import { boxOf, cleared, discs, labelled, plane, plaque, ringed } from "./plane.js";
+import { boxOf, cleared, grouped, labelled, painter, plane, plaque, ringed } from "./plane.js";
 import { api } from "./server.js";
 import { address, change, count, dot, draw, pressable, problem } from "./controls.js";
 import { card, whole } from "./card.js";
@@ -20,7 +20,8 @@ const state = signal(/** @type {State} */ ({ chosen: -1, category: "", words: ""
 /** What is drawn: the prototypes, on which canvas, and from where it is seen. `line` is the lasso's, in the plane;
  * a `kind` is the number of a category, the last that of those without.
  * @typedef {{ root: HTMLElement, data: any, kinds: number[], dark: MediaQueryList, canvas: HTMLCanvasElement, line: number[][] | null, hovered: number,
- *   waiting: boolean, sized: boolean, shown: boolean[], visible: (i: number) => boolean, seen: ReturnType<typeof plane> }} Ui */
+ *   waiting: boolean, sized: boolean, shown: boolean[], visible: (i: number) => boolean, seen: ReturnType<typeof plane>,
+ *   points: ReturnType<typeof painter> }} Ui */
 /** @type {Ui | null} */
 let kept = null;
 
@@ -91,10 +92,13 @@ const made = (root, data, shared) => {
     hover: (i) => { if (i !== ui.hovered) { ui.hovered = i; redraw(ui); } },
     take: (event) => (event.shiftKey || state.value.lassoing ? drawing(ui, () => redraw(ui), (around) => drawn(ui, around)) : null),
   });
+  ui.points = painter(canvas, ui.seen, x, y, kinds, [...categories.map(({ colour }) => colour), "#94918a"]);
   ui.dark.addEventListener("change", () => redraw(ui));
   effect(() => {
     const { few, category, words } = state.value, wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-    ui.shown = kinds.map((kind, i) => (few || data.listed[i]) && (!category || categories[kind]?.name === category) && wanted.every((word) => texts[i].includes(word)));
+    const shown = kinds.map((kind, i) => (few || data.listed[i]) && (!category || categories[kind]?.name === category) && wanted.every((word) => texts[i].includes(word)));
+    // The points are repainted when this is another array.
+    if (shown.some((one, i) => one !== ui.shown[i])) ui.shown = shown;
     redraw(ui);
   });
   new ResizeObserver(() => {
@@ -111,8 +115,7 @@ const redraw = (ui) => {
   ui.waiting = true;
   requestAnimationFrame(() => {
     ui.waiting = false;
-    if (!ui.canvas.clientWidth) return;
-    drawnAll(ui);
+    if (ui.canvas.clientWidth && ui.canvas.clientHeight) drawnAll(ui);
   });
 };
 
@@ -222,7 +225,7 @@ const surrounded = ({ line, data, visible }) => {
 
 /** The categories of selected prototypes, and of all. @param {Ui} ui @param {number[]} selected */
 const spread = ({ data: { categories, names }, kinds }, selected) => {
-  const totals = Map.groupBy(kinds, (kind) => kind), present = Map.groupBy(selected, (i) => kinds[i]);
+  const totals = grouped(kinds, (kind) => kind), present = grouped(selected, (i) => kinds[i]);
   return [...present].sort((a, b) => b[1].length - a[1].length).map(([kind, { length }]) => {
     const { name, colour } = categories[kind] ?? { name: "no category" }, total = totals.get(kind)?.length ?? 0;
     const base = selected.length < names.length ? total / names.length : null;
@@ -244,9 +247,8 @@ const summary = (ui, selected, choose) => {
 
 /** Draw the points, and over them the lasso, the path of the last answer, and names. @param {Ui} ui */
 const drawnAll = (ui) => {
-  const { canvas, seen, data, dark, line, hovered, kinds, shown } = ui, { chosen, pathed, trail } = state.value;
-  const context = cleared(canvas), colours = [...data.categories.map(({ colour }) => colour), "#94918a"];
-  discs(context, canvas, seen, kinds, colours, shown);
+  const { canvas, seen, data, dark, line, hovered } = ui, { chosen, pathed, trail } = state.value, context = cleared(canvas);
+  ui.points(context, ui.shown);
   if (line) outlined(context, line.map(([x, y]) => seen.at(x, y)), dark.matches);
   if (pathed) trailed(context, ui, trail);
   else labelled(context, canvas, seen, data.regions, dark.matches);

@@ -13,6 +13,7 @@ const onCanvas = ({ canvas, view }, x, y) =>
 /** @param {Plane} plane */
 const onPlane = ({ canvas, view }, px, py) =>
   [(px - canvas.clientWidth / 2) / view.scale + view.x, (py - canvas.clientHeight / 2) / view.scale + view.y];
+/** @returns {[number, number]} */
 const local = (canvas, event) => {
   const box = canvas.getBoundingClientRect();
   return [event.clientX - box.left, event.clientY - box.top];
@@ -45,12 +46,11 @@ const zoom = (plane, factor, px = plane.canvas.clientWidth / 2, py = plane.canva
 
 /** The visible point that a pointer is at, or -1. @param {Plane} plane */
 const nearest = (plane, event) => {
-  const { canvas, xs, ys, on } = plane, [x, y] = local(canvas, event);
-  let best = -1, least = REACH * REACH;
+  const { canvas, xs, ys, on, view } = plane, [x, y] = onPlane(plane, ...local(canvas, event));
+  let best = -1, least = (REACH / view.scale) ** 2;
   for (let i = 0; i < xs.length; i++) {
-    if (!on.visible(i)) continue;
-    const [px, py] = onCanvas(plane, xs[i], ys[i]), far = (px - x) ** 2 + (py - y) ** 2;
-    if (far < least) { least = far; best = i; }
+    const far = (xs[i] - x) ** 2 + (ys[i] - y) ** 2;
+    if (far < least && on.visible(i)) { least = far; best = i; }
   }
   return best;
 };
@@ -138,33 +138,72 @@ export const plane = (canvas, xs, ys, on) => {
   };
 };
 
-// A canvas cleared, as sharp as the screen, and its context, in which lengths are the page's.
-export const cleared = (canvas) => {
-  const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
-  canvas.width = canvas.clientWidth * ratio;
-  canvas.height = canvas.clientHeight * ratio;
+/** A canvas cleared, of a size on the page and as sharp as the screen, and its context, in which lengths are the page's.
+ * @param {HTMLCanvasElement} canvas */
+export const cleared = (canvas, width = canvas.clientWidth, height = canvas.clientHeight) => {
+  const ratio = devicePixelRatio || 1, context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return context;
 };
 
+/** Items by what a function returns for each, as Map.groupBy, which browsers before 2024 lack.
+ * @template T, K @param {Iterable<T>} items @param {(item: T) => K} keyOf @returns {Map<K, T[]>} */
+export const grouped = (items, keyOf) => {
+  const groups = new Map();
+  for (const item of items) {
+    const key = keyOf(item), group = groups.get(key);
+    if (group) group.push(item);
+    else groups.set(key, [item]);
+  }
+  return groups;
+};
+
+/** Return what draws the points from an image of them, which is repainted only when the view, the visible points or the size have changed.
+ * @param {HTMLCanvasElement} canvas @param {ReturnType<typeof plane>} seen @param {number[]} xs @param {number[]} ys
+ * @param {number[]} kinds @param {string[]} colours */
+export const painter = (canvas, seen, xs, ys, kinds, colours) => {
+  const image = document.createElement("canvas");
+  /** @type {unknown[]} */
+  let last = [];
+  return (/** @type {CanvasRenderingContext2D} */ context, /** @type {boolean[]} */ visible) => {
+    const { clientWidth, clientHeight } = canvas, { x, y, scale } = seen.view;
+    const now = [visible, clientWidth, clientHeight, devicePixelRatio, x, y, scale];
+    if (now.some((value, i) => value !== last[i])) {
+      last = now;
+      const [left, top] = seen.at(0, 0), size = seen.size();
+      // Null beyond the edges. Reading the canvas's size at every point would be slow.
+      const place = (i) => {
+        const px = left + xs[i] * scale, py = top + ys[i] * scale;
+        return px > -9 && py > -9 && px < clientWidth + 9 && py < clientHeight + 9 ? [px, py] : null;
+      };
+      discs(cleared(image, clientWidth, clientHeight), place, size, kinds, colours, visible);
+    }
+    context.save();
+    context.resetTransform();
+    context.drawImage(image, 0, 0);
+    context.restore();
+  };
+};
+
 /** Every point as a disc in the colour of its kind, those that are not visible faint and below; the commonest kind is drawn first.
- * @param {CanvasRenderingContext2D} context @param {HTMLCanvasElement} canvas @param {ReturnType<typeof plane>} seen
+ * Each is a path of its own, and a whole turn: one path of many discs, or a longer arc, takes twice as long.
+ * @param {CanvasRenderingContext2D} context @param {(i: number) => number[] | null} place @param {number} size
  * @param {number[]} kinds @param {string[]} colours @param {boolean[]} visible */
-export const discs = (context, canvas, seen, kinds, colours, visible) => {
-  const size = seen.size(), layers = Map.groupBy(kinds.keys(), (i) => (visible[i] ? kinds[i] : kinds[i] - colours.length));
+const discs = (context, place, size, kinds, colours, visible) => {
+  const layers = grouped(kinds.keys(), (i) => (visible[i] ? kinds[i] : kinds[i] - colours.length));
   for (const [layer, points] of [...layers].sort((a, b) => Number(a[0] >= 0) - Number(b[0] >= 0) || b[1].length - a[1].length)) {
     context.globalAlpha = layer < 0 ? 0.07 : 0.8;
     context.fillStyle = colours[layer < 0 ? layer + colours.length : layer];
-    context.beginPath();
     for (const i of points) {
-      const [x, y] = seen.place(i);
-      if (x < -9 || y < -9 || x > canvas.clientWidth + 9 || y > canvas.clientHeight + 9) continue;
-      context.moveTo(x + size, y);
-      context.arc(x, y, size, 0, 7);
+      const at = place(i);
+      if (!at) continue;
+      context.beginPath();
+      context.arc(at[0], at[1], size, 0, 2 * Math.PI);
+      context.fill();
     }
-    context.fill();
   }
-  context.globalAlpha = 1;
 };
 
 // A ring around a point, and its name above.
