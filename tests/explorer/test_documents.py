@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -94,6 +95,31 @@ def test_a_long_document_is_shown_around_the_place(served, lm, monkeypatch):
         assert 60_000 <= last - first < 60_010
         assert "".join(data["parts"]) == marks_shown(LONG[first:last])
     assert data["url"] == "https://example.org/a"
+
+
+def test_all_of_a_long_document_is_reached_by_its_links(page, lm, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 60_000)
+    start = int(lm.lens.corpus.starts[lm.lens.corpus.find(LONG_ID)])
+    open_at(page, LONG_ID, start)
+    expected = marks_shown(LONG)
+    ends = {"Later text": expected[-100:], "Earlier text": expected[:100]}
+    for words, end in ends.items():
+        texts = [shown(page)]
+        while (links := page.get_by_role("link", name=words)).count():
+            links.first.click()
+            page.wait_for_function(
+                "before => ![null, before].includes("
+                "document.querySelector('.x-doc-text')?.textContent ?? null)",
+                arg=texts[-1],
+            )
+            texts.append(shown(page))
+            assert_in_view(page)
+        places = [expected.index(text) for text in texts]
+        if words == "Earlier text":
+            places.reverse()
+        # Each part overlaps the next one.
+        assert all(a < b < a + 60_000 for a, b in pairwise(places))
+        assert end in texts[-1]
 
 
 def test_the_prototypes_are_those_of_the_reverse_question(served, lm):

@@ -78,23 +78,26 @@ def _document(corpus: Corpus, doc_id: str, at: int | None) -> dict[str, Any]:
     number = _number(corpus, doc_id)
     row = corpus.documents.take(np.array([number])).to_pylist()[0]
     text, start, length = corpus.text(number), row["start"], row["length"]
-    span: list[int] = []
-    if at is not None:
-        if not start <= at < start + length:
-            raise InputError(
-                f"position {at:,} is not in the document {row['doc_id']!r}: its tokens are "
-                f"{start:,} to {start + length - 1:,}."
-            )
-        span = corpus.spans(number)[at - start].tolist()
+    if at is not None and not start <= at < start + length:
+        raise InputError(
+            f"position {at:,} is not in the document {row['doc_id']!r}: its tokens are "
+            f"{start:,} to {start + length - 1:,}."
+        )
+    spans = corpus.spans(number)
+    span: list[int] = [] if at is None else spans[at - start].tolist()
     left, right = span or (0, 0)
     first = max(0, min(left - MAX_CHARACTERS // 2, len(text) - MAX_CHARACTERS))
     last = max(min(first + MAX_CHARACTERS, len(text)), right)
+    edges = np.searchsorted(spans[:, 0], [first, last], side="right") - 1 + start
     return {name: row[name] for name in FIELDS} | {
         "tokens": length,
         "characters": len(text),
         "at": at,
         "first": first,
         "last": last,
+        # Positions to open for the text before and after this part.
+        "earlier": int(edges[0]) if first > 0 else None,
+        "later": int(edges[1]) if last < len(text) else None,
         # Before the token, the token, and after it; or all, without a position.
         "parts": [text[a:b] for a, b in pairwise((first, *span, last))],
     }

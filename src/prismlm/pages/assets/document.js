@@ -50,15 +50,20 @@ const page = ({ document, failed, uses }) => {
   </article>`;
 };
 
-const text = ({ parts, at, first, last, characters }) => {
+const text = ({ doc_id, parts, at, first, last, characters, earlier, later }) => {
   const [before, token = "", after = ""] = parts, word = token.trimStart(), marked = parts.length === 3;
   // Spaces before the marked word stand outside of the mark.
   const opening = before + token.slice(0, token.length - word.length), title = marked ? `position ${count(at)} of the corpus` : "";
-  const part = last - first < characters ? html`<p class="p-note">Characters ${count(first + 1)} to ${count(last)} of ${count(characters)}.</p>` : nothing;
+  const rest = (position, words) => (position === null ? nothing : html` <a href=${placed(doc_id, position)}>${words}</a>`);
+  const part = last - first < characters ? html`<p class="p-note">Characters ${count(first + 1)} to ${count(last)} of ${count(characters)}.${
+    rest(earlier, "Earlier text")}${rest(later, "Later text")}</p>` : nothing;
   return html`<div class="x-doc-main">${part}
     <div class="x-doc-text" dir="auto">${opening}${marked ? html`<mark id="place" tabindex="-1" title=${title}>${word || "␣"}</mark>` : nothing}${after}</div>
-    ${marked && characters > LONG ? html`<button type="button" class="x-doc-place" @click=${back}>To the place</button>` : nothing}</div>`;
+    ${marked && characters > LONG ? html`<button type="button" class="x-doc-place" @click=${back}>To the place</button>` : nothing}${part}</div>`;
 };
+
+/** The address of a document at a position. @param {string} doc_id @param {number} position */
+const placed = (doc_id, position) => `#/document/${encodeURIComponent(doc_id)}?at=${position}`;
 
 const place = () => /** @type {HTMLElement | null | undefined} */ (frame?.querySelector("#place"));
 /** Where the place is in view anyway, the head of the document stays so too. */
@@ -77,7 +82,7 @@ const behind = (uses, doc_id) => {
     <span class="p-name"><a href=${`#/prototypes/${id}`}><bdi>${name}</bdi></a><small>${category ? `${category} · ${id}` : id}</small></span>`;
   const listed = (list, figure) => html`<ul class="x-doc-uses">${list.map((use) => html`<li>${prototype(use)}<span class="p-number">${figure(use)}</span></li>`)}</ul>`;
   const ranked = ({ position, rank, cosine }) =>
-    html`<a href=${`#/document/${encodeURIComponent(doc_id)}?at=${position}`}>rank ${rank + 1}, cosine ${cosine.toFixed(2)}</a>`;
+    html`<a href=${placed(doc_id, position)}>rank ${rank + 1}, cosine ${cosine.toFixed(2)}</a>`;
   return html`<p class="p-note">Its positions lie in the cells of ${count(in_cells)} prototype${in_cells === 1 ? "; it is" : "s; the fullest"}:</p>
     ${listed(cells, ({ positions, share }) => `${count(positions)} position${positions === 1 ? "" : "s"}, ${percent(share)} of the cell`)}
     <p class="p-note">${in_contexts ? `It is among the nearest contexts of ${count(in_contexts)} prototype${in_contexts === 1 ? "" : "s"}:` : "It is among the nearest contexts of none."}</p>
