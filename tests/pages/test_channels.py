@@ -26,6 +26,13 @@ from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
 TEXT = f"Maps of 日本 and the Fuß. {EVIL}"
 
+# Whether the chosen channel is in the visible part of the list.
+IN_LIST = """() => {
+  const box = (css) => document.querySelector(css).getBoundingClientRect();
+  const list = box(".c-list"), item = box(".c-item[aria-selected=true]");
+  return item.top >= list.top && item.bottom <= list.bottom;
+}"""
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
@@ -244,6 +251,13 @@ def test_in_a_browser(opened, page, report):
         tab.keyboard.press("ArrowDown")
         assert "Layer 2, channel 5" in tab.inner_text(".c-main")
         assert tab.evaluate("document.activeElement.dataset.channel") == "5"
+
+        # An address shows its channel in the list, too.
+        tab.add_style_tag(content=".c-list { max-height: 300px } .c-item { height: 100px }")
+        for channel in (5, 0):
+            tab.evaluate("channel => { location.hash = `#l1c${channel}` }", channel)
+            tab.wait_for_selector(f"text=Layer 1, channel {channel}")
+            assert tab.evaluate(IN_LIST)
 
         tab.emulate_media(color_scheme="dark")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 18, 22)"

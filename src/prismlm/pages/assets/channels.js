@@ -48,7 +48,7 @@ export const channels = (data, address, head, rest = nothing) => {
   follow();
   draw(node, () => page(ui, ui.state.value, head, rest));
   requestAnimationFrame(() => reveal(ui)); // it is on the page by then
-  return { node, follow };
+  return { node, follow: () => { follow(); reveal(ui); } };
 };
 
 /** Look at a channel. @param {Ui} ui @param {number} layer @param {number} channel both by place */
@@ -68,7 +68,7 @@ const choose = (ui, layer, channel) => {
 /** Scroll the list, and not the page, to the chosen channel. @param {Ui} ui */
 const reveal = ({ node }) => {
   const list = /** @type {HTMLElement} */ (node.querySelector(".c-list")), item = /** @type {HTMLElement | null} */ (list.querySelector("[aria-selected=true]"));
-  if (item) list.scrollTop = Math.max(0, item.offsetTop - list.offsetTop - 120);
+  if (item) list.scrollTop += item.getBoundingClientRect().top - list.getBoundingClientRect().top - 120;
 };
 
 const choice = (name, label, options, chosen, act) => html`<span class="c-choice" role="radiogroup" aria-label=${label}>${options.map(([value, text]) =>
