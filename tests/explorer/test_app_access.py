@@ -7,6 +7,7 @@ from http.cookies import SimpleCookie
 import pytest
 from tokenizers import pre_tokenizers
 
+from prismlm.errors import DecompositionError
 from tests.explorer.conftest import TOKEN, texts_of
 
 TEXT = "The patient was given a dose"
@@ -124,6 +125,15 @@ def test_a_tokenizer_that_panics_is_reported_and_the_server_continues(served):
     for message in (error, events[-1][1]["error"]):
         assert "chunk size must be non-zero" in message
     assert served.events("/api/audits", audited)[-1][0] == "done"
+
+
+def test_a_result_that_is_not_valid_is_a_conflict(served, monkeypatch):
+    def fails(*_):
+        raise DecompositionError("the parts do not sum to the logit")
+
+    monkeypatch.setattr(type(served.lm), "lens_for", fails)
+    error = served.refused("GET", "/api/documents?id=a", expected=409)
+    assert error == "the parts do not sum to the logit"
 
 
 def test_texts_that_are_too_long(served, named):

@@ -18,6 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope
 
+from prismlm.errors import PrismError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audit, documents, inside, overview, prototypes, steer
 from prismlm.explorer.session import Limits, PageJSON, Session
@@ -128,6 +129,8 @@ def _set_headers(scope: Scope, message: Message) -> None:
 
 def _error_response(error: Exception) -> Response:
     status, body = error_body(error)
+    if status == 500 and isinstance(error, PrismError):
+        status = 409  # the model or lens allows no valid result, as for a DecompositionError
     message = body["error"]["message"]
     if status == 401:  # shown in the browser's window
         return PlainTextResponse(message + "\n", status)
