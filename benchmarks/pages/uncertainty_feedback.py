@@ -147,7 +147,7 @@ def _signals(name: str, found: dict[int, Row]) -> list[str]:
 
 def _excludes_0(found: Row | None, side: int = 1) -> bool:
     """Return whether an interval is above 0, or below for side −1."""
-    end = found and found["low" if side > 0 else "high"]
+    end: Any = found and found["low" if side > 0 else "high"]
     return end is not None and side * end > 0
 
 

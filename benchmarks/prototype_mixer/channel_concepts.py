@@ -61,7 +61,8 @@ class TokenGates:
         return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
 
 
-class ConceptToken(NamedTuple):
+@dataclass(frozen=True)
+class ConceptToken:
     """A token that writes into a channel; ``ratio`` is its mean gate over the channel's."""
 
     token_id: int
@@ -103,7 +104,7 @@ def top_tokens(
     gate = gates.sums[layer][:, channel] / gates.count.clamp(min=1)
     order = torch.where(eligible, gate, -1.0).argsort(descending=True, stable=True)
     return tuple(
-        ConceptToken(i, texts[i], int(gates.count[i]), float(gate[i]), float(gate[i]) / mean)
+        ConceptToken(i, texts[int(i)], int(gates.count[i]), float(gate[i]), float(gate[i]) / mean)
         for i in order[: min(count, int(eligible.sum()))].tolist()
     )
 

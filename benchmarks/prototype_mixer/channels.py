@@ -162,7 +162,7 @@ def concept_row(
     return {
         "layer": concept.layer,
         "channel": concept.channel,
-        "words": [token._asdict() for token in concept.tokens],
+        "words": [asdict(token) for token in concept.tokens],
         "difference": concept.difference,
         "half_life": float(half_lives(loaded.model)[concept.layer][concept.channel]),
         "effects": [effect_of(loaded, cases, place, options)],
@@ -242,7 +242,7 @@ def unselected(loaded: Loaded, gates: TokenGates, seed: int) -> list[Row]:
             "channel": channel,
             "half_life": float(lives[layer][channel]),
             "tokens": [
-                token._asdict()
+                asdict(token)
                 for token in top_tokens(gates, texts, (layer, channel), eligible, TOKENS_SHOWN)
             ],
         }

@@ -39,7 +39,7 @@ def tally(
         database=None,
         deadline=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
     )
     @given(cases)
     def run_case(case: Any) -> None:

@@ -216,7 +216,7 @@ def head_forms(
     keys = rotate(held, seen, omega)
     signs = torch.ones(heads, **how)
     signs[heads // 2 :] = -NOISE_WEIGHT
-    frequencies = {"signal_frequencies": omega, "noise_frequencies": omega}
+    frequencies: dict[str, Any] = {"signal_frequencies": omega, "noise_frequencies": omega}
 
     def one_tensor() -> Tensor:
         signal, noise = torch.cat([held, new], 2).chunk(2, 1)

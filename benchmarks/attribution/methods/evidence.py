@@ -63,6 +63,7 @@ class EvidenceByPosition:
         target = int(asked.targets[row])
         cells = carriers(asked, row, choices.cells)
         if choices.signed:
+            assert cells is not None
             rows = np.flatnonzero(np.isin(positions.cell, cells))
         else:
             rows = positions.by_token[target]

@@ -139,7 +139,7 @@ class CorpusWriter:
             for document in islice(documents, shard["documents"]):
                 self._digested(document)
             path = self._directory / layout.TOKENS.format(number)
-            self._digests["tokens"].update(np.memmap(path, mode="r"))
+            self._digests["tokens"].update(np.memmap(path, mode="r").data)
             self._counts.update(documents=shard["documents"], tokens=shard["tokens"])
         self.shards, self.closed_digest = list(shards), self._digests["documents"].hexdigest()
         if self.closed_digest != digest:

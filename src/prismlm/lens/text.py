@@ -81,11 +81,15 @@ class OwnText:
         self, cells: Cells, tokens: StoredTokens, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         self._cells, self._tokenizer = cells, tokenizer
-        self.starts, self.read_tokens = cells.starts, tokens.tokens
+        self.starts, self._tokens = cells.starts, tokens
         self.prefix, self._suffix = around_text(tokenizer)
         self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
         self._token_bytes = TokenBytes.from_tokenizer(encoder_of(tokenizer).text)
         self._decoded = lru_cache(2)(self._decode)
+
+    def read_tokens(self, start: int, length: int) -> np.ndarray:
+        """Return successive tokens from a global position on."""
+        return self._tokens.tokens(start, length)
 
     def document_at(self, position: int) -> int:
         """Return the number of the document that a global position lies in."""

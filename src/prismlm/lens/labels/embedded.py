@@ -174,8 +174,9 @@ class Namer:
         """Return the words of one side with the largest scores, and their shares."""
         score, share = self.sides[side]
         row = slice(score.indptr[cell], score.indptr[cell + 1])
-        order = np.argsort(-score.data[row], kind="stable")[:most]
-        order = order[score.data[row][order] > 0] + row.start
+        scores: np.ndarray = score.data[row]
+        order = np.argsort(-scores, kind="stable")[:most]
+        order = order[scores[order] > 0] + row.start
         return list(zip(score.indices[order].tolist(), share.data[order].tolist(), strict=True))
 
     def _spelled(self, side: str, cell: int, word: int) -> str:

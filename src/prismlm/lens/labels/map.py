@@ -130,7 +130,7 @@ def regions(lens: Lens) -> list[Region]:
             shown.append(name)
     centers = [np.median(points[region_of == region], axis=0) for region in range(count)]
     return [
-        Region(*centers[region].round(3).tolist(), ", ".join(names[region]))
+        Region(*map(float, centers[region].round(3)), name=", ".join(names[region]))
         for region in np.argsort(-sizes).tolist()
         if names.get(region)
     ]
