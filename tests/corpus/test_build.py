@@ -142,6 +142,23 @@ def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus: Corpus, tmp_path
     assert rebuild(tmp_path, changed, tokenizer=tokenizer).fingerprint != corpus.fingerprint
 
 
+def test_a_corpus_is_built_from_a_store_as_from_a_directory(tmp_path: Path) -> None:
+    upath = pytest.importorskip("upath")
+    remote = upath.UPath(f"memory://{tmp_path.name}")
+    (tmp_path / "texts").mkdir()
+    remote.mkdir()
+    for root in (tmp_path / "texts", remote):
+        (root / "a.txt").write_text("A text of its own. " * 30)
+        (root / "b.jsonl").write_text("".join(f'{{"text": "Row {n}."}}\n' for n in range(90)))
+    expected = build_corpus(tmp_path / "texts", tmp_path / "local", **OPTIONS)
+    for number, inputs in enumerate((str(remote), remote, [str(remote / "a.txt"), remote])):
+        built = build_corpus(inputs, tmp_path / str(number), **OPTIONS)
+        assert built.fingerprint == expected.fingerprint
+        cost = estimate_build(inputs, tmp_path / "out", **OPTIONS)
+        assert (cost.documents, cost.tokens) == (len(expected), expected.num_tokens)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
     words = {f"w{n}": n for n in range(70_000)} | {"</s>": 70_000, "<unk>": 70_001}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

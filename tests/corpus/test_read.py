@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -398,14 +399,71 @@ def test_a_store_is_read_as_a_directory_is(store):
     from_disk = DocumentReader(local)
     documents = list(from_disk)
     # Typer's paths have lost a slash.
-    for address in (str(remote), str(remote).replace("//", "/")):
-        reader = DocumentReader([address])
+    for address in (str(remote), str(remote).replace("//", "/"), remote, [remote]):
+        reader = DocumentReader(address)
         assert list(reader) == documents
         assert reader.manifest() == from_disk.manifest()
     files = [str(remote / name) for name in ("c.parquet", "d.arrow")]
     local_files = [local / name for name in ("c.parquet", "d.arrow")]
     expected = list(DocumentReader(local_files, Columns(id="id")))
     assert list(DocumentReader(files, Columns(id="id"))) == expected
+
+
+def test_corpora_and_saved_datasets_of_a_store_are_those_of_a_directory(store):
+    for root in store:
+        for name in ("built/corpus.json", "built/inner/e.txt", ".cache/dataset_dict.json"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text("{}")
+        (root / "saved").mkdir()
+        for name in ("state.json", "dataset_info.json"):
+            (root / "saved" / name).write_text('{"text": "metadata"}')
+        for name in ("part.arrow", "cache-1.arrow"):
+            (root / "saved" / name).write_bytes((root / "d.arrow").read_bytes())
+    local, remote = map(DocumentReader, store)
+    assert [file.name for file in remote.files] == [file.name for file in local.files]
+    assert "saved/part.arrow" in [file.name for file in remote.files]
+    assert remote.ignored == local.ignored
+    for root in store:
+        (root / "splits" / "train").mkdir(parents=True)
+        (root / "splits" / "train" / "f.txt").write_text("a text")
+        (root / "splits" / "dataset_dict.json").write_text("{}")
+        with pytest.raises(InputError, match="splits is a dataset with the splits train"):
+            DocumentReader(root)
+
+
+def test_an_address_of_a_local_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a text")
+    for address in (f"file://{path}", Path(f"file://{path}")):
+        assert list(DocumentReader(address)) == list(DocumentReader(path))
+
+
+def test_bad_rows_of_a_store_are_those_of_a_directory(store):
+    for root in store:
+        (root / "a.json").write_text("{")
+        (root / "z.jsonl").write_text("not JSON\n")
+    local, remote = (DocumentReader(root, skip_bad_rows=True) for root in store)
+    assert list(remote) == list(local)
+    assert remote.left_out == local.left_out == {"not valid JSON": 2}
+    with pytest.raises(InputError, match=r"2 rows cannot be used \(not valid JSON: 2\)"):
+        list(DocumentReader(store[1]))
+
+
+def test_a_store_is_asked_once_for_the_size_of_a_file(store, monkeypatch):
+    asked, stat = Counter(), type(store[1]).stat
+
+    def counted(path, **options):
+        asked[path.name] += 1
+        return stat(path, **options)
+
+    monkeypatch.setattr(type(store[1]), "stat", counted)
+    monkeypatch.setattr(formats, "SMALL", 0)
+    (store[1] / "sub" / "b.jsonl").write_text('{"text": "b"}\n' * 9)
+    reader = DocumentReader(store[1])
+    for _ in range(2):
+        assert len(list(reader)) == 13
+    reader.manifest()
+    assert set(asked.values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,10 @@ def _origin(
 ) -> dict[str, Any]:
     if isinstance(inputs, HubDataset):
         return inputs.origin(columns)
-    files = [[os.path.realpath(file.path), file.path.stat().st_size] for file in reader.files]
+    files = [
+        [os.path.realpath(file.path) if isinstance(file.path, Path) else str(file.path), file.size]
+        for file in reader.files
+    ]
     return {"files": fingerprints.of_json([files, asdict(columns or Columns())])}
 
 
@@ -192,12 +195,13 @@ def _check_build(
 def _check_target(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) -> None:
     """Raise InputError if the corpus would replace its own input, or does not fit on the disk."""
     named = [inputs.name, *inputs.data_files] if isinstance(inputs, HubDataset) else []
-    for path in [*map(Path, named), *(file.path for file in reader.files)]:
+    local = (file.path for file in reader.files if isinstance(file.path, Path))
+    for path in [*map(Path, named), *local]:
         if path.exists() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out)):
             raise InputError(
                 f"{path} lies in {out}, which the corpus would replace. Choose another directory."
             )
-    size = sum(file.path.stat().st_size for file in reader.files)
+    size = sum(file.size for file in reader.files)
     check_room(f"the corpus {out}", out, size * OUTPUT_PER_INPUT, _partial(out))
 
 

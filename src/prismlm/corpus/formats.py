@@ -45,8 +45,8 @@ def extension(path: Path) -> str | None:
     return next((known for known in EXTENSIONS if name.endswith(known)), None)
 
 
-def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
-    """Yield the rows of one file in order, reading one batch of rows at a time.
+def read_rows(path: Path, columns: Columns, size: int) -> Iterator[Row]:
+    """Yield the rows of one file of ``size`` bytes, in order, a batch of them at a time.
 
     Raises BadRow for a file that is not UTF-8 or not valid JSON as a whole.
     """
@@ -54,11 +54,13 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     readers |= dict.fromkeys(WHOLE_FILES, _whole)
     unpacked = 0
     try:
-        for row in readers.get(extension(path) or "", _json_lines)(path, columns):
+        for row in readers.get(extension(path) or "", _json_lines)(path, columns, size):
             values = row.values.values() if isinstance(row.values, dict) else ()
             unpacked += sum(len(value) for value in values if isinstance(value, str))
-            _check_ratio(path, unpacked)
+            _check_ratio(path, unpacked, size)
             yield row
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         # A CSV file; some of its rows may have been read.
         raise InputError(str(not_utf8(error.object, str(path), error))) from error
@@ -81,20 +83,20 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
         ) from error
 
 
-def _check_ratio(path: Path, unpacked: int) -> None:
-    if unpacked > SMALL and unpacked > MAX_RATIO * path.stat().st_size:
+def _check_ratio(path: Path, unpacked: int, size: int) -> None:
+    if unpacked > SMALL and unpacked > MAX_RATIO * size:
         raise InputError(
             f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times its size, "
             "as no text does: leave it out, or unpack it first."
         )
 
 
-def _whole(path: Path, columns: Columns) -> Iterator[Row]:
+def _whole(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     with path.open("rb") as file:
-        yield Row(1, {"text": read_text(str(path), file)}, path.stat().st_size)
+        yield Row(1, {"text": read_text(str(path), file)}, size)
 
 
-def _json_lines(path: Path, columns: Columns) -> Iterator[Row]:
+def _json_lines(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     with ExitStack() as stack:
         # Progress is the position in the compressed file.
         raw = stack.enter_context(path.open("rb"))
@@ -147,8 +149,7 @@ def _values(record: Any, where: str, columns: Columns) -> dict[str, Any] | BadRo
         return BadRow(str(error), "a column is missing")
 
 
-def _json(path: Path, columns: Columns) -> Iterator[Row]:
-    size = path.stat().st_size
+def _json(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     if size > MAX_JSON:
         raise InputError(
             f"{path} is larger than {MAX_JSON >> 20:,} MiB, and .json is read as a whole: write "
@@ -162,7 +163,7 @@ def _json(path: Path, columns: Columns) -> Iterator[Row]:
         yield Row(number, values, size * number // len(records))
 
 
-def _csv(path: Path, columns: Columns) -> Iterator[Row]:
+def _csv(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     # The default limit is 128 KB.
     csv.field_size_limit(LARGEST_TEXT)
     with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
@@ -179,7 +180,7 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
             yield Row(number, values, raw.tell())
 
 
-def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
+def _parquet(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     with path.open("rb") as file, pq.ParquetFile(file) as table:
         metadata, names = table.metadata, columns.resolve(table.schema_arrow.names, str(path))
         used = sorted(set(names.values()))
@@ -187,14 +188,14 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
         chunks = (group.column(number) for group in groups for number in range(group.num_columns))
         chunks = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in used)
         largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
-        _check_ratio(path, largest)
+        _check_ratio(path, largest, size)
         # A single row may be as large as all of its column.
         at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
         batches = table.iter_batches(at_once, columns=used)
-        yield from _table_rows(batches, names, path, metadata.num_rows)
+        yield from _table_rows(batches, names, size, metadata.num_rows)
 
 
-def _arrow(path: Path, columns: Columns) -> Iterator[Row]:
+def _arrow(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     # Saved datasets are streams; Arrow files have the same extension.
     opened = (
         pa.memory_map(str(path)) if isinstance(path, Path) else pa.PythonFile(path.open("rb"), "r")
@@ -204,13 +205,13 @@ def _arrow(path: Path, columns: Columns) -> Iterator[Row]:
         source.seek(0)
         table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).read_all()
         names = columns.resolve(table.schema.names, str(path))
-        yield from _table_rows(table.to_batches(ROWS_AT_ONCE), names, path, table.num_rows)
+        yield from _table_rows(table.to_batches(ROWS_AT_ONCE), names, size, table.num_rows)
 
 
 def _table_rows(
-    batches: Iterable[pa.RecordBatch], names: dict[str, str], path: Path, rows: int
+    batches: Iterable[pa.RecordBatch], names: dict[str, str], size: int, rows: int
 ) -> Iterator[Row]:
-    size, number = path.stat().st_size, 0
+    number = 0
     for batch in batches:
         lists = [batch.column(name).to_pylist() for name in names.values()]
         for values in zip(*lists, strict=True):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,12 +36,17 @@ Located = tuple[Document | BadRow, str]
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InputFile:
     """A file to read; without an id column, ids are made of ``name``."""
 
     path: Path
     name: str
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes; a store is asked once."""
+        return self.path.stat().st_size
 
 
 def sample_path() -> Path:
@@ -70,7 +76,7 @@ class DocumentReader:
         tokenizer: renders rows of messages by its chat template; None refuses them.
 
     Args:
-        paths: files and directories.
+        paths: files and directories, also as addresses of a store or UPath objects.
         columns: which columns hold the text and its metadata.
         tokenizer: see above.
         skip_bad_rows: leave out rows that cannot be used (invalid JSON, a text that is not a
@@ -103,7 +109,8 @@ class DocumentReader:
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
         """Return the files to read, and ``total``."""
-        paths = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+        is_one = isinstance(inputs, (str, os.PathLike)) or _is_remote(inputs)
+        paths = [inputs] if is_one else inputs
         check_kind("the input", paths, Iterable, "a path, or a list of paths")
         files = [file for path in paths for file in _expand(_located(path), self.ignored)]
         if not files:
@@ -113,7 +120,7 @@ class DocumentReader:
         for file in files:
             distinct.setdefault(_identity(file.path), file)
         self.duplicates = len(files) - len(distinct)
-        return [*distinct.values()], sum(file.path.stat().st_size for file in distinct.values())
+        return [*distinct.values()], sum(file.size for file in distinct.values())
 
     @property
     def name(self) -> str:
@@ -125,8 +132,7 @@ class DocumentReader:
         """Return the entry ``read`` of ``corpus.json``, after a pass over all documents."""
         counts = ((file, self._documents[str(file.path)]) for file in self.files)
         files = [
-            {"name": file.name, "bytes": file.path.stat().st_size, "documents": count}
-            for file, count in counts
+            {"name": file.name, "bytes": file.size, "documents": count} for file, count in counts
         ]
         not_read = dict(sorted(self.ignored.items()))
         return {"files": files, "named_again": self.duplicates, "not_read": not_read}
@@ -158,14 +164,14 @@ class DocumentReader:
             # The files of a saved dataset are only numbered.
             source = file.path.parent.name if ending == ".arrow" else file.path.name[: -len(ending)]
             try:
-                for row in read_rows(file.path, self._columns):
+                for row in read_rows(file.path, self._columns, file.size):
                     self.done = before + row.bytes_read
                     location = f"{file.path}:{row.number}"
                     doc_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
                     yield self._document(row.values, location, doc_id, source), location
             except BadRow as bad:
                 yield bad, str(file.path)
-            before += file.path.stat().st_size
+            before += file.size
             self.done = before
 
     def _document(
@@ -262,21 +268,31 @@ def count_list(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
 
 
-def _located(path: Any) -> Path:
+def _is_remote(path: Any) -> bool:
+    """Return whether a path is a UPath of a store, which has a file system of fsspec."""
+    return not isinstance(path, os.PathLike) and hasattr(path, "fs")
+
+
+def _located(given: Any) -> Path:
     """Return a path of this machine, or of a store that has an address, such as s3://bucket/dir."""
-    path = check_path("the input", path)
-    # A path on the command line has lost one of the two slashes.
-    address = ADDRESS.match(str(path))
-    if address is None or path.exists():
-        return path
+    remote: Any = given
+    if not _is_remote(given):
+        path = check_path("the input", given)
+        # A path on the command line has lost one of the two slashes.
+        address = ADDRESS.match(str(path))
+        if address is None or path.exists():
+            return path
+        if address[1] == "file":
+            return Path("/", address[2])
+        remote = f"{address[1]}://{address[2]}"
     try:
         from upath import UPath
 
-        remote: Any = UPath(f"{address[1]}://{address[2]}")
+        remote = UPath(remote)
         remote.exists()
     except Exception as error:  # each file system has its own errors
         raise InputError(
-            f"{address[1]}://{address[2]} cannot be read ({first_line(error)}). Remote input needs "
+            f"{remote} cannot be read ({first_line(error)}). Remote input needs "
             "`pip install prismlm[remote]`, the package of its store, such as s3fs or gcsfs, and "
             "access to it; file systems are those of fsspec."
         ) from error
@@ -302,7 +318,7 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
     for file in _walk(path):
         if extension(file) is None:
             ignored[file.suffix.lower() or "without extension"] += 1
-        elif file.is_file():
+        elif not isinstance(path, Path) or file.is_file():
             files.append(InputFile(file, _name_in(file, path)))
         else:
             raise InputError(f"{file} is a broken link or a special file: remove or fix it.")
@@ -313,16 +329,28 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def _walk_store(path: Any) -> Iterator[Any]:
-    """Yield the files below a directory of a store, by one listing."""
-    for name in sorted(path.fs.find(path.path)):
-        file = type(path)(path.fs.unstrip_protocol(name), **path.storage_options)
-        if not any(part.startswith(".") for part in _name_in(file, path).split("/")):
-            yield file
-
-
 def _name_in(file: Any, directory: Any) -> str:
     return str(file).removeprefix(str(directory)).lstrip("/")
+
+
+def _directories(path: Any) -> Iterator[tuple[Any, list[str], list[str]]]:
+    """Yield each directory, its subdirectories and its files, as ``os.walk`` does."""
+    if isinstance(path, Path):
+        for name, subdirectories, names in os.walk(path, followlinks=True):
+            yield Path(name), subdirectories, names
+        return
+    # The walk of fsspec leaves out directories that cannot be listed.
+    pending = [path.path.rstrip("/")]
+    while pending:
+        parent = pending.pop()
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for entry in path.fs.ls(parent, detail=True):
+            name = entry["name"].rstrip("/")
+            if name != parent:
+                found[entry["type"] == "directory"].append(name.rpartition("/")[2])
+        directory = type(path)(path.fs.unstrip_protocol(parent), **path.storage_options)
+        yield directory, found[True], found[False]
+        pending += [f"{parent}/{name}" for name in found[True]]
 
 
 def _walk(path: Path) -> Iterator[Path]:
@@ -330,11 +358,8 @@ def _walk(path: Path) -> Iterator[Path]:
 
     Hidden files and finished corpora are ignored.
     """
-    if not isinstance(path, Path):
-        yield from _walk_store(path)
-        return
     seen = {_identity(path)}
-    for directory, subdirectories, names in os.walk(path, followlinks=True):
+    for directory, subdirectories, names in _directories(path):
         if "corpus.json" in names:
             subdirectories.clear()
             continue
@@ -346,10 +371,10 @@ def _walk(path: Path) -> Iterator[Path]:
         if {"state.json", "dataset_info.json"} <= set(names):
             # In a saved dataset, JSON files are metadata and caches are copies.
             names = [n for n in names if n.endswith(".arrow") and not n.startswith("cache-")]
-        identities = {name: _identity(Path(directory, name)) for name in sorted(subdirectories)}
+        identities = {name: _identity(directory / name) for name in sorted(subdirectories)}
         subdirectories.clear()
         for name, identity in identities.items():
             if not name.startswith(".") and identity not in seen:
                 seen.add(identity)
                 subdirectories.append(name)
-        yield from (Path(directory, name) for name in names if not name.startswith("."))
+        yield from (directory / name for name in names if not name.startswith("."))
