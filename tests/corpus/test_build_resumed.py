@@ -1,6 +1,7 @@
 """An interrupted build resumes after its last closed shard; a finished one can be reused."""
 
 import json
+import re
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -170,6 +171,19 @@ def test_other_columns_and_damaged_shards_are_refused(stream, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-2])
     with pytest.raises(FormatError, match=r"tokens-00000\.bin has \d+ bytes, expected"):
         stream()
+
+
+@pytest.mark.parametrize("name", ["tokens", "documents", "text"])
+def test_a_partial_corpus_with_a_flipped_bit_is_refused(build, tmp_path, name):
+    with pytest.raises(Stop):
+        build(progress=StopAfter(2))
+    partial = tmp_path / ".out.partial"
+    (path,) = partial.glob(f"{name}-00000.*")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=rf"damaged.* Remove {re.escape(str(partial))} to start"):
+        build()
 
 
 def test_an_existing_corpus_is_reused_only_for_equal_settings(stream, tmp_path):

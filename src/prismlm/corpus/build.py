@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 OUTPUT_PER_INPUT = 0.9
 TRAINING_CHARACTERS = 64_000_000
 SHARD_TOKENS = 2**27
-STATE_FILE, STATE_VERSION = "build.json", 4
+STATE_FILE, STATE_VERSION = "build.json", 5
 READING_SECONDS = 5.0
 SAMPLE_CHARACTERS = 500_000
 
@@ -255,14 +255,15 @@ def _write(
     with _cleanup(partial), writer, progress.task("Tokenising", reader.total, reader.unit) as task:
         documents, done = iter(reader), 0
         if state:
-            writer.resume(state["shards"], state["digest"], documents)
+            writer.resume(state["shards"], state["digest"], state["written"], documents)
             task.note(f"{writer.num_documents:,} documents were kept")
         closed = len(writer.shards)
         for _ in writer.write(documents):
             if len(writer.shards) > closed:
                 closed = len(writer.shards)
                 state = {"version": STATE_VERSION, "origin": origin, "shards": writer.shards}
-                write_json(partial / STATE_FILE, state | {"digest": writer.closed_digest})
+                state |= {"digest": writer.closed_digest, "written": writer.fingerprints}
+                write_json(partial / STATE_FILE, state)
             task.advance(reader.done - done)
             done = reader.done
         more = {"read": reader.manifest()} if reader.files else {"origin": origin}

@@ -92,14 +92,16 @@ def digest(meta: dict[str, Any]) -> str:
     return fingerprints.of_json({name: part for name, part in meta.items() if name != "digest"})
 
 
-def check_files(directory: Path, shards: list[dict[str, Any]]) -> None:
+def check_files(
+    directory: Path, shards: list[dict[str, Any]], way_out: str = "Build the corpus again."
+) -> None:
     """Raise FormatError for a file of these shards that is missing or has a different size."""
     for name, size in (item for shard in shards for item in shard["files"].items()):
         path = directory / name
         if not path.is_file():
-            raise FormatError(f"{directory} is incomplete: {name} is missing. Build it again.")
+            raise FormatError(f"{directory} is incomplete: {name} is missing. {way_out}")
         if path.stat().st_size != size:
             raise FormatError(
                 f"{path} has {path.stat().st_size} bytes, expected {size}: it is cut off or was "
-                "changed. Build the corpus again."
+                f"changed. {way_out}"
             )

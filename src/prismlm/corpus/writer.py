@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.tokenizer import fingerprint
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError
 from prismlm.files import json_text, write_json
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class CorpusWriter:
         meta: the description of the tokenizer in ``corpus.json``.
         shards: the closed shards: documents, tokens and files with their sizes.
         closed_digest: digest of the documents in the closed shards.
+        fingerprints: of the files of the closed shards, by name.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class CorpusWriter:
         self._dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
         self._shard: _Shard | None = None
         self.shards: list[dict[str, Any]] = []
-        self.closed_digest = ""
+        self.closed_digest, self.fingerprints = "", dict[str, str]()
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._digests = {"tokens": hashlib.sha256(), "documents": hashlib.sha256()}
 
@@ -131,10 +133,24 @@ class CorpusWriter:
         self._counts.update(documents=1, tokens=length)
 
     def resume(
-        self, shards: list[dict[str, Any]], digest: str, documents: Iterator[Document]
+        self,
+        shards: list[dict[str, Any]],
+        digest: str,
+        written: dict[str, str],
+        documents: Iterator[Document],
     ) -> None:
-        """Continue after the ``shards`` of an earlier writer, whose documents come first."""
-        layout.check_files(self._directory, shards)
+        """Continue after the closed shards of an earlier writer, whose documents come first.
+
+        ``shards``, ``digest`` and ``written`` are its shards, digest and fingerprints.
+        """
+        way_out = f"Remove {self._directory} to start again."
+        layout.check_files(self._directory, shards, way_out)
+        for name, expected in written.items():
+            if fingerprints.of_file(self._directory / name) != expected:
+                raise FormatError(
+                    f"{self._directory / name} is damaged: it is not what was written. {way_out}"
+                )
+        self.fingerprints = dict(written)
         for number, shard in enumerate(shards):
             for document in islice(documents, shard["documents"]):
                 self._digested(document)
@@ -161,7 +177,10 @@ class CorpusWriter:
 
     def _close_shard(self) -> None:
         if self._shard is not None:
-            self.shards.append(self._shard.close())
+            shard = self._shard.close()
+            self.shards.append(shard)
+            for name in shard["files"]:
+                self.fingerprints[name] = fingerprints.of_file(self._directory / name)
             self.closed_digest = self._digests["documents"].hexdigest()
             self._shard = None
 
