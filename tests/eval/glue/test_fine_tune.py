@@ -65,9 +65,22 @@ def test_divergence_ends_the_run(classifier):
         classifier.predict(TRAIN)
 
 
-def test_a_rate_of_zero_is_refused():
-    with pytest.raises(InputError, match="learning_rate is 0"):
-        GlueOptions(learning_rate=0)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 0},
+        {"warmup": 1.5},
+        {"limit": 0},
+        {"dev_limit": 2},
+        {"epochs": 0},
+        {"epochs": None},
+        {"batch_size": 1.5},
+    ],
+)
+def test_options_out_of_range_are_refused(options):
+    ((name, value),) = options.items()
+    with pytest.raises(InputError, match=f"{name} is {value}"):
+        GlueOptions(**options)
 
 
 @pytest.mark.parametrize(

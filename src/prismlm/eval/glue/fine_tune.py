@@ -32,7 +32,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices, get_parame
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, encoder_of
-from prismlm.errors import DivergenceError, check_number
+from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import learned_positions, uses_bf16
@@ -74,8 +74,17 @@ class GlueOptions:
     test: bool = True
 
     def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch_size", self.batch_size, 1)
+        # A rank correlation needs three rows.
+        for name, least in (("limit", 1), ("dev_limit", 3)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
         if self.learning_rate is not None:
             check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
+        if self.warmup is not None:
+            expected = "a share from 0 to 1"
+            check_number("warmup", self.warmup, expected, lambda share: 0 <= share <= 1)
 
     def note(self, lm: GlueModel) -> dict[str, Any]:
         """Return the settings that must not change when a study is resumed."""
