@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,9 +65,10 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     from prismlm.training import search
 
     def announce(trial: TrialResult) -> None:
-        figures = {name: x for name, x in asdict(trial).items() if x is not None}
+        spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
+        outcome = f"failed: {trial.failed}" if trial.ce is None else f"CE {trial.ce:.4f}{spread}"
         done = f"{trial.trial + 1} of {recipe.search.trials} trials done"
-        typer.echo(f"{output.facts_line(figures)} · {done}", err=True)
+        typer.echo(f"trial {trial.trial} ({_values(trial)}): {outcome} · {done}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
     if as_json:
@@ -77,8 +77,18 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     failed = sum(trial.ce is None for trial in result.trials)
     output.say(str(result.directory), style="bold")
     output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
-    output.print_value({"trials": [asdict(trial) for trial in result.ranked]}, MAX_TRIALS)
+    ranked = result.ranked
+    more = f", {MAX_TRIALS} of {len(ranked)}: --json has all" if len(ranked) > MAX_TRIALS else ""
+    rows = [vars(trial) | {"values": _values(trial)} for trial in ranked[:MAX_TRIALS]]
+    columns = "trial ce:.4f deviation:.4f perplexity:.4g values"
+    output.print_rows(f"trials{more}", columns, rows)
     typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
+
+
+def _values(trial: TrialResult) -> str:
+    """Return the values of a trial by recipe key."""
+    values = trial.values.items()
+    return ", ".join(f"{key} {f'{x:.4g}' if isinstance(x, float) else x}" for key, x in values)
 
 
 def _print_result(result: TrainingResult, corpus: Path) -> None:
