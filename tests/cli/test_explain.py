@@ -8,10 +8,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from prismlm.cli.trace import passage_text
+from prismlm.cli.trace import passage_text, print_passage
 from prismlm.explain.attribution import worth_showing
 from prismlm.lens.text import Around
 from tests.helpers import forked
@@ -320,6 +321,13 @@ def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model)
 )
 def test_what_is_marked_stands_in_brackets(around, also, shown):
     assert passage_text(around, also, 60).plain.strip("…").endswith(shown)
+
+
+def test_lines_of_a_passage_end_without_blanks(capsys):
+    console = Console(width=40, highlight=False)
+    print_passage(console, Around("They soon went to the", " war", " over it, and never ended."))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["       They soon went to the [war] over", "       it, and never ended."]
 
 
 def test_passages_of_a_corpus_that_moved_come_from_the_lens(prism, refused, copy, tiny_corpus):

@@ -100,6 +100,16 @@ def test_a_corpus_is_built_of_chats(prism, document, model, chats, tmp_path):
     assert [corpus.text(0), corpus.column("domain")] == [ANSWERED, ["medicine"]]
 
 
+def test_a_question_among_chats_is_sent_as_one(document, refused, model, lm, tmp_path):
+    rows = [{"text": QUESTION}, {"text": CHAT}]
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    value = document("explain", model, "--file", mixed, "--chat", "--generate", 3)
+    prompts = (as_chat(QUESTION), CHAT)
+    expected = [lm.explain(prompt, generate=3).summary for prompt in prompts]
+    assert [text["summary"] for text in value["texts"]] == expected
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
@@ -119,7 +129,7 @@ def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats
         message = refused(*arguments)
         assert "chats.jsonl:1" in message
         assert "no chat template" in message
-    assert "holds chats" in refused("explain", model, "--file", chats, "--system", "Be brief.")
+    assert "holds only chats" in refused("explain", model, "--file", chats, "--system", "Be brief.")
     message = refused("corpus", "build", chats, "--out", tmp_path / "c", "--vocab-size", 300)
     assert "has no text but messages" in message
     assert not (tmp_path / "c").exists()

@@ -88,7 +88,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
     [
         ((TEXT,), "--prototype, --category and --document, got none"),
         ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
-        ((TEXT, "--prototype", 7, "--generate", 0), "found by writing"),
+        ((TEXT, "--prototype", 7, "--generate", 0), "give a strength"),
         (("--prototype", 7, "--file", "missing.txt"), "cannot be read"),
         ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
         ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction of Clamp is 1.5"),
@@ -109,6 +109,8 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT, "--only", "residual", *CLAMP), "leaves no prototypes"),
         ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
         ((*CLAMP, "--file", "missing.txt"), "cannot be read"),
+        ((*CLAMP, "--file", "a.txt", "--generate", 20), "leave out --generate and --temperature"),
+        ((*CLAMP, "--file", "a.txt", "--temperature", 0), "leave out --generate and --temperature"),
         ((TEXT, *CLAMP, "--heldout", -1), "'--heldout'"),
         ((TEXT, *CLAMP, "--corpus", "nowhere"), "not a directory"),
     ],

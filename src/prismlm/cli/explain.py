@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +60,7 @@ def explain(
     inputs = (model, lens, None if file == STDIN else file)
     opt.check_output_files(*inputs, overwrite=overwrite, html=html, parquet=parquet)
     texts = _read_texts(model, text, file, lines)
-    prompts = [_prompt(text, chat, system) for text in texts]
+    prompts = _prompts(texts, chat, system)
     selection, heads = _parse_span(tokens), opt.parse_layer_pairs("--attention", "HEAD", attention)
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
@@ -94,12 +95,13 @@ def explain(
         output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
-def _prompt(text: str | Messages, chat: bool, system: str | None) -> str | Messages:
-    if isinstance(text, str):
-        return opt.build_prompt(text, chat, system)
-    if chat or system is not None:
-        raise InputError("the file holds chats: leave out --chat and --system.")
-    return text
+def _prompts(
+    texts: Sequence[str | Messages], chat: bool, system: str | None
+) -> list[str | Messages]:
+    """Return what the model reads; --chat and --system are for the strings among chats."""
+    if (chat or system is not None) and not any(isinstance(text, str) for text in texts):
+        raise InputError("the file holds only chats: leave out --chat and --system.")
+    return [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
 
 
 def _default_tokens(prompt: str | Messages) -> int:

@@ -30,6 +30,9 @@ STRENGTH_HELP = (
     "clamp or group: the largest at which the text does not begin to repeat.)"
 )
 Strength = Annotated[float | None, option("S", STRENGTH_HELP)]
+GENERATE_HELP = "Tokens to write; 0 scores the prompt (default: 20)."
+Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
+TEMPERATURE_HELP = "0 takes the top token (default: 0)."
 Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "Edit of the prototype.")]
 Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Only this part of z.")]
 HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (default: the lens's).")]
@@ -92,8 +95,8 @@ def steer(
     strength: Strength = None,
     edit: Kind = "clamp",
     only: Only = None,
-    generate: Annotated[int, option("N", "Tokens to write; 0 scores the prompt.", min=0)] = 20,
-    temperature: opt.Temperature = 0.0,
+    generate: Generate = None,
+    temperature: Annotated[float | None, option("T", TEMPERATURE_HELP, min=0)] = None,
     seed: opt.Seed = 0,
     draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
     file: Annotated[Path | None, option("FILE", "Measure effects over its lines.")] = None,
@@ -105,6 +108,8 @@ def steer(
 ) -> None:
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
     opt.check_one_of("a prompt or --file with prompts", prompt, file)
+    if file is not None and (generate is not None or temperature is not None):
+        raise InputError("--file writes no text: leave out --generate and --temperature.")
     edits = _parse_edit(prototype, category, document, edit, strength, optional=only is not None)
     texts = [prompt or ""] if file is None else _read_prompts(file)
     prompts = [opt.build_prompt(text, chat, system) for text in texts]
@@ -118,7 +123,7 @@ def steer(
         raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
     lm = prismlm.load(model, lens=lens, device=device)
     scope: dict[str, Any] = {"only": only, "seed": seed}
-    sampling = {"generate": generate, "temperature": temperature}
+    sampling = {"generate": 20 if generate is None else generate, "temperature": temperature or 0.0}
     if file is not None:
         progress = ConsoleReporter()
         result = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from prismlm.cli.output import (
@@ -317,7 +316,9 @@ def _print_document(console: Console, document: Passage, passage: Passage) -> No
 def print_passage(console: Console, around: Around, also: Sequence[tuple[int, int]] = ()) -> None:
     """Print the sentence around a token, indented below its document."""
     text = passage_text(around, also, console.width - INDENT)
-    console.print(Padding(text, (0, 0, 0, INDENT), expand=False))
+    for line in text.wrap(console, console.width - INDENT):
+        line.rstrip()
+        console.print(Text(" " * INDENT).append_text(line))
 
 
 def passage_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
