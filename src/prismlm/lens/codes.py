@@ -26,12 +26,19 @@ PARTS = {"pq": 4, "pq12": 12}
 CENTRES = 256
 # Positions that the centers are learned from: the most that faiss uses.
 SAMPLE = 256 * CENTRES
+# States multiplied with all centers at once: enough to amortise a call, few enough for the cache.
+STATES_AT_ONCE = 64
 
 
-class Codes:
-    """A format of states; ``fields`` are those of a record."""
+class Int8Codes:
+    """A byte for each dimension and a scale for each state; ``fields`` are those of a record."""
 
-    fields: list[tuple[Any, ...]]
+    def __init__(self, width: int) -> None:
+        self.fields: list[tuple[Any, ...]] = [("scale", "<f2"), ("code", "i1", (width,))]
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
+        return torch.from_numpy(records["code"]).float() * self._factors(records)[:, None]
 
     def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
         """Return the cosine of each record with its owner among unit states, float32 [n].
@@ -42,45 +49,26 @@ class Codes:
         bounds = np.searchsorted(owner, np.arange(len(states) + 1)).tolist()
         for state, (begin, end) in zip(states, pairwise(bounds), strict=True):
             if begin < end:
-                products[begin:end] = self._products(codes[begin:end], state)
+                products[begin:end] = codes[begin:end].float() @ state
         # There are fewer products to scale than codes.
         return (products * self._factors(records)).numpy()
-
-    def _products(self, codes: Tensor, state: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _factors(self, records: np.ndarray) -> Tensor:
-        raise NotImplementedError
-
-
-class Int8Codes(Codes):
-    """A byte for each dimension and a scale for each state."""
-
-    def __init__(self, width: int) -> None:
-        self.fields = [("scale", "<f2"), ("code", "i1", (width,))]
-
-    def states(self, records: np.ndarray) -> Tensor:
-        """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
-        return torch.from_numpy(records["code"]).float() * self._factors(records)[:, None]
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Copy the codes of int8 records."""
         into["scale"], into["code"] = records["scale"], records["code"]
 
-    def _products(self, codes: Tensor, state: Tensor) -> Tensor:
-        return codes.float() @ state
-
-    def _factors(self, records: np.ndarray) -> Tensor:
+    @staticmethod
+    def _factors(records: np.ndarray) -> Tensor:
         return torch.from_numpy(records["scale"].astype(np.float32) / 127)
 
 
-class ProductCodes(Codes):
+class ProductCodes:
     """The nearest center of each part of a state, zero-padded to whole parts."""
 
     def __init__(self, width: int, centres: np.ndarray) -> None:
         self.width, self.centres = width, centres
         parts, count, part = centres.shape
-        self.fields = [("code", "u1", (parts,))]
+        self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
         self._table, self._first = torch.from_numpy(centres), torch.arange(parts) * count
         inside = pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
         self._squares = (self._table * inside).square().sum(2).flatten()
@@ -109,6 +97,22 @@ class ProductCodes(Codes):
         centres = self._table.flatten(0, 1)[torch.from_numpy(records["code"]).long() + self._first]
         return normalize(centres.flatten(1)[:, : self.width], dim=-1)
 
+    def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
+        """As :meth:`Int8Codes.cosines`; products and squared lengths are sums over parts."""
+        parts, count, part = self.centres.shape
+        index = torch.from_numpy(records["code"]).long() + self._first
+        lengths = self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
+        products = torch.empty(len(records))
+        padded = pad(states, (0, -self.width % part)).view(-1, parts, part)
+        for first in range(0, len(states), STATES_AT_ONCE):
+            some = slice(first, first + STATES_AT_ONCE)
+            begin, end = np.searchsorted(owner, (some.start, some.stop))
+            if begin < end:
+                table = torch.einsum("qpd,pcd->qpc", padded[some], self._table).flatten()
+                offset = torch.from_numpy(owner[begin:end] - first) * (parts * count)
+                products[begin:end] = table[index[begin:end] + offset[:, None]].sum(1)
+        return (products / lengths).numpy()
+
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Encode the states of int8 records."""
         faiss, (parts, _, part) = _faiss(), self.centres.shape
@@ -117,15 +121,8 @@ class ProductCodes(Codes):
         states = Int8Codes(self.width).states(records).numpy()
         into["code"] = quantiser.compute_codes(_padded(states, part))
 
-    def _products(self, codes: Tensor, state: Tensor) -> Tensor:
-        # Sums over a table with the product of every center.
-        parts, _, part = self.centres.shape
-        padded = pad(state, (0, -self.width % part)).view(parts, part, 1)
-        return (self._table @ padded).flatten()[codes.long() + self._first].sum(1)
 
-    def _factors(self, records: np.ndarray) -> Tensor:
-        index = torch.from_numpy(records["code"]).long() + self._first
-        return 1 / self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
+Codes = Int8Codes | ProductCodes
 
 
 def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +146,7 @@ def check_codes(name: str) -> CodeName:
     return cast("CodeName", name)
 
 
-def open_codes(directory: Path, name: str, width: int) -> Int8Codes | ProductCodes:
+def open_codes(directory: Path, name: str, width: int) -> Codes:
     """Open the code of the cells of a lens."""
     if name == "int8":
         return Int8Codes(width)
