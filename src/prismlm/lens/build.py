@@ -170,9 +170,9 @@ def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
 
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:
-    """Return the settings that all parts of a lens share."""
+    """Return the settings that all parts of a lens share; InputError for states of other ones."""
     options, names = source.options, ("split", "window", "stride", "contexts", "positions", "codes")
-    return {
+    run = {
         "model": fingerprints.of_model(source.model),
         "prototypes": layout.prototypes_fingerprint(source.head),
         "tokenizer": source.corpus.meta["tokenizer"]["fingerprint"],
@@ -186,6 +186,10 @@ def _run_settings(source: ScanInput) -> dict[str, Any]:
         "prismlm": prismlm.__version__,
         "device": device_kind(source.model.device),
     }
+    if source.states is not None:
+        shared = {name: run[name] for name in ("model", "corpus", "split", "window", "stride")}
+        source.states.check(shared | {"bf16": options.bf16})
+    return run
 
 
 def _counts(source: ScanInput) -> tuple[int, int]:

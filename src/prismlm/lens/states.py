@@ -8,7 +8,7 @@ size is an even sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import read_note
+from prismlm.run_state import check_same, read_note
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -138,6 +138,15 @@ class HiddenStates:
         bits = open_array(directory / STATES_FILE, ADVICE).reshape(-1, meta["width"])
         following = open_array(directory / TOKENS_FILE, ADVICE)
         return cls(meta["run"], [0, *meta["ends"]], bits, following)
+
+    def check(self, run: Mapping[str, Any]) -> None:
+        """Raise InputError if a setting of an index differs from that of the states."""
+        check_same(
+            "the hidden states were read with another input",
+            {name: self.run.get(name) for name in run},
+            run,
+            "Index without them, or read the states again with these settings.",
+        )
 
     @property
     def width(self) -> int:
