@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError, Interrupted, PrismError
-from prismlm.lens.build import build_index, check_index
+from prismlm.lens.build import build_index, check_index, write_lens
 from prismlm.lens.options import Shard
 from prismlm.parts import Parts
 from prismlm.progress import Silent
@@ -166,13 +166,45 @@ def test_two_writers_on_one_lens(build, straight, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
-def test_a_lens_that_another_process_wrote_meanwhile_is_refused_before_reading(
+def test_a_lens_of_this_run_written_while_waiting_is_not_an_error(build, straight, tmp_path):
+    def merge_slowly():
+        def slow(*arguments, **settings):
+            time.sleep(1)
+            return write_lens(*arguments, **settings)
+
+        with patch("prismlm.lens.build.write_lens", slow):
+            build()
+
+    child = index_in_child(merge_slowly)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".lens.*.tmp")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert build(progress=StopAfter(1, pytest.fail)) is None
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_same_lens(straight, tmp_path / "lens")
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+def test_a_lens_whose_writer_was_killed_before_discarding_parts_is_returned(
     build, straight, tmp_path, monkeypatch
+):
+    out, checks = tmp_path / "lens", iter([lambda: None, lambda: shutil.copytree(straight, out)])
+    # The second check waits for the merge.
+    monkeypatch.setattr(Parts, "check", lambda *_, **__: next(checks)())
+    with patch("prismlm.lens.build.write_lens", pytest.fail):
+        assert build() == out
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+@pytest.mark.parametrize("changed", [{"contexts": 5}, {"positions": 0.5}, {"codes": "pq"}])
+def test_a_lens_of_another_run_written_while_waiting_is_refused_before_reading(
+    build, straight, tmp_path, monkeypatch, changed
 ):
     out = tmp_path / "lens"
     monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
     with pytest.raises(InputError, match="exists"):
-        build()
+        build(progress=StopAfter(1, pytest.fail), **changed)
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 

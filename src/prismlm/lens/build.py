@@ -81,7 +81,7 @@ def index(
         progress: reports tokens.
 
     Returns:
-        The lens, or None if other parts are missing.
+        The lens, or None if other parts are missing or another process has just written it.
     """
     from prismlm.corpus.store import Corpus
 
@@ -131,8 +131,8 @@ def build_index(
     run = _run_settings(source)
     with _ready(source, parts):
         parts.check(run, overwrite=overwrite)
-        # Another process may have written it in the meantime.
-        check_lens(out, overwrite=overwrite)
+        if _written_meanwhile(out, run, overwrite=overwrite):
+            return None
         part = parts.part(options.shard.number)
         with writing(part):
             if not part.is_dir():
@@ -145,10 +145,11 @@ def build_index(
         with writing(parts.path, wait=True):
             if not parts.path.is_dir():  # another process has written the lens
                 return None
-            check_lens(out, overwrite=overwrite)
-            with writing(out), atomic_directory(out) as directory:
-                meta = {name: value for name, value in run.items() if name not in NOT_IN_META}
-                write_lens(directory, source, parts, meta | {"trained_on": trained_on}, progress)
+            # It is there if the process that wrote it was killed before it discarded the parts.
+            if not _written_meanwhile(out, run, overwrite=overwrite):
+                with writing(out), atomic_directory(out) as directory:
+                    meta = _in_meta(run) | {"trained_on": trained_on}
+                    write_lens(directory, source, parts, meta, progress)
             discard(parts.path)
     return out
 
@@ -167,6 +168,22 @@ def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
     with evaluating(source.model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
         yield
+
+
+def _written_meanwhile(out: Path, run: dict[str, Any], *, overwrite: bool) -> bool:
+    """Return whether another process has written the lens of a run; InputError for another lens."""
+    if not overwrite and (out / layout.META_FILE).is_file():
+        meta = asdict(layout.read_meta(out))
+        written = meta | {"codes": meta["cells"]["codes"], "positions": meta["cells"]["share"]}
+        wanted = _in_meta(run) | {name: run[name] for name in ("codes", "positions")}
+        if all(written[name] == value for name, value in wanted.items()):
+            return True
+    check_lens(out, overwrite=overwrite)
+    return False
+
+
+def _in_meta(run: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if name not in NOT_IN_META}
 
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:
