@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.ops.precision import at_least_float32
+
+Experts = Sequence[Callable[[Tensor], Tensor]]
 
 
 class ExpertChoice(NamedTuple):
@@ -50,10 +52,7 @@ def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
     return ExpertChoice(order[:, :chosen], weights)
 
 
-@torch.compiler.disable  # pyright: ignore[reportUnknownMemberType]
-def mix(
-    x: Float[Tensor, "N d"], choice: ExpertChoice, experts: Sequence[Callable[[Tensor], Tensor]]
-) -> Float[Tensor, "N d"]:
+def mix(x: Float[Tensor, "N d"], choice: ExpertChoice, experts: Experts) -> Float[Tensor, "N d"]:
     """Return Σ_j w_nj · expert_{e_nj}(x_n) over the k experts of each token.
 
     ``experts`` map [M, d] to [M, d] row by row. One without tokens is called with zero rows, so
@@ -65,12 +64,22 @@ def mix(
         dense = torch.stack([expert(x) for expert in experts], 1)
         index = choice.experts[..., None].expand(-1, -1, dense.shape[-1])
         return _weighted_sum(dense.gather(1, index), choice)
+    return _grouped(x, choice, experts)
+
+
+def _grouped_rows(x: Tensor, choice: ExpertChoice, experts: Experts) -> Tensor:
     expert_of_row, order = choice.experts.flatten().sort(stable=True)
     counts = torch.bincount(expert_of_row, minlength=len(experts)).cpu()
     rows = torch.split(x[order // choice.experts.shape[1]], [int(count) for count in counts])
     groups = zip(experts, rows, strict=True)
     outputs = torch.cat([expert(group) for expert, group in groups])
     return _weighted_sum(outputs[order.argsort()].view(*choice.experts.shape, -1), choice)
+
+
+# Sizes depend on the choice, so compiled blocks run it as it is.
+_grouped: Callable[[Tensor, ExpertChoice, Experts], Tensor] = cast(Any, torch.compiler).disable(
+    _grouped_rows
+)
 
 
 def _weighted_sum(outputs: Float[Tensor, "N k d"], choice: ExpertChoice) -> Float[Tensor, "N d"]:
