@@ -110,7 +110,7 @@ class DocumentReader:
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
         """Return the files to read, and ``total``."""
         is_one = isinstance(inputs, (str, os.PathLike)) or _is_remote(inputs)
-        paths = [inputs] if is_one else inputs
+        paths: Any = [inputs] if is_one else inputs
         check_kind("the input", paths, Iterable, "a path, or a list of paths")
         files = [file for path in paths for file in _expand(_located(path), self.ignored)]
         if not files:
