@@ -18,6 +18,7 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
+    from prismlm.explain.audit_parts import AuditPart
 
 Files = Annotated[list[Path], argument("FILE...", f"Texts: {opt.TEXT_KINDS}.")]
 LeastShare = Annotated[float, option("S", "Minimum share of a listed document.", min=0, max=1)]
@@ -67,7 +68,7 @@ def audit(
     opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)
     from prismlm.corpus.documents import Columns
     from prismlm.explain.audit import estimate_audit
-    from prismlm.explain.audit_parts import AuditPart, audit_in_parts
+    from prismlm.explain.audit_parts import AuditPart
     from prismlm.lens.cells import parse_where
 
     paths, count = list(filter(None, tables.values())), opt.count_parts(parts, workers, engine)
@@ -80,11 +81,7 @@ def audit(
     with orderly_end():
         if count and not dry_run:
             how: dict[str, Any] = {"engine": engine, "workers": workers or 1}
-            how |= {"overwrite": overwrite, "progress": ConsoleReporter()}
-            finished = audit_in_parts(one, count, **how)
-            report = finished.audit
-            summary = _write_audit(report, finished.rows(), finished.left_out, paths, html)
-            finished.discard()
+            report, summary = _audit_parts(one, count, paths, html, **how, overwrite=overwrite)
         else:
             report = one.empty()
             reader.tokenizer = report.tokenizer
@@ -95,6 +92,17 @@ def audit(
     output.report_written(*paths, html)
     column = by or report.lens.default_group_by
     output.show(summary, as_json, lambda: _print_audit(report, summary, column, documents))
+
+
+def _audit_parts(
+    one: AuditPart, count: int, tables: list[Path], html: Path | None, **how: Any
+) -> tuple[Audit, dict[str, Any]]:
+    from prismlm.explain.audit_parts import audit_in_parts
+
+    finished = audit_in_parts(one, count, progress=ConsoleReporter(), **how)
+    summary = _write_audit(finished.audit, finished.rows(), finished.left_out, tables, html)
+    finished.discard()
+    return finished.audit, summary
 
 
 def _read_and_write(

@@ -18,6 +18,7 @@ from prismlm.files import read_text
 
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
+    from prismlm.explain.trace import Trace
 
 STDIN = "-"
 CHAT_TOKENS = 50
@@ -66,7 +67,7 @@ def explain(
         raise InputError("--attention is a part of the JSON document: add --json.")
     import prismlm
     from prismlm.cli.trace import PrintOptions, explain_and_print, select
-    from prismlm.explain.trace import Trace, write_parquet
+    from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.outputs import write_text
     from prismlm.pages.trace import page
@@ -90,9 +91,12 @@ def explain(
     output.write(html, lambda path: write_text(path, page(traces, against=against)))
     output.write(parquet, partial(write_parquet, traces))
     if as_json:
-        figures: dict[str, Any] = {"method": method, "where": conditions, "against": against}
-        values = [trace.to_dict(column, documents, **figures) for trace in traces]
-        output.print_json(values[0] if len(values) == 1 else {"texts": values})
+        _print_json(traces, column, documents, method=method, where=conditions, against=against)
+
+
+def _print_json(traces: list[Trace], by: str, documents: int, **options: Any) -> None:
+    values = [trace.to_dict(by, documents, **options) for trace in traces]
+    output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
 def _prompts(

@@ -25,7 +25,8 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus
     from prismlm.cost import Cost
-    from prismlm.lens.options import Shard
+    from prismlm.lens.options import IndexOptions, Shard
+    from prismlm.models.checkpoint import Checkpoint
 
 # Per file of a streamed corpus: the most that an interruption loses.
 SHARD_TOKENS = 2**24
@@ -70,8 +71,9 @@ def index(
     --shard), or one that streams a dataset into a corpus. Under torchrun every process reads one
     part.
     """
-    from prismlm.lens.build import check_lens, estimate_index, index_checkpoint, lens_directory
+    from prismlm.lens.build import check_lens, index_checkpoint, lens_directory
     from prismlm.lens.codes import check_codes
+    from prismlm.lens.index_parts import IndexPart, index_in_parts
     from prismlm.lens.options import IndexOptions, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
@@ -91,27 +93,32 @@ def index(
     # Refuses windows that the model cannot read, before a dataset is streamed.
     options = options_for(checkpoint.model, options, model)
     if dry_run:
-        head = checkpoint.sidecar.head
-        estimate = partial(estimate_index, checkpoint.model, head, options=options)
-        cost = source.estimate(estimate) if isinstance(source, _Stream) else estimate(source)
-        output.print_cost(cost, as_json=as_json)
+        _print_estimate(checkpoint, source, options, as_json)
         return
-    progress = ConsoleReporter() if opt.is_first_process() else SILENT
-    start = time.monotonic()
+    progress, start = ConsoleReporter() if opt.is_first_process() else SILENT, time.monotonic()
     if isinstance(source, _Stream):
         source = source.build(progress, wait=part.count > 1)
+    how: dict[str, Any]
     if count:
-        from prismlm.lens.index_parts import IndexPart, index_in_parts
-
         one = IndexPart(model, source.path, out, options, device, overwrite)
-        how: dict[str, Any] = {"engine": engine, "workers": workers or 1, "progress": progress}
+        how = {"engine": engine, "workers": workers or 1, "progress": progress}
         written = index_in_parts(one, count, **how)
     else:
-        written = index_checkpoint(
-            checkpoint, source, out, options, overwrite=overwrite, progress=progress
-        )
+        how = {"overwrite": overwrite, "progress": progress}
+        written = index_checkpoint(checkpoint, source, out, options, **how)
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
+
+
+def _print_estimate(
+    checkpoint: Checkpoint, source: Corpus | _Stream, options: IndexOptions, as_json: bool
+) -> None:
+    from prismlm.lens.build import estimate_index
+
+    head = checkpoint.sidecar.head
+    estimate = partial(estimate_index, checkpoint.model, head, options=options)
+    cost = source.estimate(estimate) if isinstance(source, _Stream) else estimate(source)
+    output.print_cost(cost, as_json=as_json)
 
 
 def _source(

@@ -91,15 +91,21 @@ def _check_ratio(path: Path, unpacked: int, size: int) -> None:
         )
 
 
+def _opened(path: Path) -> Any:
+    """Open a file; those of stores have only part of the methods, such as readline(size)."""
+    file: Any = path.open("rb")
+    return file if isinstance(path, Path) else io.BufferedReader(file, 1 << 20)
+
+
 def _whole(path: Path, columns: Columns, size: int) -> Iterator[Row]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         yield Row(1, {"text": read_text(str(path), file)}, size)
 
 
 def _json_lines(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     with ExitStack() as stack:
         # Progress is the position in the compressed file.
-        raw = stack.enter_context(path.open("rb"))
+        raw = stack.enter_context(_opened(path))
         stream: Any = raw
         if path.name.lower().endswith(".gz"):
             # gzip, not Arrow: it notices a missing end and checks the CRC.
@@ -166,7 +172,7 @@ def _json(path: Path, columns: Columns, size: int) -> Iterator[Row]:
 def _csv(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     # The default limit is 128 KB.
     csv.field_size_limit(LARGEST_TEXT)
-    with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
+    with _opened(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(_lines(lines, path), strict=True)
         names = columns.resolve(rows.fieldnames or [], str(path))
         for number, record in enumerate(rows, start=1):
@@ -181,7 +187,7 @@ def _csv(path: Path, columns: Columns, size: int) -> Iterator[Row]:
 
 
 def _parquet(path: Path, columns: Columns, size: int) -> Iterator[Row]:
-    with path.open("rb") as file, pq.ParquetFile(file) as table:
+    with _opened(path) as file, pq.ParquetFile(file) as table:
         metadata, names = table.metadata, columns.resolve(table.schema_arrow.names, str(path))
         used = sorted(set(names.values()))
         groups = map(metadata.row_group, range(metadata.num_row_groups))
@@ -198,7 +204,7 @@ def _parquet(path: Path, columns: Columns, size: int) -> Iterator[Row]:
 def _arrow(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     # Saved datasets are streams; Arrow files have the same extension.
     opened = (
-        pa.memory_map(str(path)) if isinstance(path, Path) else pa.PythonFile(path.open("rb"), "r")
+        pa.memory_map(str(path)) if isinstance(path, Path) else pa.PythonFile(_opened(path), "r")
     )
     with opened as source:
         is_file = source.read(6) == b"ARROW1"
