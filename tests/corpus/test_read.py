@@ -483,7 +483,7 @@ def test_stores_that_cannot_be_read(address, match):
 
 def test_a_store_that_fails_half_way(store, monkeypatch):
     class Failing(io.BytesIO):
-        def read(self, *given):
+        def readinto(self, buffer):
             raise RuntimeError("the connection was lost")
 
     monkeypatch.setattr(type(store[1]), "open", lambda *given: Failing(b"text"))
