@@ -27,6 +27,7 @@ def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(
             on_trial(trial)
         return SearchResult(Path("search"), TRIALS)
 
+    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("prismlm.training.search", search)
     recipe: Any = SimpleNamespace(search=SimpleNamespace(trials=2))
     _search(recipe, resume=False, as_json=False)

@@ -96,9 +96,10 @@ class Probe:
         median, most = difference.median().item(), difference.max().item()
         allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
         if not (median <= allowed[0] and most <= allowed[1]):
+            what = "its states and logits" if decoder else "the logits of its output layer"
             raise _stale(
                 directory,
-                f"at {len(difference)} positions, its {'states and ' if decoder else ''}logits "
+                f"at {len(difference)} positions, {what} "
                 f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
                 f"their size, more than the {allowed[0]:g} and {allowed[1]:g} that rounding "
                 "explains. Weights, configuration, adapters or quantisation have changed",
