@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.lens.labels.map import first_prototype, laid_out, map_lens, nearest_prototypes, regions
+from prismlm.lens.labels.map import (
+    first_prototype,
+    laid_out,
+    map_lens,
+    nearest_prototypes,
+    regions,
+    words_raised,
+)
 from prismlm.lens.labels.write import write_columns
 from tests.helpers.named_lens import named_model
 
@@ -51,6 +58,11 @@ def test_regions_are_named_by_their_category_or_their_words(named):
     centers = {name: x for x, _, name in regions(named.lens)}
     assert set(centers) == {"Morphology", "river"}
     assert centers["Morphology"] < 20 < 50 <= centers["river"] <= 57
+
+
+def test_regions_are_not_named_by_word_pieces():
+    assert words_raised([[" health", "istant", " the"], ["quired"]]) == [{"health"}, set()]
+    assert words_raised([["health", "a1b2c"]]) == [{"health"}]
 
 
 def test_a_page_opens_at_a_prototype_with_a_good_name_and_a_subject(named):

@@ -113,10 +113,7 @@ def regions(lens: Lens) -> list[Region]:
     region_of = kmeans2(points.astype(np.float64), count, minit="++", rng=SEED)[1]
     sizes = np.bincount(region_of, minlength=count)
     categories = [{category} - {None, OTHER} for category in lens.categories]
-    words = [
-        {w for t in row if (w := t.strip().lower()).isalpha() and len(w) >= WORD_LETTERS}
-        for row in lens.prototypes["top_tokens"].to_pylist()
-    ]
+    words = words_raised(lens.prototypes["top_tokens"].to_pylist())
     names: dict[int, list[str]] = {}
     for region, name, n, lift in _ranked(region_of, sizes, categories):
         large = n >= CATEGORY_SHARE * sizes[region] and lift >= CATEGORY_LIFT
@@ -133,6 +130,23 @@ def regions(lens: Lens) -> list[Region]:
         Region(*map(float, centers[region].round(3)), name=", ".join(names[region]))
         for region in np.argsort(-sizes).tolist()
         if names.get(region)
+    ]
+
+
+def words_raised(tokens: list[list[str]]) -> list[set[str]]:
+    """Return the words among the tokens of each prototype.
+
+    Where some tokens begin with a space, as words do in most vocabularies, others are word pieces.
+    """
+    spaced = any(token[:1].isspace() for row in tokens for token in row)
+    return [
+        {
+            word
+            for token in row
+            if (word := token.strip().lower()).isalpha() and len(word) >= WORD_LETTERS
+            if token[:1].isspace() or not spaced
+        }
+        for row in tokens
     ]
 
 
