@@ -117,7 +117,11 @@ def _begin(names: Any, workers: int) -> None:
 
     if device := names.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    torch.set_num_threads(_threads(workers))
+
+
+def _threads(workers: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
@@ -131,9 +135,10 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
 
     started, cluster = not ray.is_initialized(), _on_cluster("ray")
     if started:
-        where: dict[str, Any] = {} if cluster else {"num_cpus": workers}
-        ray.init(include_dashboard=False, log_to_driver=False, **where)
-    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(gpus)}
+        # Without "local" it may join a cluster that was started here before.
+        where: dict[str, Any] = {"address": "local", "num_cpus": workers * _threads(workers)}
+        ray.init(include_dashboard=False, log_to_driver=False, **({} if cluster else where))
+    needs: dict[str, Any] = {"num_cpus": 1 if cluster else _threads(workers), "num_gpus": int(gpus)}
     for name, need in (("CPU", needs["num_cpus"]), ("GPU", needs["num_gpus"])):
         present = ray.cluster_resources().get(name, 0)
         if need * workers > present:

@@ -1,6 +1,7 @@
 """An index by real workers of each engine equals that of one process."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,9 @@ def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, s
     assert finished.stat().st_mtime_ns == before
     assert_same_lens(straight, index_in_parts(part, 3))
     assert [path.name for path in part.lens.parent.iterdir()] == ["lens"]
-    index_in_parts(replace(part, overwrite=True, options=replace(OPTIONS, contexts=2)), 2)
+    for number in (0, 1):  # with other options
+        replace(part, merge=False, overwrite=True)(None, number, 3)
+    index_in_parts(replace(part, overwrite=True, options=replace(OPTIONS, contexts=2)), 3)
     assert read_meta(part.lens).contexts == 2
     with pytest.raises(InputError, match="exists"):
         index_in_parts(part, 3)
@@ -43,7 +46,10 @@ def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "ray", "datatrove"])
-def test_workers_of_each_engine_give_the_lens_of_one(part, straight, engine):
+def test_workers_of_each_engine_give_the_lens_of_one(part, straight, engine, monkeypatch):
     if engine != "local":
         pytest.importorskip(engine)
+    # Workers need not have the current directory of this process.
+    monkeypatch.chdir(part.lens.parent)
+    part = replace(part, lens=Path("lens"))
     assert_same_lens(straight, index_in_parts(part, 5, engine=engine, workers=2))

@@ -100,6 +100,7 @@ def index(
         source = source.build(progress, wait=part.count > 1)
     how: dict[str, Any]
     if count:
+        del checkpoint  # workers open their own
         one = IndexPart(model, source.path, out, options, device, overwrite)
         how = {"engine": engine, "workers": workers or 1, "progress": progress}
         written = index_in_parts(one, count, **how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count as counted_from
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader
@@ -21,6 +22,7 @@ from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
 from prismlm.files import atomic_directory, discard, read_json, write_json
 from prismlm.lens.cells import Where
+from prismlm.models.device import device_named
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, writing
@@ -50,6 +52,8 @@ class AuditPart:
     window: int | None = None
     stride: int | None = None
     method: Method = "evidence"
+    # What :meth:`settings` returns, if it is known: it reads all files.
+    run: dict[str, Any] | None = None
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Read the texts of a part, unless it is finished."""
@@ -66,7 +70,7 @@ class AuditPart:
                         add(row)
                 audit.save(directory)
                 write_json(directory / LEFT_OUT_FILE, reader.left_out)
-                write_json(directory / RUN_FILE, self.settings(audit, reader))
+                write_json(directory / RUN_FILE, self.run or self.settings(audit, reader))
 
     def empty(self) -> Audit:
         """Open the model, and return an audit without texts."""
@@ -89,8 +93,10 @@ class AuditPart:
         files = [fingerprints.of_file(file.path) for file in reader.files]
         options = {"window": audit.options.window, "stride": audit.options.stride}
         where = {column: list(values) for column, values in audit.where}
-        columns = [self.columns.text, self.columns.id, self.skip_bad_rows]
-        return {**audit.identity, **options, "where": where, "texts": files, "columns": columns}
+        reading = {"columns": asdict(self.columns), "skip_bad_rows": self.skip_bad_rows}
+        # Another version, or device, may round differently.
+        made = {"prismlm": prismlm.__version__, "device": device_named(self.device)}
+        return {**audit.identity, **options, **reading, **made, "where": where, "texts": files}
 
 
 def documents_of(documents: DocumentReader, number: int, count: int) -> Iterator[Document]:
@@ -135,13 +141,22 @@ def audit_in_parts(
     ``overwrite`` discards parts that were made with other inputs. Errors are those of
     :func:`prismlm.parts.run_parts`, and InputError for such parts.
     """
+    # Workers may have another current directory; names on the hub and addresses stay.
+    paths = {
+        name: path.absolute() if path.exists() else path
+        for name in ("model", "corpus")
+        if (path := getattr(part, name)) is not None
+    }
+    files = tuple(path.absolute() if path.exists() else path for path in part.files)
+    part = replace(part, files=files, out=part.out.absolute(), **paths)
     audit, parts = replace(part, device="cpu").empty(), Parts(part.out, count)
     reader = part.reader(audit.tokenizer)
     for _ in reader:
         # Report a bad row before a worker starts.
         pass
-    parts.check(part.settings(audit, reader), overwrite=overwrite)
-    gpus = part.device == "cuda"
+    part = replace(part, run=part.settings(audit, reader))
+    parts.check(part.run or {}, overwrite=overwrite)
+    gpus = device_named(part.device) == "cuda"
     run_parts(part, count, engine=engine, workers=workers, gpus=gpus, progress=progress)
     for number in range(count):
         audit.add_saved(parts.part(number))

@@ -17,7 +17,7 @@ from prismlm.progress import SILENT, Reporter
 class IndexPart:
     """One part of an index, as a step of datatrove; arguments are those of :func:`index`.
 
-    With ``merge``, the last part to be finished writes the lens.
+    ``lens`` is a directory. With ``merge``, the last part to be finished writes the lens.
     """
 
     model: Path
@@ -30,7 +30,9 @@ class IndexPart:
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Read a part, unless it is finished."""
-        if self.merge or not Parts(self.lens, world_size).part(rank).is_dir():
+        # With ``overwrite`` a finished part may be of other inputs, and is checked.
+        finished = Parts(self.lens, world_size).part(rank).is_dir()
+        if self.merge or self.overwrite or not finished:
             options = replace(self.options, shard=Shard(rank, world_size))
             how: dict[str, Any] = {"overwrite": self.overwrite, "merge": self.merge}
             index(self.model, self.corpus, self.lens, options, device=self.device, **how)
@@ -50,6 +52,9 @@ def index_in_parts(
     of parts and workers; with bf16 on CPUs, at equal numbers of threads. Errors are those of
     :func:`prismlm.parts.run_parts` and :func:`prismlm.lens.build.index`.
     """
+    # Workers may have another current directory.
+    paths = {name: getattr(part, name).absolute() for name in ("model", "corpus", "lens")}
+    part = replace(part, **paths)
     check_lens(part.lens, overwrite=part.overwrite)
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}

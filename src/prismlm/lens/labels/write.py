@@ -146,22 +146,29 @@ def label_lens(
             "held_out": labelling.documents[1],
             "asked": None if labeller is None else _compared(named, labelling),
         }
-        # Names from signatures would look like those of the labeller.
-        names = [""] * len(labels) if named.labels else lens.names
-        columns: dict[str, Any] = {
-            column: [None if label is None else getattr(label, column) for label in labels]
-            for column in ("description", "category", "role", "tags")
-        }
-        columns["name"] = [
-            old if label is None else label.name for label, old in zip(labels, names, strict=True)
-        ]
-        columns["label_source"] = [
-            SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
-            for cell, label in enumerate(labels)
-        ]
-        columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
-        write_columns(lens, columns, labels=record)
+        write_columns(lens, _columns(lens, labels, named, scores), labels=record)
     return record
+
+
+def _columns(
+    lens: Lens, labels: list[Label | None], named: Named, scores: Scores
+) -> dict[str, Any]:
+    """Return the columns of ``prototypes.parquet`` that labels fill."""
+    # Names from signatures would look like those of the labeller.
+    names = [""] * len(labels) if named.labels else lens.names
+    columns: dict[str, Any] = {
+        column: [None if label is None else getattr(label, column) for label in labels]
+        for column in ("description", "category", "role", "tags")
+    }
+    columns["name"] = [
+        old if label is None else label.name for label, old in zip(labels, names, strict=True)
+    ]
+    columns["label_source"] = [
+        SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
+        for cell, label in enumerate(labels)
+    ]
+    columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
+    return columns
 
 
 def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Labelling:
