@@ -7,7 +7,7 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.cells import Spool, spooled_type, write_cells
+from prismlm.lens.cell_files import Spool, spooled_type, write_cells
 from prismlm.lens.codes import quantise
 from prismlm.lens.lens import Lens
 from prismlm.progress import SILENT

@@ -13,9 +13,10 @@ from torch.nn.functional import normalize
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
-from prismlm.lens import cells as module
+from prismlm.lens import cell_files as module
 from prismlm.lens import layout
-from prismlm.lens.cells import Cells, Spool, spooled_type, write_cells, write_documents
+from prismlm.lens.cell_files import Spool, spooled_type, write_cells, write_documents
+from prismlm.lens.cells import Cells
 from prismlm.lens.codes import PARTS, ProductCodes, check_codes, parts_of, quantise
 from prismlm.progress import SILENT
 

@@ -19,7 +19,8 @@ from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells, Spool, write_cells
+from prismlm.lens.cell_files import Spool, write_cells
+from prismlm.lens.cells import Cells
 from prismlm.lens.codes import CodeName, quantise
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE
 from prismlm.ops.prototype_head import Nearest

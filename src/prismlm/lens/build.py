@@ -26,7 +26,8 @@ from prismlm.errors import InputError
 from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.cells import Cells, write_cells, write_documents
+from prismlm.lens.cell_files import write_cells, write_documents
+from prismlm.lens.cells import Cells
 from prismlm.lens.codes import parts_of
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, options_for

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from prismlm.corpus.windows import BlockOrder
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import DOCUMENTS_AT_ONCE, Spool, drawn, spooled_type
+from prismlm.lens.cell_files import DOCUMENTS_AT_ONCE, Spool, drawn, spooled_type
 from prismlm.lens.codes import quantise
 from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.lens.options import IndexOptions
