@@ -32,8 +32,7 @@ from benchmarks.attribution.judges.retraining import linear_datamodeling
 from benchmarks.attribution.methods.baselines import AtRandom, ByWords, NearestStates, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import Explained, temporary_cells, with_random_states
-from benchmarks.attribution.methods.gradients import Gradients
-from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
+from benchmarks.attribution.methods.gradients import Gradients, LastLayerKFAC
 from benchmarks.attribution.methods.setting import Setting, read_positions
 from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.shared.environment import environment

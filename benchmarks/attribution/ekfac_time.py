@@ -21,8 +21,8 @@ from typing import Any
 
 import prismlm
 from benchmarks.attribution.judged_by_bergson import VERSION, timed
+from benchmarks.attribution.judges.tail_patch import IGNORED
 from benchmarks.attribution.model_bank import write_rows
-from benchmarks.attribution.small_models import IGNORED
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus

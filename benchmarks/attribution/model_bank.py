@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.attribution.judges.passages import PASSAGE_TOKENS, PassageBank, Prediction
 from benchmarks.attribution.judges.retraining import random_subsets
+from benchmarks.attribution.judges.tail_patch import IGNORED
 from benchmarks.attribution.questions import held_out_predictions
-from benchmarks.attribution.small_models import IGNORED, SmallTraining, log_probabilities
+from benchmarks.attribution.small_models import SmallTraining, log_probabilities
 from benchmarks.shared.options import script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json

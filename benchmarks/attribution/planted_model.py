@@ -20,18 +20,16 @@ import pyarrow.parquet as pq
 from benchmarks.attribution.planted_facts import (
     ATTRIBUTES,
     COPIES,
+    DESCRIBED_ATTRIBUTES,
     Fact,
     Planted,
-    invent_facts,
-    plant_in_documents,
-)
-from benchmarks.attribution.planted_wordings import (
-    DESCRIBED_ATTRIBUTES,
     Tell,
     describe,
     described_question,
     in_other_style,
+    invent_facts,
     place_facts,
+    plant_in_documents,
 )
 from benchmarks.shared.options import script_options
 from prismlm.cli.progress import ConsoleReporter

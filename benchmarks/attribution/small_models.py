@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from benchmarks.attribution.judges.tail_patch import log_probability
+from benchmarks.attribution.judges.tail_patch import log_probability, passage_loss
 from prismlm.models.presets import build_config, build_model
-
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -59,27 +56,12 @@ def fit(
         optimizer, learning_rate, -(-len(order) // rows), pct_start=0.05, cycle_momentum=False
     )
     for first in range(0, len(order), rows):
-        batch = padded([bank.tokens(row) for row in order[first : first + rows]])
-        ids, labels = (tensor.to(model.device) for tensor in batch)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
-        )
+        loss = passage_loss(model, [bank.tokens(row) for row in order[first : first + rows]])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
-
-
-def padded(texts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and labels of some texts, int64 [texts, T], padded on the right."""
-    width = max(len(text) for text in texts)
-    ids = np.zeros((len(texts), width), dtype=np.int64)
-    labels = np.full((len(texts), width), IGNORED, dtype=np.int64)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = labels[row, : len(text)] = text
-    return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
 def log_probabilities(model: PreTrainedModel, predictions: Sequence[Prediction]) -> np.ndarray:

@@ -16,10 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from scipy import sparse
+from torch import Tensor
 
 import prismlm
-from benchmarks.labels.tokens import told_by_tokens
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
@@ -27,9 +28,12 @@ from prismlm.files import read_json, write_json
 from prismlm.lens.labels import embedded
 from prismlm.lens.labels.embedded import Label, shares
 from prismlm.lens.labels.write import SEED, Labelling, Scores, described, make_labels, score_labels
-from prismlm.lens.signatures import signatures_of
+from prismlm.lens.signatures import SEEN, signatures_of, tokens_seen
+from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
 
 DRAWN = 24
+WINDOWS, WINDOW, SKIPPED = 16, 256, 56
 
 
 def main() -> None:
@@ -116,6 +120,56 @@ def drawn(
         row = {"prototype": number, "name": label.name, "signature": signature.name}
         rows.append(row | {"detection": None if np.isnan(score) else score})
     return rows
+
+
+@torch.no_grad()
+def told_by_tokens(lm: prismlm.PrismLM, corpus: Corpus, seed: int) -> dict[str, Any]:
+    """Do the ten tokens of a prototype contain what is predicted where it is used?
+
+    Of predictions of the lens's own text, the prototype with the most evidence for the model's top
+    token is asked: is that token among its ten? The control asks another prototype's ten.
+    """
+    weight, prototypes = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
+    telling = signatures_of(lm.model, lm.head, corpus).ids
+    count = telling.shape[1]
+    largest = [(part @ weight.T).topk(count).indices for part in prototypes.split(256)]
+    kinds = {"telling": telling, "largest": torch.cat(largest)}
+    top, used = _predictions(lm, corpus, weight, prototypes)
+    other = torch.randperm(len(prototypes), generator=torch.Generator().manual_seed(seed))
+    rare = torch.from_numpy(tokens_seen(corpus, len(weight)) < SEEN)
+    return {"predictions": len(top)} | {
+        name: {
+            "has": _share(ids[used] == top[:, None]),
+            "another_has": _share(ids[other[used]] == top[:, None]),
+            "rare": rare[ids].float().mean().item(),
+            "different_first": len(ids[:, 0].unique()),
+        }
+        for name, ids in kinds.items()
+    }
+
+
+def _share(hits: Tensor) -> float:
+    return hits.any(1).float().mean().item()
+
+
+def _predictions(
+    lm: prismlm.PrismLM, corpus: Corpus, weight: Tensor, prototypes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the most likely token of predictions, and the prototype with most evidence for it."""
+    top: list[Tensor] = []
+    used: list[Tensor] = []
+    step = (corpus.num_tokens - WINDOW) // WINDOWS
+    for number in range(WINDOWS):
+        ids = torch.from_numpy(corpus.read_tokens(number * step, WINDOW).astype("int64"))
+        with capture(lm.model, logits=False) as caught:
+            lm.model(input_ids=ids[None], use_cache=False)
+        z = caught.z[0, SKIPPED:].float()
+        found, best = lm.head.nearest(z), (z @ weight.T).argmax(1)
+        logits = (weight[best][:, None] @ prototypes[found.indices].transpose(1, 2))[:, 0]
+        evidence = found.activations * logits
+        top.append(best)
+        used.append(found.indices.gather(1, evidence.argmax(1, keepdim=True))[:, 0])
+    return torch.cat(top), torch.cat(used)
 
 
 if __name__ == "__main__":

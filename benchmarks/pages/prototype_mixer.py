@@ -7,20 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.prototype_mixer.source_tables import (
-    ABLATIONS,
-    NAMES,
-    SOURCE,
-    SOURCE_WIDER,
-    WIDER,
-)
-from benchmarks.prototype_mixer.tables import (
-    CONTEXTS,
-    DOCUMENTS,
-    EPOCHS,
-    ROW,
-    dev_ce,
-)
+from benchmarks.prototype_mixer.tables import CONTEXTS, DOCUMENTS, EPOCHS, ROW, SOURCE, dev_ce
 from benchmarks.shared.over_seeds import spread
 
 Row = dict[str, Any]
@@ -52,9 +39,9 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "longer": longer,
         "environments": [row["environment"] for row in every],
         **_four_models(read),
-        "names": NAMES,
-        "titles": NAMES | WIDER,
-        "theirs": SOURCE | SOURCE_WIDER,
+        "names": SOURCE["names"],
+        "titles": SOURCE["names"] | SOURCE["wider"],
+        "theirs": SOURCE["table_1"],
         "lengths": CONTEXTS,
         "sizes": {"row": ROW, "documents": DOCUMENTS, "epochs": EPOCHS},
         "ratios": ratios,
@@ -64,7 +51,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
 def _ablated(ablations: Rows) -> list[list[str]]:
     """Return a row for each setting but the defaults: its ratio, and the source's."""
     table: list[list[str]] = []
-    for title, entries in ABLATIONS.items():
+    for title, entries in SOURCE["ablations"].items():
         figure_of = {name: figure for name, _, figure in entries}
         for name, said, figure in entries:
             rows = ablations.get(name, [])
@@ -79,7 +66,7 @@ def _ablated(ablations: Rows) -> list[list[str]]:
 
 
 def _four_models(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return larger models trained for longer, by model and tokens, and ProtoT at other rates."""
+    """Return larger models trained for longer, by tokens and model."""
     folder = "prototype_mixer/four_models"
     # Files of the rates that were tried first have the rate in their name.
     runs = [run for run in read(f"{folder}/*.json") if "curve" in run]

@@ -36,7 +36,7 @@ from prismlm.training.setup import prepare
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "prototype_head"
 THIRD, VARIED = "default-third", "default-quarter"
-PARTS = ["methods", "attached", "detached", "tried", "sampled", "sweep", "sizes"]
+PARTS = ["methods", "tried", "sampled", "sweep", "sizes"]
 HELD_OUT_TOKENS = 50_000
 SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
 # Beside llama-laptop, which the methods are compared on.
@@ -93,14 +93,8 @@ def main() -> None:
 
 def chosen(part: str, methods: dict[str, Settings]) -> dict[tuple[str, str], Settings]:
     """Return the runs of a part, by kind and name."""
-    if part in ("methods", "attached", "detached"):
-        # Every run with a detached head has the plain model in it.
-        return {
-            ("method", name): settings
-            for name, settings in methods.items()
-            if settings["head"]["enabled"]
-            and part in ("methods", "detached" if settings["head"]["detach"] else "attached")
-        }
+    if part == "methods":
+        return {("method", n): s for n, s in methods.items() if s["head"]["enabled"]}
     if part == "tried":
         return {("tried", n): merged(methods[VARIED], c) for n, c in TRIED.items()}
     default = methods[THIRD]

@@ -4,15 +4,13 @@
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --steps 1500
-    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --rates 8e-4
     python -m benchmarks.render prototype_mixer
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
-trained at the rate of least perplexity among short runs. A part that was stopped goes on. Runs of
-another length than ``STEPS`` are written to a folder ``steps_N``, those of ``--rates`` to
-``rates_N``. The models stay in ``--work``.
+trained at the rate of least perplexity among short runs. A part that was stopped resumes. Runs of
+another length than ``STEPS`` are written to a folder ``steps_N``. The models stay in ``--work``.
 """
 
 from __future__ import annotations
@@ -73,7 +71,6 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
-    parser.add_argument("--rates", type=float, nargs="+", help="of a long run, for the best's")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     args = parser.parse_args()
     if args.part == "corpus":
@@ -81,13 +78,11 @@ def main() -> None:
         return
     short = args.part == "rates"
     folder = "" if short or args.steps == STEPS else f"steps_{args.steps}"
-    if args.rates:
-        folder = f"rates_{args.steps}"
     torch.set_num_threads(args.threads)
     for model in args.only:
-        rates = RATES[model] if short else args.rates or (best_rate(args.out, model),)
+        rates = RATES[model] if short else (best_rate(args.out, model),)
         for rate in rates:
-            name = f"{model}-{rate:g}" if short or args.rates else model
+            name = f"{model}-{rate:g}" if short else model
             lasting = (SHORT, 0.1) if short else (args.steps, WARMUP)
             settings = recipe_of(model, rate, *lasting, args.corpus) | {"seed": args.seed}
             run = {"model": model, "rate": rate, "steps": settings["steps"]}

@@ -49,6 +49,8 @@ from prismlm.corpus import Corpus, build_corpus
 from prismlm.files import read_json
 
 PARTS = ["corpus", "contexts", "ablations"]
+SOURCE = read_json(Path(__file__).with_name("source_tables.json"))
+"""What the source reports: Table 1 at four contexts, Tables 15 to 20 by the names of our runs."""
 COMMON: Settings = {"precision": "bf16", "checkpoint": {"every": 250, "keep": 1}}
 RECIPES = Path("recipes/prototype_mixer")
 EACH, LONG, READ = 80, 10_000, 16_000
@@ -76,12 +78,6 @@ FACTORS = {
     "llama": (0.5, 1, 2),
     "mamba": (0.5, 1, 2, 4, 8),
     "deltanet": (0.25, 0.5, 1, 2),
-}
-# What ProtoT here can do beside the source's, each by itself.
-BEYOND: dict[str, Settings] = {
-    "beyond-half-lives": {"decay_half_lives": (1.0, 256.0)},
-    "beyond-decay-by-token": {"decay_mode": "token"},
-    "beyond-groups": {"num_groups": 4},
 }
 DOCUMENTS, EPOCHS, DEV = 64, 10, 20_000
 """What ablations are trained on, how often, and the held-out tokens read after every time."""
@@ -200,10 +196,7 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
 
 
 def ablations(corpus: Path) -> list[Case]:
-    """Return the rows of Tables 15 to 20 that have a recipe, the models' defaults before them.
-
-    ``BEYOND`` comes last.
-    """
+    """Return the rows of Tables 15 to 20 that have a recipe, the models' defaults before them."""
     found: list[Case] = []
     paths = [RECIPES / f"{model}.yaml" for model in SMALL]
     for path in paths + sorted((RECIPES / "ablations").glob("*.yaml")):
@@ -236,10 +229,6 @@ def ablations(corpus: Path) -> list[Case]:
         if settings not in [case.settings for case in found]:
             rates = tuple(rate * factor for factor in FACTORS[model])
             found.append(Case(path.stem, model, settings, rates, path.stem))
-    default = found[0]
-    for name, changed in BEYOND.items():
-        settings = default.settings | {"model": default.settings["model"] | changed}
-        found.append(default._replace(name=name, settings=settings, rate_of=name))
     return found
 
 

@@ -10,8 +10,7 @@ mixer: a forward and a backward pass of one mixer. memory: the peak of the same,
 process. step: a training step of whole models. throughput: a forward pass of whole models without
 output embedding, one row, as the source's Table 14 has it. decode: one token after a number of
 others. Compared things take turns in one process; a ratio is the median over rounds, with its
-95 % interval over resampled rounds, by the clock and by processor time, which says more on a CPU
-that has other work. What would take too much memory is noted and left out.
+95 % interval over resampled rounds. What would take too much memory is noted and left out.
 """
 
 from __future__ import annotations
@@ -146,10 +145,11 @@ def mixer(setting: Setting) -> list[Row]:
 def compared(turns: Turns, name: str, skipped: dict[str, str], **row: Any) -> Row:
     """Return a row: medians, ratios to ``name``, what was left out; and print its ratios."""
     ratios = against(turns, name)
-    shown = {other: f"{r['ratio']:.3g}" for other, r in ratios.get("elapsed", {}).items()}
+    shown = {other: f"{r['ratio']:.3g}" for other, r in ratios.items()}
     skipped = skipped | turns.failed
     print(", ".join(f"{k} {v}" for k, v in row.items()), shown | skipped, flush=True)
-    return row | {"milliseconds": milliseconds(turns), "ratios": ratios, "skipped": skipped}
+    times = {"milliseconds": milliseconds(turns), "ratios": {"elapsed": ratios}}
+    return row | times | {"skipped": skipped}
 
 
 def memory(setting: Setting) -> list[Row]:
@@ -294,7 +294,7 @@ def decode(setting: Setting) -> list[Row]:
         name = f"{row['model']} at {row['position']}"
         if name in times:
             row["milliseconds_per_token"] = round(times[name] / sizes.decoded, 4)
-            row["ratios"] = {clock: found[name] for clock, found in ratios.items() if name in found}
+            row["ratios"] = {"elapsed": ratios[name]} if name in ratios else {}
         print(row, flush=True)
     return rows
 

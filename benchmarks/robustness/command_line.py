@@ -6,18 +6,15 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import typer
 from hypothesis import strategies as st
 
-from benchmarks.robustness.damaged_files import DAMAGED, Damage, copy_damaged, damages
 from benchmarks.robustness.world import Finding, World, judged
 from prismlm.errors import PrismError
 from prismlm.lens.layout import META_FILE, PROTOTYPES_FILE
@@ -78,21 +75,14 @@ USUAL = 3
 ODD_TEXTS = st.text(st.characters(exclude_characters="\x00/.~", exclude_categories=()), max_size=8)
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """What follows ``prismlm``, and the values of options that name what is written.
-
-    ``damage`` is done to a copy of the tree ``of``, model or corpus, which argv calls "damaged".
-    """
+class CommandLine(NamedTuple):
+    """What follows ``prismlm``, and the values of options that name what is written."""
 
     argv: tuple[str, ...]
     outputs: tuple[str, ...] = ()
-    damage: Damage | None = None
-    of: str = "model"
 
     def __str__(self) -> str:
-        hurt = "" if self.damage is None else f"  [{self.damage}]"
-        return "prismlm " + " ".join(repr(part) for part in self.argv) + hurt
+        return "prismlm " + " ".join(map(repr, self.argv))
 
 
 @cache
@@ -116,22 +106,16 @@ def _commands() -> list[tuple[tuple[str, ...], Any]]:
 
 
 @st.composite
-def command_lines(draw: Any, model_files: list[str], corpus_files: list[str]) -> CommandLine:
+def command_lines(draw: Any) -> CommandLine:
     """Draw a command with arguments and options, right ones and others."""
     names, chosen = draw(st.sampled_from(_commands()))
-    pools = [POOLS.get(one.name) for one in chosen.params]
-    trees = [tree for tree, pool in (("model", MODELS), ("corpus", CORPORA)) if pool in pools]
-    of, damage = "", None
-    if trees and draw(st.integers(0, 3)) == 0:
-        of = draw(st.sampled_from(trees))
-        damage = draw(damages(model_files if of == "model" else corpus_files))
     argv, outputs = [*names, *LITTLE.get(names[-1], ())], []
     arguments = [one for one in chosen.params if one.param_type_name == "argument"]
     options = [one for one in chosen.params if one.param_type_name == "option"]
     for one in arguments:
         count = draw(st.integers(0, 2)) if one.nargs == -1 else 1
         if one.required or draw(st.booleans()):
-            argv += [_value(draw, one.name, damage, of) for _ in range(count)]
+            argv += [_value(draw, one.name) for _ in range(count)]
     needed = [one for one in options if one.required and draw(st.integers(0, 9))]
     others = draw(st.lists(st.sampled_from(options), max_size=3, unique_by=id)) if options else []
     for one in {id(one): one for one in (*needed, *others)}.values():
@@ -139,21 +123,17 @@ def command_lines(draw: Any, model_files: list[str], corpus_files: list[str]) ->
             continue
         argv.append(one.opts[0])
         if not one.is_flag:
-            value = _value(draw, one.name, damage, of)
+            value = _value(draw, one.name)
             argv.append(value)
             if one.name in WRITES:
                 outputs.append(value)
     if names[-1] in ONLY_ESTIMATED:
         argv.append("--dry-run")
-    return CommandLine(tuple(argv), tuple(outputs), damage, of)
+    return CommandLine(tuple(argv), tuple(outputs))
 
 
-def _value(draw: Any, name: str, damage: Damage | None, of: str) -> str:
-    pool = POOLS.get(name)
-    if damage is not None and pool is (MODELS if of == "model" else CORPORA):
-        return DAMAGED
-    if pool is None:
-        pool = WORDS if draw(st.booleans()) else NUMBERS
+def _value(draw: Any, name: str) -> str:
+    pool = POOLS.get(name) or (WORDS if draw(st.booleans()) else NUMBERS)
     if draw(st.integers(0, 19)) == 0:
         return draw(ODD_TEXTS)
     # The first ones are what a user means.
@@ -163,11 +143,8 @@ def _value(draw: Any, name: str, damage: Damage | None, of: str) -> str:
 def run(world: World, line: CommandLine) -> str | Finding:
     """Run a command line; return "right", "error" or the finding."""
     os.chdir(world.root)
-    if line.damage is not None:
-        copy_damaged(world.root / line.of, world.root / DAMAGED, line.damage)
     outcome = judged(str(line), lambda: _run(line))
-    overwrite = "--overwrite" in line.argv
-    changed = world.changes((*line.outputs, DAMAGED), overwrite)
+    changed = world.changes(line.outputs, "--overwrite" in line.argv)
     if line.argv[0] == "label":
         changed = [path for path in changed if path not in LABELS]
     if changed:
@@ -208,13 +185,9 @@ def _wrong(line: CommandLine, out: str) -> str | None:
     name = line.argv[0]
     if "--json" in line.argv and "--help" not in line.argv:
         try:
-            value = json.loads(out, parse_constant=_no_constant)
+            json.loads(out, parse_constant=_no_constant)
         except ValueError:
             return f"{name} --json prints no JSON document"
-        # An estimate holds what was measured for it, which differs from one time to the next.
-        estimate = "--dry-run" in line.argv
-        if line.damage is not None and DAMAGED in line.argv and not (estimate or _may_differ(line)):
-            return _other(line, value)
     for path in map(Path, line.outputs):
         if name in ("explain", "audit", "compare") and not _readable(path):
             return f"{name} wrote {path.suffix} that cannot be read"
@@ -231,26 +204,3 @@ def _readable(path: Path) -> bool:
     if path.suffix == ".html":
         return path.read_text().lower().startswith("<!doctype")
     return path.exists()
-
-
-def _may_differ(line: CommandLine) -> bool:
-    """Say whether damage to that file cannot be seen: `--verify` or nobody finds it."""
-    assert line.damage is not None
-    whole_configuration = ("config.json", "generation_config.json", "tokenizer_config.json")
-    return line.damage.file.endswith(("model.safetensors", *whole_configuration))
-
-
-def _other(line: CommandLine, value: Any) -> str | None:
-    """Return what is wrong where a damaged input is answered with another answer."""
-    shutil.rmtree(DAMAGED)
-    shutil.copytree(line.of, DAMAGED, copy_function=os.link)
-    for path in line.outputs:
-        if os.path.isfile(path):
-            os.unlink(path)
-        elif os.path.isdir(path):
-            shutil.rmtree(path)
-    code, out, _ = invoke(list(line.argv))
-    if code == 0 and json.loads(out) == value:
-        return None
-    assert line.damage is not None
-    return f"{line.argv[0]} answers otherwise for a damaged {Path(line.damage.file).name}"

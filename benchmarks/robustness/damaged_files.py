@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,11 @@ from hypothesis import strategies as st
 import prismlm
 from benchmarks.robustness.world import Finding, World, judged
 from prismlm.corpus import Corpus, read_documents
+from prismlm.corpus.documents import Document
 from prismlm.explain.audit import read_audit
 from prismlm.training.recipe import load_recipe
 
 DAMAGED = "damaged"
-TEXTS = (
-    "notes.txt", "notes.md", "rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.json",
-    "rows.csv", "rows.parquet",
-)  # fmt: skip
 # Files with a checksum or fingerprint: an answer must be that of the undamaged file.
 VERIFIED = (
     ".gz", "cells.npy", "cell-keys.npy", "cell-starts.npy", "contexts.safetensors",
@@ -150,76 +147,53 @@ def readings(world: World) -> st.SearchStrategy[Reading]:
     return st.one_of(below("inputs"), below("inputs"), written, below("corpus"), below("model"))
 
 
-class Readers:
-    """Reads a damaged tree as users would, and compares with the undamaged one."""
+def run(world: World, reading: Reading) -> str | Finding:
+    """Damage a copy and read it as a user would; return "right", "error" or the finding."""
+    damaged = world.root / DAMAGED
+    if reading.rows is None:
+        copy_damaged(world.root / reading.tree, damaged, reading.damage)
+    else:
+        damaged.mkdir()
+        try:
+            write_rows(damaged / reading.damage.file, list(reading.rows))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            shutil.rmtree(damaged)
+            reject()  # the format cannot hold these rows
+    outcome = judged(str(reading), lambda: _mistake(world, reading, damaged))
+    gc.collect(0)
+    if changed := world.changes([DAMAGED]):
+        return Finding("changes a file that it reads", f"{reading}: {', '.join(changed[:3])}")
+    return outcome
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        os.chdir(world.root)
 
-    def run(self, reading: Reading) -> str | Finding:
-        """Damage a copy and read it; return "right", "error" or the finding."""
-        damaged = self.world.root / DAMAGED
-        if reading.rows is None:
-            copy_damaged(self.world.root / reading.tree, damaged, reading.damage)
-        else:
-            damaged.mkdir()
-            try:
-                write_rows(damaged / reading.damage.file, list(reading.rows))
-            except (pa.ArrowException, ValueError, TypeError, OverflowError):
-                shutil.rmtree(damaged)
-                reject()  # the format cannot hold these rows
-        outcome = judged(str(reading), lambda: self._mistake(reading, damaged))
-        gc.collect(0)
-        if changed := self.world.changes([DAMAGED]):
-            return Finding("changes a file that it reads", f"{reading}: {', '.join(changed[:3])}")
-        return outcome
+def _mistake(world: World, reading: Reading, damaged: Path) -> str | None:
+    name = reading.damage.file
+    found = read(reading.tree, name, damaged)
+    for one in found:
+        if isinstance(one, Document):
+            named = (one.doc_id, one.text)
+            values = (*named, *filter(None, (one.domain, one.license, one.title, one.url)))
+            if not all(isinstance(value, str) for value in values):
+                return f"{Path(name).suffix}: a document has fields that are not strings"
+            for value in values:
+                value.encode()
+    if reading.rows is None and name.endswith(VERIFIED):
+        file = name if reading.tree == "inputs" else ""
+        if found != _undamaged(reading.tree, file, world.root / reading.tree):
+            return f"another answer for a damaged {Path(name).name}"
+    return None
 
-    def _mistake(self, reading: Reading, damaged: Path) -> str | None:
-        name = reading.damage.file
-        if reading.tree == "corpus":
-            return self._same(name, self._corpus, read_corpus(damaged))
-        if reading.tree == "model":
-            return self._same(name, self._model, read_model(damaged))
-        if name == "recipe.yaml":
-            load_recipe(damaged / name)
-        elif name == "audit.parquet":
-            list(read_audit(damaged / name)[1])
-        else:
-            return self._documents(reading, damaged / name)
-        return None
 
-    def _documents(self, reading: Reading, file: Path) -> str | None:
-        documents = list(read_documents(file))
-        extension = file.name.partition(".")[2]
-        for document in documents:
-            metadata = (document.domain, document.license, document.title, document.url)
-            if not isinstance(document.doc_id, str) or not isinstance(document.text, str):
-                return f"{extension}: the id or text of a document is not a string"
-            if any(value is not None and not isinstance(value, str) for value in metadata):
-                return f"{extension}: metadata of a document is not a string"
-            for value in (document.doc_id, document.text, *metadata):
-                (value or "").encode()
-        if reading.rows is None and file.name.endswith(VERIFIED):
-            return None if documents == self._texts[file.name] else f"{extension}: other documents"
-        return None
+def read(tree: str, file: str, at: Path) -> Any:
+    """Return what a tree holds, or of the inputs one file."""
+    if tree != "inputs":
+        return read_corpus(at) if tree == "corpus" else read_model(at)
+    if file == "recipe.yaml":
+        return [load_recipe(at / file)]
+    return list(read_audit(at / file)[1] if file == "audit.parquet" else read_documents(at / file))
 
-    def _same(self, name: str, expected: Any, answer: Any) -> str | None:
-        if not name.endswith(VERIFIED) or answer == expected:
-            return None
-        return f"another answer for a damaged {Path(name).name}"
 
-    @cached_property
-    def _texts(self) -> dict[str, Any]:
-        return {name: list(read_documents(Path("inputs", name))) for name in TEXTS}
-
-    @cached_property
-    def _corpus(self) -> Any:
-        return read_corpus(Path("corpus"))
-
-    @cached_property
-    def _model(self) -> Any:
-        return read_model(Path("model"))
+_undamaged = cache(read)
 
 
 def read_corpus(path: Path) -> Any:

@@ -58,10 +58,9 @@ def fuzz(part: str, world: World, count: int, start: int = 0) -> Tally:
             cases = api.api_calls(api.calls())
             return tally(cases, lambda call: api.run(world, call), count, start)
         if part == "readers":
-            readers = damaged_files.Readers(world)
-            return tally(damaged_files.readings(world), readers.run, count, start)
-        files = [damaged_files.files_below(world.root / tree) for tree in ("model", "corpus")]
-        lines = command_line.command_lines(*files)
+            cases = damaged_files.readings(world)
+            return tally(cases, lambda reading: damaged_files.run(world, reading), count, start)
+        lines = command_line.command_lines()
         return tally(lines, lambda line: command_line.run(world, line), count, start)
     finally:
         os.chdir(directory)

@@ -31,7 +31,6 @@ class Turns(NamedTuple):
     """Seconds of every form in every round, and the cost of its first call, the warm-up."""
 
     elapsed: dict[str, list[float]]
-    processor: dict[str, list[float]]
     first: dict[str, Cost]
     failed: dict[str, str]
 
@@ -47,7 +46,7 @@ def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str
 
     Each round begins with another form, so that none is always the one after another.
     """
-    turns = Turns({}, {}, {}, {})
+    turns = Turns({}, {}, {})
     for name, form in forms.items():
         try:
             turns.first[name] = cost(form, device)
@@ -55,16 +54,14 @@ def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str
             torch.cuda.empty_cache()
             turns.failed[name] = "does not fit into the memory"
     left = [name for name in forms if name in turns.first]
-    for name in left:
-        turns.elapsed[name], turns.processor[name] = [], []
+    turns.elapsed.update({name: [] for name in left})
     for first in range(rounds):
         begin = first % max(1, len(left))
         for name in left[begin:] + left[:begin]:
-            elapsed, processor = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
             forms[name]()
             synchronise(device)
-            turns.elapsed[name].append(time.perf_counter() - elapsed)
-            turns.processor[name].append(time.process_time() - processor)
+            turns.elapsed[name].append(time.perf_counter() - began)
     return turns
 
 
@@ -136,14 +133,12 @@ def ratios(over: list[float], under: list[float]) -> dict[str, float]:
     }
 
 
-def against(turns: Turns, name: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Return every other form's times over those of ``name``: by the clock, and of processor."""
-    clocks = {"elapsed": turns.elapsed, "processor": turns.processor}
-    return {
-        clock: {other: ratios(t, seconds[name]) for other, t in seconds.items() if other != name}
-        for clock, seconds in clocks.items()
-        if name in seconds
-    }
+def against(turns: Turns, name: str) -> dict[str, dict[str, float]]:
+    """Return every other form's time over that of ``name``."""
+    seconds = turns.elapsed
+    if name not in seconds:
+        return {}
+    return {other: ratios(t, seconds[name]) for other, t in seconds.items() if other != name}
 
 
 def milliseconds(turns: Turns) -> dict[str, float]:

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from benchmarks.shared.turns import Turns, in_turns, milliseconds, ratios
+from benchmarks.shared.turns import Turns, against, in_turns, milliseconds
 from prismlm.files import write_json
 from prismlm.models.uncertainty_feedback import (
     UncertaintyFeedback,
@@ -60,7 +60,10 @@ def main() -> None:
     result = {
         "model": model,
         "shape": {name: getattr(options, name) for name in SHAPE},
-        "timed": {part: over_plain(found) for part, found in turns.items()},
+        "timed": {
+            part: {name: {"elapsed": ratio} for name, ratio in against(found, PLAIN).items()}
+            for part, found in turns.items()
+        },
         "milliseconds": {part: milliseconds(found) for part, found in turns.items()},
         "environment": where,
     }
@@ -114,16 +117,6 @@ def feedback_of(model: nn.Module) -> UncertaintyFeedback:
     feedback = uncertainty_of(model)
     assert feedback is not None
     return feedback
-
-
-def over_plain(turns: Turns) -> dict[str, dict[str, dict[str, float]]]:
-    """Return every form's time over that without feedback, by the clock and of the processor."""
-    clocks = {"elapsed": turns.elapsed, "processor": turns.processor}
-    return {
-        name: {clock: ratios(times[name], times[PLAIN]) for clock, times in clocks.items()}
-        for name in turns.elapsed
-        if name != PLAIN
-    }
 
 
 @torch.no_grad()

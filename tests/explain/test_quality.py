@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import prismlm
-from benchmarks.shared.stored_states import measure_states
+from benchmarks.attach.frontier import measure_states
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality

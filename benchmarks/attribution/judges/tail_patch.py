@@ -97,7 +97,7 @@ def one_step(
     """Move weights by one step of SGD on the passages, and back when the block ends."""
     kept = [weight.detach().clone() for weight in weights]
     with torch.enable_grad():
-        gradients = torch.autograd.grad(_passage_loss(model, passages), weights, allow_unused=True)
+        gradients = torch.autograd.grad(passage_loss(model, passages), weights, allow_unused=True)
     with torch.no_grad():
         for weight, gradient in zip(weights, gradients, strict=True):
             if gradient is not None:
@@ -122,22 +122,24 @@ def _log_probabilities(model: nn.Module, ids: np.ndarray) -> Tensor:
     return model(input_ids=read, use_cache=False).logits[0, -1].double().log_softmax(-1)
 
 
-def _passage_loss(model: nn.Module, passages: Sequence[np.ndarray]) -> Tensor:
-    """Return the mean loss over the tokens of all passages, each padded on the right."""
-    read = [passage for passage in passages if len(passage) > 1]
-    width = max(len(passage) for passage in read)
-    ids = np.zeros((len(read), width), dtype=np.int64)
-    labels = np.full((len(read), width), IGNORED, dtype=np.int64)
-    for row, passage in enumerate(read):
-        ids[row, : len(passage)] = passage
-        labels[row, 1 : len(passage)] = passage[1:]
-    device = _device(model)
+def passage_loss(model: nn.Module, passages: Sequence[np.ndarray]) -> Tensor:
+    """Return the mean next-token loss over the tokens of all passages, each padded on the right."""
+    ids, labels = (tensor.to(_device(model)) for tensor in padded(passages))
     # Padding is on the right of causal models, so that no token sees it: no mask is needed.
-    logits = model(input_ids=torch.from_numpy(ids).to(device), use_cache=False).logits[:, :-1]
-    targets = torch.from_numpy(labels[:, 1:]).to(device)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     return functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED
+        logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
     )
+
+
+def padded(texts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Return token ids and labels of some texts, int64 [texts, T], padded on the right."""
+    width = max(len(text) for text in texts)
+    ids = np.zeros((len(texts), width), dtype=np.int64)
+    labels = np.full((len(texts), width), IGNORED, dtype=np.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = labels[row, : len(text)] = text
+    return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
 def _device(model: nn.Module) -> torch.device:

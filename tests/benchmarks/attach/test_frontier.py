@@ -7,7 +7,8 @@ import pytest
 from benchmarks.attach import frontier
 from prismlm.files import read_json
 
-HEAD = ("--prototypes", "64", "--per-token", "4", "--batch", "64", "--heldout", "300")
+HEAD = ("--prototypes", "64", "--per-token", "4")
+SMALL = {"WINDOW": 64, "BATCH": 64, "RATE": 0.05, "POINTS": 2, "MEASURED": 300}
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +19,13 @@ def results(tiny_model, short_corpus, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             words = ["frontier", *arguments, "--work", work, "--out", work / "out"]
             patch.setattr(sys, "argv", [str(word) for word in words])
+            for name, value in SMALL.items():
+                patch.setattr(frontier, name, value)
             frontier.main()
 
-    run("states", tiny_model, short_corpus, "--window", 64, "--gb", 0.02)
+    run("states", tiny_model, short_corpus, "--gb", 0.02)
     run("control", tiny_model, *HEAD)
-    run("fit", tiny_model, *HEAD, "--steps", 120, "--points", 2, "--rate", 0.05)
+    run("fit", tiny_model, *HEAD, "--steps", 120)
     return [read_json(path) for path in sorted((work / "out").glob("*.json"))]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.attribution.methods.baselines import ByWords, NearestStates, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
-from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
+from benchmarks.attribution.methods.gradients import LastLayerKFAC
 from benchmarks.attribution.methods.setting import Asked, Positions, Rows
 
 PASSAGES, TOKENS, CELLS, WIDTH, COUNT = 5, 4, 3, 6, 40

@@ -4,13 +4,16 @@ import re
 
 import pytest
 
-from benchmarks.attribution.planted_facts import WORDINGS, Fact, invent_facts, plant_in_documents
-from benchmarks.attribution.planted_wordings import (
+from benchmarks.attribution.planted_facts import (
     STYLES,
+    WORDINGS,
+    Fact,
     describe,
     described_question,
     in_other_style,
+    invent_facts,
     place_facts,
+    plant_in_documents,
 )
 from benchmarks.attribution.retrieval import words
 from prismlm.corpus.documents import Document

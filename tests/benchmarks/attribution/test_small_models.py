@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.attribution.forgetting import kept_trainings
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from benchmarks.attribution.small_models import IGNORED, SmallTraining, log_probabilities, padded
-from benchmarks.attribution.smollm2_setting import LoraTeaching
+from benchmarks.attribution.judges.tail_patch import IGNORED, padded
+from benchmarks.attribution.small_models import SmallTraining, log_probabilities
+from benchmarks.attribution.smollm2_facts import LoraTeaching
 from prismlm.training.tuning import LoraOptions
 
 TOKENS, LENGTH, DOCUMENTS = 40, 12, 6

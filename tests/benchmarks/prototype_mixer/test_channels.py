@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.prototype_mixer import channels
-from benchmarks.prototype_mixer.channel_concepts import (
+from benchmarks.prototype_mixer.channels import (
     TokenGates,
     heldout_cases,
     propose_concepts,

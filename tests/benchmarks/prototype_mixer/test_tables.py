@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.prototype_mixer import tables
-from benchmarks.prototype_mixer.source_tables import ABLATIONS, WIDER
+from benchmarks.prototype_mixer.tables import SOURCE
 from prismlm.corpus import Corpus, sample_path
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
@@ -15,11 +15,11 @@ from prismlm.training.setup import prepare
 
 def test_every_row_of_the_source_is_another_model_at_several_rates(tiny_corpus, tmp_path):
     rows = tables.ablations(tiny_corpus)
-    named = {name for entries in ABLATIONS.values() for name, _, _ in entries}
+    named = {name for entries in SOURCE["ablations"].values() for name, _, _ in entries}
     assert {case.name for case in rows} == named
-    assert len({json.dumps([case.settings]) for case in rows}) == len(rows) == 28
+    assert len({json.dumps([case.settings]) for case in rows}) == len(rows) == 25
     wider = tables.contexts(tiny_corpus, [256, 2048])
-    assert len(wider) == 2 * (4 + len(WIDER))
+    assert len(wider) == 2 * (4 + len(SOURCE["wider"]))
     for case in [*rows, *wider]:
         assert len(set(case.rates)) == len(case.rates) >= 3
         settings = case.settings | {"seed": 0, "out": str(tmp_path / "out")}
