@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.shared.pages import ranged
-from prismlm.eval.pairs import INTERVENTIONS, SLICES
-from prismlm.eval.robustness import RANKED, TOP
+from prismlm.eval.robustness import INTERVENTIONS, RANKED, SLICES, TOP
 
 FOLDER = "prototype_mixer/robustness"
 NAMES = {"protot": "ProtoT", "llama": "LLaMA", "mamba2": "Mamba 2", "deltanet": "DeltaNet"}

@@ -19,9 +19,7 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.eval.glue.data import select_tasks
-from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
-from prismlm.eval.glue.study import RATES, SEARCH, run_glue, search
+from prismlm.eval.glue import RATES, SEARCH, GlueModel, GlueOptions, run_glue, search, select_tasks
 from prismlm.files import write_json
 from prismlm.models.device import device_named
 

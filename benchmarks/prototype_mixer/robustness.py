@@ -21,9 +21,13 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
-from prismlm.eval.clamping import measure_clamping, routing_of
-from prismlm.eval.pairs import read_pairs
-from prismlm.eval.robustness import OpenedModel, measure_robustness
+from prismlm.eval.robustness import (
+    OpenedModel,
+    measure_clamping,
+    measure_robustness,
+    read_pairs,
+    routing_of,
+)
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.results import as_json

@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from prismlm.eval.pairs import read_pairs
+from prismlm.eval.robustness import read_pairs
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked

@@ -5,7 +5,6 @@ from rich.cells import cell_len
 
 from prismlm.cli import steer
 from prismlm.cli.output import (
-    format_amount,
     format_bytes,
     format_count,
     format_duration,
@@ -34,8 +33,6 @@ MARKED = "[/x] [x] :smile: [bold]it[/]"
         (format_bytes(0), "0 B"),
         (format_bytes(1500), "1.50 kB"),
         (format_bytes(99_960), "100 kB"),
-        (format_amount(1500, "bytes"), "1.50 kB"),
-        (format_amount(1500, "tokens"), "1,500 tokens"),
         (format_duration(59.6), "1 min 0 s"),
         (format_duration(3661), "1 h 1 min"),
     ],

@@ -12,7 +12,7 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from prismlm.eval.pairs import COLUMNS
+from prismlm.eval.robustness import COLUMNS
 from tests.helpers.mixer_models import (
     OBJECTS,
     SUBJECTS,

@@ -143,11 +143,11 @@ def judge(
     judge that fails. Results are kept: run the same command again to resume, or with more models.
     """
     from prismlm.corpus.store import Corpus
-    from prismlm.eval.judging import study
-    from prismlm.eval.judging.judges import judge_opener
+    from prismlm.eval import judging as study
+    from prismlm.eval.runs import unique_names
 
     paths = models or []
-    opener = judge_opener(judge, endpoint, endpoint_model, by=by)
+    opener = study.judge_opener(judge, opt.open_endpoint(endpoint, endpoint_model), by=by)
     if not paths and (opener is None or out is None):
         raise InputError("name a MODEL, or a judge to examine and its --out DIR.")
     opt.check_one_of("texts by --corpus DIR or --prompts FILE, one of them", corpus, prompts)
@@ -158,7 +158,10 @@ def judge(
         texts = study.file_prompts(prompts, prompts_count, writing)
     else:
         texts = study.corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
-    named, progress = study.unique_names(paths), ConsoleReporter()
+    named, progress = unique_names(paths), ConsoleReporter()
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"there is no model directory {path}.")
     with orderly_end():
         result = study.run_judging(named, texts, writing, directory, opener, progress=progress)
     output.report_written(directory / study.RESULT_FILE)
@@ -204,21 +207,19 @@ def glue(
 
     Finished runs are kept in MODEL/eval/glue or --out: run the same command again to resume.
     """
-    from prismlm.eval.glue import study
-    from prismlm.eval.glue.data import select_tasks
-    from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
+    from prismlm.eval import glue as study
 
     if search and (tasks or from_scratch or learning_rate is not None or warmup is not None):
         raise InputError(
             "--search chooses rate and warm-up on SST-2 and MNLI: leave out --tasks, "
             "--from-scratch, --learning-rate and --warmup."
         )
-    options = opt.fill(GlueOptions, locals())
+    options = opt.fill(study.GlueOptions, locals())
     names, numbers = opt.split_names(tasks), _parse_seeds(seeds)
-    select_tasks(names)
+    study.select_tasks(names)
     directory = model / "eval" / "glue" if out is None else out
     check_outputs(directory=directory, inputs=(model, data), overwrite=True)
-    lm, progress = GlueModel(model, device=device), ConsoleReporter()
+    lm, progress = study.GlueModel(model, device=device), ConsoleReporter()
     with orderly_end():
         if search:
             result = study.search(lm, directory, options, numbers[0], progress)
@@ -275,8 +276,7 @@ def robustness(
 ) -> None:
     """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
     check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
-    from prismlm.eval.pairs import read_pairs
-    from prismlm.eval.robustness import measure_robustness
+    from prismlm.eval.robustness import measure_robustness, read_pairs
 
     with orderly_end():
         sample = read_pairs(pairs, limit, seed)
@@ -299,8 +299,7 @@ def clamping(
 ) -> None:
     """Run variants with the routing of their originals: does that restore the predictions?"""
     check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
-    from prismlm.eval.clamping import measure_clamping
-    from prismlm.eval.pairs import read_pairs
+    from prismlm.eval.robustness import measure_clamping, read_pairs
 
     with orderly_end():
         sample = read_pairs(pairs, limit, seed)
@@ -312,15 +311,14 @@ def clamping(
 
 
 def _open_models(paths: Sequence[Path]) -> Iterator[OpenedModel]:
-    """Yield models in float32, with the shortest unique names."""
+    """Yield models in float32, with unique names."""
     from prismlm.eval.robustness import OpenedModel
+    from prismlm.eval.runs import unique_names
     from prismlm.models.checkpoint import read_checkpoint
 
-    names = [path.resolve().name for path in paths]
-    for path, name in zip(paths, names, strict=True):
+    for name, path in unique_names(paths).items():
         model, tokenizer = read_checkpoint(path)
-        unique = name if names.count(name) == 1 else str(path)
-        yield OpenedModel(unique, model.float(), tokenizer)
+        yield OpenedModel(name, model.float(), tokenizer)
 
 
 def _print_robustness(result: Row) -> None:

@@ -15,6 +15,7 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import spinner
 from prismlm.errors import InputError
 from prismlm.files import read_text
+from prismlm.outputs import write_text
 
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
@@ -58,10 +59,8 @@ def explain(
     overwrite: opt.Overwrite = False,
 ) -> None:
     """Show which training text an answer, or each prediction along a text, relies on."""
-    inputs = (model, lens, None if file == STDIN else file)
-    opt.check_output_files(*inputs, overwrite=overwrite, html=html, parquet=parquet)
-    texts = _read_texts(model, text, file, lines)
-    prompts = _prompts(texts, chat, system)
+    opt.check_output_files(model, lens, file, overwrite=overwrite, html=html, parquet=parquet)
+    prompts = _prompts(_read_texts(model, text, file, lines), chat, system)
     selection, heads = _parse_span(tokens), opt.parse_layer_pairs("--attention", "HEAD", attention)
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
@@ -69,7 +68,6 @@ def explain(
     from prismlm.cli.trace import PrintOptions, explain_and_print, select
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
-    from prismlm.outputs import write_text
     from prismlm.pages.trace import page
 
     conditions = parse_where(where or [])

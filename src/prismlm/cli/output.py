@@ -303,11 +303,6 @@ def format_bytes(value: float) -> str:
     return _scaled(value, (" B", " kB", " MB", " GB", " TB"))
 
 
-def format_amount(value: float, unit: str) -> str:
-    """Return a count with its unit; bytes are scaled."""
-    return format_bytes(value) if unit == "bytes" else f"{format_count(value)} {unit}"
-
-
 def format_duration(seconds: float) -> str:
     """Return a duration: 4 s, 2 min 5 s, 3 h 10 min."""
     minutes, seconds = divmod(round(seconds), 60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -58,15 +58,10 @@ class PrintOptions:
     method: Method = "evidence"
     where: Where = field(default_factory=dict[str, Any])
 
-
-class Evidence(NamedTuple):
-    """The training text behind a trace, with the leading passage of each document by its id."""
-
-    sources: Sources
-    documents: Sequence[Passage]
-    passages: Mapping[str, Passage]
-    quotes: Sequence[Quote]
-    against: Sequence[Passage]
+    @property
+    def search(self) -> dict[str, Any]:
+        """What shares and documents are selected by."""
+        return {"method": self.method, "where": self.where}
 
 
 def explain_and_print(
@@ -92,7 +87,7 @@ def explain_and_print(
         writer.write("", end=True)
     # Before anything else is printed, since it may be refused.
     with spinner("Searching the corpus"):
-        evidence = _find_evidence(trace, options)
+        sources = trace.sources(options.by, **options.search) if trace.lens else None
     if not (full.written or full.first):
         text = full.answer
         if isinstance(prompt, str):
@@ -109,7 +104,7 @@ def explain_and_print(
     if trace is not full:
         first, last = trace.steps[0].position, trace.steps[-1].position
         say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
-    _print_trace(trace, evidence, options)
+    _print_trace(trace, sources, options)
     console.print()
     return trace
 
@@ -130,28 +125,12 @@ def repeats_question(question: str, answer: str) -> bool:
     return shorter > 3 and same and len(answered) <= 2 * len(asked)
 
 
-def _find_evidence(trace: Trace, options: PrintOptions) -> Evidence | None:
-    """Find the training text to print; None without a lens."""
-    lens = trace.lens
-    if lens is None:
-        return None
-    filters: dict[str, Any] = {"method": options.method, "where": options.where}
-    documents = trace.documents(options.documents, **filters) if options.documents else []
-    passages: dict[str, Passage] = {}
-    if documents and options.method == "evidence":
-        for passage in trace.passages(PASSAGE_CANDIDATES, where=options.where):
-            passages.setdefault(passage.doc_id, passage)
-    quotes = trace.verbatim(MAX_QUOTES) if documents and lens.suffixes is not None else []
-    against = trace.against(options.against, where=options.where) if options.against else []
-    return Evidence(trace.sources(options.by, **filters), documents, passages, quotes, against)
-
-
-def _print_trace(trace: Trace, evidence: Evidence | None, options: PrintOptions) -> None:
+def _print_trace(trace: Trace, sources: Sources | None, options: PrintOptions) -> None:
     say(*trace.notes, style="yellow")
-    if evidence is None:
+    if sources is None:
         say("No lens, so no training text: build one with prismlm index.", style="dim")
     elif not trace.written or trace.answer.strip() or options.passages:
-        _print_evidence(trace, evidence, options)
+        _print_evidence(trace, sources, options)
     if options.table:
         _print_predictions(trace.steps, options.top)
     if trace.lens is not None:
@@ -160,7 +139,7 @@ def _print_trace(trace: Trace, evidence: Evidence | None, options: PrintOptions)
         say(_describe_lens(trace.lens), table + more, style="dim")
 
 
-def _print_evidence(trace: Trace, evidence: Evidence, options: PrintOptions) -> None:
+def _print_evidence(trace: Trace, sources: Sources, options: PrintOptions) -> None:
     support = trace.support
     unsupported = support is not None and support.level == "none"
     if support is not None:
@@ -174,17 +153,20 @@ def _print_evidence(trace: Trace, evidence: Evidence, options: PrintOptions) -> 
     if unsupported and not options.passages:
         say("--passages shows the nearest text all the same.\n", style="dim")
     else:
-        documents = list(evidence.documents)
-        if not options.passages:
-            documents = worth_showing(documents)
-        print_documents(documents, evidence.passages)
-        if len(documents) < len(evidence.documents):
+        documents = trace.documents(options.documents, **options.search)
+        shown = documents if options.passages else worth_showing(documents)
+        passages: dict[str, Passage] = {}
+        if shown and options.method == "evidence":
+            for passage in trace.passages(PASSAGE_CANDIDATES, where=options.where):
+                passages.setdefault(passage.doc_id, passage)
+        print_documents(shown, passages)
+        if len(shown) < len(documents):
             say("All others carry far less: --passages shows them.\n", style="dim")
-        print_shares(evidence.sources)
-        if documents:
-            _print_quotes(evidence.quotes)
+        print_shares(sources)
+        if shown and trace.lens.suffixes is not None:
+            _print_quotes(trace.verbatim(MAX_QUOTES))
     if options.against:
-        _print_against(evidence.against)
+        _print_against(trace.against(options.against, where=options.where))
 
 
 def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, check_whole
+from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.files import keep_json, read_json
 from prismlm.run_state import begin, keeping
 
@@ -51,6 +52,18 @@ def read_part(path: Path, use: Callable[[Any], T]) -> T:
             f"{path} is not what a run writes ({error!r}). Remove it, and the same command makes "
             "that part again."
         ) from error
+
+
+def unique_names(models: Sequence[Path]) -> dict[str, Path]:
+    """Return models by the name of their directory, or by path where names are the same."""
+    resolved = [path.resolve() for path in models]
+    for path in models:
+        if resolved.count(path.resolve()) > 1:
+            raise InputError(f"{path} is given twice: give each model once.")
+    # A link has its own name.
+    names = [os.path.basename(os.path.abspath(path)) for path in models]
+    keys = [n if names.count(n) == 1 else str(p) for n, p in zip(names, models, strict=True)]
+    return dict(zip(keys, models, strict=True))
 
 
 def sample_rows(count: int, limit: int | None, seed: int) -> list[int]:

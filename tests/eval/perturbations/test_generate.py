@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.errors import FormatError, InputError
-from prismlm.eval.pairs import INTERVENTIONS, SLICES
 from prismlm.eval.perturbations.generate import (
     FILES,
     MiniLM,
@@ -17,6 +16,7 @@ from prismlm.eval.perturbations.generate import (
     sentences_of,
     write_pairs,
 )
+from prismlm.eval.robustness import INTERVENTIONS, SLICES
 from tests.helpers.pair_texts import write_texts
 
 

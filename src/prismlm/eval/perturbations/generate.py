@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import torch
 
 from prismlm.errors import FormatError, InputError
-from prismlm.eval.pairs import COLUMNS, INTERVENTIONS, SLICES
 from prismlm.eval.perturbations import changes
 from prismlm.eval.perturbations.changes import Change, word_list
+from prismlm.eval.robustness import COLUMNS, INTERVENTIONS, SLICES
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import quiet_transformers
 from prismlm.outputs import output_files

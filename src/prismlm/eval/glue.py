@@ -1,0 +1,721 @@
+"""GLUE: a decoder fine-tuned as a classifier on nine tasks of sentences and pairs of sentences.
+
+Rows come from Parquet files, ``TASK_SPLIT.parquet`` or ``TASK_SPLIT_subset.parquet`` for a part of
+a split, or from the hub (Wang et al. 2018). A linear layer reads the state of a row's last token.
+Rows are ``sentence EOS`` or ``first EOS second EOS``, after a BOS if the tokenizer adds one, so
+that the last token sees the complete row and is the same in all rows.
+
+AdamW with linear warm-up and decay; embeddings, norms and biases are not decayed. Rows of a batch
+are of similar length, which halves the padding. Training stops early by the dev metric. Every task
+and seed starts from the same weights.
+
+A directory holds ``run.json`` (the settings), ``runs/TASK-SEED.json`` of each finished run,
+``predictions/SEED/*.tsv`` for GLUE's server, and ``glue.json``, the figures; its ``search`` holds
+the runs that chose rate and warm-up, and ``search/search.json`` the choice.
+
+Source: ProtoT, A.4, which leaves weight decay, clipping, patience and batching by length open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    get_linear_schedule_with_warmup,
+)
+from transformers.trainer_pt_utils import get_length_grouped_indices, get_parameter_names
+
+from prismlm import fingerprints
+from prismlm.corpus.encode import around_text, encoder_of
+from prismlm.errors import (
+    DivergenceError,
+    FormatError,
+    InputError,
+    check_choice,
+    check_number,
+    check_whole,
+    shown,
+)
+from prismlm.eval.runs import make_parts, read_columns, read_part, sample_rows
+from prismlm.files import check_json, keep_json
+from prismlm.hub import fetching
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.device import learned_positions, uses_bf16
+from prismlm.models.presets import build_model
+from prismlm.models.seam import capture, output_embedding
+from prismlm.models.watch import evaluating
+from prismlm.outputs import write_text
+from prismlm.progress import SILENT, Reporter
+from prismlm.progress import Task as Progress
+from prismlm.run_state import read_note, writing
+from prismlm.statistics import Interval, interval_of, spearman
+
+HUB = "nyu-mll/glue"
+HIDDEN = -1  # the hub's label of a test row
+MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
+
+
+class Split(NamedTuple):
+    """The files of a split, its name on the hub, and its title in tables."""
+
+    files: tuple[str, ...]
+    hub: str
+    title: str
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A task: its sentence columns, class names, official metrics and irregular splits.
+
+    Without class names, labels are scores from 0 to 5. Tables show the first metric.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    other_splits: dict[str, Split] = field(default_factory=dict[str, Split])
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and on the hub."""
+        return self.title.lower().replace("-", "")
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits by name: dev splits are scored, predictions are written for test splits."""
+        hub = {"train": "train", "dev": "validation", "test": "test"}
+        default = {k: Split((f"{self.name}_{k}",), name, self.title) for k, name in hub.items()}
+        return default | self.other_splits
+
+
+ONE, TWO = ("sentence",), ("sentence1", "sentence2")
+BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
+# GLUE's dev set of CoLA includes out-of-domain sentences, which come in their own file.
+COLA = {"dev": Split(("cola_dev", "cola_dev_ood"), "validation", "CoLA")}
+MNLI = {
+    "dev": Split(("mnli_dev_matched",), "validation_matched", "MNLI"),
+    "dev_mismatched": Split(("mnli_dev_mismatched",), "validation_mismatched", "MNLI-MM"),
+    "test": Split(("mnli_test_matched",), "test_matched", "MNLI-m"),
+    "test_mismatched": Split(("mnli_test_mismatched",), "test_mismatched", "MNLI-mm"),
+}
+NLI = ("entailment", "neutral", "contradiction")
+# In the order of ProtoT's tables (A.4, Table 10), with the metrics of these.
+TASKS = (
+    Task("CoLA", ONE, BINARY, ("matthews",), COLA),
+    Task("SST-2", ONE, BINARY, ("accuracy",)),
+    Task("MRPC", TWO, BINARY, ("f1", "accuracy")),
+    Task("STS-B", TWO, (), ("pearson", "spearman")),
+    Task("RTE", TWO, ENTAILMENT, ("accuracy",)),
+    Task("WNLI", TWO, BINARY, ("accuracy",)),
+    Task("QQP", ("question1", "question2"), BINARY, ("f1", "accuracy")),
+    Task("QNLI", ("question", "sentence"), ENTAILMENT, ("accuracy",)),
+    Task("MNLI", ("premise", "hypothesis"), NLI, ("accuracy",), MNLI),
+)
+
+
+def select_tasks(names: Sequence[str] | None = None) -> tuple[Task, ...]:
+    """Return all tasks, or the named ones, in the order of ProtoT's tables."""
+    known = [task.name for task in TASKS]
+    for name in names or ():
+        check_choice("a task of GLUE (MNLI-MM is measured with mnli)", name, known)
+    return tuple(task for task in TASKS if not names or task.name in names)
+
+
+class Rows(NamedTuple):
+    """Rows of a split, each one or two sentences, or their tokens; labels are None if hidden."""
+
+    inputs: list[Any]
+    labels: np.ndarray | None
+    source: str
+
+
+def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
+    """Return a split of a task, or None for a missing test or mismatched one.
+
+    ``data`` is a directory of Parquet files; None for the hub.
+    """
+    table, source = _from_hub(task, split) if data is None else _from_files(task, split, data)
+    if table is None:
+        return None
+    texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
+    for number, row in enumerate(texts):
+        if not all(isinstance(text, str) for text in row):
+            raise FormatError(f"row {number} of {source} is {shown(row)}: expected text.")
+    labels = table["label"].to_pylist() if "label" in table.column_names else []
+    if all(label == HIDDEN for label in labels):
+        if not split.startswith("test"):
+            raise FormatError(f"{source} has no labels: expected a column label.")
+        return Rows(texts, None, source)
+    numbers = [_label(task, label, f"row {row} of {source}") for row, label in enumerate(labels)]
+    return Rows(texts, np.array(numbers), source)
+
+
+def _from_files(task: Task, split: str, data: Path) -> tuple[pa.Table | None, str]:
+    if not data.is_dir():
+        raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
+    files = [data / f"{name}.parquet" for name in task.splits[split].files]
+    subset = data / f"{task.name}_{split}_subset.parquet"
+    missing = [path.name for path in files if not path.is_file()]
+    if missing and subset.is_file():
+        files = [subset]
+    elif missing and (len(missing) < len(files) or split in ("train", "dev")):
+        raise InputError(
+            f"{data} has no {' and no '.join(missing)}, which {task.title} needs, nor "
+            f"{subset.name}. Put it there, leave the task out with --tasks, or leave --data out "
+            "to read from the hub."
+        )
+    source = " and ".join(path.name for path in files)
+    if missing and files != [subset]:
+        return None, source
+    tables: list[pa.Table] = []
+    for path in files:
+        table = read_columns(path, task.columns, f"{', '.join(task.columns)} and label")
+        # Files of STS-B call the label a score.
+        names = [name for name in (*task.columns, "label", "score") if name in table.column_names]
+        tables.append(table.select(names).rename_columns([*task.columns, "label"][: len(names)]))
+    return pa.concat_tables(tables), source
+
+
+def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
+    from datasets import load_dataset
+
+    with fetching(f"the {split} set of {task.title}", "a directory of Parquet files"):
+        rows: Any = load_dataset(HUB, task.name, split=task.splits[split].hub)
+    return rows.with_format("arrow")[:], f"{HUB} {task.name} {task.splits[split].hub}"
+
+
+def _label(task: Task, value: Any, row: str) -> float:
+    """Return a class number, also from its name, or a score."""
+    if not task.labels:
+        if type(value) in (int, float) and MIN_SCORE <= value <= MAX_SCORE:
+            return value
+    elif value in task.labels:
+        return task.labels.index(value)
+    elif type(value) is int and 0 <= value < len(task.labels):
+        return value
+    names = f"{' or '.join(task.labels)}, or its number from 0 to {len(task.labels) - 1}"
+    expected = names if task.labels else f"{MIN_SCORE:g} to {MAX_SCORE:g}"
+    raise FormatError(f"{row} has the label {shown(value)}: {task.title} has {expected}.")
+
+
+MAX_LENGTH = 512  # tokens per row
+DEVIATION = 0.02  # of the new layer's initial weights, as in Hugging Face's classifiers
+WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
+EVALUATIONS = 2  # per epoch, on dev
+PATIENCE = 2  # evaluations without improvement before a run stops, at the end of an epoch
+REMEDY = "give a smaller rate by --learning-rate, or let --search choose one."
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    """Settings of every run.
+
+    Attributes:
+        data: a directory of Parquet files; None for the hub.
+        limit: training rows, drawn by a run's seed, the same for every model; None for all.
+        dev_limit: rows of each dev set, drawn by seed 0; None for all.
+        learning_rate: the maximum; None for that of a stored search, by default ProtoT's.
+        warmup: fraction of all steps over which it rises, likewise.
+        epochs: maximum.
+        batch_size: rows per step.
+        test: whether to predict the test sets.
+    """
+
+    data: Path | None = None
+    limit: int | None = None
+    dev_limit: int | None = None
+    learning_rate: float | None = None
+    warmup: float | None = None
+    epochs: int = 3
+    batch_size: int = 16
+    test: bool = True
+
+    def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch_size", self.batch_size, 1)
+        # A rank correlation needs three rows.
+        for name, least in (("limit", 1), ("dev_limit", 3)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
+        if self.warmup is not None:
+            expected = "a share from 0 to 1"
+            check_number("warmup", self.warmup, expected, lambda share: 0 <= share <= 1)
+
+    def note(self, lm: GlueModel) -> dict[str, Any]:
+        """Return the settings that must not change when a study is resumed."""
+        data = "hub" if self.data is None else str(self.data.resolve())
+        return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
+
+
+class GlueModel:
+    """A model, and a copy of its weights, which every run starts from."""
+
+    def __init__(self, path: Path | str, *, device: str = "cpu") -> None:
+        self.name = Path(path).name
+        self.model, self.tokenizer = read_checkpoint(path, device=device)
+        self.model.float()
+        self.identity = fingerprints.of_model(self.model)
+        self.length = min(MAX_LENGTH, learned_positions(self.model) or MAX_LENGTH)
+        self._weights = _copy_weights(self.model)
+
+    def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
+        """Return the model under a new layer, with its weights or freshly initialised."""
+        torch.manual_seed(seed)
+        if from_scratch:
+            fresh = build_model(self.model.config).to(self.model.device)  # pyright: ignore
+            return Classifier(fresh.float(), len(task.labels) or 1)
+        self.model.load_state_dict(self._weights)
+        return Classifier(self.model, len(task.labels) or 1)
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
+) -> list[list[int]]:
+    """Return the tokens of rows; in rows that are too long, the longer sentence is cut."""
+    encoder = encoder_of(tokenizer).text
+    columns = [
+        [text.ids for text in encoder.encode_batch(list(column), add_special_tokens=False)]
+        for column in zip(*texts, strict=True)
+    ]
+    begin, eos = around_text(tokenizer)[0], tokenizer.eos_token_id
+    end = encoder.encode("\n", add_special_tokens=False).ids if eos is None else [eos]
+    room = length - len(begin) - len(columns) * len(end)
+    rows: list[list[int]] = []
+    for first, *others in zip(*columns, strict=True):
+        rest = sum(map(len, others))
+        first = first[: max(room - rest, -(-room // len(columns)))]
+        row = begin + first + end
+        for other in others:
+            row += other[: room - len(first)] + end
+        rows.append(row)
+    return rows
+
+
+class Classifier(nn.Module):
+    """y = W z_T + b, with z_T [d] the last hidden state of the last token.
+
+    Rows are padded on the right, which a causal model does not see. The output embedding of the
+    model is not computed.
+    """
+
+    def __init__(self, model: PreTrainedModel, outputs: int) -> None:
+        super().__init__()
+        weight: Any = output_embedding(model).weight
+        self.model, self.out = model, nn.Linear(weight.shape[1], outputs)
+        nn.init.normal_(self.out.weight, std=DEVIATION)
+        nn.init.zeros_(self.out.bias)
+        self.out.to(weight.device)
+        self.bf16 = uses_bf16("auto", weight.device.type)
+
+    def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return y [B, C], float32, for rows of tokens of any length."""
+        device = self.out.weight.device
+        sizes = torch.tensor([len(row) for row in rows])
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
+        with (
+            torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
+            capture(self.model, logits=False) as captured,
+        ):
+            self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+        last = captured.z[torch.arange(len(rows), device=device), (sizes - 1).to(device)]
+        return self.out(last.float())
+
+    def predict(self, rows: Sequence[Sequence[int]], batch_size: int = 32) -> np.ndarray:
+        """Return y [N, C] in evaluation mode."""
+        order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+        outputs = np.zeros((len(rows), self.out.out_features), np.float32)
+        with evaluating(self):
+            for first in range(0, len(order), batch_size):
+                batch = order[first : first + batch_size]
+                outputs[batch] = self([rows[row] for row in batch]).cpu().numpy()
+        if not np.isfinite(outputs).all():
+            raise DivergenceError(f"the classifier's outputs are not finite: {REMEDY}")
+        return outputs
+
+    def loss(self, rows: Sequence[Sequence[int]], labels: Sequence[float]) -> Tensor:
+        """Return the mean squared error of scores, or the cross-entropy of classes."""
+        outputs = self(rows)
+        target = torch.tensor(labels, device=outputs.device)
+        if outputs.shape[1] == 1:
+            return F.mse_loss(outputs[:, 0], target.float())
+        return F.cross_entropy(outputs, target.long())
+
+
+def fine_tune(
+    classifier: Classifier,
+    rows: Sequence[list[int]],
+    labels: Sequence[float],
+    evaluate: Callable[[], float],
+    options: GlueOptions,
+    seed: int,
+    progress: Progress,
+) -> list[float]:
+    """Train, restore the weights with the best dev metric, and return the history of that metric.
+
+    ``labels`` are class numbers or scores; ``evaluate`` returns the dev metric, larger is better.
+    """
+    rate, warmup = options.learning_rate, options.warmup
+    assert rate is not None
+    assert warmup is not None
+    steps = options.epochs * math.ceil(len(rows) / options.batch_size)
+    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
+    torch.manual_seed(seed)
+    generator, lengths = torch.Generator().manual_seed(seed), [len(row) for row in rows]
+    history: list[float] = []
+    best: dict[str, Tensor] = {}
+    for _ in range(options.epochs):
+        order = get_length_grouped_indices(lengths, options.batch_size, generator=generator)
+        batches = [batch.tolist() for batch in torch.tensor(order).split(options.batch_size)]
+        stops = {math.ceil(len(batches) * (k + 1) / EVALUATIONS) for k in range(EVALUATIONS)}
+        for number, batch in enumerate(batches, start=1):
+            classifier.train()
+            loss = classifier.loss([rows[row] for row in batch], [labels[row] for row in batch])
+            if not bool(torch.isfinite(loss)):
+                raise DivergenceError(f"the loss is {loss.item()} at the rate {rate:g}: {REMEDY}")
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)
+            optimizer.step()
+            schedule.step()
+            progress.advance(1)
+            if number in stops:
+                history.append(evaluate())
+                progress.note(f"dev {history[-1]:.3f}")
+                if history[-1] > max(history[:-1], default=-math.inf):
+                    best = _copy_weights(classifier)
+        if len(history) - 1 - history.index(max(history)) >= PATIENCE:
+            break
+    classifier.load_state_dict(best)
+    return history
+
+
+def _copy_weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.to("cpu", copy=True) for name, value in module.state_dict().items()}
+
+
+def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
+    """Return parameters with and without weight decay, tied ones once."""
+    not_embedded = set(get_parameter_names(classifier, [nn.Embedding]))
+    groups: dict[float, list[nn.Parameter]] = {WEIGHT_DECAY: [], 0.0: []}
+    for name, p in classifier.named_parameters():
+        decays = p.ndim > 1 and name in not_embedded and not getattr(p, "_no_weight_decay", False)
+        if p.requires_grad:
+            groups[WEIGHT_DECAY if decays else 0.0].append(p)
+    return [{"params": params, "weight_decay": decay} for decay, params in groups.items()]
+
+
+RUNS, RESULT_FILE, SEARCH, SEARCH_FILE = "runs", "glue.json", "search", "search.json"
+RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
+WARMUPS = (0.06, 0.1)
+SEARCH_TASKS = ("sst2", "mnli")
+# Rate and warm-up of ProtoT's authors by model_type; llama's for all others.
+SOURCE_SETTINGS = {
+    "prismlm_protot": (3.5e-5, 0.06),
+    "mamba": (1e-4, 0.1),
+    "mamba2": (1e-4, 0.1),
+    "prismlm_deltanet": (7e-4, 0.1),
+    "llama": (5.5e-5, 0.1),
+}
+
+
+def run_glue(
+    lm: GlueModel,
+    out: Path,
+    options: GlueOptions,
+    tasks: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    *,
+    from_scratch: bool = False,
+    progress: Reporter = SILENT,
+) -> dict[str, Any]:
+    """Make the runs that ``out`` lacks, and return the figures of all its runs.
+
+    A seed determines the new layer, the training rows, their order and dropout. With
+    ``from_scratch``, a freshly initialised model of the same configuration is trained as well.
+    Model and options must be those that ``out`` was started with.
+    """
+    options, rate_from = with_rate(lm, out, options)
+    data = lru_cache(maxsize=1)(partial(_read_task, lm, options))
+    parts = {
+        f"{task.name}-{seed}{'-from-scratch' if fresh else ''}": partial(
+            _run, lm, out, task, data, options, seed, progress, from_scratch=fresh
+        )
+        for task, fresh, seed in product(
+            select_tasks(tasks), (False, True)[: 1 + from_scratch], seeds
+        )
+    }
+    with writing(out / RESULT_FILE):
+        _check_data(out, options, parts)
+        make_parts(out, RUNS, options.note(lm), parts)
+        result = {"name": lm.name, **options.note(lm), "rate_from": rate_from}
+        result["tasks"] = figures(out)
+        keep_json(out / RESULT_FILE, result)
+    return result
+
+
+def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptions, str]:
+    """Return options with rate and warm-up, and the origin of these."""
+    path = out / SEARCH / SEARCH_FILE
+    rate, warmup = SOURCE_SETTINGS.get(lm.model.config.model_type, SOURCE_SETTINGS["llama"])
+    rate_from = "the source's"
+    if path.is_file():
+        choice = read_note(path, path.parent, model=lm.identity)
+        check_json(choice, {"learning_rate": float, "warmup": float}, str(path))
+        rate, warmup, rate_from = choice["learning_rate"], choice["warmup"], "searched"
+    if options.learning_rate is not None or options.warmup is not None:
+        rate_from = "given"
+    rate = rate if options.learning_rate is None else options.learning_rate
+    warmup = warmup if options.warmup is None else options.warmup
+    return replace(options, learning_rate=rate, warmup=warmup), rate_from
+
+
+def search(
+    lm: GlueModel,
+    out: Path,
+    options: GlueOptions,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+    rates: Sequence[float] = RATES,
+) -> dict[str, Any]:
+    """Choose rate and warm-up by the mean dev accuracy on SST-2 and MNLI, and store the choice.
+
+    A run that diverges counts as 0.
+    """
+    directory = out / SEARCH
+    options = replace(options, learning_rate=None, warmup=None, test=False)
+    data = lru_cache(maxsize=1)(partial(_read_task, lm, options))
+
+    def trial(task: Task, rate: float, warmup: float) -> dict[str, Any]:
+        trial_options = replace(options, learning_rate=rate, warmup=warmup)
+        try:
+            return _run(lm, directory, task, data, trial_options, seed, progress)
+        except DivergenceError as error:
+            return {"dev_history": [], "diverged": str(error)}
+
+    def accuracy(task: str, rate: float, warmup: float) -> float:
+        path = directory / RUNS / f"{task}-{seed}-{rate:g}-{warmup:g}.json"
+        return read_part(path, lambda run: max([0.0, *run["dev_history"]]))
+
+    parts = {
+        f"{task.name}-{seed}-{rate:g}-{warmup:g}": partial(trial, task, rate, warmup)
+        for task, rate, warmup in product(select_tasks(SEARCH_TASKS), rates, WARMUPS)
+    }
+    with writing(directory / SEARCH_FILE):
+        _check_data(directory, options, parts)
+        make_parts(directory, RUNS, options.note(lm), parts)
+        tried = [
+            {"learning_rate": rate, "warmup": warmup}
+            | {task: accuracy(task, rate, warmup) for task in SEARCH_TASKS}
+            for rate, warmup in product(rates, WARMUPS)
+        ]
+        best = max(tried, key=lambda row: sum(row[task] for task in SEARCH_TASKS))
+        result = options.note(lm) | {"seed": seed} | best | {"tried": tried}
+        keep_json(directory / SEARCH_FILE, result)
+    return result
+
+
+def _check_data(out: Path, options: GlueOptions, parts: Iterable[str]) -> None:
+    """Check before the first run that the data of all runs are available."""
+    missing = {name.split("-")[0] for name in parts if not (out / RUNS / f"{name}.json").is_file()}
+    for task in select_tasks(sorted(missing)) if missing else ():
+        for split in ("train", "dev"):
+            read_split(task, split, options.data)
+
+
+def _read_task(lm: GlueModel, options: GlueOptions, task: Task) -> dict[str, Rows]:
+    """Return the tokens and labels of the available splits of a task."""
+    splits: dict[str, Rows] = {}
+    for split in task.splits:
+        skip = split.startswith("test") and not options.test
+        rows = None if skip else read_split(task, split, options.data)
+        if rows is not None:
+            limit = options.dev_limit if split.startswith("dev") else None
+            chosen = sample_rows(len(rows.inputs), limit, 0)
+            tokens = encode(lm.tokenizer, [rows.inputs[row] for row in chosen], lm.length)
+            labels = None if rows.labels is None else rows.labels[chosen]
+            splits[split] = Rows(tokens, labels, rows.source)
+    return splits
+
+
+def _run(
+    lm: GlueModel,
+    out: Path,
+    task: Task,
+    data: Callable[[Task], dict[str, Rows]],
+    options: GlueOptions,
+    seed: int,
+    progress: Reporter,
+    *,
+    from_scratch: bool = False,
+) -> dict[str, Any]:
+    """Return the record of a run, after writing the files for GLUE's server."""
+    splits: dict[str, Any] = dict(data(task))
+    train, dev = splits.pop("train"), splits["dev"]
+    chosen = sample_rows(len(train.inputs), options.limit, seed)
+    rows, labels = [train.inputs[row] for row in chosen], train.labels[chosen].tolist()
+    classifier = lm.classifier(task, seed, from_scratch=from_scratch)
+
+    def predict(split: Rows) -> np.ndarray:
+        return answers(task, classifier.predict(split.inputs))
+
+    def evaluate() -> float:
+        return measure(task, dev.labels, predict(dev))[task.metrics[0]]
+
+    title = f"{task.title}, seed {seed}{', from scratch' if from_scratch else ''}"
+    steps = options.epochs * -(-len(rows) // options.batch_size)
+    with progress.task(title, steps, "steps") as progress_task:
+        history = fine_tune(classifier, rows, labels, evaluate, options, seed, progress_task)
+    measured: dict[str, Any] = {}
+    for name, split in splits.items():
+        submitted = name.startswith("test") and not from_scratch
+        if not submitted and split.labels is None:
+            continue
+        predictions = predict(split)
+        if submitted:
+            file = out / "predictions" / str(seed) / f"{task.splits[name].title}.tsv"
+            write_text(file, server_file(task, predictions))
+        if split.labels is not None:
+            both = {"gold": split.labels.tolist(), "given": predictions.tolist()}
+            measured[name] = {"rows": len(predictions), "where": split.source} | both
+    settings = ("learning_rate", "warmup", "epochs", "batch_size")
+    return {name: getattr(options, name) for name in settings} | {
+        "task": task.name,
+        "seed": seed,
+        "from_scratch": from_scratch,
+        "dev_history": history,
+        "train": {"rows": len(rows), "where": train.source},
+        "measured": measured,
+    }
+
+
+def server_file(task: Task, predictions: Sequence[Any] | np.ndarray) -> str:
+    """Return the predictions of a test set in the format of GLUE's server."""
+    names = [task.labels[answer] if task.labels else f"{answer:.3f}" for answer in predictions]
+    rows = [f"{row}\t{name}\n" for row, name in enumerate(names)]
+    return "".join(["index\tprediction\n", *rows])
+
+
+def figures(out: Path) -> list[dict[str, Any]]:
+    """Return the figures of all runs of a directory, by task and measured split."""
+    paths = sorted((out / RUNS).glob("*.json"))
+    runs = [run for path in paths for run in read_part(path, _measured_splits)]
+    runs.sort(key=lambda run: run["seed"])
+    rows: list[dict[str, Any]] = []
+    for task in select_tasks():
+        for split, description in task.splits.items():
+            of_split = [run for run in runs if (run["task"], run["split"]) == (task.name, split)]
+            if of_split:
+                row = {"task": task.name, "title": description.title, "split": split}
+                rows.append(row | _figure(task, of_split))
+    return rows
+
+
+def _measured_splits(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return for each measured split of a run its record, with answers as arrays."""
+    shared = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
+    return [
+        shared
+        | {"split": split, "rows": part["rows"], "where": part["where"]}
+        | {key: np.array(part[key], float) for key in ("gold", "given")}
+        for split, part in run["measured"].items()
+    ]
+
+
+def _figure(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of one split, from fine-tuned runs and those from scratch."""
+    first = runs[0]
+    row: dict[str, Any] = {
+        "metrics": list(task.metrics),
+        "measured": {key: first[key] for key in ("rows", "where")},
+        "train": first["train"],
+        "constant": {metric: constant(metric, first["gold"]) for metric in task.metrics},
+        "fine_tuned": None,
+        "from_scratch": None,
+    }
+    for arm, from_scratch in (("fine_tuned", False), ("from_scratch", True)):
+        arm_runs = [run for run in runs if run["from_scratch"] == from_scratch]
+        if arm_runs:
+            measured = [measure(task, run["gold"], run["given"]) for run in arm_runs]
+            values = {metric: [m[metric] for m in measured] for metric in task.metrics}
+            spread = interval(task.metrics[0], first["gold"], [run["given"] for run in arm_runs])
+            row[arm] = {
+                "seeds": [run["seed"] for run in arm_runs],
+                "values": values,
+                "mean": {metric: float(np.mean(values[metric])) for metric in task.metrics},
+                "low": spread.low,
+                "high": spread.high,
+            }
+    return row
+
+
+def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
+    """Return the answers of a classifier's outputs [N, C]: classes, or scores from 0 to 5."""
+    return outputs.argmax(-1) if task.labels else outputs[:, 0].clip(MIN_SCORE, MAX_SCORE)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    zeros = np.zeros(np.shape(denominator))
+    return np.divide(numerator, denominator, out=zeros, where=denominator > 0)
+
+
+def _pearson(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    g, p = (values - values.mean(-1, keepdims=True) for values in (gold, predicted))
+    return _ratio((g * p).sum(-1), np.sqrt((g * g).sum(-1) * (p * p).sum(-1)))
+
+
+# Official metrics of resamples [..., N], 0 where they are undefined; Spearman's of [N] only.
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "accuracy": lambda gold, predicted: (gold == predicted).mean(-1),
+    "f1": lambda gold, predicted: _ratio(
+        2 * (gold * predicted).sum(-1), (gold + predicted).sum(-1)
+    ),
+    # Matthews' correlation of the classes 0 and 1 is Pearson's.
+    "matthews": _pearson,
+    "pearson": _pearson,
+    "spearman": lambda gold, predicted: spearman(gold, predicted).rho,
+}
+
+
+def measure(task: Task, gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Return the official metrics of a task's answers."""
+    return {name: float(METRICS[name](gold, predicted)) for name in task.metrics}
+
+
+def constant(metric: str, gold: np.ndarray) -> float:
+    """Return the best metric of a constant answer: the majority's share for accuracy.
+
+    F1 is best for the constant answer 1; correlations are 0.
+    """
+    if metric not in ("accuracy", "f1"):
+        return 0.0
+    return max(float(METRICS[metric](gold, np.full_like(gold, c))) for c in np.unique(gold))
+
+
+def interval(metric: str, gold: np.ndarray, predicted: Sequence[np.ndarray]) -> Interval:
+    """Return the mean of a metric over seeds with its 95 % interval over resampled dev rows.
+
+    All seeds answer the same rows [N], which are resampled together.
+    """
+    metric_of = METRICS[metric]
+    return interval_of(
+        lambda rows: np.mean([metric_of(gold[rows], p[rows]) for p in predicted], axis=0), len(gold)
+    )

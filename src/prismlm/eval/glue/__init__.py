@@ -1,1 +1,0 @@
-"""GLUE: a decoder fine-tuned on nine tasks of sentences and pairs of sentences."""

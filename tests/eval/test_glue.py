@@ -1,0 +1,402 @@
+"""GLUE: its files, fine-tuning, and the study."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from prismlm.errors import DivergenceError, FormatError, InputError
+from prismlm.eval.glue import (
+    METRICS,
+    TASKS,
+    Classifier,
+    GlueModel,
+    GlueOptions,
+    answers,
+    constant,
+    encode,
+    fine_tune,
+    interval,
+    measure,
+    parameter_groups,
+    read_split,
+    run_glue,
+    search,
+    select_tasks,
+    server_file,
+    with_rate,
+)
+from prismlm.models.presets import build_model
+from prismlm.progress import SILENT
+from tests.helpers.glue_rows import (
+    CONFIGS,
+    WORDS,
+    save_glue_model,
+    words_tokenizer,
+    write_rows,
+    write_toy,
+)
+
+BY_NAME = {task.name: task for task in TASKS}
+PAIR = {"sentence1": "a", "sentence2": "b"}
+# Rows as the files and the hub have them: text, label, and the label's number.
+LAYOUTS = [
+    ("cola", {"sentence": "a", "id": "train-0"}, 1, 1),
+    ("sst2", {"sentence": "a"}, 0, 0),
+    ("mrpc", PAIR | {"id": "1-2"}, 1, 1),
+    ("stsb", PAIR, 3.8, 3.8),
+    ("rte", PAIR, "not_entailment", 1),
+    ("rte", PAIR, 1, 1),
+    ("wnli", PAIR, 1, 1),
+    ("qqp", {"question1": "a", "question2": "b"}, "1", 1),
+    ("qnli", {"question": "a", "sentence": "b"}, "entailment", 0),
+    ("mnli", {"premise": "a", "hypothesis": "b"}, "contradiction", 2),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "label", "number"), LAYOUTS)
+def test_every_layout_is_read(tmp_path, name, text, label, number):
+    write_rows(tmp_path, f"{name}_train_subset", [text | {"label": label}])
+    texts, labels, source = read_split(BY_NAME[name], "train", tmp_path)
+    assert texts == [("a", "b")[: len(BY_NAME[name].columns)]]
+    assert labels.tolist() == [number]
+    assert source == f"{name}_train_subset.parquet"
+
+
+def test_the_dev_set_of_cola_consists_of_two_files(tmp_path):
+    write_rows(tmp_path, "cola_dev", [{"sentence": "a", "label": 1, "id": "x"}] * 527)
+    with pytest.raises(InputError, match=r"has no cola_dev_ood\.parquet, which CoLA needs"):
+        read_split(BY_NAME["cola"], "dev", tmp_path)
+    write_rows(tmp_path, "cola_dev_ood", [{"label": 0, "sentence": "b"}] * 516)
+    texts, labels, source = read_split(BY_NAME["cola"], "dev", tmp_path)
+    assert (len(texts), labels.sum()) == (1043, 527)
+    assert source == "cola_dev.parquet and cola_dev_ood.parquet"
+
+
+def test_a_complete_set_is_preferred_to_a_subset(tmp_path):
+    write_rows(tmp_path, "wnli_dev", [PAIR | {"label": 1}] * 71)
+    write_rows(tmp_path, "wnli_dev_subset", [PAIR | {"label": 1}])
+    assert len(read_split(BY_NAME["wnli"], "dev", tmp_path).inputs) == 71
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "expected"),
+    [
+        ("rte", "neutral", "entailment or not_entailment"),
+        ("sst2", 2, "number from 0 to 1"),
+        ("sst2", True, "has the label True"),
+        ("stsb", 5.5, "STS-B has 0 to 5"),
+        ("qqp", None, "has the label None"),
+    ],
+)
+def test_an_unknown_label_is_refused(tmp_path, name, label, expected):
+    text = next(text for task, text, *_ in LAYOUTS if task == name)
+    write_rows(tmp_path, f"{name}_dev_subset", [text | {"label": label}])
+    with pytest.raises(FormatError, match=rf"row 0 of {name}_dev_subset\.parquet.*{expected}"):
+        read_split(BY_NAME[name], "dev", tmp_path)
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    rte = BY_NAME["rte"]
+    with pytest.raises(InputError, match="is not a directory"):
+        read_split(rte, "train", tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"no rte_train\.parquet, which RTE needs, nor"):
+        read_split(rte, "train", tmp_path)
+    assert read_split(rte, "test", tmp_path) is None
+    (tmp_path / "rte_train.parquet").write_text("not Parquet")
+    with pytest.raises(FormatError, match=r"rte_train\.parquet cannot be read as Parquet"):
+        read_split(rte, "train", tmp_path)
+    for row, message in (
+        ({"sentence1": "a", "label": 1}, "columns sentence1, label"),
+        (PAIR, "has no labels"),
+        ({"sentence1": "a", "sentence2": None, "label": 1}, "expected text"),
+    ):
+        write_rows(tmp_path, "rte_dev_subset", [row])
+        with pytest.raises(FormatError, match=message):
+            read_split(rte, "dev", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("label", "labels"), [({}, None), ({"label": -1}, None), ({"label": 1}, [1])]
+)
+def test_labels_of_a_test_set_may_be_hidden(tmp_path, label, labels):
+    write_rows(tmp_path, "mrpc_test_subset", [PAIR | label])
+    assert read_split(BY_NAME["mrpc"], "test", tmp_path).labels == labels
+
+
+(SST2,) = select_tasks(["sst2"])
+TRAIN = [[4 + row % 20, 2 + row % 2, 0] for row in range(40)]
+LABELS = [row % 2 for row in range(40)]
+
+
+@pytest.fixture
+def classifier():
+    torch.manual_seed(0)
+    return Classifier(build_model(CONFIGS["llama"]()), 2)
+
+
+def run(classifier, dev_metrics, epochs=3):
+    """Fine-tune with these dev metrics; return the history and the weights at each evaluation."""
+    weights, metrics = [], iter(dev_metrics)
+
+    def evaluate():
+        weights.append(classifier.out.weight.detach().clone())
+        return next(metrics)
+
+    options = GlueOptions(learning_rate=1e-2, warmup=0.1, epochs=epochs)
+    with SILENT.task("") as task:
+        return fine_tune(classifier, TRAIN, LABELS, evaluate, options, 0, task), weights
+
+
+def test_a_run_stops_after_an_epoch_without_improvement_and_restores_the_best(classifier):
+    # Two evaluations per epoch: the second is the best, the third and fourth are not better.
+    history, weights = run(classifier, [0.5, 0.7, 0.6, 0.7], epochs=5)
+    assert history == [0.5, 0.7, 0.6, 0.7]
+    assert torch.equal(classifier.out.weight, weights[1])
+    assert not torch.equal(weights[1], weights[3])
+
+
+def test_embeddings_norms_and_biases_do_not_decay(classifier):
+    decayed, others = parameter_groups(classifier)
+    names = {id(p): name for name, p in classifier.named_parameters()}
+    assert decayed["weight_decay"] > 0 == others["weight_decay"]
+    assert {names[id(p)] for p in others["params"]} == {
+        name for name in names.values() if "norm" in name or "embed" in name
+    } | {"out.bias"}
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+
+
+def test_divergence_ends_the_run(classifier):
+    classifier.out.weight.data.fill_(float("nan"))
+    with pytest.raises(DivergenceError, match=r"loss is nan at the rate 0\.01.*--search"):
+        run(classifier, [])
+    with pytest.raises(DivergenceError, match="outputs are not finite"):
+        classifier.predict(TRAIN)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 0},
+        {"warmup": 1.5},
+        {"limit": 0},
+        {"dev_limit": 2},
+        {"epochs": 0},
+        {"epochs": None},
+        {"batch_size": 1.5},
+    ],
+)
+def test_options_out_of_range_are_refused(options):
+    ((name, value),) = options.items()
+    with pytest.raises(InputError, match=f"{name} is {value}"):
+        GlueOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "length", "expected"),
+    [
+        ([("a b",), ("c",)], 512, ["a b <eos>", "c <eos>"]),
+        (
+            [("a b c d e f", "g h"), ("a", "g h i j k l"), ("a b c d", "e f g h"), ("a", "b")],
+            7,
+            ["a b c <eos> g h <eos>", "a <eos> g h i j <eos>", "a b c <eos> e f <eos>",
+             "a <eos> b <eos>"],
+        ),
+    ],
+)  # fmt: skip
+def test_one_or_two_sentences_are_encoded_and_the_longer_is_cut(texts, length, expected):
+    rows = encode(words_tokenizer(), texts, length)
+    assert [" ".join(WORDS[token] for token in row) for row in rows] == expected
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_batch_equals_single_rows(tmp_path, family):
+    rows = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 0], [2, 0], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0]]
+    lm = GlueModel(save_glue_model(tmp_path / family, family))
+    classifier = lm.classifier(SST2, 0).eval()
+    classifier.bf16 = False
+    torch.nn.init.normal_(classifier.out.weight)
+    with torch.no_grad():
+        single = torch.cat([classifier([row]) for row in rows])
+        assert torch.allclose(classifier(rows), single, atol=1e-5)
+        # The last layer reads the state that the next token is predicted from.
+        logits = lm.model(input_ids=torch.tensor([rows[0]])).logits[0, -1]
+        weight = lm.model.get_output_embeddings().weight
+        classifier.out.weight.copy_(weight[:2])
+        assert torch.allclose(classifier(rows[:1])[0], logits[:2], atol=1e-4)
+    assert torch.allclose(torch.tensor(classifier.predict(rows)), classifier(rows), atol=1e-5)
+    # Every weight but the output embedding's is trained.
+    classifier(rows).sum().backward()
+    untrained = [name for name, p in lm.model.named_parameters() if p.grad is None]
+    assert set(untrained) <= {"lm_head.weight"}
+
+
+def test_every_run_starts_from_the_same_weights(tmp_path):
+    lm = GlueModel(save_glue_model(tmp_path))
+    before = {name: v.clone() for name, v in lm.classifier(SST2, 0).state_dict().items()}
+    for parameter in lm.model.parameters():
+        parameter.data += 1
+    again = lm.classifier(SST2, 0).state_dict()
+    assert all(torch.equal(before[name], value) for name, value in again.items())
+    assert not torch.equal(lm.classifier(SST2, 1).out.weight, before["out.weight"])
+    fresh = lm.classifier(SST2, 1, from_scratch=True).state_dict()
+    assert fresh.keys() == before.keys()
+    embedding = "model.model.embed_tokens.weight"
+    assert not torch.equal(fresh[embedding], before[embedding])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    families = ("llama", "gpt2", "protot")
+    return {f: GlueModel(save_glue_model(directory / f, f)) for f in families}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_toy(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def quick(data):
+    return GlueOptions(data=data, limit=16, dev_limit=8, learning_rate=5e-3, warmup=0.1, epochs=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "protot"])
+def test_a_learnable_task_is_learned(models, data, tmp_path, family):
+    options = GlueOptions(data=data, learning_rate=5e-3, warmup=0.1)
+    both = family == "llama"
+    seeds = [0, 1] if both else [0]
+    result = run_glue(models[family], tmp_path, options, ["sst2"], seeds, from_scratch=both)
+    assert result == json.loads((tmp_path / "glue.json").read_text())
+    (row,) = result["tasks"]
+    assert row["constant"] == {"accuracy": 0.5}
+    for arm in ("fine_tuned", "from_scratch")[: 1 + both]:
+        assert row[arm]["seeds"] == seeds
+        assert row[arm]["mean"]["accuracy"] > 0.9
+    assert row["fine_tuned"]["low"] <= row["fine_tuned"]["mean"]["accuracy"]
+    assert row["train"] == {"rows": 128, "where": "sst2_train_subset.parquet"}
+    for seed in seeds:
+        lines = (tmp_path / "predictions" / str(seed) / "SST-2.tsv").read_text().splitlines()
+        rows = [line.split("\t") for line in lines]
+        assert rows[0] == ["index", "prediction"]
+        assert [index for index, _ in rows[1:]] == ["0", "1", "2", "3", "4"]
+        assert sum(answer == "01"[n % 2] for n, (_, answer) in enumerate(rows[1:])) >= 4
+
+
+def test_scores_are_fitted_and_missing_test_sets_are_left_out(models, tmp_path):
+    rows = [
+        {"sentence1": "a " * (1 + row % 4) + "good", "sentence2": "b", "score": 1.0 + row % 4}
+        for row in range(64)
+    ]
+    for split in ("train", "dev"):
+        write_rows(tmp_path / "data", f"stsb_{split}_subset", rows)
+    options = GlueOptions(data=tmp_path / "data", learning_rate=1e-2, warmup=0.1, epochs=6)
+    (row,) = run_glue(models["llama"], tmp_path / "out", options, ["stsb"], [0])["tasks"]
+    assert row["fine_tuned"]["mean"]["pearson"] > 0.8
+    assert row["from_scratch"] is None
+    assert not (tmp_path / "out" / "predictions").exists()
+
+
+def test_other_settings_another_model_and_damaged_runs_are_refused(models, quick, tmp_path):
+    run_glue(models["llama"], tmp_path, quick, ["sst2"], [0])
+    other = replace(quick, learning_rate=1e-4)
+    with pytest.raises(InputError, match=r"learning_rate: 0.005 → 0.0001"):
+        run_glue(models["llama"], tmp_path, other, ["sst2"], [0])
+    with pytest.raises(InputError, match=r"runs with other settings \(model: .*--out"):
+        run_glue(models["gpt2"], tmp_path, quick, ["sst2"], [0])
+    path = tmp_path / "runs" / "sst2-0.json"
+    run = json.loads(path.read_text())
+    for damaged in ({"task": "sst2"}, run | {"measured": {"dev": {"gold": ["x"]}}}, [run]):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(FormatError, match=r"sst2-0\.json"):
+            run_glue(models["llama"], tmp_path, quick, ["sst2"], [0])
+
+
+def test_a_search_is_stored_and_used(models, tmp_path):
+    data, out, lm = write_toy(tmp_path / "data"), tmp_path / "out", models["llama"]
+    labels = ("entailment", "neutral", "contradiction")
+    mnli = [{"premise": "abc"[n % 3], "hypothesis": "x", "label": labels[n % 3]} for n in range(48)]
+    for split in ("train", "dev"):
+        write_rows(data, f"mnli_{split}_subset", mnli)
+    options, rates = GlueOptions(data=data, limit=48), (1e-9, 1e-2)
+    assert with_rate(lm, out, options)[1] == "the source's"
+    result = search(lm, out, options, rates=rates)
+    assert result["learning_rate"] == 1e-2
+    assert [(row["learning_rate"], row["warmup"]) for row in result["tried"]] == [
+        (1e-9, 0.06), (1e-9, 0.1), (1e-2, 0.06), (1e-2, 0.1)
+    ]  # fmt: skip
+    best = max(result["tried"], key=lambda row: row["sst2"] + row["mnli"])
+    assert result["warmup"] == best["warmup"]
+    searched = replace(options, learning_rate=1e-2, warmup=best["warmup"])
+    assert with_rate(lm, out, options) == (searched, "searched")
+    explicit, rate_from = with_rate(lm, out, replace(options, learning_rate=3e-4))
+    assert explicit == replace(searched, learning_rate=3e-4)
+    assert rate_from == "given"
+    # It is not used for another model.
+    with pytest.raises(FormatError, match="of another version or damaged"):
+        with_rate(models["gpt2"], out, options)
+    (out / "search" / "runs" / "sst2-0-0.01-0.1.json").write_text('{"task": "sst2"}')
+    with pytest.raises(FormatError, match=r"0\.1\.json is not what a run writes"):
+        search(lm, out, options, rates=rates)
+
+
+@pytest.mark.parametrize(
+    ("task", "predictions", "rows"),
+    [
+        ("rte", [1, 0], "0\tnot_entailment\n1\tentailment\n"),
+        ("cola", [1], "0\t1\n"),
+        ("mnli", [1], "0\tneutral\n"),
+        ("stsb", [2.5], "0\t2.500\n"),
+    ],
+)
+def test_files_for_the_server(task, predictions, rows):
+    assert server_file(BY_NAME[task], predictions) == f"index\tprediction\n{rows}"
+
+
+GOLD = np.array([1, 1, 1, 0, 0, 0, 0, 1])
+PREDICTED = np.array([1, 1, 0, 0, 0, 0, 1, 1])  # tp 3, fn 1, fp 1, tn 3
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "predicted", "expected"),
+    [
+        ("rte", GOLD, PREDICTED, {"accuracy": 6 / 8}),
+        ("mrpc", GOLD, [1, 1, 0, 0, 0, 0, 0, 0], {"f1": 2 * 2 / (4 + 2), "accuracy": 6 / 8}),
+        # (3·3 − 1·1) / √(4·4·4·4)
+        ("cola", GOLD, PREDICTED, {"matthews": 8 / 16}),
+        # Σ xy / √(Σ x² Σ y²), with x = −2, −1, 0, 3 and y = −1.375, −0.375, 0.625, 1.125
+        ("stsb", [0.0, 1.0, 2.0, 5.0], [1.0, 2.0, 3.0, 3.5],
+         {"pearson": 6.5 / np.sqrt(14 * 3.6875), "spearman": 1.0}),
+        ("cola", GOLD, np.ones(8), {"matthews": 0}),
+        ("stsb", GOLD, np.ones(8), {"pearson": 0, "spearman": 0}),
+        ("mrpc", GOLD, np.zeros(8), {"f1": 0, "accuracy": 0.5}),
+    ],
+)  # fmt: skip
+def test_metrics_by_hand(task, gold, predicted, expected):
+    result = measure(BY_NAME[task], np.array(gold), np.array(predicted))
+    assert result == pytest.approx(expected)
+
+
+def test_a_constant_answer():
+    gold = np.array([0, 0, 0, 1])
+    assert constant("accuracy", gold) == 3 / 4
+    assert constant("f1", gold) == 2 * 1 / (4 + 1)  # always 1
+    assert constant("matthews", gold) == constant("pearson", gold) == 0
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson"])
+def test_an_interval_contains_the_mean_of_the_metric(metric):
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 2, 200)
+    predicted = [np.where(rng.random(200) < 0.8, gold, 1 - gold) for _ in range(2)]
+    spread = interval(metric, gold, predicted)
+    assert spread.value == pytest.approx(np.mean([METRICS[metric](gold, p) for p in predicted]))
+    assert spread.low < spread.value < spread.high < spread.low + 0.3
+
+
+def test_outputs_become_classes_or_scores_within_their_range():
+    assert answers(BY_NAME["mnli"], np.array([[0, 2, 1], [3, 0, 0]])).tolist() == [1, 0]
+    assert answers(BY_NAME["stsb"], np.array([[-0.5], [2.5], [7]])).tolist() == [0, 2.5, 5]

@@ -1,0 +1,509 @@
+"""Judges and their examination; prompts and their continuations, BLEU, ratings, and the study."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.errors import InputError
+from prismlm.eval.judging import (
+    AS_TOKEN,
+    CONTINUATIONS_TABLE,
+    MAX_DISTANCE,
+    RESULT_FILE,
+    VERDICTS_TABLE,
+    EndpointJudge,
+    Judge,
+    Judged,
+    LikelihoodJudge,
+    LocalJudge,
+    Pair,
+    Prompt,
+    Writing,
+    bleu_figures,
+    bradley_terry,
+    continue_prompts,
+    corpus_prompts,
+    cut,
+    examination_pairs,
+    examine,
+    file_prompts,
+    online_elo,
+    question,
+    rate,
+    run_judging,
+    total_wins,
+    wilson,
+)
+from prismlm.eval.runs import unique_names
+from prismlm.files import read_json
+from prismlm.lens.labels.endpoint import Endpoint
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.progress import SILENT
+from tests.helpers.chat_server import ChatServer
+
+CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+
+
+def ordinary_model(corpus: Path, directory: Path, seed: int) -> Path:
+    """Write a random GPT-2 of the corpus's tokens, as anyone would save one."""
+    torch.manual_seed(seed)
+    tokenizer = Corpus.open(corpus).tokenizer
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=1024,
+        initializer_range=0.4, bos_token_id=0, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def ordinary(tiny_corpus, tmp_path_factory):
+    """Two random GPT-2s of the tokenizer of `tiny_corpus`."""
+    place = tmp_path_factory.mktemp("ordinary")
+    return [ordinary_model(tiny_corpus, place / name, seed) for seed, name in enumerate("ab")]
+
+
+PAIRS = [Pair(f"Text {n} begins", f"good end {n}", f"bad end {n}") for n in range(3)]
+
+
+def prefer_good(request, number):
+    """Prefer the response with "good" in it."""
+    text = request["messages"][0]["content"]
+    return {"verdict": "A" if text.index("good") < text.index("bad") else "B"}
+
+
+@pytest.fixture
+def open_judge(tmp_path):
+    return lambda url: EndpointJudge(Endpoint(url, "m", retries=0, timeout=5.0), tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "score", "by_position"),
+    [
+        ("A", "B", 1.0, False),
+        ("B", "A", 0.0, False),
+        ("A", "A", 0.5, True),
+        ("B", "B", 0.5, True),
+        ("Tie", "Tie", 0.5, False),
+        ("A", "Tie", 0.75, False),
+        ("Tie", "A", 0.25, False),
+        ("A", None, None, False),
+    ],
+)
+def test_the_score_is_the_mean_of_both_orders(first, second, score, by_position):
+    judged = Judged(first, second)
+    assert (judged.score, judged.by_position) == (score, by_position)
+
+
+def test_a_pair_is_asked_about_in_both_orders_and_once(open_judge):
+    with ChatServer(prefer_good) as server:
+        judged = open_judge(server.url).judge(PAIRS)
+        again = open_judge(server.url)
+        assert again.judge(PAIRS) == judged == [Judged("A", "B")] * 3
+    assert len(server.requests) == 6
+    text = server.requests[0]["messages"][0]["content"]
+    for word in ("coherence", "relevance", "fluency", "correctness", " begins\n</data-"):
+        assert word in text
+    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["verdict"]["enum"] == ["A", "B", "Tie"]
+    assert again.usage()["requests"] == 0
+
+
+@pytest.mark.parametrize("answer", ["Response A", {"verdict": "Both"}, {"verdict": 1}, {"a": "A"}])
+def test_an_invalid_answer_is_requested_again_and_then_gives_no_verdict(open_judge, answer):
+    def behave(request, number):
+        invalid = "Text 0" in request["messages"][0]["content"]
+        return answer if invalid else prefer_good(request, number)
+
+    with ChatServer(behave) as server:
+        judge = open_judge(server.url)
+        judged = judge.judge(PAIRS)
+    assert judged == [Judged(None, None), Judged("A", "B"), Judged("A", "B")]
+    assert len(server.requests) == 2 * 2 + 4
+    assert sum(judge.usage()["failures"].values()) == 2
+
+
+def log_p(model, tokenizer, start, text):
+    """Return the log-probability of each token of a text after others."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    logits = model(torch.tensor([[*start, *ids]])).logits[0, len(start) - 1 : -1]
+    return logits.detach().log_softmax(-1)[range(len(ids)), ids].numpy()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
+    judge = LocalJudge(ordinary[0])
+    model, tokenizer = read_checkpoint(ordinary[0])
+    if chat:
+        judge._tokenizer.chat_template = CHAT
+        judge._chat = True
+    text = question(PAIRS[0], AS_TOKEN)
+    text = f"<|user|>{text}<|assistant|>" if chat else f"{text}\n\nAnswer:"
+    start = tokenizer(text, add_special_tokens=False)["input_ids"]
+    scores = judge.scores(PAIRS[0])
+    assert list(scores) == ["A", "B", "Tie"]
+    for name, score in scores.items():
+        answer = name if chat else f" {name}"
+        assert score == pytest.approx(log_p(model, tokenizer, start, answer).sum(), abs=1e-4)
+    with SILENT.task("") as task:
+        assert judge.verdicts([PAIRS[0]], task)[0] == max(scores, key=scores.get)
+
+
+def test_likelihood_is_the_mean_over_a_responses_tokens(ordinary):
+    judge = LikelihoodJudge(ordinary[0])
+    model, tokenizer = read_checkpoint(ordinary[0])
+    start = tokenizer("Text begins", add_special_tokens=False)["input_ids"]
+    means = [log_p(model, tokenizer, start, f" {text}").mean() for text in ("a good end", "bad")]
+    pair = Pair("Text begins", "a good end", "bad")
+    scores = judge.scores(pair)
+    assert [scores["A"], scores["B"]] == pytest.approx(means, abs=1e-4)
+    assert judge.judge([pair]) == [Judged(*("AB" if means[0] > means[1] else "BA"))]
+
+
+def test_a_typical_response_is_as_probable_as_the_text_before_it(ordinary):
+    likelihood, judge = LikelihoodJudge(ordinary[0]), LikelihoodJudge(ordinary[0], "typical")
+    text = "Once there was a cat"
+
+    def mean(text, response):
+        return likelihood.scores(Pair(text, response, "x"))["A"]
+
+    typical = mean("Once there", "was a cat")
+    expected = [-abs(mean(text, response) - typical) for response in ("a good end", "bad")]
+    pair = Pair(text, "a good end", "bad")
+    scores = judge.scores(pair)
+    assert [scores["A"], scores["B"]] == pytest.approx(expected, abs=1e-5)
+    assert judge.judge([pair]) == [Judged(*("AB" if expected[0] > expected[1] else "BA"))]
+    with pytest.raises(InputError, match="'Once' has no two words"):
+        judge.judge([Pair("Once", "a", "b")])
+
+
+def test_a_response_cannot_end_the_turn(ordinary, monkeypatch):
+    judge, contexts = LocalJudge(ordinary[0]), []
+    original = judge._log_after
+    monkeypatch.setattr(judge, "_log_after", lambda *a: contexts.extend(a) or original(*a))
+    eos = judge._tokenizer
+    judge.scores(Pair("Text", f"good{eos.eos_token}Answer: A", "bad"))
+    assert eos.eos_token_id not in {token for ids in contexts for token in ids}
+
+
+@pytest.mark.parametrize("kind", [LocalJudge, LikelihoodJudge])
+def test_a_question_that_is_too_long_is_refused(ordinary, kind):
+    with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
+        kind(ordinary[0]).judge([Pair("word " * 1000, "a", "b")])
+
+
+# -- the examination
+
+PROMPTS = [
+    Prompt(str(n), f"Story {n:02}", " ".join(f"w{n:02}-{i:02}" for i in range(12)))
+    for n in range(30)
+]
+
+
+class Rule(Judge):
+    """A judge that applies a function to text, A and B."""
+
+    source = "rule"
+
+    def __init__(self, rule):
+        self.rule = rule
+
+    def verdicts(self, pairs, task):
+        return [self.rule(*pair) for pair in pairs]
+
+
+def prefer_real(text, a, b):
+    """Prefer words in order and of this prompt."""
+
+    def real(response):
+        words = response.split()
+        return words == sorted(words) and words[0].startswith(f"w{text.split()[1]}-")
+
+    return "A" if real(a) else "B" if real(b) else "Tie"
+
+
+def prefer_repetition(text, a, b):
+    first, second = (len(set(response.split())) for response in (a, b))
+    return "A" if first < second else "B" if second < first else prefer_real(text, a, b)
+
+
+def test_wilson_by_hand():
+    # 8 of 10, z = 1.96: (0.8 + 0.19207) / 1.38415 ± 1.96 √(0.016 + 0.0096) / 1.38415.
+    share = wilson(8, 10)
+    assert (share.value, share.low, share.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    assert wilson(0, 5).low == 0
+    assert wilson(5, 5).high == 1
+    assert np.isnan(wilson(0, 0).value)
+
+
+def test_controls_are_shuffled_words_other_continuations_and_repetition():
+    pairs = examination_pairs([*PROMPTS, Prompt("short", "no more", "")])
+    references = {prompt.reference for prompt in PROMPTS}
+    for prompt, shuffled, other, repeated in zip(PROMPTS, *pairs.values(), strict=True):
+        assert shuffled.a == other.a == repeated.a == prompt.reference
+        assert repeated.b.split() == prompt.text.split() * 6
+        assert sorted(shuffled.b.split()) == sorted(prompt.reference.split())
+        assert shuffled.b != prompt.reference
+        assert other.b in references - {prompt.reference}
+    assert examination_pairs(PROMPTS) == examination_pairs(PROMPTS)
+    # Equal words leave nothing to judge.
+    pairs = examination_pairs([Prompt("1", "b c d e f g h", "x x x x x x x x")] * 2)
+    repeated = Pair("b c d e f g h", "x x x x x x x x", "c d e f g h c d")
+    assert pairs == {"shuffled": [], "elsewhere": [], "repeated": [repeated] * 2}
+
+
+@pytest.mark.parametrize(
+    ("rule", "preferred", "by_position", "reasons"),
+    [
+        (prefer_real, [1, 1, 1], 0, []),
+        (lambda *_: "A", [0.5, 0.5, 0.5], 1, ["words shuffled", "again and again", "position"]),
+        (lambda *_: "B", [0.5, 0.5, 0.5], 1, ["words shuffled", "again and again", "position"]),
+        (prefer_repetition, [1, 1, 0], 0, ["again and again"]),
+    ],
+    ids=["real", "first", "second", "repetition"],
+)
+def test_a_judge_is_usable_if_it_prefers_real_text(rule, preferred, by_position, reasons):
+    result = examine(Rule(rule), PROMPTS)
+    assert [share["value"] for share in result["preferred"].values()] == preferred
+    assert result["order"]["by_position"]["value"] == by_position
+    assert result["usable"] == (not reasons)
+    assert all(part in text for part, text in zip(reasons, result["reasons"], strict=True))
+
+
+@pytest.mark.parametrize(("count", "usable"), [(11, False), (12, True), (30, True)])
+def test_too_few_texts_are_not_enough(count, usable):
+    result = examine(Rule(prefer_real), PROMPTS[:count])
+    # The Wilson interval of n successes in n begins at n / (n + z²).
+    assert result["preferred"]["shuffled"]["low"] == pytest.approx(
+        count / (count + 1.96**2), abs=1e-4
+    )
+    assert result["usable"] == usable
+
+
+SETTINGS = Writing(words=5, tokens=8)
+REFERENCE = " ".join(f"word{i:02}" for i in range(6))
+STORIES = [Prompt(str(n), f"Story {n} begins so", f"{REFERENCE} {n}") for n in range(12)]
+
+# -- prompts and continuations
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "reference"),
+    [
+        (" one two\nthree  four five six seven eight nine ten eleven twelve",
+         "one two\nthree  four five", "six seven eight nine ten eleven"),
+        # One word fewer than prompt and reference need.
+        ("one two three four five six seven eight nine ten", "one two three four five", ""),
+        ("one two", "one two", ""),
+        (" \n", "", ""),
+    ],
+)  # fmt: skip
+def test_a_text_is_cut_after_whole_words(text, prompt, reference):
+    assert cut("d", text, SETTINGS) == Prompt("d", prompt, reference)
+    assert cut("d", text, Writing(words=10**20)).text == text.strip()
+
+
+def test_prompts_are_the_beginnings_of_held_out_documents(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    prompts = corpus_prompts(corpus, 6, SETTINGS)
+    assert len({prompt.id for prompt in prompts}) == 6
+    held_out = {corpus.doc_ids[number] for number in corpus.split("heldout")}
+    for id, text, reference in prompts:
+        assert id in held_out
+        assert corpus.text(corpus.find(id)).lstrip().startswith(text)
+        assert (len(text.split()), len(reference.split())) == (5, 6)
+    assert corpus_prompts(corpus, 6, SETTINGS) == prompts
+    assert corpus_prompts(corpus, 6, Writing(words=5, tokens=8, seed=1)) != prompts
+    with pytest.raises(InputError, match="has 0 texts to continue"):
+        corpus_prompts(corpus, 6, Writing(words=9000))
+
+
+def test_prompts_are_the_lines_of_a_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("One line.\n\n" + "word " * 11 + "\nThe third\n")
+    prompts = file_prompts(file, 2, SETTINGS)
+    assert [(p.id, len(p.reference.split())) for p in prompts] == [("1", 0), ("3", 6)]
+    assert len(file_prompts(file, 10**20, SETTINGS)) == 3
+    for content, message in (
+        ("caf\xe9\n".encode("latin-1"), "is not UTF-8"),
+        (b"alone\n", "has 1 texts to continue"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            file_prompts(file, 2, SETTINGS)
+    with pytest.raises(InputError, match="there is no file"):
+        file_prompts(tmp_path / "none", 2, SETTINGS)
+
+
+def test_continuations_are_those_of_generate(tiny_model):
+    prompts = [Prompt(text, text, "") for text in ("Once upon a time", "The court")]
+    lm = prismlm.load(tiny_model)
+    expected = [lm.generate(p.text, tokens=8).removeprefix(p.text).strip() for p in prompts]
+    assert continue_prompts("m", *read_checkpoint(tiny_model), prompts, SETTINGS) == expected
+
+
+def test_sampled_tokens_depend_on_the_seed_and_the_prompts_number(ordinary):
+    def continuations(seed):
+        settings = Writing(words=5, tokens=8, temperature=1.0, seed=seed)
+        return continue_prompts("m", *read_checkpoint(ordinary[0]), STORIES[:1] * 2, settings)
+
+    first, second = continuations(0)
+    assert continuations(0) == [first, second] != continuations(1)
+    assert first != second
+
+
+# -- BLEU
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        # Of seven words six match, of six pairs five, and so on: (6/7 · 5/6 · 4/5 · 3/4)^(1/4).
+        ("the cat sat on the mat today", 100 * (3 / 7) ** 0.25),
+        # All match, and four words in place of six cost exp(1 − 6/4).
+        ("the cat sat on", 60.653),
+        ("the cat sat on the mat", 100),
+        ("", 0),
+    ],
+)
+def test_bleu_by_hand(text, score):
+    prompts = [Prompt(str(n), "p", "the cat sat on the mat") for n in range(2)]
+    figures = bleu_figures(prompts, {"m": [text] * 2})
+    assert figures["models"]["m"]["mean"]["value"] == pytest.approx(score, abs=1e-3)
+
+
+def test_means_have_the_bleu_of_other_prompts_as_control():
+    words = ["one two three four five", "red blue green white black", "hill lake wood sea road"]
+    prompts = [Prompt(str(n), f"p{n}", text) for n, text in enumerate(words)]
+    prompts.insert(1, Prompt("short", "p", ""))
+    texts = {"copies": [words[0], "x", *words[1:]], "moves": [words[1], "x", words[2], words[2]]}
+    result = bleu_figures(prompts, texts)
+    assert result["prompts"] == 3
+    copies, moves = result["models"]["copies"], result["models"]["moves"]
+    assert (copies["mean"]["value"], copies["other_prompt"]["value"]) == pytest.approx((100, 0))
+    assert copies["difference"]["low"] == copies["corpus"] == pytest.approx(100)
+    # Two of its three texts are the next prompt's reference.
+    assert moves["mean"]["value"] == pytest.approx(100 / 3)
+    assert moves["other_prompt"]["value"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize("references", [[], ["a b"]])
+def test_bleu_needs_two_references(references):
+    prompts = [Prompt("1", "p", text) for text in references] + [Prompt("2", "p", "")]
+    assert bleu_figures(prompts, {"m": ["a b"] * len(prompts)}) is None
+
+
+# -- ratings
+
+
+def test_online_elo_of_three_games_by_hand():
+    # A wins: expected 1/2, so that it gets 2. Then B wins: expected of A is 1 / (1 + 10^(−4/400)),
+    # 0.5057562, which it loses four times. Then a tie: A, a little behind, gains a little.
+    score = np.array([[1.0, 0.0, 0.5]])
+    first, second = np.zeros((1, 3), int), np.ones((1, 3), int)
+    after = [online_elo(first[:, :n], second[:, :n], score[:, :n], 2)[0] for n in (1, 2, 3)]
+    expected = 1002, 1002 - 4 * 0.5057562, 999.976975 + 4 * (0.5 - 0.4999337)
+    assert [ratings[0] for ratings in after] == pytest.approx(expected, abs=1e-6)
+    assert after[2].sum() == 2000
+
+
+@pytest.mark.parametrize("scores", [[1, 1, 0], [1, 0.5, 0.5]], ids=["wins", "ties"])
+def test_bradley_terry_of_three_games_by_hand(scores):
+    # Two of three points are odds of 2 to 1, which is a difference of 400 log10(2) = 120.412.
+    wins = total_wins(np.array(scores, float)[:, None], 2)
+    assert wins.tolist() == [[0, 2], [1, 0]]
+    assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
+
+
+@pytest.mark.parametrize("games", [np.full((4, 4), 7), np.arange(4) + 1 + np.arange(4)[:, None]])
+def test_ratings_of_four_players_are_recovered(games):
+    ratings = np.array([800.0, 950.0, 1050.0, 1200.0])
+    expected = 1 / (1 + 10 ** ((ratings[None] - ratings[:, None]) / 400))
+    np.fill_diagonal(expected, 0)
+    assert bradley_terry(expected * games) == pytest.approx(ratings, abs=1e-6)
+
+
+def test_a_player_that_never_loses_ends_at_the_bound_and_one_without_games_at_the_start():
+    best, worst = rate(np.ones((4, 1)), 2)
+    assert best["bradley_terry"].value == pytest.approx(1000 + MAX_DISTANCE)
+    assert worst["bradley_terry"].value == pytest.approx(1000 - MAX_DISTANCE)
+    ratings = rate(np.array([[0.5, np.nan, np.nan]] * 3), 3)
+    assert [row["bradley_terry"].value for row in ratings] == pytest.approx([1000] * 3)
+
+
+# -- the study
+
+
+def prefer_reference(request, number):
+    """Prefer the reference, otherwise the response that is first in the alphabet."""
+    lines = request["messages"][0]["content"].split("\n")
+    _, a, b = [lines[i + 1] for i, line in enumerate(lines) if line.startswith("<data-")]
+    a_wins = (not a.startswith(REFERENCE), a) < (not b.startswith(REFERENCE), b)
+    return {"verdict": "A" if a_wins else "B"}
+
+
+def endpoint_judge(url):
+    return lambda file: EndpointJudge(Endpoint(url, "m", retries=0), file)
+
+
+def test_an_interrupted_study_resumes_and_takes_another_model(ordinary, tiny_model, tmp_path):
+    out, models = tmp_path / "out", unique_names(ordinary)
+
+    def fail_after_40(request, number):
+        return prefer_reference(request, number) if number < 40 else (500, "")
+
+    with ChatServer(fail_after_40) as server, pytest.raises(InputError, match="kept in"):
+        run_judging(models, STORIES, SETTINGS, out, endpoint_judge(server.url))
+    assert not (out / RESULT_FILE).exists()
+    with ChatServer(prefer_reference) as server:
+        study = (STORIES, SETTINGS, out, endpoint_judge(server.url))
+        result = run_judging(models, *study)
+        # Of 72 questions of the examination and 24 about the models, 40 were answered before.
+        assert len(server.requests) == 56
+        assert result == read_json(out / RESULT_FILE)
+        server.requests.clear()
+        assert run_judging(models, *study)["ratings"] == result["ratings"]
+        assert server.requests == []
+        more = run_judging(unique_names([*ordinary, tiny_model]), *study)
+        # Two more pairs, unless two models write the same.
+        assert 0 < len(server.requests) <= 48
+    assert result["judge"]["usable"]
+    assert result["ratings"]["readable"]
+    assert len(more["ratings"]["pairs"]) == 3
+    assert more["ratings"]["pairs"][0] == result["ratings"]["pairs"][0]
+    texts = pq.read_table(out / CONTINUATIONS_TABLE)
+    assert texts.num_rows == 36
+    assert set(texts["model"].to_pylist()) == {"a", "b", tiny_model.name}
+
+
+def test_ratings_follow_from_the_stored_verdicts(ordinary, tmp_path):
+    out, judge = tmp_path / "out", LocalJudge(ordinary[0])
+    result = run_judging(unique_names(ordinary), STORIES, SETTINGS, out, lambda file: judge)
+    rows = pq.read_table(out / VERDICTS_TABLE).to_pylist()
+    (pair,) = result["ratings"]["pairs"]
+    assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
+    assert pair["won"] + pair["lost"] <= pair["games"] == 12
+    best = max(result["ratings"]["models"], key=lambda row: row["bradley_terry"]["value"])
+    assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
+    # Random weights cannot judge.
+    assert not result["judge"]["usable"]
+    assert not result["ratings"]["readable"]
+
+
+def test_other_settings_and_prompts_are_refused(ordinary, tmp_path):
+    out, models = tmp_path / "out", unique_names(ordinary[:1])
+    run_judging(models, STORIES, SETTINGS, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=re.escape("(tokens: 8 → 9)")):
+        run_judging(models, STORIES, Writing(words=5, tokens=9), out)
+    with pytest.raises(InputError, match="prompts: "):
+        run_judging(models, STORIES[:5], SETTINGS, out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
