@@ -78,15 +78,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Lessons:
-    """Rows of question-answer pairs and of plain text.
+    """Rows of ``length`` tokens of question-answer pairs and of plain text.
 
-    Args:
-        pairs: chats of one question and one answer, as ``pairs.parquet`` has them; each has written
-            questions.
-        plain: answers that are sentences of plain texts, each with questions.
-        texts: plain texts.
-        tokenizer: with a chat template.
-        length: tokens of a row.
+    ``pairs`` are chats of one question and one answer, as ``pairs.parquet`` has them; ``plain`` has
+    answers that are sentences of the plain ``texts``, each with questions.
     """
 
     def __init__(
@@ -255,17 +250,9 @@ def teach(
     base: str,
     options: LoraOptions = OPTIONS,
 ) -> list[dict[str, float]]:
-    """Train adapters on lessons, and write them.
+    """Train adapters in a model on lessons, in bfloat16, and write them to ``out``.
 
-    Args:
-        model: what is taught; it has the adapters in it afterwards, and is of bfloat16.
-        lessons: of its tokenizer.
-        out: the adapter's directory.
-        base: the model's name, for the adapter's note.
-        options: epochs are of the pairs.
-
-    Returns:
-        The mean cross-entropy of the answers, in nats a token, every fifty steps.
+    Returns the mean cross-entropy of the answers, in nats a token, every fifty steps.
     """
     adapted = with_adapters(model.bfloat16(), options)
     teaching = Teaching(adapted, lessons, options)

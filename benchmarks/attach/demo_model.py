@@ -11,7 +11,6 @@ since, by ``prismlm label``, are packed when it is run again.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -29,6 +28,7 @@ import prismlm
 import prismlm.demo
 from benchmarks.attach.demo_lessons import OPTIONS as LESSONS
 from benchmarks.attach.demo_lessons import PLAIN, Lessons, lines_of, teach
+from benchmarks.shared.options import script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.demo.fetch import fetch
@@ -58,7 +58,7 @@ LEFT_OUT = (layout.CONTEXTS_FILE,)
 
 def main() -> None:
     """Make the archive."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = script_options(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where everything is built")
     given = parser.parse_args()
     target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED

@@ -18,7 +18,6 @@ mixed; another reader is given names and places and says which are clear:
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from random import Random
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import prismlm
+from benchmarks.shared.options import script_options
 from prismlm.files import json_text
 from prismlm.lens.labels.contexts import CATEGORIES, marked
 from prismlm.lens.labels.embedded import Label
@@ -124,7 +124,7 @@ def read_answers(folder: Path) -> dict[int, dict[str, Any]]:
 
 def main() -> None:
     """Write cards, or put names in."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = script_options(__doc__)
     parser.add_argument("what", choices=("cards", "names", "drawn"))
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path)

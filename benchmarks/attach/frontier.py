@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.shared.environment import environment
-from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
@@ -52,11 +52,8 @@ def main() -> None:
     parser.add_argument("corpus", type=Path, nargs="?")
     parser.add_argument("--work", type=Path, required=True, help="where states and fits are kept")
     parser.add_argument("--gb", type=float, default=3.0, help="of training states")
-    parser.add_argument("--prototypes", type=int, default=8192)
-    parser.add_argument("--per-token", type=int, default=32)
     parser.add_argument("--weights", choices=get_args(Weights), default="cosine")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--seed", type=int, default=0)
+    add_numbers(parser, prototypes=8192, per_token=32, steps=3000, seed=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     model: Any = AutoModelForCausalLM.from_pretrained(args.model).eval().requires_grad_(False)

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="some of them, by name; all if left out")
     arguments = parser.parse_args()
     folder = arguments.bank
-    files = sorted((folder / "outputs").glob("*.npy"), key=number_of)
+    files = sorted((folder / "outputs").glob("*.npy"), key=lambda file: int(file.stem))
     outputs = np.stack([np.load(file) for file in files], 1)
     begun = time.perf_counter()
     setting = base_setting(folder)
@@ -125,11 +125,6 @@ def resampled(scores: np.ndarray, subsets: np.ndarray, outputs: np.ndarray) -> l
         each = linear_datamodeling(scores[rows], subsets[columns], outputs[rows][:, columns])
         found.append(round(float(each.mean()), 6))
     return found
-
-
-def number_of(file: Path) -> int:
-    """Return the number in a file's name."""
-    return int(file.stem)
 
 
 def base_setting(folder: Path) -> Setting:

@@ -50,7 +50,7 @@ def main() -> None:
     for _, text in texts:
         trace = lm.explain(text)
         found["explain"].append(shares_of(trace, names))
-        found["alone"].append(shares_alone(trace, names))
+        found["alone"].append(shares_of(trace, names, alone=True))
         unattributed.append(trace.sources(by="domain").unattributed)
         targets = lm.encode(text)[0, 1:].numpy()
         found["tokens"].append(of_token[targets].mean(0))
@@ -62,7 +62,7 @@ def main() -> None:
         before = texts[first][1] + "\n\n"
         trace = lm.explain(before + texts[second][1])[lm.encode(before).shape[1] :]
         turned["explain"].append(shares_of(trace, names))
-        turned["alone"].append(shares_alone(trace, names))
+        turned["alone"].append(shares_of(trace, names, alone=True))
         print(f"{len(turned['alone'])} of {len(pairs)} pairs", flush=True)
     result = {
         "environment": environment(),
@@ -98,19 +98,19 @@ def beginnings(
     return found
 
 
-def shares_of(trace: Trace, names: list[str]) -> np.ndarray:
-    """Return the share of each domain, as ``explain`` gives it."""
-    of = {one.key: one.share for one in trace.sources(by="domain").items}
-    return np.array([of.get(name, 0.0) for name in names])
+def shares_of(trace: Trace, names: list[str], *, alone: bool = False) -> np.ndarray:
+    """Return the share of each domain as ``explain`` gives it.
 
-
-def shares_alone(trace: Trace, names: list[str]) -> np.ndarray:
-    """Return the same, with each prediction as if no text stood before it."""
-    assert trace.lens is not None
-    alone = (carriers_of(trace.predictions[t : t + 1], trace.lens) for t in trace.rows)
-    found = joined([attribute(one, trace.lens) for one in alone])
-    of = {one.key: one.share for one in found.sources("domain").items}
-    return np.array([of.get(name, 0.0) for name in names])
+    ``alone``: with each prediction as if no text stood before it.
+    """
+    found = trace.sources(by="domain")
+    if alone:
+        assert trace.lens is not None
+        rows = (trace.predictions[t : t + 1] for t in trace.rows)
+        each = [attribute(carriers_of(row, trace.lens), trace.lens) for row in rows]
+        found = joined(each).sources("domain")
+    share = {one.key: one.share for one in found.items}
+    return np.array([share.get(name, 0.0) for name in names])
 
 
 def pairs_of(domains: list[str], seed: int) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -27,6 +27,8 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 
 NAMED = 10
+Training = Callable[[PassageBank, np.ndarray, int], PreTrainedModel]
+"""A bank, rows of it and a seed to the model that is trained on them."""
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
     bank = open_bank(arguments.bank)
     every = read_predictions(arguments.bank)
     asked = every[: arguments.predictions]
-    train = kept_trainings(arguments.bank / "forgetting", bank, every, SmallTraining())
+    train = kept_trainings(arguments.bank / "forgetting", bank, every, SmallTraining().train)
     results: dict[str, Any] = {}
     for name in arguments.methods:
         scores = np.load(arguments.bank / "scores" / f"{name}.npy")[: len(asked)]
@@ -64,16 +66,8 @@ def kept_file(folder: Path, documents: np.ndarray, seed: int) -> Path:
     return folder / f"{digest}-{seed}.npy"
 
 
-class Training(Protocol):
-    """How a model is trained on some rows of a bank."""
-
-    def train(self, bank: PassageBank, documents: np.ndarray, seed: int) -> PreTrainedModel:
-        """Return the trained model."""
-        ...
-
-
 def kept_trainings(
-    folder: Path, bank: PassageBank, asked: Sequence[Prediction], training: Training
+    folder: Path, bank: PassageBank, asked: Sequence[Prediction], made: Training
 ) -> Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]:
     """Return a training whose answers are kept on disk, to all that may be ``asked``."""
     folder.mkdir(exist_ok=True)
@@ -82,7 +76,7 @@ def kept_trainings(
     def train(documents: np.ndarray, seed: int) -> Callable[[Sequence[Prediction]], np.ndarray]:
         file = kept_file(folder, documents, seed)
         if not file.exists():
-            np.save(file, log_probabilities(training.train(bank, documents, seed), asked))
+            np.save(file, log_probabilities(made(bank, documents, seed), asked))
         found = np.load(file)
         return lambda predictions: np.array([found[row_of[id(p)]] for p in predictions])
 

@@ -9,7 +9,6 @@ keep what an earlier run found.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.turns import in_turns
 from prismlm.files import read_json, write_json
 
 GENERATED, SAMPLES = 50, 60
@@ -42,17 +42,7 @@ def time_generation(lm: prismlm.PrismLM, rounds: int) -> dict[str, Any]:
         "parts_alone": explained,
         "with_steps": lambda: explained(read=True, steps=True),
     }
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for arm in arms.values():
-        arm()
-    for sample in range(rounds):
-        # In turns, and the order itself turns, so that what else runs here meets all alike.
-        first = sample % len(arms)
-        names = list(arms)[first:] + list(arms)[:first]
-        for name in names:
-            began = time.perf_counter()
-            arms[name]()
-            times[name].append(time.perf_counter() - began)
+    times = in_turns(arms, rounds, "cpu").elapsed
     ratios = {
         name: [a / b for a, b in zip(times[name], times["plain"], strict=True)]
         for name in arms
@@ -78,11 +68,10 @@ def main() -> None:
     """Measure and write the result."""
     parser = script_options(__doc__, RESULTS / "attribution_latency.json")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--lens", help="where there are several")
     parser.add_argument("--called", default="the demo's kind of model", help="on the page")
     parser.add_argument("--rounds", type=int, default=SAMPLES)
     args = parser.parse_args()
-    lm = prismlm.load(args.model, lens=args.lens)
+    lm = prismlm.load(args.model)
     assert lm.lens is not None
     assert lm.lens.corpus is not None, "the corpus of the lens is not where it was"
     row = time_generation(lm, args.rounds)

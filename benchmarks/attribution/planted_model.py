@@ -57,19 +57,17 @@ def main() -> None:
     parser.add_argument("--facts", type=int, default=32, help="for each number of documents")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=1, help="one in so many real documents")
     parser.add_argument("--told", nargs="+", choices=TOLD, default=["plain"], help="kinds of facts")
     arguments = parser.parse_args()
     progress = ConsoleReporter()
     out = arguments.out
-    real = out / "real.parquet"
     if not (out / FACTS_FILE).exists():
-        thin_out(sample_path(), real, arguments.every)
+        out.mkdir(parents=True, exist_ok=True)
         options = {key: value for key, value in vars(arguments).items() if key != "out"}
         told = arguments.told
-        plant_facts(out, real, arguments.facts, arguments.seed, told=told, options=options)
+        plant_facts(out, sample_path(), arguments.facts, arguments.seed, told=told, options=options)
     if not (out / "corpus").exists():
-        sources = [real, out / "planted.parquet"]
+        sources = [sample_path(), out / "planted.parquet"]
         fraction = HELDOUT_FRACTION
         build_corpus(
             sources, out / "corpus", vocab_size=4096, heldout_fraction=fraction, progress=progress
@@ -79,13 +77,6 @@ def main() -> None:
         train(recipe, resume=(out / "model").exists(), progress=progress)
     if not (out / "model" / "lens" / "planted").exists():
         index(out / "model", out / "corpus", "planted", progress=progress)
-
-
-def thin_out(source: Path, target: Path, every: int) -> None:
-    """Write one in so many documents of a Parquet file."""
-    table = pq.read_table(source)
-    with atomic_file(target) as temporary:
-        pq.write_table(table.take(list(range(0, len(table), every))), temporary)
 
 
 def plant_facts(

@@ -29,10 +29,8 @@ class FactQuestions(NamedTuple):
     planted: list[np.ndarray]
 
 
-def fact_questions(
-    bank: PassageBank, facts: Sequence[dict[str, Any]], prompt: str = "prompt"
-) -> FactQuestions:
-    """Ask for facts as ``facts.json`` describes them; ``prompt`` is the wording's key there."""
+def fact_questions(bank: PassageBank, facts: Sequence[dict[str, Any]]) -> FactQuestions:
+    """Ask for facts as ``facts.json`` describes them."""
     corpus = bank.corpus
     number_of = {name: number for number, name in enumerate(corpus.doc_ids)}
     predictions: list[Prediction] = []
@@ -41,7 +39,7 @@ def fact_questions(
     for number, fact in enumerate(facts):
         before, whole = (
             corpus.tokenizer(text, add_special_tokens=False)["input_ids"]
-            for text in (fact[prompt], f"{fact[prompt]} {fact['answer']}")
+            for text in (fact["prompt"], f"{fact['prompt']} {fact['answer']}")
         )
         found = answer_predictions(before, whole[len(before) :])
         predictions += found

@@ -370,7 +370,7 @@ def forgetting_part(bench: Bench) -> dict[str, Any]:
         raise SystemExit("the model knows none of the facts: there is nothing to forget")
     asked, answers = fact_questions(bank, facts), bench.answers(bank)
     predictions = [answers[number] for number in chosen]
-    train = kept_trainings(bench.work / "forgetting", bank, answers, bench.teaching(bank))
+    train = kept_trainings(bench.work / "forgetting", bank, answers, bench.teaching(bank).train)
     every, lost = bench.methods(setting, TAUGHT), dict[str, np.ndarray]()
     found: dict[str, Any] = {}
     for name in FORGETTING:

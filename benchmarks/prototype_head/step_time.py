@@ -25,9 +25,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from benchmarks.prototype_head.measure import RECIPES, merged, recipes
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.turns import ratios
 from prismlm.files import write_json
 from prismlm.models.device import device_named
-from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
 from prismlm.training.model import initialise_prototypes
 from prismlm.training.setup import prepare, vocabulary_sample
@@ -132,12 +132,7 @@ def time_recipe(
         initialise_prototypes(prepared.model, prepared.rows, generator)
         trainer.train()
     seconds = np.array(turns.seconds).reshape(-1, 2)[WARM_UP:]
-    ratios = seconds[:, 1] / seconds[:, 0]
-    middle = interval_of(lambda steps: np.median(ratios[steps], axis=-1), len(ratios))
-    return {
-        "ratio": middle.value,
-        "low": middle.low,
-        "high": middle.high,
+    return ratios(seconds[:, 1], seconds[:, 0]) | {
         "plain_ms": float(1000 * np.median(seconds[:, 0])),
         "head_ms": float(1000 * np.median(seconds[:, 1])),
     }

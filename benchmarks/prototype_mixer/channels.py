@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.shared.environment import environment
-from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
@@ -66,17 +66,11 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "channels.json")
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--concepts", type=int, default=6)
-    parser.add_argument("--words", type=int, default=4, help="of each concept")
-    parser.add_argument("--controls", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-tokens", type=int, default=1_000_000, help="0 for all")
-    parser.add_argument("--heldout-tokens", type=int, default=0, help="0 for all")
-    parser.add_argument("--lag-tokens", type=int, default=20_000)
-    parser.add_argument("--least", type=int, default=100, help="occurrences of a word")
-    parser.add_argument("--common", type=int, default=100, help="most frequent tokens left out")
-    parser.add_argument("--minimum-cases", type=int, default=10)
-    parser.add_argument("--minimum-probability", type=float, default=0.01)
+    add_numbers(parser, concepts=6, words=4, controls=5, seed=0, minimum_cases=10)
+    # Of the text; 0 reads all of it.
+    add_numbers(parser, train_tokens=1_000_000, heldout_tokens=0, lag_tokens=20_000)
+    # Of words: their occurrences at least, and how many of the most frequent tokens are left out.
+    add_numbers(parser, least=100, common=100, minimum_probability=0.01)
     options = parser.parse_args()
     corpus = Corpus.open(options.corpus)
     models: list[Loaded] = []

@@ -39,7 +39,6 @@ from benchmarks.prototype_mixer.timing_forms import (
 )
 from benchmarks.shared.environment import ROOT
 from benchmarks.shared.options import RESULTS
-from benchmarks.shared.parts import parts_parser, rounds_of, run_parts
 from benchmarks.shared.turns import (
     MIB,
     SHARE_OF_MEMORY,
@@ -49,6 +48,9 @@ from benchmarks.shared.turns import (
     forecast,
     in_turns,
     milliseconds,
+    parts_parser,
+    rounds_of,
+    run_parts,
     too_large,
 )
 from prismlm.models.decoders.caches import RecurrentCache

@@ -7,7 +7,6 @@ reads models in DIR/model and their corpora in DIR/corpus, as ``prismlm demo`` w
 
 from __future__ import annotations
 
-import argparse
 import copy
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 import torch
 
 from benchmarks.shared.environment import environment
-from benchmarks.shared.pages import RESULTS
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
 from prismlm.lens.probe import HALF, SINGLE, Probe
 from prismlm.models.checkpoint import read_checkpoint
 
-RESULT = "robustness_rounding.json"
 WINDOW = 256
 
 
@@ -51,14 +49,13 @@ def _part(probe: Probe, row: int) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = script_options(__doc__, RESULTS / "robustness_rounding.json")
     parser.add_argument("directories", type=Path, nargs="+")
-    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     rows = [row for directory in given.directories for row in measure(directory)]
     bounds = {"float32": SINGLE, "half precision": HALF}
     result = {"environment": environment(), "bounds": bounds, "rows": rows}
-    write_json(given.results / RESULT, result)
+    write_json(given.out, result)
 
 
 if __name__ == "__main__":

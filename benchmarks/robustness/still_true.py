@@ -9,7 +9,6 @@ opening and asking. Then single bits of every file of lens and corpus are turned
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -30,7 +29,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 
 import prismlm
 from benchmarks.shared.environment import environment
-from benchmarks.shared.pages import RESULTS
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import PrismError
 from prismlm.explain.attribution import Method
@@ -46,7 +45,6 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
 
-RESULT = "robustness_still_true.json"
 DOCUMENTS, CHARACTERS, VOCABULARY = 24, 400, 320
 WIDTH, LAYERS, PROTOTYPES, SLIDING = 32, 2, 48, 24
 OTHER_LENS = "other-lens"
@@ -610,8 +608,7 @@ def flips_of(tree: Path, work: Path, count: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Try everything and write the result; exit 1 where something was answered wrongly."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser = script_options(__doc__, RESULTS / "robustness_still_true.json")
     parser.add_argument("--flips", type=int, default=FLIPS, help="bits turned in each file")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -623,7 +620,7 @@ def main() -> int:
         variants = [outcome(one, trees, work / f"{n}") for n, one in enumerate(VARIANTS)]
         flips = flips_of(trees / "plain", work, given.flips)
     result = {"environment": environment(), "seed": SEED, "variants": variants, "flips": flips}
-    write_json(given.results / RESULT, result)
+    write_json(given.out, result)
     wrong = [one["name"] for one in variants if not one["fine"]]
     wrong += [one["file"] for one in flips if one["wrong"]]
     print("\n".join(wrong) or "all refused or right")

@@ -81,10 +81,8 @@ class Tally:
         """Count a case: "right", "error" or a finding."""
         if isinstance(outcome, Finding):
             self.findings.append(outcome)
-        elif outcome == "right":
-            self.right += 1
-        else:
-            self.errors += 1
+        self.right += outcome == "right"
+        self.errors += outcome == "error"
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """Return the counts, and the shortest example of each kind of finding."""

@@ -20,6 +20,13 @@ def script_options(description: str | None, out: Path | None = None) -> argparse
     return parser
 
 
+def add_numbers(parser: argparse.ArgumentParser, **defaults: float) -> None:
+    """Add an option for each number."""
+    for name, value in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(value), default=value, help=f"default: {value}")
+
+
 def training_options(
     description: str | None, parts: Iterable[str], *, work: str, out: Path
 ) -> argparse.ArgumentParser:

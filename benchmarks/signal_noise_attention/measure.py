@@ -62,7 +62,7 @@ VARIANTS: dict[str, Variant] = {
 
 def slug(variant: str) -> str:
     """Return a name for a variant's files."""
-    spelled = {"π": "pi", "λ": "lambda", "=": ""}
+    spelled = {"π": "pi", "λ": "lambda", "=": "", ",": ""}
     words = "".join(spelled.get(letter, letter) for letter in variant)
     plain = "".join(letter if letter.isalnum() else " " for letter in words.lower())
     return "-".join(plain.split())

@@ -29,8 +29,15 @@ from benchmarks.prototype_mixer.timing_forms import (
     training_step,
 )
 from benchmarks.shared.options import RESULTS
-from benchmarks.shared.parts import parts_parser, run_parts
-from benchmarks.shared.turns import MIB, Turns, against, in_turns, milliseconds
+from benchmarks.shared.turns import (
+    MIB,
+    Turns,
+    against,
+    in_turns,
+    milliseconds,
+    parts_parser,
+    run_parts,
+)
 from prismlm.ops.signal_noise_attention import attend, rotate
 
 NOISE_WEIGHT = 0.1

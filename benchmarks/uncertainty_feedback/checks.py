@@ -19,7 +19,8 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from benchmarks.uncertainty_feedback.measure import LENGTH, SWEEP, TRAIN, slug
+from benchmarks.signal_noise_attention.measure import LENGTH, slug
+from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint

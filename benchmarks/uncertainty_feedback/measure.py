@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
 from benchmarks.shared.options import RESULTS, training_options
-from benchmarks.signal_noise_attention.measure import LENGTH, STEPS, on_stories
+from benchmarks.signal_noise_attention.measure import LENGTH, STEPS, on_stories, slug
 from benchmarks.uncertainty_feedback.validation import validate
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
@@ -70,12 +70,6 @@ LITERAL: dict[str, Settings | None] = {
     "previous batch": fed(passes=1, signal="previous_batch"),
 }
 PARTS = {"train": TRAIN, "levels": SWEEP, "literal": LITERAL}
-
-
-def slug(arm: str) -> str:
-    """Return a name for the files of an arm."""
-    plain = "".join(letter if letter.isalnum() else " " for letter in arm.lower().replace(",", ""))
-    return "-".join(plain.split())
 
 
 def main() -> None:

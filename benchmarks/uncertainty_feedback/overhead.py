@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.shared.environment import environment
-from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from benchmarks.shared.turns import Turns, against, in_turns, milliseconds
 from prismlm.files import write_json
 from prismlm.models.uncertainty_feedback import (
@@ -41,7 +41,16 @@ Figures = dict[str, Any]
 
 def main() -> None:
     """Time and write."""
-    options = arguments()
+    parser = script_options(__doc__, RESULTS / "uncertainty_overhead.json")
+    add_numbers(parser, width=768, layers=12, vocabulary=50257, levels=65536)
+    parser.add_argument("--rows", type=int, help="of the table, interpolated; default: one a level")
+    # Rows of a step and of a prefill and their tokens; those before the decoded ones, and these.
+    add_numbers(parser, batch=1, length=256, prompt=64, tokens=600, rounds=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options = parser.parse_args()
+    if not 1 <= options.prompt <= options.length:
+        parser.error(f"--prompt is {options.prompt}: expected 1 to {options.length}, the --length")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     plain, fed = pair(options)
@@ -70,27 +79,6 @@ def main() -> None:
     write_json(options.out, result)
     for part, forms in result["timed"].items():
         print(part, {name: clocks["elapsed"] for name, clocks in forms.items()})
-
-
-def arguments() -> argparse.Namespace:
-    """Return the parsed command line."""
-    parser = script_options(__doc__, RESULTS / "uncertainty_overhead.json")
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--vocabulary", type=int, default=50257)
-    parser.add_argument("--levels", type=int, default=65536)
-    parser.add_argument("--rows", type=int, help="of the table, interpolated; default: one a level")
-    parser.add_argument("--batch", type=int, default=1, help="rows of a step and a prefill")
-    parser.add_argument("--length", type=int, default=256, help="tokens of such a row")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens before the decoded ones")
-    parser.add_argument("--tokens", type=int, default=600, help="decoded, each a round")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    options = parser.parse_args()
-    if not 1 <= options.prompt <= options.length:
-        parser.error(f"--prompt is {options.prompt}: expected 1 to {options.length}, the --length")
-    return options
 
 
 def pair(options: argparse.Namespace) -> tuple[GPT2LMHeadModel, GPT2LMHeadModel]:

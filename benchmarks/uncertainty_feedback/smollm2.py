@@ -10,8 +10,8 @@ passes; the same with those codes permuted over all positions of a step; and ada
 table starts at zero, so every arm begins as the model that was given. With ``--table-alone`` the
 model is frozen, and without feedback there is nothing to train.
 
-Runs are kept one by one in one JSON file. Those that are there, with the same settings, are not
-made again, and one that was cut short goes on from ``--work``.
+Runs are kept one by one in one JSON file; those that are there, with the same settings, are not
+made again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.shared.environment import environment
-from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.packing import PackedDataset, pack
@@ -66,7 +66,6 @@ def main() -> None:
     settings = {name: getattr(args, name) for name in SETTINGS}
     settings |= {"model": args.model.name, "corpus": corpus.fingerprint}
     result = read_json(args.out) if args.out.is_file() else {"runs": []}
-    args.work.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
         for arm in args.arms:
             # Without anything to train every seed would be the same.
@@ -89,18 +88,14 @@ def options() -> argparse.ArgumentParser:
     parser = script_options(__doc__, RESULTS / "smollm2_feedback.json")
     parser.add_argument("model", type=Path)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("smollm2-feedback"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=8, help="rows of a step")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a row")
+    # Rows of a step and tokens of a row; held-out documents to measure on.
+    add_numbers(parser, steps=300, batch=8, length=256, documents=269)
     parser.add_argument("--table-alone", action="store_true", help="train no adapters")
-    parser.add_argument("--table-rows", type=int, default=64, help="codes between are interpolated")
-    parser.add_argument("--table-rate", type=float, default=3e-3)
-    parser.add_argument("--adapter-rate", type=float, default=5e-4)
-    parser.add_argument("--documents", type=int, default=269, help="held out, to measure on")
+    # Rows of the table, between which codes are interpolated.
+    add_numbers(parser, table_rows=64, table_rate=3e-3, adapter_rate=5e-4)
     return parser
 
 

@@ -122,19 +122,16 @@ def answer_predictions(
     return [Prediction(ids[:end], int(ids[end]), document) for end in range(len(prompt), len(ids))]
 
 
-def answer_scores(
-    scores: np.ndarray, question: np.ndarray, weight: np.ndarray | None = None
-) -> np.ndarray:
-    """Join the predictions of each question: each counts by its weight, whatever its scores sum to.
+def answer_scores(scores: np.ndarray, question: np.ndarray) -> np.ndarray:
+    """Join the predictions of each question: each counts alike, whatever its scores sum to.
 
-        s_q = Σ_{t of q} w_t s_t / Σ_p |s_tp|
+        s_q = Σ_{t of q} s_t / Σ_p |s_tp|
 
-    ``scores`` are [T, P], ``question`` [T] counts from 0 without gaps, weights are 1 if left out.
-    Returns float32 [Q, P]; a prediction whose scores are all 0 adds nothing.
+    ``scores`` are [T, P], ``question`` [T] counts from 0 without gaps. Returns float32 [Q, P]; a
+    prediction whose scores are all 0 adds nothing.
     """
     total = np.abs(scores).sum(1, dtype=np.float64)
-    weighed = np.ones(len(scores)) if weight is None else weight.astype(np.float64)
-    factor = np.divide(weighed, total, out=np.zeros_like(total), where=total > 0)
+    factor = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
     joined = np.zeros((int(question.max()) + 1, scores.shape[1]), dtype=np.float32)
     for row, (number, by) in enumerate(zip(question.tolist(), factor.tolist(), strict=True)):
         joined[number] += np.float32(by) * scores[row]

@@ -65,15 +65,8 @@ def forgetting(
     Positive where the prediction has become less likely. Each seed's models begin at the same
     weights and differ in documents alone. With ``together`` above 1, so many predictions share a
     training without what was named for all of them: that is noise of a size that documents at
-    random show too, so only compare methods over the same predictions.
-
-    Args:
-        train: trains on the documents of these rows, with this seed.
-        documents: how many there are.
-        predictions: whose targets are asked for again.
-        named: rows of the documents taken away for each prediction, int64 [predictions, n].
-        seeds: of the trainings.
-        together: predictions that share a training.
+    random show too, so only compare methods over the same predictions. ``named`` are the rows, of
+    all ``documents``, that are taken away for each prediction, int64 [predictions, n].
     """
     everything = np.arange(documents)
     lost = np.empty((len(predictions), len(seeds)))

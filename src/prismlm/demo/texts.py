@@ -1,7 +1,7 @@
 """The texts of the demo's model: question-answer pairs, and some of the bundled sample.
 
-``benchmarks/corpus/demo_pairs.py`` chose the pairs. Those whose ``split`` is ``heldout`` were
-neither taught nor indexed.
+``benchmarks/corpus/demo_pairs.py`` (in the history, commit e3ded294) chose the pairs. Those whose
+``split`` is ``heldout`` were neither taught nor indexed.
 """
 
 from __future__ import annotations

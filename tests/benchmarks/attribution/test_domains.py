@@ -71,12 +71,12 @@ def test_a_text_is_read_behind_one_of_another_domain():
 def test_shares_alone_know_no_text_before(tiny_model):
     trace = prismlm.load(tiny_model).explain("Once upon a time there was a", generate=6)[:]
     names = [one.key for one in trace.sources("domain").items]
-    told, alone = (way(trace, names) for way in (domains.shares_of, domains.shares_alone))
+    told, alone = (domains.shares_of(trace, names, alone=one) for one in (False, True))
     assert told.sum() == pytest.approx(1 - trace.sources("domain").unattributed)
     parts = [attributed(trace.predictions[t : t + 1], trace.lens) for t in range(len(trace))]
     placed = sum(float(part.places.value.sum()) for part in parts)
     assert alone.sum() == pytest.approx(placed / trace.attribution().total)
     assert np.abs(told - alone).max() > 1e-3
     # The first prediction has nothing before it.
-    told, alone = (way(trace[:1], names) for way in (domains.shares_of, domains.shares_alone))
+    told, alone = (domains.shares_of(trace[:1], names, alone=one) for one in (False, True))
     assert told == pytest.approx(alone)

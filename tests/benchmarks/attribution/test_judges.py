@@ -60,7 +60,7 @@ def test_beginnings_are_one_passage_a_document(corpus):
     assert bank.document.tolist() == [0, 1, 2]
 
 
-def test_answers_are_predicted_token_by_token_and_joined_alike_or_by_weight():
+def test_answers_are_predicted_token_by_token_and_joined_alike():
     first, second = answer_predictions([7, 8], [9, 10], document=3)
     assert (first.ids.tolist(), first.target, first.document) == ([7, 8], 9, 3)
     assert (second.ids.tolist(), second.target) == ([7, 8, 9], 10)
@@ -68,8 +68,6 @@ def test_answers_are_predicted_token_by_token_and_joined_alike_or_by_weight():
     question = np.array([0, 0, 0, 1])
     expected = [[0.25, 0.75, 1.0], [-0.5, 0, 0.5]]
     np.testing.assert_allclose(answer_scores(scores, question), expected)
-    weighed = answer_scores(scores, question, np.array([4.0, 0.5, 9.0, 0.0]))
-    np.testing.assert_allclose(weighed, [[1, 3, 0.5], [0, 0, 0]])
 
 
 def test_statistics_by_hand():

@@ -64,12 +64,14 @@ def test_texts_are_padded_without_labels():
 
 def test_a_training_is_made_once(bank, tmp_path):
     made = []
-    training = SimpleNamespace(
-        train=lambda *given: made.append(given) or SmallTraining().train(*given)
-    )
+
+    def train(*given):
+        made.append(given)
+        return SmallTraining().train(*given)
+
     asked = [Prediction(np.array([1, 2]), 3), Prediction(np.array([4]), 5)]
     for _ in range(2):
-        again = kept_trainings(tmp_path / "kept", bank, asked, training)
+        again = kept_trainings(tmp_path / "kept", bank, asked, train)
         found = again(np.array([0, 2]), 7)(asked[1:])
     assert len(made) == 1
     expected = log_probabilities(SmallTraining().train(bank, np.array([0, 2]), 7), asked)

@@ -73,8 +73,7 @@ def test_the_control_is_trained_with_codes_of_other_positions(given, small_corpu
 
 
 def test_runs_are_made_once(tiny_model, small_corpus, tmp_path, monkeypatch):
-    words = [tiny_model, small_corpus, *FEW, "--work", tmp_path / "work"]
-    words += ["--out", tmp_path / "runs.json", "--seeds", 0, 1]
+    words = [tiny_model, small_corpus, *FEW, "--out", tmp_path / "runs.json", "--seeds", 0, 1]
     run(smollm2, monkeypatch, *words, "--table-alone")
     runs = read_json(tmp_path / "runs.json")["runs"]
     # Without adapters nothing but the table learns: one run without feedback stands for all.
