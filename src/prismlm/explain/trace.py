@@ -36,6 +36,7 @@ from prismlm.files import json_text
 from prismlm.lens.cells import Where
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
+from prismlm.lens.suffixes import unsearchable
 from prismlm.lens.text import sentences
 from prismlm.outputs import write_text
 
@@ -432,10 +433,8 @@ class Trace:
         """
         lens, limit = self._lens(), check_whole("the number of spans", limit)
         if lens.suffixes is None:
-            raise InputError(
-                f"the lens {lens.name} has no suffix array, so no words can be looked up. Install "
-                "prismlm[verbatim] and build it again with `prismlm index`."
-            )
+            why = unsearchable(lens.meta.files)
+            raise InputError(f"the lens {lens.name} cannot find text word for word: {why}.")
         ids, parent = self._ids, self.parent or self
         pieces = parent._pieces[self.rows.start : self.rows.start + len(ids)]
         prefix = around_text(self.lm.tokenizer)[0]

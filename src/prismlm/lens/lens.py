@@ -194,13 +194,13 @@ class Lens:
 
     @lens_property
     def suffixes(self) -> Suffixes | None:
-        """The suffix array of its text, if it has one."""
-        return self._stored(Suffixes, suffixes.FILES)
+        """The search for sequences in its text; None if it has no index of that."""
+        return None if suffixes.unsearchable(self.meta.files) else self._stored(Suffixes)
 
-    def _stored(self, kind: type[Stored], names: tuple[str, ...]) -> Stored | None:
-        if not self.meta.files.keys() >= set(names):
+    def _stored(self, kind: type[Stored]) -> Stored | None:
+        if suffixes.DOCUMENTS_FILE not in self.meta.files:
             return None
-        self._check_files([suffixes.DOCUMENTS_FILE])
+        names = [name for name in self.meta.files if name.startswith("suffixes-")]
         self._check_files(names, most=layout.COMPARED_BYTES)
         return kind(self.path)
 
@@ -254,7 +254,7 @@ class Lens:
 
     @cached_property
     def _own_text(self) -> OwnText | None:
-        tokens = self._stored(StoredTokens, (suffixes.TOKENS_FILE, suffixes.DOCUMENTS_FILE))
+        tokens = self._stored(StoredTokens)
         if tokens is None or not self.meta.with_text or self.tokenizer is None:
             return None
         return OwnText(self.cells, tokens, self.tokenizer)

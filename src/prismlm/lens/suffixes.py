@@ -1,24 +1,32 @@
-"""The tokens of a lens's documents, and a suffix array that finds sequences by binary search.
+"""The tokens of a lens's documents, and suffix arrays that find sequences by binary search.
 
 ``suffixes-tokens.npy`` has the documents of the split one after the other, each ending in the
 end-of-text token, and ``suffixes-order.npy`` the indices of all its suffixes, sorted. Parts of
 whole documents with some 2 million tokens are sorted separately, so that memory does not grow with
 the corpus, and each part is searched.
+
+A text of more than ``LARGE`` tokens would have too many parts. It has larger ones, with two files
+each, ``suffixes-tokens-00000.npy`` and ``suffixes-order-00000.npy``, whose indices are their own.
+:mod:`prismlm.lens.external_sort` sorts them on disk.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from prismlm.errors import InputError
+from prismlm.files import atomic_file
+from prismlm.lens.external_sort import sort_on_disk
 from prismlm.lens.layout import array_file, open_array
 
 if TYPE_CHECKING:
@@ -27,44 +35,116 @@ if TYPE_CHECKING:
 TOKENS_FILE, ORDER_FILE = "suffixes-tokens.npy", "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
-PACKAGE = "pydivsufsort"
-# Tokens that are sorted together, unless a single document has more.
+# Tokens that are sorted together in memory, unless a single document has more.
 PART = 2**21
+# Tokens of a text whose look-ups take 5 ms (docs/results/verbatim.json); larger ones are sorted on
+# disk, in parts of as many tokens, but in no more than MAX_PARTS unless a part would be larger than
+# MAX_PART_BYTES, which are in memory while it is sorted.
+LARGE = 2**28
+MAX_PARTS, MAX_PART_BYTES = 64, 3 * 2**30
 # Tokens of a query that are compared first, since few longer sequences occur.
 FIRST_LENGTH = 32
+# Matches of a part that are sorted by position; the first of more are found by reading its tokens.
+MAX_SORTED = 2**16
+TOKENS_AT_ONCE = 2**18
+PACKAGE = "pydivsufsort"
+# The number of the files of a text that is not large.
+SINGLE: Sequence[None] = (None,)
 
 Tokens = Sequence[int] | np.ndarray
 
 
-def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the tokens of a split into a lens directory; their order if pydivsufsort is installed.
+def count_parts(corpus: Corpus, split: Split) -> int:
+    """Return how many parts :func:`write_part` writes, which depends on the corpus alone."""
+    texts = _Texts.of(corpus, split)
+    return len(texts.parts()) - 1 if texts.large else 1
 
-    It takes 2 or 4 bytes a token for the tokens, 4 (8 from 2³² tokens on) for the order, and 24 a
-    document. Sorting takes 5·w bytes of memory for each token of a part, with w bytes in the
-    largest token id.
+
+def suffix_bytes(documents: int, tokens: int, width: int) -> int:
+    """Return the bytes of all files, for token ids of ``width`` bytes."""
+    return tokens * (width + 4) + 24 * documents
+
+
+def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
+    """Write the tokens of a split into a lens directory; their order if a sorter is installed.
+
+    Sorting takes 5·w bytes of memory for each token of a part, with w bytes in the largest token
+    id; that of a large text takes what :mod:`prismlm.lens.external_sort` says.
     """
-    documents = corpus.split(split)
-    starts, lengths = corpus.starts[documents], corpus.lengths[documents]
-    ends = np.cumsum(lengths)
-    stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-    with array_file(directory / TOKENS_FILE, stored) as append:
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            append(corpus.tokens(start, length))
-    edges = [0]
-    while edges[-1] < ends[-1]:  # as many documents as fit in a part, at least one
-        following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
-        edges.append(int(ends[max(following, beyond - 1)]))
-    part = np.searchsorted(edges[1:], ends - lengths, side="right")
-    np.save(directory / DOCUMENTS_FILE, np.array([ends - lengths, starts, part], "<i8"))
+    for number in range(count_parts(corpus, split)):
+        write_part(directory, corpus, split, number)
+    finish(directory, corpus, split)
+
+
+def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> None:
+    """Write one of :func:`count_parts` parts; other processes may write others meanwhile."""
+    texts = _Texts.of(corpus, split)
+    firsts = texts.parts()
+    if texts.large:
+        tokens, order = (directory / numbered(name, number) for name in (TOKENS_FILE, ORDER_FILE))
+        texts.write_tokens(tokens, corpus, slice(*firsts[number : number + 2]))
+        sort_on_disk(tokens, order)
+        return
+    texts.write_tokens(directory / TOKENS_FILE, corpus, slice(None))
     if importlib.util.find_spec(PACKAGE) is None:
         return
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     # Leading bytes that are zero in all tokens are not sorted.
     width = max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    indices = np.dtype("<u4" if ends[-1] < 2**32 else "<i8")
-    with array_file(directory / ORDER_FILE, indices) as append:
+    edges = [0, *texts.ends[firsts[1:] - 1].tolist()]
+    with array_file(directory / ORDER_FILE, np.dtype("<u4")) as append:
         for first, end in pairwise(edges):
             append(_sorted_suffixes(tokens[first:end], width) + first)
+
+
+def finish(directory: Path, corpus: Corpus, split: Split) -> None:
+    """Write the table of documents, once all parts are written."""
+    texts = _Texts.of(corpus, split)
+    firsts = texts.parts()
+    part = np.repeat(np.arange(len(firsts) - 1), np.diff(firsts))
+    table = np.array([texts.ends - texts.lengths, texts.starts, part], "<i8")
+    np.save(directory / DOCUMENTS_FILE, table)
+
+
+class _Texts(NamedTuple):
+    """The documents of a split: where they start in the corpus, and end in the lens's tokens."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: Split) -> _Texts:
+        documents = corpus.split(split)
+        lengths = corpus.lengths[documents]
+        stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
+        return cls(corpus.starts[documents], lengths, np.cumsum(lengths), stored)
+
+    @property
+    def large(self) -> bool:
+        return bool(self.ends[-1] > LARGE)
+
+    def parts(self) -> np.ndarray:
+        """Return the first document of each part, and the end."""
+        if self.large:
+            total = int(self.ends[-1])
+            needed = total * self.dtype.itemsize / MAX_PART_BYTES
+            count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
+            bounds = [total * part // count for part in range(count + 1)]
+            return np.unique(np.searchsorted(self.ends, bounds, side="right"))
+        firsts, begin = [0], 0
+        while firsts[-1] < len(self.ends):  # as many documents as fit in a part, at least one
+            fitting = int(np.searchsorted(self.ends, begin + PART, side="right"))
+            firsts.append(max(firsts[-1] + 1, fitting))
+            begin = int(self.ends[firsts[-1] - 1])
+        return np.array(firsts)
+
+    def write_tokens(self, path: Path, corpus: Corpus, documents: slice) -> None:
+        spans = zip(self.starts[documents].tolist(), self.lengths[documents].tolist(), strict=True)
+        with atomic_file(path) as temporary, array_file(temporary, self.dtype) as append:
+            for start, length in spans:
+                append(corpus.tokens(start, length))
 
 
 def _sorted_suffixes(tokens: np.ndarray, width: int) -> np.ndarray:
@@ -76,54 +156,151 @@ def _sorted_suffixes(tokens: np.ndarray, width: int) -> np.ndarray:
     return order[order % width == 0].astype(np.int64) // width
 
 
+def numbered(name: str, number: int | None) -> str:
+    """Return the name of a file of one part of a large text; None for the file of a smaller one."""
+    return name if number is None else name.replace(".", f"-{number:05d}.")
+
+
+def unsearchable(names: Collection[str]) -> str | None:
+    """Return why a lens with these files cannot find text word for word; None if it can."""
+    stems = (name.removesuffix(".npy") for name in (TOKENS_FILE, ORDER_FILE))
+    tokens, orders = (sum(name.startswith(stem) for name in names) for stem in stems)
+    if not tokens:
+        return "it was built with --no-text"
+    if tokens == orders:
+        return None
+    small = TOKENS_FILE in names
+    extra, package = ("verbatim", PACKAGE) if small else ("infini-gram", "infini-gram")
+    return (
+        f"{package} was not installed where it was built. Run `pip install 'prismlm[{extra}]'`, "
+        "and build the lens again with `prismlm index`"
+    )
+
+
 class StoredTokens:
     """The tokens of the documents of a lens, memory-mapped; positions are those of the corpus."""
 
     def __init__(self, directory: Path) -> None:
-        self._tokens = np.asarray(open_array(directory / TOKENS_FILE))
         self._firsts, self._starts, self._part = np.asarray(open_array(directory / DOCUMENTS_FILE))
+        single = (directory / TOKENS_FILE).is_file()
+        self._numbers = SINGLE if single else range(int(self._part[-1]) + 1)
+        self._texts = self._arrays(directory, TOKENS_FILE)
+        self._edges = [0, *np.cumsum([len(text) for text in self._texts]).tolist()]
+
+    def _arrays(self, directory: Path, name: str) -> list[np.ndarray]:
+        return [_mapped(directory / numbered(name, number)) for number in self._numbers]
 
     def __len__(self) -> int:
         """The number of tokens, without the ends of documents."""
-        return len(self._tokens) - len(self._firsts)
+        return self._edges[-1] - len(self._firsts)
 
     def tokens(self, position: int, length: int) -> np.ndarray:
         """Return the tokens of one document from a global position on, int64 [length]."""
         document = int(np.searchsorted(self._starts, position, side="right")) - 1
         first = int(self._firsts[document] + position - self._starts[document])
-        return self._tokens[first : first + length].astype(np.int64)
+        text = bisect_right(self._edges, first) - 1
+        first -= self._edges[text]
+        return self._texts[text][first : first + length].astype(np.int64)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Open an array that is read in a few places, none of them near another."""
+    array = open_array(path)
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None:  # Otherwise the kernel reads megabytes around each place.
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.asarray(array)
+
+
+class _Part(NamedTuple):
+    """Texts whose suffixes are sorted together: ``begin`` to ``end`` of tokens and their order."""
+
+    tokens: np.ndarray
+    order: np.ndarray
+    begin: int
+    end: int
+    first: int  # the index of ``tokens[0]`` among all tokens of the lens
+
+    def rows(self, query: np.ndarray) -> range:
+        """Return the rows whose suffixes start with a query; an empty range where it would be.
+
+        Big-endian bytes sort as the tokens do.
+        """
+        wanted, rows = query.tobytes(), range(len(self.order))
+
+        def read(row: int) -> bytes:
+            index = int(self.order[row])
+            return self.tokens[index : index + len(query)].tobytes()
+
+        low = bisect_left(rows, wanted, self.begin, self.end, key=read)
+        if low == self.end or read(low) != wanted:
+            return range(low, low)
+        return range(low, bisect_right(rows, wanted, low, self.end, key=read))
+
+    def longest(self, query: np.ndarray, row: int) -> int:
+        """Return the longest prefix of a query that a suffix next to its row has."""
+        longest = 0
+        for index in self.order[max(self.begin, row - 1) : min(self.end, row + 1)].tolist():
+            suffix = self.tokens[index : index + len(query)]
+            differing = np.flatnonzero(suffix != query[: len(suffix)])
+            longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
+        return longest
+
+    def first_matches(self, query: np.ndarray, rows: range, limit: int) -> np.ndarray:
+        """Return the first indices, among all tokens of the lens, of a query's matches."""
+        if len(rows) <= MAX_SORTED:
+            matches = self.order[rows.start : rows.stop].astype(np.int64)
+            return np.sort(matches)[:limit] + self.first
+        columns: list[np.ndarray] = []
+        for begin in range(self.begin, self.end, TOKENS_AT_ONCE):
+            block = self.tokens[begin : min(begin + TOKENS_AT_ONCE + len(query) - 1, self.end)]
+            matches = np.arange(max(0, len(block) - len(query) + 1))
+            for offset, token in enumerate(query):
+                matches = matches[block[matches + offset] == token]
+            columns.append(matches[:limit] + begin)
+            limit -= len(columns[-1])
+            if not limit:
+                break
+        return np.concatenate(columns) + self.first
 
 
 class Suffixes(StoredTokens):
     """Occurrences of token sequences in the documents of a lens.
 
-    A search compares about 2·log₂ n suffixes. No match contains an end of text, so that none
-    crosses documents.
+    A search compares about log₂ n suffixes of each part, or twice as many if it occurs. No match
+    contains an end of text, so that none crosses documents.
     """
 
     def __init__(self, directory: Path) -> None:
-        if not (directory / ORDER_FILE).is_file():
-            raise InputError(
-                f"the lens {directory} cannot find verbatim text: it has no {ORDER_FILE}. Install "
-                "the extra verbatim, pip install 'prismlm[verbatim]', and build the lens again "
-                "with `prismlm index`."
-            )
         super().__init__(directory)
-        self._order = np.asarray(open_array(directory / ORDER_FILE))
-        edges = self._firsts[np.diff(self._part, prepend=-1) > 0].tolist()
-        self._parts = list(pairwise([*edges, len(self._tokens)]))
+        names = [numbered(name, n) for name in (TOKENS_FILE, ORDER_FILE) for n in self._numbers]
+        why = unsearchable([name for name in names if (directory / name).is_file()])
+        if why is not None:
+            raise InputError(f"the lens {directory} cannot find text word for word: {why}.")
+        orders = self._arrays(directory, ORDER_FILE)
+        if self._numbers is SINGLE:
+            numbers = np.arange(int(self._part[-1]) + 1)
+            firsts = self._firsts[np.searchsorted(self._part, numbers)].tolist()
+            pairs = pairwise([*firsts, self._edges[-1]])
+            self._parts = [_Part(self._texts[0], orders[0], *pair, 0) for pair in pairs]
+        else:
+            columns = zip(self._texts, orders, self._edges, strict=False)
+            self._parts = [_Part(text, rows, 0, len(text), edge) for text, rows, edge in columns]
 
     def count(self, tokens: Tokens) -> int:
         """Return how often a sequence of one token or more occurs."""
-        return sum(map(len, self._rows(tokens)))
+        query = self._encode(tokens)
+        return sum(map(len, self._rows(query))) if len(query) == len(tokens) else 0
 
     def find(self, tokens: Tokens, limit: int) -> np.ndarray:
         """Return the first ``limit`` positions where a sequence starts, ascending: int64 [m]."""
-        columns = [self._order[rows.start : rows.stop] for rows in self._rows(tokens)]
-        starts = np.concatenate(columns).astype(np.int64)
-        if limit < len(starts):
-            starts = np.partition(starts, limit)[:limit]
-        starts = np.sort(starts)
+        query, starts = self._encode(tokens), np.empty(0, dtype=np.int64)
+        rows = self._rows(query) if len(query) == len(tokens) else []
+        for part, matching in zip(self._parts, rows, strict=False):
+            missing = limit - len(starts)
+            if matching and missing:
+                matches = part.first_matches(query, matching, missing)
+                starts = np.concatenate([starts, matches])
         document = np.searchsorted(self._firsts, starts, side="right") - 1
         return starts - self._firsts[document] + self._starts[document]
 
@@ -132,39 +309,21 @@ class Suffixes(StoredTokens):
         most = FIRST_LENGTH
         while True:
             query = self._encode(tokens[:most])
-            length = max(self._matched(query, *part) for part in self._parts)
+            length, rows = len(query), self._rows(query)
+            if not any(rows):
+                nearest = zip(self._parts, rows, strict=False)
+                length = max((part.longest(query, row.start) for part, row in nearest), default=0)
+                rows = self._rows(query[:length])
             if length < most or most >= len(tokens):
-                return length, self.count(tokens[:length])
+                return length, sum(map(len, rows))
             most *= 2
 
-    def _rows(self, tokens: Tokens) -> list[range]:
-        """Return the rows of each part whose suffixes start with a sequence."""
-        query = self._encode(tokens)
-        if not len(query) or len(query) < len(tokens):
-            return [range(0)]
-        lows = [(self._row(query, *part, bisect_left), part[1]) for part in self._parts]
-        return [range(low, self._row(query, low, end, bisect_right)) for low, end in lows]
-
-    def _row(self, query: np.ndarray, first: int, end: int, bisect: Any) -> int:
-        """Return the row of a sequence, or where it would be; big-endian bytes sort as tokens."""
-
-        def read(row: int) -> bytes:
-            index = int(self._order[row])
-            return self._tokens[index : index + len(query)].tobytes()
-
-        return bisect(range(len(self._order)), query.tobytes(), first, end, key=read)
-
-    def _matched(self, query: np.ndarray, first: int, end: int) -> int:
-        """Return the longest common prefix with a suffix of a part, next to the query's row."""
-        row, longest = self._row(query, first, end, bisect_left), 0
-        for index in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
-            suffix = self._tokens[index : index + len(query)]
-            differing = np.flatnonzero(suffix != query[: len(suffix)])
-            longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
-        return longest
+    def _rows(self, query: np.ndarray) -> list[range]:
+        """Return the rows of each part; none for an empty query."""
+        return [part.rows(query) for part in self._parts] if len(query) else []
 
     def _encode(self, tokens: Tokens) -> np.ndarray:
         """Return tokens in the stored type, up to the first that cannot occur."""
-        ids, stored = np.asarray(tokens, dtype=np.int64), self._tokens
+        ids, stored = np.asarray(tokens, dtype=np.int64), self._texts[0]
         impossible = (ids < 0) | (ids > np.iinfo(stored.dtype).max) | (ids == stored[-1])
         return ids[: int(impossible.argmax()) if impossible.any() else None].astype(stored.dtype)
