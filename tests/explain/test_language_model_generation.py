@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.errors import PrismError
 from prismlm.explain.prediction import record, split_predictions
 from prismlm.lens.opened_model import settings_not_applied
 
@@ -108,29 +107,24 @@ def test_one_of_several_tokens_ends_a_text(lm, ids_of, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "how", [{"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 4}, {"do_sample": True}]
+    "how",
+    [
+        {"use_cache": False},
+        {"num_beams": 4},
+        {"num_beams": 4, "num_return_sequences": 4},
+        {"do_sample": True},
+    ],
 )
-def test_states_of_another_text_are_refused(lm, how):
-    prompt = lm.encode(TEXT)
+def test_a_text_whose_states_were_not_recorded_is_read_again(lm, how):
+    """As of a model without a cache, or one that returns other tokens than it read."""
     torch.manual_seed(0)
     with record(lm.model) as recorded:
-        ids = lm.model.generate(prompt, max_new_tokens=WRITTEN, **how)
-    other = ids[:1].clone()
-    other[0, -3] = 5
-    steps = other.shape[1] - 1
-    with pytest.raises(PrismError, match="their states belong to another text"):
-        split_predictions(lm.model, lm.head, lm.output_layer, other, steps, recorded)
-
-
-def test_what_is_read_anew_in_each_pass_is_read_once_more(lm, ids_of):
-    """As by a model without a cache."""
-    prompt, steps = lm.encode(TEXT), ids_of[0.0].shape[1] - 1
-    with record(lm.model) as recorded:
-        ids = lm.model.generate(prompt, max_new_tokens=WRITTEN, do_sample=False, use_cache=False)
-    assert torch.equal(ids, ids_of[0.0])
-    given = lm.model, lm.head, lm.output_layer, ids, steps
-    anew, once = split_predictions(*given, recorded), split_predictions(*given)
-    assert torch.equal(anew.scores.logits, once.scores.logits)
+        ids = lm.model.generate(lm.encode(TEXT), max_new_tokens=WRITTEN, **how)[:1]
+    if "use_cache" not in how:
+        ids[0, -3] = 5
+    arguments = lm.model, lm.head, lm.output_layer, ids, ids.shape[1] - 1
+    again, once = split_predictions(*arguments, recorded), split_predictions(*arguments)
+    assert torch.equal(again.scores.logits, once.scores.logits)
 
 
 @pytest.mark.parametrize("changed", ["the weight", "its data"])
@@ -150,3 +144,30 @@ def test_weights_of_inference_mode_have_no_version(lm):
     with torch.inference_mode():
         other = replace(lm, model=copy.deepcopy(lm.model))
         assert torch.equal(other.output_layer.mean, lm.output_layer.mean)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_text_is_streamed_in_whole_characters(lm, temperature, monkeypatch):
+    """Tokens of single bytes of characters are written, too."""
+    pieces = []
+    settings = {"temperature": temperature, "seed": 2}
+    trace = lm.explain(TEXT, generate=40, on_text=pieces.append, **settings)
+    assert "".join(pieces) == trace.answer
+    assert len(pieces) > 20
+    ids = lm.encode("a 東京 b")
+    monkeypatch.setattr(type(lm.model), "generate", as_if_written(ids))
+    pieces.clear()
+    lm.write(ids[:, :1], 20, 0.0, 0, on_text=pieces.append)
+    assert "".join(pieces) == lm.words(ids[0, 1:])
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def as_if_written(ids):
+    """Return a ``generate`` that writes these ids."""
+
+    def generate(self, inputs, stopping_criteria, **_):
+        for length in range(inputs.shape[1], ids.shape[1]):
+            stopping_criteria(ids[:, : length + 1], None)
+        return ids
+
+    return generate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 
@@ -16,7 +15,7 @@ from prismlm.corpus import build_corpus
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.outputs import write_text
-from prismlm.pages.channels import channel_page, channels_data, quantise_gates
+from prismlm.pages.channels import channel_page, channels_data
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
 from tests.helpers.begun import begun_tokenizer, texts
@@ -68,29 +67,16 @@ def page(corpus, model, report):
 
 
 def stored(data, layer, channel):
-    """Yield each text with its bytes of write, read and decays; None for a constant decay."""
-    levels = np.frombuffer(base64.b64decode(data["gates"]), np.uint8)
+    """Yield each text with its write gates, read gates and decays; None for a constant decay."""
     shown, shared = data["layers"][layer]["channels"][channel], data["layers"][layer]["shared"]
-    at = shown["at"]
-    for number, _ in shown["texts"]:
+    for (number, _), gates in zip(shown["texts"], shown["gates"], strict=True):
+        write, read = (
+            np.array(gates["write" if shared else kind]) / 1000 * most
+            for kind, most in zip(("write", "read"), shown["largest"], strict=True)
+        )
         text = data["texts"][number]
-        length = sum(text["many"].get(word, 1) for word in range(len(text["words"])))
-        count = 1 + (not shared) + (shown["decay"] is None)
-        parts = levels[at : at + count * length].reshape(count, length)
-        at += count * length
-        yield text, parts[0], parts[int(not shared)], parts[-1] if shown["decay"] is None else None
-
-
-def test_quantising_by_hand():
-    gates = torch.tensor([0.0, 0.5, 0.125, 0.02])
-    # √(0.125 / 0.5) is a half: 127.5, to the even of its neighbours.
-    assert quantise_gates(gates, 0.5).tolist() == [0, 255, 128, 51]
-    assert quantise_gates(gates, 0.0).tolist() == [0, 0, 0, 0]
-    many = torch.rand(4000, generator=torch.Generator().manual_seed(0)) * 0.3
-    back = 0.3 * (quantise_gates(many, 0.3).double() / 255) ** 2
-    error = (back - many).abs()
-    assert error.max() <= 0.3 / 255
-    assert (error / many)[many > 0.04 * 0.3].max() <= 0.02
+        assert len(write) == sum(text["many"].get(i, 1) for i in range(len(text["words"])))
+        yield text, write, read, gates.get("decay")
 
 
 def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report):
@@ -110,11 +96,11 @@ def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report
             largest = data["layers"][layer]["channels"][k]["largest"]
             for one, (_, write, read, _) in zip(ids, texts, strict=True):
                 (curves,) = read_channels(model, torch.tensor(one), [layer])
-                for levels, gate, top in ((write, curves.write, 0), (read, curves.read, 1)):
+                for kept, gate, most in zip(
+                    (write, read), (curves.write, curves.read), largest, strict=True
+                ):
                     expected = gate[:, k].numpy()
-                    assert len(levels) == len(expected)
-                    back = largest[top] * (levels / 255.0) ** 2
-                    assert np.abs(back - expected).max() <= largest[top] / 255 + 1e-6
+                    assert np.abs(kept - expected).max() <= 0.00051 * most
 
 
 def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_path):
@@ -139,9 +125,8 @@ def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_pa
                         max(t["gate"] for s in channel["sequences"] for t in s["tokens"]), rel=1e-5
                     )
                     for token in sequence["tokens"]:
-                        level = write[token["position"] - sequence["position"]]
-                        back = largest * (level / 255.0) ** 2
-                        assert abs(back - token["gate"]) <= largest / 255 + 1e-6
+                        gate = write[token["position"] - sequence["position"]]
+                        assert abs(gate - token["gate"]) <= 0.00051 * largest
 
 
 def test_decays_by_token_are_stored_for_every_position(corpus):
@@ -149,7 +134,6 @@ def test_decays_by_token_are_stored_for_every_position(corpus):
     sequences = Sequences(corpus, "all", 48)
     report = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT)
     data = channels_data(by_token, corpus, report)
-    least, most = data["rates"]
     for layer in range(LAYERS):
         for k, channel in enumerate(report.layers[layer].channels):
             assert data["layers"][layer]["channels"][k]["halfLife"] is None
@@ -159,19 +143,16 @@ def test_decays_by_token_are_stored_for_every_position(corpus):
                 for s in channel["sequences"]
             ]
             gates = list(stored(data, layer, k))
-            for one, (_, write, _, levels) in zip(ids, gates, strict=True):
+            for one, (_, gate, _, decay) in zip(ids, gates, strict=True):
                 (curves,) = read_channels(by_token, torch.tensor(one), [layer])
-                # As the page's script does it.
-                decay = np.exp(-least * (most / least) ** (levels / 255.0))
                 expected = curves.decay[:, k].double().numpy()
-                np.testing.assert_allclose(np.log(decay), np.log(expected), rtol=0.04)
-                gate = data["layers"][layer]["channels"][k]["largest"][0] * (write / 255.0) ** 2
+                np.testing.assert_allclose(np.log(decay), np.log(expected), rtol=0.001)
+                # As the page's script does it.
                 i = len(one) - 1
                 left = np.cumprod(decay[:i][::-1])[::-1] * gate[:i]
                 weights = curves.memory(k)[i].numpy()
-                np.testing.assert_allclose(left / left.sum(), weights[:i], atol=0.03)
-    write = json.dumps(data, allow_nan=False)
-    assert "NaN" not in write
+                np.testing.assert_allclose(left / left.sum(), weights[:i], atol=0.003)
+    assert "NaN" not in json.dumps(data, allow_nan=False)
 
 
 def test_nothing_in_a_text_or_corpus_becomes_markup(page):
@@ -201,7 +182,7 @@ def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
 
 
 def assert_finds(words, chosen, text, memory):
-    """What the chosen word finds: the figures of the library, from the stored bytes."""
+    """What the chosen word finds: the figures of the library."""
     weights = memory[sum(text.counts[: chosen + 1]) - 1]
     shares = [0.0] * len(text.words)
     for place, word in enumerate(text.word_of):

@@ -74,13 +74,7 @@ def explain_and_print(
     """Explain a text and print the explanation; a terminal shows the answer as it is written."""
     console, question = stdout_console(), question_of(prompt)
     writer = Writer(console, shorten(question, PROMPT_LINES * console.width))
-    special = set(lm.tokenizer.all_special_ids)
-
-    def print_step(step: Step) -> None:
-        if step.target_from == "generated" and step.target_id not in special:
-            writer.write(step.pieces[1].shown)
-
-    full = lm.explain(prompt, **settings, on_step=print_step if console.is_terminal else None)
+    full = lm.explain(prompt, **settings, on_text=writer.write if console.is_terminal else None)
     trace = select(full, selection)
     streamed = console.is_terminal and full.written
     if streamed:

@@ -6,10 +6,9 @@ An engine such as vLLM writes an answer and hands over the hidden states of its 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prismlm.corpus.chat import ASSISTANT, Messages, question_of
-from prismlm.corpus.pieces import BROKEN, MOST_JOINED, Piece, pieces_of
+from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError, check_kind, check_path, check_whole
 from prismlm.explain.attention_maps import Head, heads_at, maps_of
@@ -28,13 +27,11 @@ from prismlm.explain.prediction import (
     OutputLayer,
     Recorded,
     StoredStates,
-    fed_back,
     record,
     split_predictions,
-    split_states,
 )
 from prismlm.explain.sharing import Pushed, push
-from prismlm.explain.trace import Step, Trace, steps_of
+from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.values import Edit, Only
@@ -46,14 +43,9 @@ from prismlm.models.device import device_named
 from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import weight_of
-from prismlm.ops.prototype_head.routing import inverse_norms
 
-# Seconds between reports of new steps: splitting one state takes as long as splitting several.
-REPORT_INTERVAL = 0.2
 # Rows of the output weights whose sum tells whether they have changed.
 ROWS_COMPARED = 256
-# Called with each step, in order, once its target is whole characters; False stops generation.
-OnStep = Callable[[Step], bool | None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +85,7 @@ class PrismLM(OpenedModel):
         temperature: float = 0.0,
         seed: int = 0,
         attention: Sequence[tuple[int, int]] = (),
-        on_step: OnStep | None = None,
+        on_text: Callable[[str], object] | None = None,
     ) -> Trace:
         """Split every prediction along ``text``, and along what the model writes after it.
 
@@ -107,8 +99,7 @@ class PrismLM(OpenedModel):
             temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
             seed: of the sampling.
             attention: (layer, head) of the heads in ``trace.attention``; one more forward pass.
-            on_step: called with each step during generation, at most five times a second with all
-                new ones; False ends the text there. Not called without ``generate``.
+            on_text: called with each new piece of generated text, in whole characters.
 
         Raises:
             InputError: empty or over-long text; messages without a chat template or refused by it;
@@ -120,12 +111,7 @@ class PrismLM(OpenedModel):
         heads = heads_at(self.model, attention) if attention else ()
         length = prompt.shape[1]
         with record(self.model) as recorded:
-            stream = on_step and StepStream(self, recorded, length, on_step)
-            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=stream)
-        if stream is not None:
-            stream.finish(ids)
-            # Steps are reported several at a time, so more than wanted may have been written.
-            ids = ids[:, : stream.end]
+            ids = self.write(prompt, generate, temperature, seed, on_text=on_text, all_logits=True)
         not_applied = settings_not_applied(self.model, temperature) if generate else ""
         return self.trace_of(text, ids, length, recorded, heads=heads, settings=not_applied)
 
@@ -247,82 +233,6 @@ def load(
     if corpus is not None:
         lm.lens_for("corpus of one").use_corpus(check_path("the corpus", corpus))
     return lm
-
-
-class StepStream:
-    """Reports the steps of a generation while it runs: those that ``explain`` returns at the end.
-
-    Once ``on_step`` has ended the text, ``end`` is its tokens up to the last reported target.
-    """
-
-    end: int | None = None
-
-    def __init__(
-        self, lm: PrismLM, recorded: Recorded, prompt_length: int, on_step: OnStep
-    ) -> None:
-        self._lm, self._recorded, self._prompt_length = lm, recorded, prompt_length
-        self._on_step, self._output = on_step, lm.output_layer
-        self._inverse = inverse_norms(lm.head.prototypes.detach().float())
-        self._passes, self._next_report = 0, 0.0
-        self._pieces: list[Piece] = []
-        self._waiting: list[Step] = []
-
-    def __call__(self, ids: Tensor) -> bool:
-        """Report the steps up to the last of ``ids`` [1, T], if it is time; say whether to stop."""
-        if time.monotonic() < self._next_report:
-            return False
-        stop = self._split_new(ids)
-        self._next_report = time.monotonic() + REPORT_INTERVAL
-        return stop
-
-    def finish(self, ids: Tensor) -> None:
-        """Report the rest of the finished ``ids``, including incomplete characters."""
-        if self.end is None and not self._split_new(ids):
-            for step in self._waiting:
-                self._on_step(step)
-
-    @torch.no_grad()
-    def _split_new(self, ids: Tensor) -> bool:
-        """Split the new passes, and report their steps; return whether to stop."""
-        lm, passes = self._lm, slice(self._passes, None)
-        states = self._recorded.states[passes]
-        if not states or not self._recorded.covers(ids[:, :-1]):
-            return False
-        self._passes += len(states)
-        z, raw = (torch.cat(one, 1)[0] for one in (states, self._recorded.raw_logits[passes]))
-        codes, new = self._recorded.codes[passes], ids[0, -len(z) - 1 :]
-        split = split_states(self._output, lm.head, z, raw, new[:-1], new[1:], self._inverse)
-        feedback = fed_back(lm.model, torch.cat(codes, 1)[0] if codes else None)
-        tokens, pieces = ids[0].tolist(), self._pieces
-        # The last tokens are decoded again if they wait for the rest of a character.
-        first = len(pieces)
-        earliest = max(0, first - MOST_JOINED)
-        while first > earliest and BROKEN in pieces[first - 1].text:
-            first -= 1
-        pieces[first:] = pieces_of(lm.tokenizer, tokens[first:])
-        new_steps = steps_of(
-            replace(split, fed_back=feedback),
-            tokens,
-            self._prompt_length,
-            lm.tokenizer,
-            lm.lens,
-            pieces=pieces,
-        )
-        self._waiting = [
-            replace(step, pieces=(pieces[step.position], pieces[step.position + 1]))
-            for step in (*self._waiting, *new_steps)
-        ]
-        return self._report()
-
-    def _report(self) -> bool:
-        while self._waiting:
-            if BROKEN in self._waiting[0].pieces[1].text and len(self._waiting) < MOST_JOINED:
-                return False
-            step = self._waiting.pop(0)
-            if self._on_step(step) is False:
-                self.end = max(step.position + 1, self._prompt_length) + 1
-                return True
-        return False
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import DecompositionError, PrismError
+from prismlm.errors import DecompositionError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, replay, uncertainty_of
@@ -265,14 +265,10 @@ def split_states(
     raw_logits: Tensor,
     tokens: Tensor,
     targets: Tensor,
-    inverse: Tensor | None = None,
 ) -> Predictions:
-    """Split the logits of targets [N] at states z [N, d] with W z + b [N, V]; check their sums.
-
-    ``inverse`` is 1/‖p‖ of the prototypes, [K, 1], if known.
-    """
+    """Split the logits of targets [N] at states z [N, d] with W z + b [N, V]; check their sums."""
     scores = Scores.from_raw_logits(output.logit_map, raw_logits, targets)
-    split = _split(output, head, z, tokens, targets, scores.logits, inverse)
+    split = _split(output, head, z, tokens, targets, scores.logits)
     return replace(split, score=lambda: scores)
 
 
@@ -283,11 +279,10 @@ def _split(
     tokens: Tensor,
     targets: Tensor,
     target_logits: Tensor,
-    inverse: Tensor | None = None,
 ) -> Predictions:
     """Split, given the model's own logits of the last targets."""
     z = z.float()
-    routing = head.nearest(z, inverse)
+    routing = head.nearest(z)
     parts = output.parts(head, z, routing, targets)
     return Predictions(
         routing,
@@ -333,27 +328,13 @@ class Recorded(NamedTuple):
     codes: list[Tensor]
     input_ids: list[Tensor]  # the tokens of each pass, each [1, tokens]
 
-    def covers(self, ids: Tensor) -> bool:
-        """Say whether there is a state after each of ``ids`` [1, T].
+    def read(self, ids: Tensor) -> bool:
+        """Say whether the passes read each of ``ids`` [1, T] once, in order.
 
-        There is not for a model that keeps only the last position of its prompt, or that reads all
-        tokens again in each pass. Passes over other tokens raise a PrismError.
+        They did not if all tokens were read again in each pass, or if ``generate`` returned others.
         """
-        if not self.input_ids:
-            return False
-        rows = {len(tokens) for tokens in self.input_ids}
-        tokens = torch.cat(self.input_ids, 1) if len(rows) == 1 else ids[:, :0]
-        if torch.equal(tokens[:, : ids.shape[1]], ids):
-            return [z.shape[:2] for z in self.states] == [one.shape for one in self.input_ids]
-        for tokens in self.input_ids:
-            known = ids[:, : tokens.shape[1]]
-            if not torch.equal(tokens[:, : known.shape[1]], known):
-                raise PrismError(
-                    "the model's generate() returned tokens other than those its forward passes "
-                    "read, so their states belong to another text. Generate the text with the "
-                    "model itself, then explain it with generate=0."
-                )
-        return False
+        one_text = {len(tokens) for tokens in self.input_ids} == {1}
+        return one_text and torch.equal(torch.cat(self.input_ids, 1)[:, : ids.shape[1]], ids)
 
 
 class StoredStates(NamedTuple):
@@ -387,13 +368,15 @@ def _states(
     model: PreTrainedModel, ids: Tensor, steps: int, recorded: Recorded | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return z [steps, d], W z + b [steps, V] and codes [steps], recorded or of a forward pass."""
-    if recorded is not None and recorded.covers(ids[:, :steps]):
-        codes = torch.cat(recorded.codes, 1)[0, :steps] if recorded.codes else None
-        z, raw = (torch.cat(one, 1)[0, :steps] for one in (recorded.states, recorded.raw_logits))
-        return z, raw, codes
-    known = recorded.codes if recorded is not None else []
-    # There is a code for each token even if fewer states were kept.
-    known = known if sum(one.shape[1] for one in known) == steps else []
+    known: list[Tensor] = []
+    if recorded is not None and recorded.read(ids[:, :steps]):
+        known = recorded.codes
+        # Some models keep only the state at the end of their prompt.
+        if [z.shape[:2] for z in recorded.states] == [one.shape for one in recorded.input_ids]:
+            codes = torch.cat(known, 1)[0, :steps] if known else None
+            stored = recorded.states, recorded.raw_logits
+            z, raw = (torch.cat(one, 1)[0, :steps] for one in stored)
+            return z, raw, codes
     with capture(model) as seen:
         output = model(**replay(ids, known), use_cache=False)
     assert seen.embedded is not None

@@ -125,12 +125,8 @@ def steps_of(
     tokenizer: PreTrainedTokenizerBase,
     lens: Lens | None,
     path: DirectPath | None = None,
-    pieces: list[Piece] | None = None,
 ) -> tuple[Step, ...]:
-    """Return the steps of one text.
-
-    With ``pieces``, of all ids and the target after them, they are the last steps of the text.
-    """
+    """Return the steps of one text."""
     parts, scores, uses = split.parts, split.scores, list(_uses(split, lens))
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     columns = (
@@ -140,9 +136,8 @@ def steps_of(
     figures = zip(*(column.tolist() for column in columns), uses, strict=True)
     decode = cache(lambda token: decode_token(tokenizer, token))
     targets = split.targets.tolist()
-    first = 0 if pieces is None else len(pieces) - 1 - len(targets)
     # At most one target follows the text.
-    pieces = pieces or pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
+    pieces = pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
     labels = [piece.label for piece in pieces]
     fed_back = split.fed_back or [(None, None)] * len(uses)
 
@@ -153,19 +148,19 @@ def steps_of(
 
     return tuple(
         Step(
-            position,
-            decode(ids[position]),
-            ids[position],
+            t,
+            decode(ids[t]),
+            ids[t],
             decode(targets[t]),
             targets[t],
-            target_from(position),
+            target_from(t),
             *row,
             uncertainty=fed_back[t][0],
             uncertainty_code=fed_back[t][1],
-            pieces=(pieces[position], pieces[position + 1]),
+            pieces=(pieces[t], pieces[t + 1]),
             read_chains=path and partial(chains, path, t, uses[t][:PROTOTYPES_CHAINED], labels),
         )
-        for t, (position, row) in enumerate(enumerate(figures, first))
+        for t, row in enumerate(figures)
     )
 
 

@@ -123,20 +123,9 @@ class OpenedModel:
         ``on_text`` is called with each new piece of text, in whole characters.
         """
         prompt = self.encode(text, tokens)
-        written = ""
-
-        def stream(ids: Tensor, *, last: bool = False) -> bool:
-            nonlocal written
-            words = self.words(ids[0, prompt.shape[1] :])
-            if last or (words.startswith(written) and not words.endswith(BROKEN)):
-                if on_text is not None:
-                    on_text(words[len(written) :])
-                written = words
-            return False
-
-        enough = stream if on_text else None
-        stream(self.write(prompt, tokens, temperature, seed, enough=enough), last=True)
-        return text + written if isinstance(text, str) else written
+        ids = self.write(prompt, tokens, temperature, seed, on_text=on_text)
+        words = self.words(ids[0, prompt.shape[1] :])
+        return text + words if isinstance(text, str) else words
 
     def words(self, ids: Tensor | Sequence[int]) -> str:
         """Decode tokens [T] without special ones."""
@@ -182,10 +171,35 @@ class OpenedModel:
         return ids.to(self.model.device)
 
     def write(
-        self, prompt: Tensor, tokens: int, temperature: float, seed: int, **options: Any
+        self,
+        prompt: Tensor,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        *,
+        on_text: Callable[[str], object] | None = None,
+        **options: Any,
     ) -> Tensor:
-        """Return ``prompt`` with its continuation, as :func:`write_after`."""
-        return write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
+        """Return ``prompt`` with its continuation, as :func:`write_after`.
+
+        ``on_text`` is called with each new piece of text, in whole characters.
+        """
+        written = ""
+
+        def stream(ids: Tensor, *, last: bool = False) -> bool:
+            nonlocal written
+            words = self.words(ids[0, prompt.shape[1] :])
+            if on_text and (last or (words.startswith(written) and not words.endswith(BROKEN))):
+                on_text(words[len(written) :])
+                written = words
+            return False
+
+        if on_text:
+            options["enough"] = stream
+        ids = write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
+        if tokens:
+            stream(ids, last=True)
+        return ids
 
 
 class _OwnSettings(GenerationConfig):

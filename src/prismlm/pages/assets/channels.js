@@ -3,7 +3,7 @@ import { html, nothing, svg } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { change, draw } from "./controls.js";
-import { bytesOf, byWord, gatesOf, measure, memory } from "./gates.js";
+import { byWord, gatesOf, measure, memory } from "./gates.js";
 import { figure, moves, origin } from "./parts.js";
 
 const VIEWS = { write: "written", read: "read", memory: "memory" };
@@ -28,7 +28,7 @@ const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
  * What is chosen: a layer and a channel of it by place, what the shade shows, the list's order, the channel's texts, and the word of each that is looked at.
  * @typedef {{ layer: number, channel: number, view: string, order: string, sequences: Sequence[], words: number[] }} State
  * @typedef {{ read: () => (string | null | undefined)[], write: (layer: number, channel: number) => void }} Address
- * @typedef {{ data: any, bytes: Uint8Array, lives: number[], address: Address, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State> }} Ui */
+ * @typedef {{ data: any, lives: number[], address: Address, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State> }} Ui */
 
 /** Return the place of channels on a page, and what shows those that the address names; it is told of others that are chosen.
  * @param {any} data @param {Address} address @param {unknown} head @param {unknown} [rest] what follows */
@@ -38,7 +38,7 @@ export const channels = (data, address, head, rest = nothing) => {
   node.className = "prismlm p-channels";
   const lives = data.layers.flatMap((layer) => layer.channels).filter(({ halfLife }) => halfLife !== null).map(({ halfLife }) => Math.log(halfLife));
   /** @type {Ui} */
-  const ui = { data, bytes: bytesOf(data.gates), lives: [Math.min(...lives), Math.max(...lives)], address, node,
+  const ui = { data, lives: [Math.min(...lives), Math.max(...lives)], address, node,
     state: signal(/** @type {State} */ ({ layer: 0, channel: 0, view: "write", order: "number", sequences: [], words: [] })) };
   const follow = () => {
     const [layer, channel] = address.read(), at = data.layers.findIndex((one) => String(one.layer) === layer);
@@ -53,8 +53,8 @@ export const channels = (data, address, head, rest = nothing) => {
 
 /** Look at a channel. @param {Ui} ui @param {number} layer @param {number} channel both by place */
 const choose = (ui, layer, channel) => {
-  const { data, bytes, address, state } = ui, own = data.layers[layer].channels[channel];
-  const sequences = gatesOf(bytes, data, data.layers[layer], own).map((gates, place) => {
+  const { data, address, state } = ui, own = data.layers[layer].channels[channel];
+  const sequences = gatesOf(data.layers[layer], own).map((gates, place) => {
     const [number, total] = own.texts[place], text = data.texts[number];
     // A text that was given comes first and has no rank.
     const rank = place + 1 - (own.texts[0][1] === null ? 1 : 0);

@@ -1,4 +1,4 @@
-// What the gates of channels are along the kept texts, from the bytes that a page carries.
+// What the gates of channels are along the kept texts.
 const EMPTY_BELOW = 1e-30;
 
 /** Give texts the tokens of their words: counts[w] make word w; ends[w] is the number of tokens up to its end. */
@@ -11,31 +11,12 @@ export const measure = (texts) => {
   }
 };
 
-export const bytesOf = (gates) => Uint8Array.from(atob(gates), (letter) => letter.charCodeAt(0));
-
-// A byte holds √(gate / largest).
-const decoded = (bytes, largest) => Float64Array.from(bytes, (level) => largest * (level / 255) ** 2);
-// Where β depends on the token, a byte holds the logarithm of −ln β within the range.
-const decays = (bytes, [least, most]) =>
-  Float64Array.from(bytes, (level) => Math.exp(-least * Math.exp((Math.log(most / least) * level) / 255)));
-
-/** The write gate, read gate and β of a channel along each of its texts.
- * @param {Uint8Array} bytes @param {any} data @param {any} layer @param {any} channel
- * @returns {{ write: Float64Array, read: Float64Array, decay: Float64Array }[]} */
-export const gatesOf = (bytes, data, layer, channel) => {
-  let at = channel.at;
-  const next = (length) => {
-    at += length;
-    return bytes.subarray(at - length, at);
-  };
-  return channel.texts.map(([number]) => {
-    const { length } = data.texts[number];
-    const write = decoded(next(length), channel.largest[0]);
-    const read = layer.shared ? write : decoded(next(length), channel.largest[1]);
-    const decay = channel.decay === null ? decays(next(length), data.rates) : new Float64Array(length).fill(channel.decay);
-    return { write, read, decay };
-  });
-};
+/** The write gate, read gate and β of a channel along each of its texts, from thousandths of its largest gates.
+ * @param {any} layer @param {any} channel @returns {{ write: Float64Array, read: Float64Array, decay: Float64Array }[]} */
+export const gatesOf = (layer, { gates, largest, decay: constant }) => gates.map(({ write, read, decay }) => {
+  const scaled = (levels, most) => Float64Array.from(levels, (level) => (most * level) / 1000), own = scaled(write, largest[0]);
+  return { write: own, read: layer.shared ? own : scaled(read, largest[1]), decay: decay ? Float64Array.from(decay) : new Float64Array(write.length).fill(constant) };
+});
 
 /** What position i finds in the channel: β_j ⋯ β_(i−1) write_j / M_i for j < i. */
 export const memory = (write, decay, i) => {
