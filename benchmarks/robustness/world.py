@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from benchmarks.robustness.still_true import make_plain
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import PrismError
-from prismlm.explain.audit import Audit, audit_files
+from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
 
@@ -184,9 +184,7 @@ def _fill(root: Path) -> None:
 def _audit(model: Path, texts: Path, to: Path) -> None:
     lm = load(model)
     found = Audit(lm, text_options([lm]))
-    with audit_files([to], [], found.identity) as (add, _):
-        for row in found.read(DocumentReader(texts)):
-            add(row)
+    write_audit(found.read(DocumentReader(texts)), [to], found.identity)
 
 
 def write_texts(root: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import FormatError, InputError
-from prismlm.explain.audit import Audit, audit_files, audit_identity, read_audit
+from prismlm.explain.audit import Audit, audit_identity, read_audit, write_audit
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import (
     audited_texts_that_rely,
@@ -203,10 +203,7 @@ def test_files_hold_the_rows(lm, audited, tmp_path):
     formula = {**rows[0], "text_id": "=1+1"}
     paths = [tmp_path / name for name in ("a.parquet", "a.jsonl", "a.csv")]
     identity = audit_identity(lm.lens, "evidence")
-    with audit_files(paths, [], identity) as (add, _):
-        for row in rows:
-            add(row)
-        add(formula)
+    write_audit([*rows, formula], paths, identity)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
     lines = [json.loads(line) for line in paths[1].read_text().splitlines()]
     assert lines == [*rows, formula]
@@ -228,7 +225,8 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
         for row in rows:
             if row["doc_id"] == doc_id:
                 expected[i] = (row["rank"], row["cosine"], row["position"], 1 / len(rows))
-    got = {use.prototype: (use.rank, use.cosine, use.position, use.share) for use in found.uses}
+    figures = ("rank", "cosine", "position", "share")
+    got = {use["prototype"]: tuple(use[name] for name in figures) for use in found.uses}
     assert got == expected
     mine = sum(usage[i] * share for i, (*_, share) in expected.items())
     assert found.neighbourhood == pytest.approx(mine / sum(usage))
@@ -249,9 +247,7 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
     assert [t.share for t in texts] == sorted((t.share for t in texts), reverse=True)
 
     path = tmp_path / "a.parquet"
-    with audit_files([path], [], audit_identity(lm.lens, "evidence")) as (add, _):
-        for row in audited[1]:
-            add(row)
+    write_audit(audited[1], [path], audit_identity(lm.lens, "evidence"))
     top = audited[1][0]["documents"][0]
     listed = audited_texts_that_rely(lm.lens, top["doc_id"], path)
     assert listed.least is None
@@ -261,8 +257,7 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
 def test_audits_that_cannot_be_used(lm, tmp_path):
     doc_id = lm.lens.index["doc_id"][0].as_py()
     path = tmp_path / "a.parquet"
-    with audit_files([path], [], {"weight": "another"}):
-        pass
+    write_audit([], [path], {"weight": "another"})
     with pytest.raises(InputError, match="another model or lens"):
         audited_texts_that_rely(lm.lens, doc_id, path)
     path.write_bytes(path.read_bytes()[:-10])

@@ -13,23 +13,8 @@ from prismlm.explain.audit import Audit
 from prismlm.explain.audit_parts import AuditPart, audit_in_parts
 from prismlm.explain.texts import text_options
 
-WORDS = [
-    "the",
-    "court",
-    "ruled",
-    "that",
-    "a",
-    "patient",
-    "was",
-    "given",
-    "once",
-    "upon",
-    "time",
-    "little",
-    "girl",
-    "in",
-    "woods",
-]
+TEXT = "the court ruled that a patient was given once upon time little girl in woods"
+WORDS = TEXT.split()
 
 
 @pytest.fixture(scope="module")

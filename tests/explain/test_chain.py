@@ -230,9 +230,3 @@ def test_what_has_no_direct_path_is_refused():
     model = make_model()
     with pytest.raises(InputError, match=r"expected \[T\]"):
         read_direct_path(model, head, tokens(1, 4))
-    path = read_direct_path(model, head, tokens(4))
-    for wrong in (-1, 4):
-        with pytest.raises(InputError, match=f"no position {wrong}"):
-            path.parts(wrong, torch.tensor([0]))
-        with pytest.raises(InputError, match=f"no position {wrong}: .* the text has 4 tokens"):
-            path.half_lives(wrong, 0)

@@ -1,8 +1,18 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from prismlm.explain.prediction import Parts, decompose
+from prismlm.explain.prediction import OutputLayer, Parts
+from prismlm.models.seam import LogitMap
 from prismlm.ops.prototype_head import route
+
+
+def decompose(z, indices, activations, prototypes, weight, targets, *, scale=1.0, bias=None):
+    bias = None if bias is None else bias / scale
+    output = OutputLayer(weight, bias, weight.mean(0), LogitMap(scale), weight.dtype)
+    routing = SimpleNamespace(indices=indices, activations=activations)
+    return output.parts(prototypes, z, routing, targets)
 
 
 def decompose_naive(z, indices, activations, prototypes, weight, targets, *, scale, bias):
@@ -28,32 +38,6 @@ def decompose_naive(z, indices, activations, prototypes, weight, targets, *, sca
     return Parts(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
-def test_hand_computed():
-    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    bias = torch.tensor([0.5, 0.0, 1.0])
-    prototypes = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-    z = torch.tensor([[2.0, 3.0]])
-    parts = decompose(
-        z,
-        torch.tensor([[1, 0]]),
-        torch.tensor([[2.0, 0.5]]),
-        prototypes,
-        weight,
-        torch.tensor([2]),
-        scale=2.0,
-        bias=bias,
-    )
-    # W p_1 = (0, 1, 1), W p_0 = (2, 0, 2), r = (2, 3) − (1, 2) = (1, 1), W r = (1, 1, 2).
-    assert parts.contributions.tolist() == [[4.0, 2.0]]
-    torch.testing.assert_close(parts.evidence, torch.tensor([[4 - 8 / 3, 2 - 4 / 3]]))
-    assert parts.residual.tolist() == [4.0]
-    torch.testing.assert_close(parts.residual_evidence, torch.tensor([4 - 8 / 3]))
-    assert parts.bias.tolist() == [1.0]
-    assert parts.bias_evidence.tolist() == [0.5]
-    assert parts.logit.tolist() == [2 * 5 + 1.0]
-    assert parts.explained_share.item() == pytest.approx(2.0 / (2.0 + 4 / 3 + 0.5))
-
-
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_parts_sum_and_equal_naive(with_bias):
     generator = torch.Generator().manual_seed(0)
@@ -72,6 +56,7 @@ def test_parts_sum_and_equal_naive(with_bias):
     centred = logits - logits.mean(1, keepdim=True)
     evidence = parts.evidence.sum(1) + parts.residual_evidence + parts.bias_evidence
     torch.testing.assert_close(evidence, centred.gather(1, targets[:, None])[:, 0])
+    torch.testing.assert_close(parts.explained_share, parts.evidence.sum(1) / evidence)
 
 
 def test_a_constant_prototype_is_no_evidence():

@@ -1,15 +1,11 @@
 """The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
 
 import prismlm
-from tests.explorer.conftest import TEXT, TOKEN, Served, ask, assert_fits_a_phone, go, visited
+from tests.explorer.conftest import TEXT, Served, ask, assert_fits_a_phone, go, visited
 from tests.helpers.axe import problems
-from tests.helpers.running import slowed
-
-CASES = 8  # of each route
+from tests.helpers.running import assert_never_at_fault, slowed
 
 
 def test_an_answer_is_accessible_and_fits_a_phone(page):
@@ -104,26 +100,6 @@ def test_whole_characters_and_inert_text(page):
 
 
 def test_no_request_is_the_servers_fault(named):
-    """Whatever the API's own document allows, and what it does not."""
-    allowed = {"Authorization": f"Bearer {TOKEN}"}
-    document = schemathesis.openapi.from_url(f"http://{named.host}/openapi.json", headers=allowed)
-    routes = [route.ok() for route in document.get_all_operations()]
+    routes = assert_never_at_fault(named)
     assert len(routes) > 15
-    statuses = set()
-    for route in routes:
-        assert route.definition.raw["summary"], route.label
-
-        @settings(
-            max_examples=CASES,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        )
-        @given(case=route.as_strategy())
-        def check(case):
-            response = case.call(headers=allowed)
-            statuses.add(response.status_code)
-            assert response.status_code < 500, response.text
-            if response.status_code >= 400:
-                assert response.json()["error"]
-
-        check()
-    assert {200, 400} <= statuses
+    assert all(route.definition.raw["summary"] for route in routes)

@@ -63,10 +63,10 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
     audit = Audit(lm, text_options([lm]))
     rows = list(audit.read(Document(text["id"], text["text"]) for text in TEXTS))
     (start,) = data_of(events, "start")
-    assert start["predictions"] == audit.predictions
+    assert start["predictions"] == audit.sums["predictions"]
     progress = [data["predictions"] for data in data_of(events, "progress")]
     assert progress == sorted(progress)
-    assert progress[-1] == audit.predictions
+    assert progress[-1] == audit.sums["predictions"]
     sent = data_of(events, "row")
     for data, row in zip(sent, rows, strict=True):
         assert (data["text_id"], data["support"]) == (row["text_id"], row["support"])
@@ -129,11 +129,14 @@ def test_files_of_one_name_go_together_where_ids_do(served):
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("none/report.html", "no audit 'none'"), ("{}/report.exe", "no report of kind 'exe'")],
+    [
+        ("none/report.html", "there is no audit 'none'"),
+        ("{}/report.exe", "kind: Input should be 'parquet', 'jsonl'"),
+    ],
 )
 def test_reports_that_are_not_there(served, path, words):
     key = served.events("/api/audits", texts_of(TEXTS[:1]))[-1][1]["id"]
-    assert f"there is {words}" in served.refused("GET", "/api/audits/" + path.format(key))
+    assert words in served.refused("GET", "/api/audits/" + path.format(key))
 
 
 def test_one_long_text_can_be_stopped_in_the_middle(served):

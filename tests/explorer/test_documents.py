@@ -128,10 +128,10 @@ def test_the_prototypes_are_those_of_the_reverse_question(served, lm):
     expected = document_sources(lm.lens, EVIL_ID)
     assert data["in_cells"] == len(expected.cells)
     assert [(c["id"], c["positions"], c["share"]) for c in data["cells"]] == [
-        (c.prototype, c.positions, c.share) for c in expected.cells[:12]
+        (c["prototype"], c["positions"], c["share"]) for c in expected.cells[:12]
     ]
     assert [(u["id"], u["position"]) for u in data["contexts"]] == [
-        (u.prototype, u.position) for u in expected.uses[:12]
+        (u["prototype"], u["position"]) for u in expected.uses[:12]
     ]
     status, error = fetch(served, "/prototypes", id=LONG_ID)
     assert status == 400

@@ -113,7 +113,7 @@ def test_attention_is_that_of_explain(of_heads, heads):
         ("feedback", {"text": TEXT}, "no uncertainty feedback"),
         ("attention", {"text": TEXT, "layer": 99}, "no layer 99"),
         ("attention", {"text": TEXT, "layer": -1}, "layer"),
-        ("attention", {"text": "word " * 400, "layer": 0}, "the explorer reads 256."),
+        ("attention", {"text": "word " * 400, "layer": 0}, "the explorer reads 256"),
         ("attention", {"text": "", "layer": 0}, "text"),
         ("attention", {"text": "\ud800", "layer": 0}, "unicode"),
     ],

@@ -81,7 +81,7 @@ def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
         ({"prototype": 99999, "strength": 0.3}, "no prototype 99999"),
         ({"category": "Nothing", "strength": 0.3}, "no category 'Nothing'"),
         ({"prototype": 7, "strength": 1.01}, "strength"),
-        ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60."),
+        ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60"),
     ],
 )
 def test_what_cannot_be_done_is_refused(served, wanted, words):
@@ -99,7 +99,7 @@ def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):
     assert [one["name"] for one in data["prototypes"]] == [marks_shown(u.name) for u in leading]
     shares = [use.contribution / raised for use in leading]
     assert [one["share"] for one in data["prototypes"]] == pytest.approx(shares, **SIX_DIGITS)
-    assert "the explorer reads 60." in served.refused(
+    assert "the explorer reads 60" in served.refused(
         "POST", "/api/steer/leading", {"text": "word " * 70}
     )
 

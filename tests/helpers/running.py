@@ -7,7 +7,9 @@ import socket
 import threading
 import time
 
+import schemathesis
 import uvicorn
+from hypothesis import HealthCheck, given, settings
 
 
 class Running:
@@ -40,6 +42,32 @@ class Running:
             connection.request(method, path, data, self.headers | sent | (headers or {}))
             response = connection.getresponse()
             return response.status, dict(response.getheaders()), response.read()
+
+
+def assert_never_at_fault(running, complete=lambda case: None, cases=8):
+    """Send whatever the API's own document allows, and what it does not; return the routes."""
+    document = schemathesis.openapi.from_url(
+        f"http://{running.host}/openapi.json", headers=running.headers
+    )
+    routes, statuses = [route.ok() for route in document.get_all_operations()], set()
+    for route in routes:
+
+        @settings(
+            max_examples=cases,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        )
+        @given(case=route.as_strategy())
+        def check(case):
+            complete(case)
+            response = case.call(headers=running.headers)
+            statuses.add(response.status_code)
+            assert response.status_code < 500, response.text
+            if response.status_code >= 400:
+                assert response.json()["error"]
+
+        check()
+    assert {200, 400} <= statuses
+    return routes
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -79,80 +80,58 @@ def stored(data, layer, channel):
         yield text, write, read, gates.get("decay")
 
 
-def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report):
-    data = channels_data(model, corpus, report)
-    assert [len(layer["channels"]) for layer in data["layers"]] == [CHANNELS] * LAYERS
-    for layer in range(LAYERS):
-        for k, channel in enumerate(report.layers[layer].channels):
-            texts = list(stored(data, layer, k))
-            assert len(texts) == 1 + len(channel["sequences"])
-            assert "".join(texts[0][0]["words"]) == TEXT
-            ids = [list(report.text.token_ids)]
-            for sequence, (text, *_) in zip(channel["sequences"], texts[1:], strict=True):
-                assert "".join(text["words"]) == corpus.excerpt(
-                    sequence["position"], sequence["length"]
-                )
-                ids.append(corpus.read_tokens(sequence["position"], sequence["length"]).tolist())
-            largest = data["layers"][layer]["channels"][k]["largest"]
-            for one, (_, write, read, _) in zip(ids, texts, strict=True):
-                (curves,) = read_channels(model, torch.tensor(one), [layer])
-                for kept, gate, most in zip(
-                    (write, read), (curves.write, curves.read), largest, strict=True
-                ):
-                    expected = gate[:, k].numpy()
-                    assert np.abs(kept - expected).max() <= 0.00051 * most
-
-
-def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_path):
-    tokenizer = begun_tokenizer()
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    pq.write_table(pa.Table.from_pylist(texts(2)), tmp_path / "texts.parquet")
-    corpus = build_corpus(
-        tmp_path / "texts.parquet", tmp_path / "corpus", tokenizer=tmp_path / "tokenizer"
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A corpus whose tokenizer puts tokens before a text."""
+    directory, tokenizer = tmp_path_factory.mktemp("begun"), begun_tokenizer()
+    tokenizer.save_pretrained(directory / "tokenizer")
+    pq.write_table(pa.Table.from_pylist(texts(2)), directory / "texts.parquet")
+    return build_corpus(
+        directory / "texts.parquet", directory / "corpus", tokenizer=directory / "tokenizer"
     )
-    for settings in ({}, {"decay_mode": "token"}):
-        model, sequences = make_model(len(tokenizer), **settings), Sequences(corpus, "all", 16)
-        report = channel_report(model, tokenizer, sequences)
-        data = channels_data(model, corpus, report)
-        for layer in range(LAYERS):
-            for k, channel in enumerate(report.layers[layer].channels):
-                largest = data["layers"][layer]["channels"][k]["largest"][0]
-                assert any(passage.offset for passage in report.passages.values())
-                gates = stored(data, layer, k)
-                for sequence, (_, write, *_) in zip(channel["sequences"], gates, strict=True):
-                    assert len(write) == sequence["length"]
-                    assert largest == pytest.approx(
-                        max(t["gate"] for s in channel["sequences"] for t in s["tokens"]), rel=1e-5
-                    )
-                    for token in sequence["tokens"]:
-                        gate = write[token["position"] - sequence["position"]]
-                        assert abs(gate - token["gate"]) <= 0.00051 * largest
 
 
-def test_decays_by_token_are_stored_for_every_position(corpus):
-    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
-    sequences = Sequences(corpus, "all", 48)
-    report = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT)
-    data = channels_data(by_token, corpus, report)
-    for layer in range(LAYERS):
-        for k, channel in enumerate(report.layers[layer].channels):
-            assert data["layers"][layer]["channels"][k]["halfLife"] is None
-            ids = [list(report.text.token_ids)]
-            ids += [
-                corpus.read_tokens(s["position"], s["length"]).tolist()
-                for s in channel["sequences"]
-            ]
-            gates = list(stored(data, layer, k))
-            for one, (_, gate, _, decay) in zip(ids, gates, strict=True):
-                (curves,) = read_channels(by_token, torch.tensor(one), [layer])
-                expected = curves.decay[:, k].double().numpy()
-                np.testing.assert_allclose(np.log(decay), np.log(expected), rtol=0.001)
-                # As the page's script does it.
-                i = len(one) - 1
-                left = np.cumprod(decay[:i][::-1])[::-1] * gate[:i]
-                weights = curves.memory(k)[i].numpy()
-                np.testing.assert_allclose(left / left.sum(), weights[:i], atol=0.003)
+@pytest.mark.parametrize(("source", "length"), [("corpus", 48), ("begun", 16)])
+@pytest.mark.parametrize("decay_mode", ["channel", "token"])
+def test_gates_are_those_of_each_text_alone(request, source, length, decay_mode):
+    corpus = request.getfixturevalue(source)
+    model = make_model(len(corpus.tokenizer), decay_mode=decay_mode)
+    report = channel_report(
+        model, corpus.tokenizer, Sequences(corpus, "all", length), text=TEXT, name=EVIL
+    )
+    assert any(passage.offset for passage in report.passages.values()) or source == "corpus"
+    data = channels_data(model, corpus, report)
     assert "NaN" not in json.dumps(data, allow_nan=False)
+    assert [len(layer["channels"]) for layer in data["layers"]] == [CHANNELS] * LAYERS
+    read = {}
+    for start, passage in report.passages.items():
+        prefix = corpus.prefix if passage.offset else []
+        ids = [*prefix, *corpus.read_tokens(start, len(passage.text.tokens)).tolist()]
+        read[start] = read_channels(model, torch.tensor(ids)), len(prefix)
+    for layer, k in product(range(LAYERS), range(CHANNELS)):
+        channel, shown = report.layers[layer].channels[k], data["layers"][layer]["channels"][k]
+        expected = [(report.text.curves, 0), *(read[s["position"]] for s in channel["sequences"])]
+        kept = list(stored(data, layer, k))
+        assert "".join(kept[0][0]["words"]) == TEXT
+        for (_, write, read_gates, decay), (curves, skipped) in zip(kept, expected, strict=True):
+            own, most = curves[layer], shown["largest"]
+            for found, gates, largest in (
+                (write, own.write, most[0]),
+                (read_gates, own.read, most[1]),
+            ):
+                error = np.abs(found - gates[skipped:, k].numpy())
+                assert error.max() <= 0.00051 * largest
+            assert (decay is None) == (decay_mode == "channel") == (shown["halfLife"] is not None)
+            if decay is not None:
+                logs = own.decay[skipped:, k].double().log()
+                np.testing.assert_allclose(np.log(decay), logs, rtol=0.002)
+        for sequence, (text, write, *_) in zip(channel["sequences"], kept[1:], strict=True):
+            assert "".join(text["words"]) == corpus.excerpt(
+                sequence["position"], sequence["length"]
+            )
+            for token in sequence["tokens"]:
+                gate = write[token["position"] - sequence["position"]]
+                assert abs(gate - token["gate"]) <= 0.00051 * shown["largest"][0]
 
 
 def test_nothing_in_a_text_or_corpus_becomes_markup(page):

@@ -6,21 +6,18 @@ import time
 
 import openai
 import pytest
-import schemathesis
 import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
 
 import prismlm
 from prismlm.web import create_app
 from tests.helpers.chats import ANSWER, CHAT, QUESTION
-from tests.helpers.running import slowed
+from tests.helpers.running import assert_never_at_fault, slowed
 from tests.web.conftest import Served
 
 ASKED = [{"role": "user", "content": QUESTION}]
 TEXT = "The patient was given a dose of the drug"
-CASES = 8  # of each route
 
 
 def assert_sources(value, trace, by="domain"):
@@ -230,11 +227,11 @@ def user(content):
         ("chat", {"messages": user(LONG)}, TOO_LONG, "messages", ""),
         ("complete", {"prompt": ["a", "b"]}, UNSUPPORTED, "prompt", ""),
         ("complete", {"prompt": "drug " * 200_000}, TOO_LONG, "prompt", ""),
-        ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "asks for 5,000 more"),
+        ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "5000 to generate"),
         (
             "attribute",
             {"messages": [*ASKED, {"role": "assistant", "content": LONG}]},
-            *(TOO_LONG, "messages", "and the request has"),
+            *(TOO_LONG, "messages", "shorten it"),
         ),
     ],
 )
@@ -317,14 +314,6 @@ def test_a_key_is_needed_wherever_the_application_is_mounted(served):
     for empty in ("", " "):
         with pytest.raises(prismlm.errors.InputError, match="key is empty"):
             create_app(served.lm, api_key=empty)
-
-
-def test_openais_client_brings_the_key(chat_model):
-    with Served(prismlm.load(chat_model), api_key="sesame") as server:
-        assert server.complete("a", max_tokens=1).usage.completion_tokens == 1
-        wrong = openai.OpenAI(**server.address | {"api_key": "other"})
-        with pytest.raises(openai.AuthenticationError, match="API key"):
-            wrong.models.list()
 
 
 def test_a_name_of_another_site_that_points_here_is_refused(served):
@@ -425,26 +414,8 @@ def test_a_model_without_a_lens_is_refused(chat_model, tmp_path):
 
 
 def test_no_request_is_the_servers_fault(served):
-    """Whatever the API's own document allows, and what it does not."""
-    document = schemathesis.openapi.from_url(f"http://{served.host}/openapi.json")
-    routes = [route.ok() for route in document.get_all_operations()]
-    assert len(routes) == 7
-    statuses = set()
-    for route in routes:
+    def complete(case):
+        if isinstance(case.body, dict):
+            case.body |= {"model": "tiny", "max_tokens": 3}
 
-        @settings(
-            max_examples=CASES,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        )
-        @given(case=route.as_strategy())
-        def check(case):
-            if isinstance(case.body, dict):
-                case.body |= {"model": "tiny", "max_tokens": 3}
-            response = case.call()
-            statuses.add(response.status_code)
-            assert response.status_code < 500, response.text
-            if response.status_code >= 400:
-                assert response.json()["error"]["message"]
-
-        check()
-    assert {200, 400} <= statuses
+    assert len(assert_never_at_fault(served, complete)) == 7

@@ -132,15 +132,14 @@ def _write_audit(
     html: Path | None,
 ) -> dict[str, Any]:
     """Write the rows and the page, and return the summary once all rows are read."""
-    from prismlm.explain.audit import audit_files
+    from prismlm.explain.audit import write_audit
+    from prismlm.outputs import write_text
     from prismlm.pages.audit import audit_page
 
-    with audit_files(tables, [html] if html else [], audit.identity) as (add, pages):
-        for row in rows:
-            add(row)
-        summary = audit.to_dict() | {"left_out": dict(left_out)}
-        for page in pages:
-            page.write_text(audit_page(summary), encoding="utf-8")
+    write_audit(rows, tables, audit.identity)
+    summary = audit.to_dict() | {"left_out": dict(left_out)}
+    if html is not None:
+        write_text(html, audit_page(summary))
     return summary
 
 

@@ -594,35 +594,25 @@ class AttributionSum:
 
     def add(self, attribution: Attribution) -> None:
         """Add the attribution of another text."""
-        number, value, best = attribution.by_document
-        places = attribution.places
-        self._add(number, value, places.value[best], places.place[best], attribution.rest)
+        (number, value, best), places = attribution.by_document, attribution.places
+        columns = {"value": value, "weight": places.value[best], "place": places.place[best]}
+        self.add_arrays({"number": number, "rest": np.array(attribution.rest), **columns})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the sum over the documents that are in it, for :meth:`add_arrays`."""
         number = np.flatnonzero(self._place >= 0)
-        columns = (self._value[number], self._weight[number], self._place[number])
-        arrays = dict(zip(("value", "weight", "place"), columns, strict=True))
-        return {"number": number, "rest": np.array(self._rest), **arrays}
+        columns = {"value": self._value, "weight": self._weight, "place": self._place}
+        columns = {name: column[number] for name, column in columns.items()}
+        return {"number": number, "rest": np.array(self._rest), **columns}
 
     def add_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Add another sum of the same lens."""
-        names = ("number", "value", "weight", "place")
-        self._add(*(arrays[name] for name in names), rest=float(arrays["rest"]))
-
-    def _add(
-        self,
-        number: np.ndarray,
-        value: np.ndarray,
-        weight: np.ndarray,
-        place: np.ndarray,
-        rest: float,
-    ) -> None:
-        self._rest += rest
-        self._value[number] += value
+        number, weight = arrays["number"], arrays["weight"]
+        self._rest += float(arrays["rest"])
+        self._value[number] += arrays["value"]
         heavier = weight > self._weight[number]
         self._weight[number[heavier]] = weight[heavier]
-        self._place[number[heavier]] = place[heavier]
+        self._place[number[heavier]] = arrays["place"][heavier]
 
     def result(self) -> Attribution:
         """Return the attribution of all texts so far."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
 from prismlm.explain.attribution import Attribution, AttributionSum, Method
 from prismlm.explain.prediction import is_plausible
-from prismlm.explain.support import SupportCount
+from prismlm.explain.support import support_counts
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
@@ -50,7 +52,6 @@ BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
 IDENTITY_KEY = b"prismlm.audit"
-COUNTS = ("texts", "tokens", "predictions")
 SUMS_FILE, ARRAYS_FILE = "sums.json", "sums.safetensors"
 DOCUMENT = pa.schema(
     [
@@ -98,13 +99,12 @@ class Audit:
         self.lens = lm.lens_for("training text to point to")
         self.model, self.options = str(lm.path), options
         self.where, self.least_share = normalised(where), least_share
-        self.texts = self.tokens = self.predictions = 0
         self._lm = lm
-        self._loss = 0.0
+        # Texts, tokens, predictions, loss, and levels and score of support.
+        self.sums: Counter[str] = Counter()
         # How many predictions have which explained share: memory is the same for any text.
         self._explained = np.zeros(SHARE_BINS, dtype=np.int64)
         self._sum = AttributionSum(self.lens, options.method)
-        self._support = SupportCount()
         # Texts that stand out, each with the amount that it is ranked by.
         names = ("least_supported", "least_attributed", "most_matching")
         self._listed = {name: list[tuple[float, dict[str, Any]]]() for name in names}
@@ -136,23 +136,17 @@ class Audit:
 
     def save(self, directory: Path) -> None:
         """Write the sums so far, for :meth:`add_saved`."""
-        counts = {name: getattr(self, name) for name in COUNTS}
-        levels = self._support.to_dict()
-        sums = counts | {"loss": self._loss, "support": levels, "listed": self._listed}
-        write_json(directory / SUMS_FILE, sums)
+        write_json(directory / SUMS_FILE, {"sums": self.sums, "listed": self._listed})
         save_file({"explained": self._explained, **self._sum.arrays()}, directory / ARRAYS_FILE)
 
     def add_saved(self, directory: Path) -> None:
         """Add the sums of another audit of the same model, lens and options."""
-        sums = read_json(directory / SUMS_FILE)
-        for name in COUNTS:
-            setattr(self, name, getattr(self, name) + sums[name])
-        self._loss += sums["loss"]
+        saved = read_json(directory / SUMS_FILE)
+        self.sums.update(saved["sums"])
         arrays = load_file(directory / ARRAYS_FILE)
         self._explained += arrays["explained"]
         self._sum.add_arrays(arrays)
-        self._support.add_counts(sums["support"])
-        for name, rows in sums["listed"].items():
+        for name, rows in saved["listed"].items():
             for amount, entry in rows:
                 self._list(name, amount, entry)
 
@@ -163,6 +157,7 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary: shares of all predictions, documents and the texts that stand out."""
         attribution, meta, where = self.attribution(), self.lens.meta, dict(self.where)
+        counts = {name: self.sums[name] for name in ("texts", "tokens", "predictions")}
         explained = self._median_explained()
         fields = {name: getattr(meta, name) for name in CORPUS_FIELDS}
         return {
@@ -174,10 +169,8 @@ class Audit:
             "least_share": self.least_share,
             "window": self.options.window,
             "stride": self.options.stride,
-            "texts": self.texts,
-            "tokens": self.tokens,
-            "predictions": self.predictions,
-            "ce": self._loss / self.predictions if self.predictions else None,
+            **counts,
+            "ce": self.sums["loss"] / counts["predictions"] if counts["predictions"] else None,
             "explained_share": explained,
             "notes": [] if explained is None or is_plausible(explained) else [MISFIT],
             "shares": {by: attribution.sources(by, where).to_dict() for by in GROUP_COLUMNS},
@@ -185,7 +178,7 @@ class Audit:
                 document.to_dict() | {"around": document.around}
                 for document in attribution.documents(MAX_DOCUMENTS, where)
             ],
-            "support": self._support.to_dict(),
+            "support": support_counts(self.sums),
             **{name: [entry for _, entry in rows] for name, rows in self._listed.items()},
         }
 
@@ -201,9 +194,7 @@ class Audit:
         count, support = len(text.losses), text.support
         loss = float(text.losses.sum(dtype=np.float64))
         opening = text.document.opening[:LISTED_OPENING]
-        self.texts += 1
-        self.tokens += text.tokens
-        self.predictions += count
+        self.sums.update({"texts": 1, "tokens": text.tokens, "predictions": count})
         row: dict[str, Any] = dict.fromkeys(SCHEMA.names) | {
             "text_id": text.document.doc_id,
             "opening": opening[:OPENING],
@@ -219,9 +210,8 @@ class Audit:
         if text.attribution is None:
             return row
         row |= self._shares_of(text.attribution)
-        self._loss += loss
+        self.sums.update({"loss": loss, **(support.sums if support else {})})
         self._sum.add(text.attribution)
-        self._support.add(support)
         bins = (np.nan_to_num(text.explained) - LOWEST_BIN) / SHARE_BIN
         np.add.at(self._explained, bins.clip(0, SHARE_BINS - 1).astype(np.int64), 1)
         entry, rest = {"text_id": row["text_id"], "opening": opening}, row["unattributed"]
@@ -268,33 +258,19 @@ def audit_identity(lens: Lens, method: Method) -> dict[str, str]:
     return keys | {"method": method}
 
 
-@contextmanager
-def audit_files(
-    paths: Sequence[Path], pages: Sequence[Path], identity: dict[str, str]
-) -> Iterator[tuple[Callable[[dict[str, Any]], None], list[Path]]]:
-    """Yield a function that adds a row to files, and temporary paths for ``pages``.
-
-    Rows are written as .parquet, with the identity, .jsonl or .csv, by the extension of the path.
-    """
-    with output_files(*paths, *pages) as temporary, ExitStack() as writers:
+def write_audit(
+    rows: Iterable[dict[str, Any]], paths: Sequence[Path], identity: dict[str, str]
+) -> None:
+    """Read all rows, and write them as .parquet, with the identity, .jsonl or .csv."""
+    remaining = iter(rows)
+    with output_files(*paths) as temporary, ExitStack() as writers:
         opened = [
             writers.enter_context(FORMATS[path.suffix.lower()](file, identity))
-            for path, file in zip(paths, temporary, strict=False)
+            for path, file in zip(paths, temporary, strict=True)
         ]
-        pending: list[dict[str, Any]] = []
-
-        def flush() -> None:
+        while batch := list(islice(remaining, BATCH_ROWS)):
             for write in opened:
-                write(pending)
-            pending.clear()
-
-        def add(row: dict[str, Any]) -> None:
-            pending.append(row)
-            if len(pending) >= BATCH_ROWS:
-                flush()
-
-        yield add, temporary[len(paths) :]
-        flush()
+                write(batch)
 
 
 # Writes some rows of an audit.

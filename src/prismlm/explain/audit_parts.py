@@ -17,7 +17,7 @@ from prismlm import fingerprints
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader
 from prismlm.explain.attribution import Method
-from prismlm.explain.audit import Audit, audit_files, read_audit
+from prismlm.explain.audit import Audit, read_audit, write_audit
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
 from prismlm.files import atomic_directory, discard, read_json, write_json
@@ -65,9 +65,7 @@ class AuditPart:
             reader = self.reader(audit.tokenizer)
             texts = documents_of(reader, rank, world_size)
             with atomic_directory(part) as directory:
-                with audit_files([directory / ROWS_FILE], [], audit.identity) as (add, _):
-                    for row in audit.read(texts):
-                        add(row)
+                write_audit(audit.read(texts), [directory / ROWS_FILE], audit.identity)
                 audit.save(directory)
                 write_json(directory / LEFT_OUT_FILE, reader.left_out)
                 write_json(directory / RUN_FILE, self.run or self.settings(audit, reader))

@@ -158,22 +158,12 @@ class DirectPath:
         return self._directions(position, prototypes)[1] @ self.outputs[layer].double()
 
     def half_lives(self, position: int, layer: int) -> Float[Tensor, " R"]:
-        """Return −ln 2 / ln β, in positions, of the decay before a position; float64."""
-        self._check(position, 1)
+        """Return −ln 2 / ln β, in positions, of the decay before a position, from 1; float64."""
         sums = self.flows[layer].log_decay
         return half_life((sums[position] - sums[position - 1]).exp())
 
-    def _check(self, position: int, first: int = 0) -> None:
-        count = len(self.hidden)
-        if not first <= position < count:
-            raise InputError(
-                f"there is no position {position}: expected {first} to {count - 1}, as the text "
-                f"has {count} tokens."
-            )
-
     def _directions(self, position: int, prototypes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vectors whose products with z, and with h, are activations: [C, d] each."""
-        self._check(position)
         bank, state = self.head.prototypes.detach(), self.states[position].double()
         chosen = bank[prototypes.to(bank.device)].double().cpu()
         scale = float(self.head.scale.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import Attribution, AttributionSum
-from prismlm.explain.support import SupportCount
+from prismlm.explain.support import support_counts
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.lens import Lens
@@ -64,7 +65,7 @@ def compare_texts(
         strict=True,
     )
     sums = [lm.lens and AttributionSum(lm.lens, options.method) for lm in (a, b)]
-    counts, texts = [SupportCount(), SupportCount()], 0
+    counts, texts = (Counter[str](), Counter[str]()), 0
     totals: list[list[float]] = []
     sizes: list[int] = []
     for pair in pairs:
@@ -76,14 +77,14 @@ def compare_texts(
         for text, total, count in zip(pair, sums, counts, strict=True):
             if total is not None and text.attribution is not None:
                 total.add(text.attribution)
-            count.add(text.support)
+            count.update(text.support.sums if text.support else {})
     if not totals:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     losses = np.array(totals)
     ce, differences = losses.sum(0) / sum(sizes), (losses[:, 1] - losses[:, 0]) / sizes
     error = float(stats.sem(differences)) if len(differences) > 1 else None
     attributions = [total.result() for total in sums if total]
-    supports = [count.to_dict() for count in counts]
+    supports = [support_counts(count) for count in counts]
     return {
         "texts": texts,
         "predictions": sum(sizes),

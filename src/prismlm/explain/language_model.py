@@ -6,7 +6,7 @@ An engine such as vLLM writes an answer and hands over the hidden states of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.chat import ASSISTANT, Messages, question_of
 from prismlm.corpus.pieces import pieces_of
@@ -25,12 +26,12 @@ from prismlm.explain.attention_maps import Head, heads_at, maps_of
 from prismlm.explain.chain import mixer_decoder_of, read_direct_path
 from prismlm.explain.prediction import (
     OutputLayer,
-    Recorded,
-    StoredStates,
+    Predictions,
     record,
     split_predictions,
+    split_states,
 )
-from prismlm.explain.sharing import Pushed, push
+from prismlm.explain.sharing import push
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
 from prismlm.interventions.plan import applied, plan_for
@@ -42,7 +43,7 @@ from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.device import device_named
 from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
-from prismlm.models.sidecar import weight_of
+from prismlm.models.sidecar import Sidecar, weight_of
 
 # Rows of the output weights whose sum tells whether they have changed.
 ROWS_COMPARED = 256
@@ -113,26 +114,26 @@ class PrismLM(OpenedModel):
         with record(self.model) as recorded:
             ids = self.write(prompt, generate, temperature, seed, on_text=on_text, all_logits=True)
         not_applied = settings_not_applied(self.model, temperature) if generate else ""
-        return self.trace_of(text, ids, length, recorded, heads=heads, settings=not_applied)
+        count = ids.shape[1] - (ids.shape[1] > length)
+        split = split_predictions(self.model, self.head, self.output_layer, ids, count, recorded)
+        return self.trace_of(text, ids, length, split, heads=heads, settings=not_applied)
 
     def trace_of(
         self,
         text: str | Messages,
         ids: Tensor,
         prompt_length: int,
-        recorded: Recorded | StoredStates,
+        split: Predictions,
         *,
         heads: Sequence[Head] = (),
         settings: str = "",
     ) -> Trace:
-        """Return the trace of prompt and answer ``ids`` [1, T], as :meth:`explain` does.
+        """Return the trace of the split predictions along prompt and answer ``ids`` [1, T].
 
-        The model reads the text again if ``recorded`` are not its states. ``settings`` is a note on
-        generation settings that were not applied.
+        ``settings`` is a note on generation settings that were not applied.
         """
         generated = ids.shape[1] > prompt_length
-        count, tokens = ids.shape[1] - generated, ids[0].tolist()
-        split = split_predictions(self.model, self.head, self.output_layer, ids, count, recorded)
+        count, tokens = len(split), ids[0].tolist()
         maps = path = None
         if heads:
             labels = [piece.label for piece in pieces_of(self.tokenizer, tokens[:count])]
@@ -175,18 +176,7 @@ class PrismLM(OpenedModel):
         """
         return applied(self.model, plan_for(self, edits, only))
 
-    def push_to_hub(
-        self,
-        name: str,
-        *,
-        private: bool = False,
-        with_lens: bool = True,
-        allow_licenses: Collection[str] = (),
-        dry_run: bool = False,
-    ) -> Pushed:
-        """Upload the model with its lens and a card; see :func:`prismlm.explain.sharing.push`."""
-        options = {"private": private, "with_lens": with_lens, "dry_run": dry_run}
-        return push(self, name, allow_licenses=allow_licenses, **options)
+    push_to_hub = push
 
 
 def _version(weight: Tensor) -> tuple[Any, ...]:
@@ -225,14 +215,27 @@ def load(
     """
     directory = model_directory(path, revision)
     model, tokenizer, sidecar = load_checkpoint(directory, device=device_named(device))
-    lens_path, opened = find_lens(directory, lens), None
-    if lens_path is not None:
-        opened = Lens.open(lens_path, model, sidecar.head, tokenizer_fingerprint(tokenizer))
-        opened.tokenizer = tokenizer
-    lm = PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened)
+    lm = _with_lens(directory, model, tokenizer, sidecar, lens)
     if corpus is not None:
         lm.lens_for("corpus of one").use_corpus(check_path("the corpus", corpus))
     return lm
+
+
+def _with_lens(
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sidecar: Sidecar,
+    lens: Path | str | None,
+    *,
+    decoder: bool = True,
+) -> PrismLM:
+    path, opened = find_lens(directory, lens), None
+    if path is not None:
+        fingerprint = tokenizer_fingerprint(tokenizer)
+        opened = Lens.open(path, model, sidecar.head, fingerprint, decoder=decoder)
+        opened.tokenizer = tokenizer
+    return PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened)
 
 
 @dataclass(frozen=True, repr=False)
@@ -258,16 +261,9 @@ class Attributor:
                 f"{directory} is a prototype mixer, whose predictions are traced through its "
                 "channels: open the whole model with prismlm.load()."
             )
-        lens_path = find_lens(directory, lens)
-        if lens_path is None:
-            raise InputError(
-                f"{directory} has no lens, so there is no training text to point to. Build one "
-                f"with `prismlm index {directory} --corpus DIR`."
-            )
-        fingerprint = tokenizer_fingerprint(tokenizer)
-        opened = Lens.open(lens_path, model, sidecar.head, fingerprint, decoder=False)
-        opened.tokenizer = tokenizer
-        return cls(PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened))
+        lm = _with_lens(directory, model, tokenizer, sidecar, lens, decoder=False)
+        lm.lens_for("training text to point to")
+        return cls(lm)
 
     @torch.no_grad()
     def attribute(
@@ -309,5 +305,7 @@ class Attributor:
         z = z[:count].to(weight)
         z = z if normalised else final_norm(self.lm.model)(z)
         raw: Any = output_embedding(self.lm.model)(z)
-        recorded = Recorded([z[None]], [raw[None]], [], [ids[None, :count]])
-        return self.lm.trace_of("", ids[None], prompt, recorded)
+        output, head = self.lm.output_layer, self.lm.head
+        targets = output.targets(ids, raw)
+        split = split_states(output, head, z, ids[:count], targets, raw_logits=raw)
+        return self.lm.trace_of("", ids[None], prompt, split)

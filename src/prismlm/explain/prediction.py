@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -24,7 +24,6 @@ from prismlm.ops.prototype_head import Nearest, Routing
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
-FedBack = list[tuple[float | None, int | None]]
 # Median explained shares beyond these are not those of a head that was fitted to the model.
 MIN_EXPLAINED, MAX_EXPLAINED = -0.5, 1.5
 
@@ -55,43 +54,6 @@ class Parts(NamedTuple):
         return explained / (explained + self.residual_evidence + self.bias_evidence)
 
 
-def decompose(
-    z: Float[Tensor, "N d"],
-    indices: Int64[Tensor, "N k"],
-    activations: Float[Tensor, "N k"],
-    prototypes: Float[Tensor, "K d"],
-    weight: Float[Tensor, "V d"],
-    targets: Int64[Tensor, " N"],
-    *,
-    scale: float = 1.0,
-    bias: Float[Tensor, " V"] | None = None,
-    weight_mean: Float[Tensor, " d"] | None = None,
-) -> Parts:
-    """Split scale · W z + bias at each state's target token v.
-
-    contribution_i = scale · α_i (W p_i)[v] and residual = scale · (W r)[v] with r = z − Σ α_i p_i
-    taken as a vector. Evidence subtracts each part's mean over the vocabulary, to which a softmax
-    is blind: e_i = scale · α_i (W_v − W̄)·p_i. ``weight_mean`` is W̄ if it is known, and
-    ``scale`` the model's factor on W z, 1 for most families.
-    """
-    # index_select gathers several times as fast as indexing over one dimension, and sums of
-    # products are faster than batches of small matrix products.
-    chosen = prototypes.index_select(0, indices.flatten()).view(*indices.shape, -1)
-    rows = weight[targets]
-    centred = rows - (weight.mean(0) if weight_mean is None else weight_mean)
-    weighted = scale * activations
-    residual = z - torch.einsum("nk,nkd->nd", activations, chosen)
-    zeros = z.new_zeros(z.shape[0])
-    return Parts(
-        weighted * (chosen * rows[:, None]).sum(-1),
-        weighted * (chosen * centred[:, None]).sum(-1),
-        scale * (residual * rows).sum(-1),
-        scale * (residual * centred).sum(-1),
-        zeros if bias is None else bias[targets],
-        zeros if bias is None else bias[targets] - bias.mean(),
-    )
-
-
 class OutputLayer(NamedTuple):
     """The map from states to logits, in float32: W [V, d], b [V] or None, and the mean row of W.
 
@@ -119,25 +81,44 @@ class OutputLayer(NamedTuple):
         """Return the logits of states."""
         return self.logit_map(F.linear(z, self.weight, self.bias))
 
+    def targets(self, ids: Tensor, raw: Tensor) -> Tensor:
+        """Return the token after each state of a text [T]; after its last, the model's top one.
+
+        ``raw`` is W z + b of the states, [N, V].
+        """
+        top = self.logit_map(raw[-1:].float()).argmax(-1)
+        return torch.cat([ids[1:], top])[: len(raw)]
+
     def scores(self, z: Tensor, targets: Tensor) -> Scores:
         """Return the scores of targets at states [N, d]."""
         return Scores.from_raw_logits(self.logit_map, F.linear(z, self.weight, self.bias), targets)
 
     def parts(
-        self, head: PrototypeHead, z: Tensor, routing: Nearest | Routing, targets: Tensor
+        self, prototypes: Tensor, z: Tensor, routing: Nearest | Routing, targets: Tensor
     ) -> Parts:
-        """Split the logit of each state's target."""
-        scale = self.logit_map.scale
-        return decompose(
-            z,
-            routing.indices,
-            routing.activations,
-            head.prototypes,
-            self.weight,
-            targets,
-            scale=scale,
-            bias=None if self.bias is None else self.bias * scale,
-            weight_mean=self.mean,
+        """Split scale · (W z + b) at each state's target token v.
+
+        contribution_i = scale · α_i (W p_i)[v], and residual = scale · (W r)[v] with the vector
+        r = z − Σ α_i p_i. Evidence subtracts each part's mean over the vocabulary, to which a
+        softmax is blind: e_i = scale · α_i (W_v − W̄)·p_i.
+        """
+        indices, activations, scale = routing.indices, routing.activations, self.logit_map.scale
+        # index_select gathers several times as fast as indexing over one dimension, and sums of
+        # products are faster than batches of small matrix products.
+        chosen = prototypes.index_select(0, indices.flatten()).view(*indices.shape, -1)
+        rows = self.weight[targets]
+        centred, weighted = rows - self.mean, scale * activations
+        residual = z - torch.einsum("nk,nkd->nd", activations, chosen)
+        bias = self.mean.new_zeros(1).expand(len(self.weight))
+        if self.bias is not None:
+            bias = self.bias * scale
+        return Parts(
+            weighted * (chosen * rows[:, None]).sum(-1),
+            weighted * (chosen * centred[:, None]).sum(-1),
+            scale * (residual * rows).sum(-1),
+            scale * (residual * centred).sum(-1),
+            bias[targets],
+            bias[targets] - bias.mean(),
         )
 
 
@@ -172,10 +153,8 @@ class Predictions:
     targets: Tensor  # the predicted token, [T]
     states: Tensor  # unit hidden states, [T, d]
     rounding: float = 0.0  # the largest |sum of parts − model's logit| / max(1, |logit|)
-    # The uncertainty fed back to each position, as a share of the largest entropy and as a code;
-    # None without uncertainty feedback.
-    fed_back: FedBack | None = None
-    codes: Tensor | None = None  # the same codes, int64 [1, T], to replay the pass
+    # Codes of the uncertainty that was fed back, int64 [1, T], to replay the pass; or None.
+    codes: Tensor | None = None
 
     @cached_property
     def scores(self) -> Scores:
@@ -187,7 +166,7 @@ class Predictions:
 
     def __getitem__(self, rows: slice | list[int]) -> Predictions:
         """Return some of the predictions as a text of their own, without what was fed back."""
-        return replace(self, fed_back=None, codes=None)._map(lambda column: column[rows])
+        return replace(self, codes=None)._map(lambda column: column[rows])
 
     def cpu(self) -> Predictions:
         """Return the predictions on the CPU."""
@@ -262,37 +241,26 @@ def split_states(
     output: OutputLayer,
     head: PrototypeHead,
     z: Tensor,
-    raw_logits: Tensor,
     tokens: Tensor,
     targets: Tensor,
+    *,
+    raw_logits: Tensor | None = None,
+    target_logits: Tensor | None = None,
 ) -> Predictions:
-    """Split the logits of targets [N] at states z [N, d] with W z + b [N, V]; check their sums."""
-    scores = Scores.from_raw_logits(output.logit_map, raw_logits, targets)
-    split = _split(output, head, z, tokens, targets, scores.logits)
-    return replace(split, score=lambda: scores)
+    """Split the logits of targets [N] at states z [N, d], and check their sums.
 
-
-def _split(
-    output: OutputLayer,
-    head: PrototypeHead,
-    z: Tensor,
-    tokens: Tensor,
-    targets: Tensor,
-    target_logits: Tensor,
-) -> Predictions:
-    """Split, given the model's own logits of the last targets."""
-    z = z.float()
+    Of the model's own figures, either W z + b [N, V] or the logits of the last targets are given.
+    """
+    z, score = z.float(), lambda: output.scores(z, targets)
+    if raw_logits is not None:
+        scores = Scores.from_raw_logits(output.logit_map, raw_logits, targets)
+        target_logits, score = scores.logits, lambda: scores
+    assert target_logits is not None
     routing = head.nearest(z)
-    parts = output.parts(head, z, routing, targets)
-    return Predictions(
-        routing,
-        parts,
-        lambda: output.scores(z, targets),
-        tokens,
-        targets,
-        z * inverse_norms(z),
-        check_sums(parts.logit, target_logits, output.dtype),
-    )
+    parts = output.parts(head.prototypes, z, routing, targets)
+    rounding = check_sums(parts.logit, target_logits, output.dtype)
+    unit = z * inverse_norms(z)
+    return Predictions(routing, parts, score, tokens, targets, unit, rounding)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -335,13 +303,6 @@ class Recorded(NamedTuple):
         """
         one_text = {len(tokens) for tokens in self.input_ids} == {1}
         return one_text and torch.equal(torch.cat(self.input_ids, 1)[:, : ids.shape[1]], ids)
-
-
-class StoredStates(NamedTuple):
-    """What a serving engine stores of a text while it writes it."""
-
-    states: Tensor  # inputs of the output embedding after each token but the last, [T − 1, d]
-    target_logits: Tensor  # of each written token, before any soft-cap, [n]
 
 
 @contextmanager
@@ -391,30 +352,22 @@ def split_predictions(
     output: OutputLayer,
     ids: Tensor,
     steps: int,
-    recorded: Recorded | StoredStates | None = None,
+    recorded: Recorded | None = None,
 ) -> Predictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T].
 
-    The target of prediction t is token t + 1; the last token's target is the model's top token.
-    The model runs once, or not at all if the states of ``ids`` were recorded; with
-    ``StoredStates``, sums are checked for the written tokens.
+    The model runs once, or not at all if the states of ``ids`` were recorded.
     """
-    if isinstance(recorded, StoredStates):
-        z, target_logits = recorded
-        return _split(output, head, z, ids[0, :-1], ids[0, 1:], target_logits).cpu()
-    states, raw, codes = _states(model, ids, steps, recorded)
-    top = output.logit_map(raw[-1:].float()).argmax(-1)
-    targets = torch.cat([ids[0, 1:], top])[:steps]
-    split = split_states(output, head, states, raw, ids[0, :steps], targets).cpu()
-    if codes is None:
-        return split
-    return replace(split, fed_back=fed_back(model, codes), codes=codes[None])
+    z, raw, codes = _states(model, ids, steps, recorded)
+    targets = output.targets(ids[0], raw)
+    split = split_states(output, head, z, ids[0, :steps], targets, raw_logits=raw)
+    return replace(split, codes=None if codes is None else codes[None]).cpu()
 
 
-def fed_back(model: PreTrainedModel, codes: Tensor | None) -> FedBack | None:
-    """Return codes as shares of the largest entropy, and codes; None if there is no code."""
+def fed_back(model: PreTrainedModel, codes: Tensor | None) -> list[tuple[float, int] | None] | None:
+    """Return codes [T] as shares of the largest entropy and as numbers; None where none is fed."""
     feedback = uncertainty_of(model)
     if feedback is None or codes is None:
         return None
     largest = feedback.embedding.levels - 1
-    return [(None, None) if code == NO_CODE else (code / largest, code) for code in codes.tolist()]
+    return [None if code == NO_CODE else (code / largest, code) for code in codes.tolist()]

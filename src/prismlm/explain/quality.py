@@ -81,7 +81,7 @@ class QualitySums:
         self._targets += torch.bincount(targets, minlength=len(self._targets)).cpu()
         used = routing.indices[routing.activations > 0]
         self._usage += torch.bincount(used, minlength=len(self._usage)).cpu()
-        shares = self._output.parts(self._head, z, routing, top).explained_share
+        shares = self._output.parts(self._head.prototypes, z, routing, top).explained_share
         self._shares.append(shares.cpu())
 
     def result(self) -> HeadQuality:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -25,31 +25,6 @@ IDS_COMPARED = 20_000  # ids searched for a similar one
 USUAL = 0.8
 
 
-@dataclass(frozen=True)
-class DocumentUse:
-    """A document among the contexts of one prototype."""
-
-    prototype: int
-    name: str
-    rank: int  # of the document's context among the prototype's, from 0
-    cosine: float  # of the context to the prototype
-    contexts: int  # the prototype's number of contexts
-    share: float  # 1 / contexts, as a document has at most one of them
-    usage: float  # the share of the corpus's tokens that use the prototype
-    position: int  # of the context in the corpus
-    text: str | None  # the characters around the position; None if the index holds offsets only
-
-
-@dataclass(frozen=True)
-class CellUse:
-    """The positions of a document in the cell of one prototype, and their share of that cell."""
-
-    prototype: int
-    name: str
-    positions: int
-    share: float
-
-
 class TextUse(NamedTuple):
     """A text that relied on the document: its id, its beginning and the document's share."""
 
@@ -58,8 +33,7 @@ class TextUse(NamedTuple):
     share: float
 
 
-@dataclass(frozen=True)
-class TextUses:
+class TextUses(NamedTuple):
     """Texts that relied on a document."""
 
     texts: list[TextUse]  # those in which it has a share, the largest first
@@ -67,16 +41,15 @@ class TextUses:
     # The smallest share of a document in a text that an audit stored; None for all.
     least: float | None = None
 
-    @classmethod
-    def from_all(cls, texts: Iterable[TextUse], least: float | None = None) -> TextUses:
-        """Return those of all texts that have a share, in order."""
-        ordered = sorted(texts, key=lambda text: -text.share)
-        return cls([text for text in ordered if text.share > 0], len(ordered), least)
-
     @property
     def share(self) -> float:
         """The document's share in an average text; shares below ``least`` count as 0."""
         return sum(text.share for text in self.texts) / max(1, self.read)
+
+
+def _sorted_uses(texts: Iterable[TextUse], least: float | None = None) -> TextUses:
+    ordered = sorted(texts, key=lambda text: -text.share)
+    return TextUses([text for text in ordered if text.share > 0], len(ordered), least)
 
 
 @dataclass(frozen=True)
@@ -89,8 +62,13 @@ class DocumentSources:
     license: str | None
     title: str | None
     url: str | None
-    cells: list[CellUse]  # the prototypes with its positions in their cells, the fullest first
-    uses: list[DocumentUse]  # the prototypes with it among their contexts, by usage-weighted share
+    # The prototypes with its positions in their cells, the fullest first: prototype, name, the
+    # number of positions, and their share of the cell.
+    cells: list[dict[str, Any]]
+    # The prototypes with it among their contexts, by usage-weighted share: prototype, name, rank of
+    # the context (from 0) and its cosine, the number of contexts and its share of them, the
+    # prototype's usage, the context's position, and the characters around, if they are stored.
+    uses: list[dict[str, Any]]
     # Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes: its share of the
     # neighbourhood of an average use.
     neighbourhood: float
@@ -125,20 +103,21 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     check_document(lens, doc_id)
     usage, counts = np.nan_to_num(lens.prototypes["usage"].to_numpy()), np.diff(lens.first_rows)
     total = max(float(usage.sum()), 1e-300)
-    uses: list[DocumentUse] = []
-    for row in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist():
-        i = int(row["prototype"])
-        use = DocumentUse(
-            prototype=i,
-            name=lens.names[i],
-            contexts=int(counts[i]),
-            share=1 / int(counts[i]),
-            usage=float(usage[i]),
-            text=None if row["token"] is None else "".join(row[name] for name in Around._fields),
-            **{name: row[name] for name in ("rank", "cosine", "position")},
-        )
-        uses.append(use)
-    uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
+    uses = [
+        {
+            "prototype": (i := int(row["prototype"])),
+            "name": lens.names[i],
+            "rank": row["rank"],
+            "cosine": row["cosine"],
+            "contexts": int(counts[i]),
+            "share": 1 / int(counts[i]),
+            "usage": float(usage[i]),
+            "position": row["position"],
+            "text": None if row["token"] is None else "".join(map(row.get, Around._fields)),
+        }
+        for row in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist()
+    ]
+    uses.sort(key=lambda use: (-use["usage"] * use["share"], use["prototype"]))
     document = lens.cells.document_number(doc_id)
     positions, sizes = lens.cells.cells_of(document, lens.num_prototypes)
     if not positions.any():
@@ -150,11 +129,12 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     return DocumentSources(
         **lens.cells.facts(document),
         cells=[
-            CellUse(i, lens.names[i], int(positions[i]), float(positions[i] / sizes[i]))
+            {"prototype": i, "name": lens.names[i], "positions": n, "share": n / int(sizes[i])}
             for i in fullest
+            for n in [int(positions[i])]
         ],
         uses=uses,
-        neighbourhood=sum(use.usage * use.share for use in uses) / total,
+        neighbourhood=sum(use["usage"] * use["share"] for use in uses) / total,
         expected=float(usage[counts > 0].sum()) / total / len(lens.documents.names),
         base_rate=float(lens.cells.document_rates[document]),
     )
@@ -185,7 +165,7 @@ def texts_that_rely(
 ) -> TextUses:
     """Return the texts in which a document has a share."""
     check_document(lm.lens_for("document to find"), doc_id)
-    return TextUses.from_all(
+    return _sorted_uses(
         TextUse(
             text.document.doc_id,
             text.document.opening[:OPENING],
@@ -211,4 +191,4 @@ def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
     for row in rows:
         shares = [one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id]
         texts.append(TextUse(row["text_id"], row["opening"], sum(shares)))
-    return TextUses.from_all(texts, None if least is None else float(least))
+    return _sorted_uses(texts, None if least is None else float(least))

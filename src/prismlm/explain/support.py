@@ -29,7 +29,7 @@ They say where a text occurs, not whether the model took it from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -95,6 +95,11 @@ class Support:
         """The level as a sentence."""
         return sentence(self.level)
 
+    @property
+    def sums(self) -> dict[str, float]:
+        """The level, as a count of one, and the score: to be summed over texts."""
+        return {self.level: 1, "score": self.score}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
         return asdict(self)
@@ -158,30 +163,11 @@ def _level(score: float, none: float, strong: float) -> Level:
     return "strong" if score >= strong else "none" if score < none else "weak"
 
 
-class SupportCount:
-    """Counts the levels of many texts, and sums their scores."""
-
-    def __init__(self) -> None:
-        self.levels: dict[Level, int] = dict.fromkeys(LEVELS, 0)
-        self._score = 0.0
-
-    def add(self, support: Support | None) -> None:
-        """Count one text, unless its support is unknown."""
-        if support is not None:
-            self.levels[support.level] += 1
-            self._score += support.score
-
-    def add_counts(self, counts: dict[str, Any] | None) -> None:
-        """Add another count, as :meth:`to_dict` returns it."""
-        if counts is not None:
-            for level in LEVELS:
-                self.levels[level] += counts["levels"][level]
-            self._score += counts["score"] * sum(counts["levels"].values())
-
-    def to_dict(self) -> dict[str, Any] | None:
-        """Return how many texts have each level, and their mean score; None without texts."""
-        texts = sum(self.levels.values())
-        return {"levels": dict(self.levels), "score": self._score / texts} if texts else None
+def support_counts(sums: Mapping[str, float]) -> dict[str, Any] | None:
+    """Return how many texts have each level, and their mean score, from summed ``Support.sums``."""
+    levels = {level: int(sums[level]) for level in LEVELS}
+    texts = sum(levels.values())
+    return {"levels": levels, "score": sums["score"] / texts} if texts else None
 
 
 def summarise(

@@ -210,8 +210,9 @@ def _run_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
         for by in (0, 1)
     )
     output = lm.output_layer
-    split = split_states(output, lm.head, z, raw, tokens, targets.to(device))
-    explained = output.parts(lm.head, z, split.routing, split.scores.top).explained_share.cpu()
+    split = split_states(output, lm.head, z, tokens, targets.to(device), raw_logits=raw)
+    parts = output.parts(lm.head.prototypes, z, split.routing, split.scores.top)
+    explained = parts.explained_share.cpu()
     split, end = split.cpu(), 0
     for window in batch:
         rows = slice(end, end := end + window.stop - window.skip)

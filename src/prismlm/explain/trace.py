@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.encode import around_text
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
@@ -29,7 +28,7 @@ from prismlm.explain.attribution import (
     carriers_of,
 )
 from prismlm.explain.chain import DirectPath, PrototypeChain, chains
-from prismlm.explain.prediction import Predictions
+from prismlm.explain.prediction import Predictions, fed_back
 from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.support import MIN_INFORMATION, STRONG, Quote, Support, quotes, summarise
 from prismlm.files import json_text
@@ -118,33 +117,28 @@ class Step:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
 
 
-def steps_of(
-    split: Predictions,
-    ids: list[int],
-    prompt_length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    lens: Lens | None,
-    path: DirectPath | None = None,
-) -> tuple[Step, ...]:
+def steps_of(trace: Trace) -> tuple[Step, ...]:
     """Return the steps of one text."""
-    parts, scores, uses = split.parts, split.scores, list(_uses(split, lens))
+    split, ids, lm, path = trace.predictions, trace.ids, trace.lm, trace.path
+    parts, scores, uses = split.parts, split.scores, list(_uses(split, lm.lens))
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     columns = (
         *(parts.logit, scores.logits, scores.log_probabilities.exp(), parts.bias),
         *(parts.residual, parts.residual_evidence, parts.bias_evidence, parts.explained_share),
     )
     figures = zip(*(column.tolist() for column in columns), uses, strict=True)
-    decode = cache(lambda token: decode_token(tokenizer, token))
+    decode = cache(lambda token: decode_token(lm.tokenizer, token))
     targets = split.targets.tolist()
     # At most one target follows the text.
-    pieces = pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
+    pieces = pieces_of(lm.tokenizer, ids + targets[len(ids) - 1 :])
     labels = [piece.label for piece in pieces]
-    fed_back = split.fed_back or [(None, None)] * len(uses)
+    codes = None if split.codes is None else split.codes[0]
+    fed = fed_back(lm.model, codes) or [None] * len(uses)
 
     def target_from(position: int) -> TargetFrom:
         if position + 1 >= len(ids):
             return "argmax"
-        return "text" if position + 1 < prompt_length else "generated"
+        return "text" if position + 1 < trace.prompt_length else "generated"
 
     return tuple(
         Step(
@@ -155,12 +149,12 @@ def steps_of(
             targets[t],
             target_from(t),
             *row,
-            uncertainty=fed_back[t][0],
-            uncertainty_code=fed_back[t][1],
+            uncertainty=code and code[0],
+            uncertainty_code=code and code[1],
             pieces=(pieces[t], pieces[t + 1]),
             read_chains=path and partial(chains, path, t, uses[t][:PROTOTYPES_CHAINED], labels),
         )
-        for t, row in enumerate(figures)
+        for t, (row, code) in enumerate(zip(figures, fed, strict=True))
     )
 
 
@@ -239,10 +233,7 @@ class Trace:
         """One per prediction, computed on first use: shares need none."""
         if self.parent is not None:
             return tuple(self.parent.steps[row] for row in self.rows)
-        lm = self.lm
-        return steps_of(
-            self.predictions, self.ids, self.prompt_length, lm.tokenizer, lm.lens, self.path
-        )
+        return steps_of(self)
 
     def __repr__(self) -> str:
         lens = "no lens" if self.lens is None else f"lens {self.lens.name}"
@@ -450,32 +441,39 @@ class Trace:
 
         It has ``attention`` and ``against`` only if heads or passages were requested.
         """
-        lens, filters = self.lens, {"method": method, "where": where}
+        lens = self.lens
         value: dict[str, Any] = {
             "model": self.model,
             "lens": None if lens is None else str(lens.path),
             "positions": [step.to_dict() for step in self.steps],
-            "sources": None if lens is None else self.sources(by, **filters).to_dict(),
-            "documents": [],
+            **({"notes": self.notes} if self.notes else {}),
+            **({} if self.softcap is None else {"softcap": self.softcap}),
+            **({} if self.support is None else {"support": self.support.to_dict()}),
+            **self.texts_behind(by, documents, method=method, where=where),
         }
-        if self.notes:
-            value["notes"] = self.notes
-        if self.softcap is not None:
-            value["softcap"] = self.softcap
-        if self.support is not None:
-            value["support"] = self.support.to_dict()
-        if lens is not None:
-            value["documents"] = [one.to_dict() for one in self.documents(documents, **filters)]
-            if method == "evidence":
-                passages = self.passages(documents, where=where)
-                value["passages"] = [one.to_dict() for one in passages]
-                value |= {} if where else {"summary": self.summary}
-            if lens.suffixes is not None:
-                value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
         if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
         if self.attention is not None:
             value["attention"] = [one.to_dict() for one in self.attention]
+        return value
+
+    def texts_behind(
+        self, by: str, limit: int, *, method: Method = "evidence", where: Where | None = None
+    ) -> dict[str, Any]:
+        """Return the part of :meth:`to_dict` that a lens is needed for."""
+        if self.lens is None:
+            return {"sources": None, "documents": []}
+        documents = self.documents(limit, method=method, where=where)
+        value: dict[str, Any] = {
+            "sources": self.sources(by, method=method, where=where).to_dict(),
+            "documents": [document.to_dict() for document in documents],
+        }
+        if method == "evidence":
+            passages = self.passages(limit, where=where)
+            value["passages"] = [passage.to_dict() for passage in passages]
+            value |= {} if where else {"summary": self.summary}
+        if self.lens.suffixes is not None:
+            value["verbatim"] = [quote.to_dict() for quote in self.verbatim(limit)]
         return value
 
     def to_parquet(self, path: Path | str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
@@ -10,26 +10,19 @@ from starlette.concurrency import run_in_threadpool
 
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Job, PageJSON, SendEvent, Session, check_kind, saved
+from prismlm.explorer.session import Job, PageJSON, SendEvent, Session, saved
 from prismlm.files import json_text
 from prismlm.pages.frame import rounded
 from prismlm.pages.trace import Pool, sources_data, trace_data
 
 OPPOSING_PASSAGES = 4
 PASSAGES = 8
-REPORTS = {"html": Trace.to_html, "json": Trace.to_json, "parquet": Trace.to_parquet}
 
 
 def routes(session: Session) -> APIRouter:
     """Return the routes about an answer, whichever client of the server requested it."""
     router = APIRouter(tags=["ask"])
     answers = session.server.answers
-
-    def step_of(key: str, step: int) -> Trace:
-        trace = session.trace(key)
-        if not 0 <= step < len(trace):
-            raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
-        return trace[step : step + 1]
 
     @router.get("/answers/{key}", summary="An answer, what it relies on, and each prediction")
     def answer(key: str) -> Response:
@@ -55,6 +48,33 @@ def routes(session: Session) -> APIRouter:
             _ = answers[key]
         return {"stopped": True}
 
+    @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
+    def chat(key: str) -> Response:
+        messages = answers[key].prompt
+        if isinstance(messages, str):
+            raise InputError(f"the answer {key!r} is to a text, which has no messages.")
+        line = json_text({"messages": list(messages)}) + "\n"
+        return saved("chat.jsonl", lambda path: path.write_text(line, encoding="utf-8"))
+
+    @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
+    async def report(key: str, kind: Literal["html", "json", "parquet"]) -> Response:
+        trace = session.trace(key)
+        write = getattr(trace, f"to_{kind}")
+        return await run_in_threadpool(saved, f"answer.{kind}", write)
+
+    _add_steps(router, session)
+    return router
+
+
+def _add_steps(router: APIRouter, session: Session) -> None:
+    """Add the routes about one prediction."""
+
+    def step_of(key: str, step: int) -> Trace:
+        trace = session.trace(key)
+        if not 0 <= step < len(trace):
+            raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
+        return trace[step : step + 1]
+
     @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
     def step(key: str, step: int) -> Response:
         trace = step_of(key, step)
@@ -79,20 +99,3 @@ def routes(session: Session) -> APIRouter:
                 send(event, data | {"shared": pool.to_dict()})
 
         return session.streamed(Job(), work)
-
-    @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
-    def chat(key: str) -> Response:
-        messages = answers[key].prompt
-        if isinstance(messages, str):
-            raise InputError(f"the answer {key!r} is to a text, which has no messages.")
-        line = json_text({"messages": list(messages)}) + "\n"
-        return saved("chat.jsonl", lambda path: path.write_text(line, encoding="utf-8"))
-
-    @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
-    async def report(key: str, kind: str) -> Response:
-        trace = session.trace(key)
-        check_kind(kind, REPORTS)
-        write = partial(REPORTS[kind], trace)
-        return await run_in_threadpool(saved, f"answer.{kind}", write)
-
-    return router

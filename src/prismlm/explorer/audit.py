@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
@@ -16,16 +16,15 @@ from prismlm.corpus.documents import Document
 from prismlm.corpus.formats import extension
 from prismlm.corpus.read import DocumentReader, InputFile
 from prismlm.errors import InputError, check_text
-from prismlm.explain.audit import Audit, audit_files
+from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
-from prismlm.explorer.session import Job, SendEvent, Session, check_kind, saved
+from prismlm.explorer.session import Job, SendEvent, Session, saved
 from prismlm.outputs import write_text
 from prismlm.pages.audit import audit_data, audit_page
 from prismlm.pages.frame import rounded
 
 MAX_TEXTS = 1_000
-KINDS = ("parquet", "jsonl", "csv", "html")
 
 
 class File(BaseModel):
@@ -59,11 +58,10 @@ def routes(session: Session) -> APIRouter:
         )
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
-    async def report(key: str, kind: str) -> Response:
+    async def report(key: str, kind: Literal["parquet", "jsonl", "csv", "html"]) -> Response:
         job = session.jobs[key]
         if not job.summary:
             raise InputError(f"{key!r} is not an audit that has read a text.")
-        check_kind(kind, KINDS)
         return await run_in_threadpool(saved, f"audit.{kind}", lambda path: _write(job, path))
 
     return router
@@ -123,9 +121,10 @@ def _audit(
         # The page lists only the first of each.
         leading = {name: row[name][:1] for name in ("by_source", "documents")}
         send("row", rounded(row | leading))
-    if job.audit.texts:
+    read = job.audit.sums["texts"]
+    if read:
         job.summary = job.audit.to_dict() | {"left_out": left_out}
-    end: dict[str, Any] = {"id": job.id, "stopped": job.audit.texts < len(documents)}
+    end: dict[str, Any] = {"id": job.id, "stopped": read < len(documents)}
     send("done", end | {"summary": audit_data(job.summary) if job.summary else None})
 
 
@@ -133,8 +132,5 @@ def _write(job: Job, path: Path) -> None:
     """Write a file as `prismlm audit` writes it."""
     if path.suffix == ".html":
         write_text(path, audit_page(job.summary))
-        return
-    assert job.audit is not None
-    with audit_files([path], [], job.audit.identity) as (add, _):
-        for row in job.rows:
-            add(row)
+    elif job.audit is not None:
+        write_audit(job.rows, [path], job.audit.identity)

@@ -107,10 +107,10 @@ def _prototypes(lens: Lens, doc_id: str) -> dict[str, Any]:
     """Return the prototypes whose cells hold most of a document, or that have it as a context."""
     sources = document_sources(lens, doc_id)
 
-    def listed(uses: Any, *figures: str) -> list[dict[str, Any]]:
+    def listed(uses: list[dict[str, Any]], *figures: str) -> list[dict[str, Any]]:
         return [
-            labelled(use.prototype, use.name, lens.categories[use.prototype])
-            | {figure: getattr(use, figure) for figure in figures}
+            labelled(use["prototype"], use["name"], lens.categories[use["prototype"]])
+            | {figure: use[figure] for figure in figures}
             for use in uses[:MAX_PROTOTYPES]
         ]
 

@@ -105,4 +105,5 @@ def _feedback(session: Session, text: str) -> dict[str, Any]:
         raise InputError("the text is one token, to which nothing is fed back: give a longer one.")
     codes, _ = recursion(session.lm.model, [torch.tensor(ids)])
     labels = [visible(piece.label) for piece in pieces_of(session.lm.tokenizer, ids)]
-    return rounded({"tokens": labels, "fed": fed_back(session.lm.model, codes[0])})
+    fed = fed_back(session.lm.model, codes[0]) or []
+    return rounded({"tokens": labels, "fed": [shares or (None, None) for shares in fed]})

@@ -84,9 +84,7 @@ def _lens(lens: Lens) -> dict[str, Any]:
 def _shares(lens: Lens) -> dict[str, Any] | None:
     """Return the share of each domain, or of each source if there is only one domain."""
     for by in ("domain", "source"):
-        rates = lens.cells.base_rates(by).tolist()
-        pairs = zip(lens.cells.keys(by).names, rates, strict=True)
-        items = [{"key": key, "share": rate} for key, rate in sorted(pairs, key=lambda p: -p[1])]
+        items = [{"key": key, "share": share} for key, share in lens.shares(by).items()]
         if len(items) > 1:
             return rounded(largest_shares({"by": by, "items": items}, MAX_SHARES))
     return None

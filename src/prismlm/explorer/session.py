@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -110,17 +110,8 @@ class Session:
 
         ``limit``, by default the session's, includes ``room`` for tokens to generate.
         """
-        lm, limit = self.lm, limit or self.limits.tokens
-        if limit <= (lm.context_length or limit):
-            lm.check_length(lm.as_text(source), limit, "the explorer")
-            length = len(lm.tokens_of(source))
-            if length + room > limit:
-                wanted = f" and {room:,} are asked for" if room else ""
-                raise InputError(
-                    f"the text has {length:,} tokens{wanted}: the explorer reads {limit:,}. "
-                    "Shorten it, or use the command, which has no such limit."
-                )
-        return lm.encode(source, room)[0].tolist()
+        limit = limit or self.limits.tokens
+        return self.lm.encode(source, room, limit=limit, reader="the explorer")[0].tolist()
 
     def streamed(self, job: Job, work: Callable[[SendEvent], None]) -> StreamingResponse:
         """Return the server-sent events of ``work``, which runs when its turn comes; or raise Busy.
@@ -170,13 +161,6 @@ def saved(name: str, write: Callable[[Path], object]) -> Response:
         data = path.read_bytes()
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(data, media_type=MEDIA_TYPES[kind], headers=headers)
-
-
-def check_kind(kind: str, kinds: Collection[str]) -> None:
-    """Raise InputError for a report of another kind."""
-    if kind not in kinds:
-        expected = ", ".join(kinds)
-        raise InputError(f"there is no report of kind {kind!r}: expected {expected}.")
 
 
 def _event(name: str, data: dict[str, Any]) -> str:

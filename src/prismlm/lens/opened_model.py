@@ -44,6 +44,10 @@ NEUTRAL: dict[str, Any] = {
 }  # fmt: skip
 
 
+class TooLongError(InputError):
+    """A text that does not fit what reads it."""
+
+
 @dataclass(frozen=True, repr=False)
 class OpenedModel:
     """A Hugging Face model with its prototype head and lens.
@@ -94,18 +98,16 @@ class OpenedModel:
     def _longest_token(self) -> int:
         return max(map(len, self.tokenizer.get_vocab()))
 
-    def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
-        """Raise InputError for a text that is certainly too long, before tokenising it."""
-        reads, bound, tokens = most or self.context_length, MAX_CHARACTERS, ""
-        if reads is not None:
-            bound, tokens = (
-                min(bound, reads * self._longest_token),
-                f"{reads:,} tokens, which have ",
-            )
+    def _check_characters(self, text: str, reader: str, limit: int | None) -> None:
+        """Raise TooLongError for a text that is certainly too long, before tokenising it."""
+        bound, tokens = MAX_CHARACTERS, ""
+        if limit is not None:
+            bound = min(bound, limit * self._longest_token)
+            tokens = f"{limit:,} tokens, which have "
         if len(text) > bound:
-            raise InputError(
-                f"the text has {len(text):,} characters, and {reader or self.path.name} reads "
-                f"{tokens}at most {bound:,}: shorten it."
+            raise TooLongError(
+                f"the text has {len(text):,} characters, and {reader} reads {tokens}at most "
+                f"{bound:,}: shorten it."
             )
 
     def generate(
@@ -143,8 +145,11 @@ class OpenedModel:
 
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
         """Tokenize a text or messages; InputError if they are empty, too long or unsuitable."""
+        return self._tokens(text, room, self.path.name, self.context_length)
+
+    def _tokens(self, text: str | Messages, room: int, reader: str, limit: int | None) -> list[int]:
         plain = self.as_text(text, room)
-        self.check_length(plain)
+        self._check_characters(plain, reader, limit)
         with no_panics():
             if is_messages(text):
                 ids = encode_chat(self.tokenizer, cast("Messages", text), continue_final=room > 0)
@@ -155,18 +160,32 @@ class OpenedModel:
         check_embedded(self.model, self.tokenizer, ids, self.path)
         return ids
 
-    def encode(self, text: str | Messages, room: int = 0) -> Tensor:
-        """Return :meth:`tokens_of`, [1, T]; InputError unless ``room`` more fit the context."""
+    def encode(
+        self,
+        text: str | Messages,
+        room: int = 0,
+        *,
+        limit: int | None = None,
+        reader: str | None = None,
+    ) -> Tensor:
+        """Return :meth:`tokens_of`, [1, T]; TooLongError unless ``room`` more fit the context.
+
+        A ``reader``, by default the model, may have a lower ``limit``.
+        """
         room = check_whole("the number of tokens to generate", room, most=MAX_NEW_TOKENS)
-        ids = torch.tensor([self.tokens_of(text, room)])
-        length, longest = ids.shape[1], self.context_length
+        longest, reader = self.context_length, reader or self.path.name
+        if longest is None or (limit is not None and limit <= longest):
+            longest = limit
+        else:
+            reader = self.path.name
+        ids = torch.tensor([self._tokens(text, room, reader, longest)])
+        length = ids.shape[1]
         if longest is not None and length + room > longest:
             left = longest - length
             advice = f"generate at most {left}." if left >= 1 else ""
-            raise InputError(
+            raise TooLongError(
                 f"the text has {length} tokens{f' and {room} to generate' if room else ''}, and "
-                f"{self.path.name} reads {longest}: "
-                f"{advice or f'shorten it by {room - left} tokens.'}"
+                f"{reader} reads {longest}: {advice or f'shorten it by {room - left} tokens.'}"
             )
         return ids.to(self.model.device)
 

@@ -6,18 +6,16 @@ Gates are whole thousandths of the channel's largest gate on the page.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.corpus.pieces import TokenWords, visible
 from prismlm.errors import InputError
 from prismlm.files import finite
-from prismlm.models.decoders.protot import gates_of, mixers_of
-from prismlm.pages.frame import html_page, rounded
-from prismlm.probes.channels.activations import recording_decays
+from prismlm.pages.frame import html_page
+from prismlm.probes.channels.activations import LayerCurves, read_channels
 from prismlm.probes.channels.report import ChannelReport, LayerReport
 from prismlm.probes.results import Row, Table, figure_at, text_of
 
@@ -27,18 +25,21 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 TITLE = "What the channels carry"
-BATCH_SIZE = 16
 TOKENS_SHOWN = 24
 # Of a channel's largest gate, the unit of its gates.
 STEPS = 1000
 
 
 class Gates(NamedTuple):
-    """Gates of one layer for one sequence; decays only if they depend on the token."""
+    """Gates along a text: those of curves, but for their first positions."""
 
-    write: Float[Tensor, "T R"]
-    read: Float[Tensor, "T R"]
-    decay: Float[Tensor, "T R"] | None
+    curves: LayerCurves
+    skipped: int = 0
+
+    def of(self, kind: Literal["write", "read", "decay"], channel: int) -> Tensor:
+        """Return one kind of a channel's gates, [T]."""
+        gates: Tensor = getattr(self.curves, kind)
+        return gates[self.skipped :, channel]
 
 
 def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus | None) -> str:
@@ -102,17 +103,14 @@ def channels_data(
         at = {"doc": list(documents).index(document["doc_id"]), "at": passage.offset}
         texts.append(_words(passage.text) | at)
     gates = _passage_gates(model, corpus, report)
-    curves = {} if own_text is None else {curve.layer: curve for curve in own_text.curves}
+    curves = {} if own_text is None else {curve.layer: Gates(curve) for curve in own_text.curves}
     layers: list[dict[str, Any]] = []
     for layer in report.layers:
-        first = []
-        if (curve := curves.get(layer.layer)) is not None:
-            decay = curve.decay if curve.decay.ndim == 2 else None
-            first = [Gates(curve.write, curve.read, decay)]
         channels: list[dict[str, Any]] = []
+        first = [curves[layer.layer]] if layer.layer in curves else []
         for channel in layer.channels:
             sequences = channel["sequences"]
-            own_gates = first + [gates[layer.layer][row["position"]] for row in sequences]
+            own_gates = first + [gates[row["position"], layer.layer] for row in sequences]
             # The number of each text and its total write, None for the report's own text.
             own_texts = [[0, None]] * len(first)
             own_texts += [[numbers[row["position"]], row["total"]] for row in sequences]
@@ -155,54 +153,36 @@ def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
 
 def _passage_gates(
     model: PreTrainedModel, corpus: Corpus | None, report: ChannelReport
-) -> dict[int, dict[int, Gates]]:
-    """Return the gates of every passage, by layer and start; each is read once."""
+) -> dict[tuple[int, int], Gates]:
+    """Return the gates of every passage, by start and layer; each is read once."""
     layers: dict[int, set[int]] = defaultdict(set)
     for layer in report.layers:
         for channel in layer.channels:
             for sequence in channel["sequences"]:
                 layers[sequence["position"]].add(layer.layer)
-    groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    gates: dict[tuple[int, int], Gates] = {}
     for start in sorted(layers):
-        passage = report.passages[start]
-        groups[len(passage.text.tokens), passage.offset > 0].append(start)
-    gates: dict[int, dict[int, Gates]] = defaultdict(dict)
-    mixers = mixers_of(model)
-    for (length, inside), starts in groups.items():
         assert corpus is not None
+        passage = report.passages[start]
         # As in the report: inside a document, after the tokenizer's prefix of a text.
-        prefix = corpus.prefix if inside else []
-        for first in range(0, len(starts), BATCH_SIZE):
-            batch = starts[first : first + BATCH_SIZE]
-            ids = [[*prefix, *corpus.read_tokens(start, length).tolist()] for start in batch]
-            with recording_decays(mixers) as decays:
-                by_layer = gates_of(model, torch.tensor(ids))
-            for row, start in enumerate(batch):
-                for layer in layers[start]:
-                    write, read = (
-                        gate[row, len(prefix) :].float().cpu() for gate in by_layer[layer]
-                    )
-                    decay = decays[mixers[layer]]
-                    by_token = None if decay.ndim == 1 else decay[row, len(prefix) :].cpu()
-                    gates[layer][start] = Gates(write, read, by_token)
+        prefix = corpus.prefix if passage.offset else []
+        ids = [*prefix, *corpus.read_tokens(start, len(passage.text.tokens)).tolist()]
+        for curves in read_channels(model, torch.tensor(ids, device=model.device), layers[start]):
+            gates[start, curves.layer] = Gates(curves, len(prefix))
     return gates
 
 
-def _gates(layer: LayerReport, channel: int, gates: list[Gates]) -> dict[str, Any]:
+def _gates(layer: LayerReport, channel: int, texts: list[Gates]) -> dict[str, Any]:
     """Return a channel's gates along its texts, and the largest write and read gate."""
-    kinds = ["write"] if layer.shared_gates else ["write", "read"]
-    columns = [{kind: getattr(g, kind)[:, channel] for kind in ("write", "read")} for g in gates]
-    largest = {
-        kind: max((float(column[kind].max()) for column in columns), default=0.0)
-        for kind in ("write", "read")
-    }
-
-    def levels(gate: Tensor, most: float) -> list[int]:
-        return (gate * (STEPS / most if most else 0.0)).round().int().tolist()
-
-    along = [
-        {kind: levels(column[kind], largest[kind]) for kind in kinds}
-        | ({} if g.decay is None else {"decay": rounded(g.decay[:, channel].tolist())})
-        for column, g in zip(columns, gates, strict=True)
-    ]
-    return {"largest": list(largest.values()), "gates": along}
+    kinds: tuple[Literal["write", "read"], ...] = ("write", "read")
+    largest = [max((float(t.of(kind, channel).max()) for t in texts), default=0) for kind in kinds]
+    along: list[dict[str, Any]] = []
+    for text in texts:
+        kept: dict[str, Any] = {}
+        for kind, most in zip(kinds[: 1 if layer.shared_gates else 2], largest, strict=False):
+            levels = text.of(kind, channel) * (STEPS / most if most else 0.0)
+            kept[kind] = levels.round().int().tolist()
+        if text.curves.decay.ndim == 2:
+            kept["decay"] = [round(beta, 9) for beta in text.of("decay", channel).tolist()]
+        along.append(kept)
+    return {"largest": largest, "gates": along}

@@ -13,7 +13,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import BROKEN
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import Recorded, StoredStates
+from prismlm.explain.prediction import Recorded, split_predictions, split_states
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import MIN_TEMPERATURE, settings_not_applied
 
@@ -150,13 +150,16 @@ class Generation:
         """Return the trace of the text; None if it is empty."""
         if not self.ids:
             return None
-        ids = torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], dim=1)
-        recorded: Recorded | StoredStates | None = self.recorded
-        if recorded is None:
-            states = torch.cat(self.states)[: ids.shape[1] - 1]
-            recorded = StoredStates(states, torch.stack(self.logits[: len(self.ids)]))
-        settings = settings_not_applied(self.lm.model, self.sampling.temperature)
-        return self.lm.trace_of(self.source, ids, self.prompt.shape[1], recorded, settings=settings)
+        lm, ids = self.lm, torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], 1)
+        count, output = ids.shape[1] - 1, lm.output_layer
+        if self.recorded is not None:
+            split = split_predictions(lm.model, lm.head, output, ids, count, self.recorded)
+        else:
+            logits = torch.stack(self.logits[: len(self.ids)])
+            states, tokens = torch.cat(self.states)[:count], (ids[0, :-1], ids[0, 1:])
+            split = split_states(output, lm.head, states, *tokens, target_logits=logits).cpu()
+        settings = settings_not_applied(lm.model, self.sampling.temperature)
+        return lm.trace_of(self.source, ids, self.prompt.shape[1], split, settings=settings)
 
 
 def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -233,21 +233,14 @@ def answer_of(request: AttributionRequest) -> tuple[str | Messages, str | Messag
 
 def sources_of(trace: Trace, answer: str, shares: Shares) -> dict[str, Any]:
     """Return the ``annotations`` of an answer, and its ``prismlm`` object: what it relies on."""
-    lens, support, limit = trace.lens, trace.support, shares.documents
+    lens, support = trace.lens, trace.support
     if lens is None:
         return {"annotations": [], "prismlm": None}
-    verbatim = [] if lens.suffixes is None else trace.verbatim(limit)
     value = {
         "support": support
         and {"level": support.level, "score": support.score, "sentence": support.sentence},
-        "summary": trace.summary,
-        "documents": [
-            doc.to_dict() | {"title": doc.title, "domain": doc.domain, "url": doc.url}
-            for doc in trace.documents(limit)
-        ],
-        "passages": [passage.to_dict() for passage in trace.passages(limit)],
-        "sources": trace.sources(shares.by or lens.default_group_by).to_dict(),
-        "verbatim": [span.to_dict() for span in verbatim],
+        "verbatim": [],
+        **trace.texts_behind(shares.by or lens.default_group_by, shares.documents),
         "notes": trace.notes,
         "lens": {"name": lens.name, "corpus": lens.meta.corpus_name},
     }

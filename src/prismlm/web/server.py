@@ -24,6 +24,7 @@ from prismlm.errors import InputError, no_panics, shown
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
+from prismlm.lens.opened_model import TooLongError
 from prismlm.web import protocol
 from prismlm.web.engine import Busy, Engine, RequestQueue
 from prismlm.web.generation import Chunk, Generation, Sampling, TokenLogProbs
@@ -191,30 +192,23 @@ class Server:
         """Return the tokens of a prompt [1, T], and how to continue it."""
         if body.shares is not None:
             self.check_lens()
-        with no_panics():
-            room = self._room(source, body.token_limit, 1)
-            return self.lm.encode(source, room), body.sampling(room)
+        ids, room = self._encoded(source, body.token_limit, 1)
+        return ids, body.sampling(room)
 
-    def _room(self, source: str | Messages, requested: int | None, minimum: int) -> int:
-        """Return the number of tokens that may follow: as requested, or all that fit."""
-        lm = self.lm
-        limit = lm.context_length or DEFAULT_CONTEXT_LENGTH
-        param = "prompt" if isinstance(source, str) else "messages"
-        too_long = partial(RequestError, param=param, code="context_length_exceeded")
-        rendered = lm.as_text(source, minimum)
+    def _encoded(
+        self, source: str | Messages, requested: int | None, minimum: int
+    ) -> tuple[Tensor, int]:
+        """Return the tokens of a text, and how many may follow: as requested, or all that fit."""
+        limit = self.lm.context_length or DEFAULT_CONTEXT_LENGTH
         try:
-            lm.check_length(rendered, limit)
-        except InputError as error:
-            raise too_long(str(error)) from error
-        length = len(lm.tokens_of(source, minimum))
-        room = max(minimum, limit - length) if requested is None else requested
-        if length + room > limit:
-            more = "." if requested is None else f" and asks for {requested:,} more."
-            raise too_long(
-                f"this model reads {limit:,} tokens, and the request has {length:,} in its "
-                f"{param}{more}"
-            )
-        return room
+            with no_panics():
+                room = minimum if requested is None else requested
+                ids = self.lm.encode(source, room, limit=limit)
+        except TooLongError as error:
+            param = "prompt" if isinstance(source, str) else "messages"
+            code = "context_length_exceeded"
+            raise RequestError(str(error), param=param, code=code) from error
+        return ids, limit - ids.shape[1] if requested is None else requested
 
     async def _respond(
         self,
@@ -284,43 +278,45 @@ class Server:
         if shares is None:
             return {}
 
-        def attribute() -> tuple[Trace | None, dict[str, Any]]:
+        def attribute() -> tuple[Answer | None, dict[str, Any]]:
             trace = generation.trace()
             if trace is None:
                 return None, {"annotations": [], "prismlm": None}
-            return trace, protocol.sources_of(trace, generation.text, shares)
+            answer = Answer(generation.source, generation.text, trace)
+            return answer, protocol.sources_of(trace, answer.text, shares)
 
-        trace, sources = await self._timed(attribute)
-        if trace is not None:
-            self.answers.add(key, Answer(generation.source, generation.text, trace))
-        return sources
+        return await self._stored(key, attribute)
 
-    async def _timed(self, call: Callable[[], T]) -> T:
+    async def _stored(
+        self, key: str, attribute: Callable[[], tuple[Answer | None, dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """Run an attribution in its turn, store the answer, and return the sources."""
         start = time.monotonic()
-        result = await self._attributions.run(call)
+        answer, sources = await self._attributions.run(attribute)
         self.metrics.attribution.observe(time.monotonic() - start)
-        return result
+        if answer is not None:
+            self.answers.add(key, answer)
+        return sources
 
     async def attribute(self, body: protocol.AttributionRequest) -> dict[str, Any]:
         """Return the sources of an answer, to messages or a prompt, by any model."""
         self._check_queues()
         key, (prompt, full, answer) = protocol.unique_id("attribution"), protocol.answer_of(body)
 
-        def attribute() -> tuple[Trace, dict[str, Any]]:
+        def attribute() -> tuple[Answer, dict[str, Any]]:
             self.check_lens()
-            with no_panics():
-                self._room(full, None, 0)
+            self._encoded(full, None, 0)
             trace = self.lm.explain(full)
             if isinstance(prompt, str) and prompt:
                 pairs = zip(self.lm.tokens_of(prompt), trace.steps, strict=False)
                 same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
                 trace = replace(trace, first=max(0, same - 1), question=prompt)
             used = protocol.usage(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            return trace, used | protocol.sources_of(trace, answer, body.shares or Shares())
+            sources = protocol.sources_of(trace, answer, body.shares or Shares())
+            return Answer(prompt, answer, trace), used | sources
 
-        trace, sources = await self._timed(attribute)
-        self.answers.add(key, Answer(prompt, answer, trace))
-        return {"id": key, "object": "attribution", "model": self.name} | sources
+        entry = {"id": key, "object": "attribution", "model": self.name}
+        return entry | await self._stored(key, attribute)
 
 
 def _usage(generation: Generation) -> dict[str, Any]:

@@ -1,27 +1,18 @@
 // The columns of an answer: each a token, of slices that add up to its logit, beside an axis of logits.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
-import { plain, ranked, signed } from "./parts.js";
+import { partsOf, plain, ranked, signed } from "./parts.js";
 import { dot } from "./controls.js";
 
 const NONE = "no category", TICKS = 6;
 
-/** The slices of a column: the five prototypes that weigh most, the others as one, residual and bias. */
-const parts = (one, prototypes) => {
-  const [first, rest] = ranked(one.uses);
-  const all = first.map(({ use: [id, value] }) => ({ id, value, ...prototypes[id] }));
-  if (rest.length) all.push({ value: rest.reduce((sum, { use }) => sum + use[1], 0), name: `${rest.length} other prototypes`, kind: "x-rest-of" });
-  all.push({ value: one.residual[0], name: "residual", kind: "x-residual" });
-  if (one.bias[0]) all.push({ value: one.bias[0], name: "bias", kind: "x-residual" });
-  return all;
-};
 const reach = (all, sign) => all.reduce((sum, { value }) => sum + Math.max(0, sign * value), 0);
 
 /** The chart of all columns. @param {any[]} steps @param {Record<string, any>} prototypes @param {number} chosen the position that is looked at
  * @param {(position: number) => void} choose */
 export const chart = (steps, prototypes, chosen, choose) => {
   if (!steps.length) return nothing;
-  const all = steps.map((one) => parts(one, prototypes));
+  const all = steps.map((one) => partsOf(one, prototypes));
   const up = Math.max(1, ...all.map((one) => reach(one, 1))), down = Math.max(0.5, ...all.map((one) => reach(one, -1)));
   return html`<div class="x-chart" .style=${`--up: ${up}; --down: ${down}`}>
     <div class="x-axis" aria-hidden="true"><span class="x-axis-name">logit</span>${ticks(-down, up).map((value) =>
@@ -37,9 +28,9 @@ const ticks = (from, to) => {
   return Array.from({ length: count }, (_, i) => +((first + i) * step).toPrecision(6));
 };
 
-const slice = ({ id, value, name, colour, kind }) => {
+const slice = ({ id, value, name, colour, role }) => {
   const label = `${name}: ${signed(value)}`, style = `--v: ${Math.abs(value)}; --k: ${colour ?? "var(--grey)"}`;
-  return id === undefined ? html`<span class=${`x-slice ${kind}`} title=${label} .style=${style}></span>`
+  return id === undefined ? html`<span class=${`x-slice ${role === "more" ? "x-rest-of" : "x-residual"}`} title=${label} .style=${style}></span>`
     : html`<span class="x-slice" data-prototype=${id} data-label=${label} .style=${style}></span>`;
 };
 

@@ -89,25 +89,28 @@ export const ranked = (uses) => {
   return [order.slice(0, FIRST), order.slice(FIRST)];
 };
 const sum = (some, column) => some.reduce((total, { use }) => total + use[column], 0);
+/** The parts of a logit: the first prototypes, the others as one, residual and bias. */
+export const partsOf = ({ uses, residual, bias }, prototypes) => {
+  const [first, rest] = ranked(uses), all = first.map(({ use: [id, value] }, i) => ({ id, value, mark: String(i + 1), role: "", ...prototypes[id] }));
+  const others = [[sum(rest, 1), `${rest.length} more`, "+", "more"], [residual[0], "residual", "r", "residual"], [bias[0], "bias", "b", "bias"]];
+  return [...all, ...others.filter(([value, , , role]) => (role === "more" ? rest.length : role === "residual" || value))
+    .map(([value, name, mark, role]) => ({ value, name, mark, role }))];
+};
 /** The parts of a logit as one bar over an axis, and as an equation. */
 const stacked = (data, step) => {
-  const [first, rest] = ranked(step.uses), { logit, residual: [residual], bias: [bias] } = step;
-  const parts = first.map(({ use: [id, value] }, i) => ({ value, label: data.prototypes[id].name, colour: data.prototypes[id].colour, mark: String(i + 1), kind: "p-seg" }));
-  if (rest.length) parts.push({ value: sum(rest, 1), label: `${rest.length} more`, mark: "+", kind: "p-seg p-more" });
-  parts.push({ value: residual, label: "residual", mark: "r", kind: "p-seg p-residual" });
-  if (bias) parts.push({ value: bias, label: "bias", mark: "b", kind: "p-seg p-bias" });
+  const parts = partsOf(step, data.prototypes), { logit, residual: [residual], bias: [bias] } = step;
   const below = parts.reduce((total, { value }) => total + Math.max(0, -value), 0);
   const span = below + parts.reduce((total, { value }) => total + Math.max(0, value), 0) || 1;
   const at = (x) => (100 * (x + below)) / span, ends = { up: 0, down: 0 };
-  const segments = parts.map(({ value, label, colour, mark, kind }) => {
+  const segments = parts.map(({ value, name, colour, mark, role }) => {
     const start = value < 0 ? (ends.down += value) : ends.up, width = (100 * Math.abs(value)) / span;
     ends.up += Math.max(0, value);
-    return html`<span class=${kind} title=${`${label}: ${signed(value)}`} .style=${`left: ${at(start)}%; width: ${width}%${colour ? `; --k: ${colour}` : ""}`}>${width > 3 ? mark : nothing}</span>`;
+    return html`<span class=${role ? `p-seg p-${role}` : "p-seg"} title=${`${name}: ${signed(value)}`} .style=${`left: ${at(start)}%; width: ${width}%${colour ? `; --k: ${colour}` : ""}`}>${width > 3 ? mark : nothing}</span>`;
   });
   const [left, right] = [at(Math.min(0, logit)), at(Math.max(0, logit))];
   // Labels lie between zero and the logit; where that is too narrow, on either side of both.
   const tick = (value, text, starts) => html`<span class=${starts === right - left > 14 ? "p-tick" : "p-tick p-tick-end"} .style=${`left: ${at(value)}%`}>${text}</span>`;
-  return html`<div class="p-logit"><div class="p-stack" role="img" aria-label=${parts.map(({ label, value }) => `${label} ${signed(value)}`).join(", ")}>${segments}</div>
+  return html`<div class="p-logit"><div class="p-stack" role="img" aria-label=${parts.map(({ name, value }) => `${name} ${signed(value)}`).join(", ")}>${segments}</div>
     <div class="p-axis"><span class="p-sum" .style=${`left: ${left}%; width: ${right - left}%`}></span>${tick(0, "0", logit >= 0)}${tick(logit, `${plain(logit)} logits`, logit < 0)}</div>
     <p class="p-equation">prototypes <b>${plain(step.uses.reduce((total, use) => total + use[1], 0))}</b> + residual <b>${plain(residual)}</b> + bias <b>${plain(bias)}</b> = logit <b>${
       plain(logit)}</b><span class="p-note"> the model's own${data.softcap ? `, before its soft-cap of ${plain(data.softcap)}` : ""}: ${plain(step.model)}</span></p></div>`;
