@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from mimetypes import guess_type
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,13 +27,6 @@ from prismlm.web.server import Recent, Server
 
 # Sends an event by its name and data; callable from any thread.
 SendEvent = Callable[[str, dict[str, Any]], None]
-MEDIA_TYPES = {
-    "csv": "text/csv; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "json": "application/json",
-    "jsonl": "application/x-ndjson",
-    "parquet": "application/vnd.apache.parquet",
-}
 
 
 @dataclass(frozen=True)
@@ -154,13 +148,13 @@ class Session:
 
 def saved(name: str, write: Callable[[Path], object]) -> Response:
     """Return a file for the browser to save, which ``write`` writes; by its extension."""
-    kind = name.rpartition(".")[2]
     with TemporaryDirectory() as directory:
         path = Path(directory, name)
         write(path)
         data = path.read_bytes()
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(data, media_type=MEDIA_TYPES[kind], headers=headers)
+    kind = guess_type(name)[0] or "application/octet-stream"
+    return Response(data, media_type=kind, headers=headers)
 
 
 def _event(name: str, data: dict[str, Any]) -> str:
