@@ -29,7 +29,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import combinations, cycle, islice
 from pathlib import Path
@@ -165,17 +165,73 @@ class EndpointJudge(Judge):
 
 
 class LocalJudge(Judge):
-    """A causal language model; its verdict is the most probable of the three answers.
+    """A causal language model; its verdict is the choice with the highest score.
 
-    log P(answer | question) is the sum over the answer's tokens, after its chat template if it has
-    one.
+    Asked, it scores each answer by log P(answer | question), the sum over the answer's tokens,
+    after its chat template if it has one. Otherwise it compares responses by their probability per
+    token, without a question:
+
+        l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
+
+    for a response r of |r| tokens to a text x. By ``likelihood`` the larger l is preferred, which
+    repetition wins. By ``typical`` the response is preferred that is about as probable as the text
+    itself (human text is neither the most nor the least probable, Holtzman et al. 2020), with the
+    smaller |l(r | x) − l(x₂ | x₁)|, where x₁ and x₂ are the halves of the text's words.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, by: str = "asked") -> None:
         opened: tuple[Any, Any] = read_checkpoint(directory)
         self._model, self._tokenizer = opened
-        self._chat = self._tokenizer.chat_template is not None
-        self.source = one_line(directory.resolve().name, NAME_LENGTH)
+        self._chat, self._by = self._tokenizer.chat_template is not None, by
+        # Both orders of a pair need the same means.
+        self._mean = cache(self._mean_log_p)
+        names = {"typical": ", by typicality", "likelihood": ", by likelihood"}
+        self.source = one_line(directory.resolve().name, NAME_LENGTH) + names.get(by, "")
+
+    def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
+        """Return the choice with the highest score for each pair."""
+        verdicts: list[str | None] = []
+        for pair in pairs:
+            scores = self.answers(pair) if self._by == "asked" else self.likelihoods(pair)
+            verdicts.append(max(scores, key=lambda name: scores[name]))
+            task.advance()
+        return verdicts
+
+    def answers(self, pair: Pair) -> dict[str, float]:
+        """Return log P of each answer."""
+        text = question(pair, AS_TOKEN)
+        if self._chat:
+            start = encode_chat(self._tokenizer, as_chat(text))
+        else:
+            start = self._ids(f"{text}\n\nAnswer:", start=True)
+        answers = {name: self._ids(name if self._chat else f" {name}") for name in SCORES}
+        # One pass for all answers of a single token.
+        prefixes = {tuple(ids[:-1]) for ids in answers.values()}
+        log = {prefix: self._log_after(start, prefix) for prefix in prefixes}
+        return {
+            name: sum(float(log[tuple(ids[:-1])][n, token]) for n, token in enumerate(ids))
+            for name, ids in answers.items()
+        }
+
+    def likelihoods(self, pair: Pair) -> dict[str, float]:
+        """Return the figure that decides; that of a tie lies between."""
+        a, b = self._mean(pair.text, pair.a), self._mean(pair.text, pair.b)
+        if self._by == "typical":
+            words = pair.text.split()
+            half = len(words) // 2
+            if not half:
+                raise InputError(
+                    f"the text {pair.text!r} has no two words, and --by typical compares responses "
+                    "with its second half: give longer prompts."
+                )
+            typical = self._mean(" ".join(words[:half]), " ".join(words[half:]))
+            a, b = -abs(a - typical), -abs(b - typical)
+        return {"Tie": (a + b) / 2, "A": a, "B": b}
+
+    def _mean_log_p(self, text: str, response: str) -> float:
+        start, ids = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
+        log = self._log_after(start, ids[:-1])
+        return float(log.gather(1, torch.tensor(ids, device=log.device)[:, None]).mean())
 
     def _ids(self, text: str, *, start: bool = False) -> list[int]:
         return encode_text(self._tokenizer, text, start=start, end=False)
@@ -193,73 +249,6 @@ class LocalJudge(Judge):
         logits = self._model(torch.tensor([ids], device=self._model.device)).logits[0]
         return logits[len(start) - 1 :].float().log_softmax(-1)
 
-    def scores(self, pair: Pair) -> dict[str, float]:
-        """Return log P of each answer."""
-        text = question(pair, AS_TOKEN)
-        if self._chat:
-            start = encode_chat(self._tokenizer, as_chat(text))
-        else:
-            start = self._ids(f"{text}\n\nAnswer:", start=True)
-        answers = {name: self._ids(name if self._chat else f" {name}") for name in SCORES}
-        # One pass for all answers of a single token.
-        prefixes = {tuple(ids[:-1]) for ids in answers.values()}
-        log = {prefix: self._log_after(start, prefix) for prefix in prefixes}
-        return {
-            name: sum(float(log[tuple(ids[:-1])][n, token]) for n, token in enumerate(ids))
-            for name, ids in answers.items()
-        }
-
-    def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return the answer with the highest score for each pair."""
-        verdicts: list[str | None] = []
-        for pair in pairs:
-            scores = self.scores(pair)
-            verdicts.append(max(scores, key=lambda name: scores[name]))
-            task.advance()
-        return verdicts
-
-
-class LikelihoodJudge(LocalJudge):
-    """Compares responses by their probability per token, without a question.
-
-        l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
-
-    for a response r of |r| tokens to a text x. By ``likelihood`` the larger l is preferred, which
-    repetition wins. By ``typical`` the response is preferred that is about as probable as the text
-    itself (human text is neither the most nor the least probable, Holtzman et al. 2020), with the
-    smaller |l(r | x) − l(x₂ | x₁)|, where x₁ and x₂ are the halves of the text's words.
-    """
-
-    def __init__(self, directory: Path, by: str = "likelihood") -> None:
-        super().__init__(directory)
-        self._typical = by == "typical"
-        # Both orders of a pair need the same means.
-        self._means: dict[tuple[str, str], float] = {}
-        self.source += ", by typicality" if self._typical else ", by likelihood"
-
-    def scores(self, pair: Pair) -> dict[str, float]:
-        """Return the figure that decides; that of a tie lies between."""
-        a, b = self._mean(pair.text, pair.a), self._mean(pair.text, pair.b)
-        if self._typical:
-            words = pair.text.split()
-            half = len(words) // 2
-            if not half:
-                raise InputError(
-                    f"the text {pair.text!r} has no two words, and --by typical compares responses "
-                    "with its second half: give longer prompts."
-                )
-            typical = self._mean(" ".join(words[:half]), " ".join(words[half:]))
-            a, b = -abs(a - typical), -abs(b - typical)
-        return {"Tie": (a + b) / 2, "A": a, "B": b}
-
-    def _mean(self, text: str, response: str) -> float:
-        if (text, response) not in self._means:
-            start, ids = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
-            log = self._log_after(start, ids[:-1])
-            log_p = log.gather(1, torch.tensor(ids, device=log.device)[:, None])
-            self._means[text, response] = float(log_p.mean())
-        return self._means[text, response]
-
 
 def judge_opener(
     directory: Path | None, endpoint: Endpoint | None, *, by: str = "asked"
@@ -273,7 +262,7 @@ def judge_opener(
         return partial(EndpointJudge, endpoint)
     if directory is None:
         return None
-    return lambda _: LocalJudge(directory) if by == "asked" else LikelihoodJudge(directory, by)
+    return lambda _: LocalJudge(directory, by)
 
 
 def wilson(successes: float, count: int) -> Interval:

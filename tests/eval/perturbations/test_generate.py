@@ -7,13 +7,14 @@ import pytest
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.perturbations.generate import (
     FILES,
-    MiniLM,
     PairOptions,
     detokenise,
     levenshtein,
+    load_minilm,
     make_slice,
     read_sentences,
     sentences_of,
+    similarity,
     write_pairs,
 )
 from prismlm.eval.robustness import INTERVENTIONS, SLICES
@@ -27,7 +28,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model():
-    return MiniLM()
+    return load_minilm()
 
 
 def test_every_slice_is_full_and_depends_on_the_seed_alone(data, tmp_path):
@@ -87,10 +88,10 @@ def test_edit_distances(a, b, distance):
 def test_paraphrases_are_more_similar_than_other_sentences(model):
     pairs = [("He was happy.", other) for other in ("He was glad.", "He was happy.")]
     pairs.append(("He was happy.", "The company sold its steel works in March."))
-    near, same, far = model.similarity(pairs)
+    near, same, far = similarity(model, pairs)
     assert far < 0.3 < 0.75 < near < same == 1
     # Other sentences of the batch change nothing.
-    assert model.similarity(pairs[:1])[0] == pytest.approx(near, abs=2e-4)
+    assert similarity(model, pairs[:1])[0] == pytest.approx(near, abs=2e-4)
 
 
 # -- sentences

