@@ -58,14 +58,14 @@ def make_corpus(directory):
     return build_corpus(source, directory / "corpus", vocab_size=VOCABULARY)
 
 
-def save_model(model, corpus, directory, *, trained_on=True):
+def save_model(model, corpus, directory, *, trained_on=True, length=None):
     """Write a plain checkpoint, as ``prismlm train`` leaves one of a model without a head."""
     model.save_pretrained(directory)
     corpus.tokenizer.save_pretrained(directory)
     if trained_on:
         noted = {"name": corpus.name, "fingerprint": corpus.fingerprint}
-        run = {"recipe": {"corpus": str(corpus.path)}, "corpus": noted}
-        (directory / "training.json").write_text(json.dumps(run))
+        recipe = {"corpus": str(corpus.path)} | ({"data": {"length": length}} if length else {})
+        (directory / "training.json").write_text(json.dumps({"recipe": recipe, "corpus": noted}))
     return directory
 
 

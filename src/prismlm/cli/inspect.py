@@ -14,7 +14,7 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError
 from prismlm.outputs import write_text
 from prismlm.probes.results import Report, Row, Table, markdown_of
 
@@ -172,6 +172,7 @@ def prototypes(
     """List the prototypes of a lens, or show one in full: name, tokens, where it fires."""
     if prototype is not None and (search or category):
         raise InputError("--search and --category are for the list: leave out the ID.")
+    from prismlm.interventions.values import Group, members_of
     from prismlm.lens.labels.catalogue import Catalogue
     from prismlm.lens.lens import MIN_PLACES
 
@@ -181,13 +182,8 @@ def prototypes(
         card = catalogue.card(prototype)
         output.show(card, as_json, lambda: _print_card(card))
         return
-    if category is not None and category not in lens.categories:
-        known = sorted(set(filter(None, lens.categories)))
-        raise InputError(
-            f"no prototype of {lens.path} has the category {category!r}: expected "
-            f"{', '.join(known) or 'none, since `prismlm label` has not named them'}."
-            f"{suggest(category, known)}"
-        )
+    if category is not None:
+        members_of(Group(0.0, category), lens.num_prototypes, lens)
     matches = catalogue.of_category(catalogue.search(search, sort, everything=True), category or "")
     listed = matches if everything else matches[lens.listed[matches]]
     rows = [catalogue.row(number) for number in listed[:limit].tolist()]

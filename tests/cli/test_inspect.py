@@ -1,0 +1,643 @@
+"""prismlm inspect: of attention, channels, heads, prototypes, themes and uncertainty feedback."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import struct
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.cells import cell_len
+from transformers import AutoModelForCausalLM
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.corpus.windows import Sequences
+from prismlm.explain.attention_maps import heads_of, read_maps
+from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.models.uncertainty_feedback import save_uncertainty
+from prismlm.probes.channels.report import channel_report
+from prismlm.probes.heads import SpectraOptions, head_report, spectra_report
+from prismlm.probes.heads.roles import load_role_cases, search_roles
+from prismlm.probes.uncertainty_feedback import (
+    InspectOptions,
+    corpus_sample,
+    inspect_uncertainty_feedback,
+)
+from tests.helpers.chat_server import ChatServer
+from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
+from tests.helpers.head_models import make_gpt2, make_signal_noise
+from tests.helpers.mixer_models import (
+    CHANNELS,
+    LAYERS,
+    make_corpus,
+    make_llama,
+    make_model,
+    save_model,
+)
+
+ATTENTION, CHANNEL, EFFECT, HEADS, SPECTRA, THEMES, FEEDBACK = (
+    ("inspect", name)
+    for name in (
+        *("attention", "channels", "interventions", "heads", "spectra", "themes"),
+        "uncertainty-feedback",
+    )
+)
+RIVER = "The river — 日本 — carries stones"
+MAPS = "Old maps — 日本, the river."
+ALL = ("--split", "all")
+ROW = 48
+FAST = ("--write", 10, "--steps", 3, "--texts", 12, "--tokens", 32)
+CHECKS = ("ablation", "prefill", "attention", "hedging", "mistakes", "probe")
+SHORT = "The river carries stones to the sea. "
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("inspect")
+
+
+@pytest.fixture(scope="module")
+def corpus(place):
+    return make_corpus(place)
+
+
+@pytest.fixture(scope="module")
+def protot(corpus, place):
+    return save_model(make_model(len(corpus.tokenizer)), corpus, place / "protot")
+
+
+@pytest.fixture(scope="module")
+def llama(corpus, place):
+    return save_model(make_llama(len(corpus.tokenizer)), corpus, place / "llama", trained_on=False)
+
+
+@pytest.fixture
+def shown(prism):
+    """Run a command, and return what it prints, which fits the terminal, as words."""
+
+    def run(*arguments):
+        text = prism(*arguments).stdout
+        assert max(cell_len(line.rstrip()) for line in text.splitlines()) <= 100
+        assert not {"\x1b", "…"} & set(text)
+        return " ".join(text.split())
+
+    return run
+
+
+def is_json_of(value, result):
+    return value == json.loads(json.dumps(result))
+
+
+# -- attention
+
+
+@pytest.fixture(scope="module")
+def with_head(corpus, place):
+    """Signal/noise attention under a prototype head."""
+    model = make_signal_noise(len(corpus.tokenizer))
+    path = save_model(model, corpus, place / "signal-noise", trained_on=False)
+    head = PrototypeHead(16, 8, 4)
+    head.reset_parameters()
+    save_sidecar(path, Sidecar(head, LogitMap.of(model), base_of(model)))
+    return path
+
+
+def test_attention_in_json_is_the_maps(document, with_head):
+    value = document(*ATTENTION, with_head, RIVER, "--layer", 1, "--group", "noise")
+    model, tokenizer = read_checkpoint(with_head)
+    maps = read_maps(model, tokenizer, RIVER, heads_of(model, layer=1, group="noise"))
+    assert len(value["maps"]) == 4
+    for printed, expected in zip(value["maps"], maps, strict=True):
+        assert printed.pop("strongest")[0]["weight"] == expected.strongest()[0].weight
+        assert printed.pop("on_itself") == pytest.approx(expected.on_itself())
+        assert is_json_of(printed, expected.to_dict())
+    assert value["text"] == RIVER
+
+
+def test_a_picture_of_a_hugging_face_model(prism, llama, tmp_path):
+    out = tmp_path / "maps.png"
+    result = prism(*ATTENTION, llama, "The river carries", "--head", 2, "--out", out)
+    assert result.stderr == f"wrote {out}\n"
+    assert "layer 1 · head 2" in result.stdout
+    data = out.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > height > 200
+
+
+def test_roles_of_a_file_of_sentences(prism, with_head, tmp_path):
+    cases = tmp_path / "cases.jsonl"
+    lines = [
+        "One {subject:river} {action:carries} old {object:stones} to "
+        "all of {structure:the} {target:sea}",
+        "My {subject:teacher} {action:collects} some {object:names} for "
+        "all of {structure:the} {target:birds}",
+    ]
+    cases.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    arguments = (*ATTENTION, with_head, "--roles", "--cases", cases, "--draws", 1500, "--seed", 2)
+    result = prism(*arguments, "--json")
+    assert "Reading attention" in result.stderr
+    value = json.loads(result.stdout)
+    search = search_roles(*read_checkpoint(with_head), load_role_cases(cases), draws=1500, seed=2)
+    # Two sentences cannot tell a head from chance.
+    untrained = value.pop("untrained")
+    assert [untrained[role]["found"] for role in untrained] == [0, 0, 0, 0]
+    assert (value.pop("cases"), value.pop("model")) == (str(cases), str(with_head))
+    assert is_json_of(value, search.to_dict())
+    shown = prism(*arguments).stdout
+    assert [line.split()[0] for line in shown.splitlines()[2:6]] == list(untrained)
+    assert "heads 16" in " ".join(shown.split())
+    assert shown.count("found 0") == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "a text or --roles, got neither"),
+        ((RIVER, "--roles"), "got both"),
+        (("T",), "has 1 token.*at least 2"),
+        ((RIVER, "--layer", 2), "no layer 2.*0 to 1"),
+        ((RIVER, "--head", 8), "no head 8.* 0 to 7"),
+        ((RIVER, "--group", "nose"), "'nose': expected 'signal' or 'noise'"),
+        (("T " * 40, "--out", "maps.png"), "at most 48"),
+        ((RIVER, "--cases", "x"), "--cases and --draws are for --roles"),
+        (("--roles", "--draws", 10), "at least 1280 draws"),
+        (("--roles", "--out", "maps.png"), "--out is a picture of one text"),
+        (("--roles", "--cases", "x"), "x cannot be read"),
+    ],
+)
+def test_attention_refuses(refused, with_head, arguments, words):
+    assert re.search(words, refused(*ATTENTION, with_head, *arguments))
+
+
+def test_attention_needs_heads(refused, protot):
+    assert "'prismlm_protot' has no attention heads" in refused(*ATTENTION, protot, RIVER)
+
+
+def test_attention_in_the_document_of_explain(document, refused, with_head):
+    command = ("explain", with_head, "The river", "--generate", 2)
+    value = document(*command, "--attention", "1:5", "--attention", "0:0")
+    maps = value.pop("attention")
+    assert value == document(*command)
+    heads = [(one["layer"], one["head"], one["group"]) for one in maps]
+    assert heads == [(1, 5, "noise"), (0, 0, "signal")]
+    for one in maps:
+        assert one["positions"] == [entry["position"] for entry in value["positions"]]
+        assert one["tokens"] == [entry["token"] for entry in value["positions"]]
+    for options, words in (
+        (("--attention", "1:5"), "add --json"),
+        (("--attention", "1", "--json"), "expected LAYER:HEAD"),
+        (("--attention", "2:0", "--json"), "no layer 2"),
+    ):
+        assert words in refused(*command, *options)
+
+
+# -- channels and interventions
+
+
+def test_channels_in_json_are_the_report_of_the_training_corpus(document, corpus, protot):
+    sequences = Sequences(Corpus.open(corpus.path), "all", max_tokens=100_000)
+    model = make_model(len(corpus.tokenizer))
+    report = channel_report(model, corpus.tokenizer, sequences, name="protot").to_dict()
+    assert is_json_of(document(*CHANNEL, protot, *ALL), report | {"beside": None})
+
+
+def test_one_channel(prism, document, corpus, protot):
+    arguments = (*CHANNEL, protot, *ALL, "--layer", 1, "--channel", 4)
+    (layer,) = document(*arguments)["layers"]
+    assert layer["layer"] == 1
+    assert [channel["channel"] for channel in layer["channels"]] == [4]
+    shown = prism(*arguments, "--text", MAPS, "--corpus", corpus.path, columns=80).stdout
+    assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80
+    assert "Layer 0" not in shown
+    assert "holds most of" in shown
+
+
+def test_a_text_alone_needs_no_corpus(prism, protot, tmp_path):
+    page = tmp_path / "page.html"
+    result = prism(*CHANNEL, protot, "--text", MAPS, "--html", page)
+    assert result.stderr == f"wrote {page}\n"
+    assert result.stdout.count("channel  life") == LAYERS
+    assert "sparsity" not in result.stdout
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_llama_has_heads_and_can_be_compared(prism, document, corpus, protot, llama):
+    shown = prism(*CHANNEL, llama, *ALL, "--corpus", corpus.path).stdout
+    assert "no channels" in shown
+    assert " values " in shown
+    beside = document(*CHANNEL, protot, *ALL, "--layer", 0, "--beside", llama)["beside"]
+    assert beside["of"] == "heads"
+    assert [list(layer["metrics"]) for layer in beside["layers"]] == [["values"]] * 2
+
+
+def test_plots_are_written(prism, protot, llama, tmp_path):
+    out = tmp_path / "plots"
+    result = prism(*CHANNEL, protot, *ALL, "--beside", llama, "--out", out)
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert files.keys() == {"metrics.svg", "half-life.svg", "locality.svg", "lags.svg"}
+    assert all(data.startswith(b"<?xml") for data in files.values())
+    assert result.stderr.count("wrote ") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--channel", 1), "--layer"),
+        (("--layer", LAYERS), "no layer 3"),
+        (("--layer", 1, "--channel", CHANNELS), "no channel 6 in layer 1"),
+        (("--split", "test"), "'--split': 'test'"),
+        (("--max-tokens", -1), "--max-tokens"),
+        (("--corpus", "none"), "none is not a directory"),
+        (("--text", ""), "the text is empty"),
+    ],
+)
+def test_channels_refuses(refused, protot, arguments, words):
+    assert words in refused(*CHANNEL, protot, *arguments)
+
+
+def test_channels_refuses_other_models(refused, corpus, llama, tmp_path):
+    page = ("--corpus", corpus.path, "--html", tmp_path / "x.html")
+    assert "cannot be read" in refused(*CHANNEL, tmp_path)
+    assert re.search("does not say which corpus.*--corpus", refused(*CHANNEL, llama))
+    assert "no prototype mixer" in refused(*CHANNEL, llama, *page)
+
+
+def test_a_model_with_decays_by_token_is_read(prism, corpus, place):
+    model = make_model(len(corpus.tokenizer), decay_mode="token")
+    saved, page = save_model(model, corpus, place / "by-token"), place / "by-token.html"
+    prism(*CHANNEL, saved, *ALL, "--corpus", corpus.path, "--text", MAPS, "--html", page)
+    assert page.is_file()
+    prism(*CHANNEL, saved, "--text", MAPS, "--layer", 1, "--channel", 2)
+
+
+@pytest.fixture(scope="module")
+def cases(corpus, place):
+    """Two models and a file of cases, as arguments of a command."""
+    for seed in (0, 1):
+        model = make_model(len(corpus.tokenizer))
+        torch.manual_seed(seed)
+        for block in model.model.layers:
+            block.mixer.prototypes.copy_(torch.randn_like(block.mixer.prototypes))
+        save_model(model, corpus, place / f"seed{seed}", trained_on=False)
+    rows = [
+        {"concept": "boxes", "context": f"{subject} collects letters in a", "target": "box"}
+        for subject in ("Old maps", "A teacher", "The river", "My neighbour")
+    ]
+    path = place / "cases.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("--cases", path)
+
+
+def test_a_channel_is_found_in_each_model(document, corpus, place, cases, tmp_path):
+    out, models = tmp_path / "out", [place / "seed0", place / "seed1"]
+    options = ("--minimum", "1e-6", "--controls", "2", "--out", out)
+    value = document(*EFFECT, *models, *cases, "--find", "--corpus", corpus.path, *options)
+    assert [item["model"] for item in value["models"]] == [str(path) for path in models]
+    assert json.loads((out / "interventions.json").read_text()) == value
+    for number, item in enumerate(value["models"]):
+        ranking, table = item["found"], item["table"]
+        best = ranking["rows"][0]
+        assert best["difference"] == max(d for layer in ranking["difference"] for d in layer)
+        assert item["emerges"] == (ranking["p"] < 0.05)
+        assert table["channels"] == [[best["layer"], best["channel"]]]
+        assert table["cases"] == 4
+        rows = pq.read_table(out / f"{number}-seed{number}.parquet").to_pylist()
+        assert len(rows) == 4 * 3 * 5
+        page = (out / f"{number}-seed{number}.md").read_text()
+        assert f"**L{best['layer']} P{best['channel']}: change in %**" in page
+    assert value["models"][0]["heldout_count"] > 0
+
+
+def test_interventions_on_named_channels(prism, place, cases):
+    command = (*EFFECT, place / "seed0", *cases, "--minimum", "1e-6")
+    shown = prism(*command, "--channel", "1:2", "--channel", "2:0").stdout
+    for text in ("L1 P2: change in %", "L2 P0: change in %", "collects letters in a", "left out 0"):
+        assert text in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    shown = prism(*command, "--channel", "1:2", "--by", "points", "--controls", "1").stdout
+    assert "percentage points" in shown
+    assert "Relative change of the probability, %" in shown
+    assert "controls 1 ·" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "expected either channels"),
+        (("--find", "--channel", "0:0"), "expected either channels"),
+        (("--find",), "go together"),
+        (("--channel", "0:0", "--corpus", "corpus"), "go together"),
+        (("--channel", "0:0", "--cases", "woman"), "Did you mean 'women'"),
+        (("--channel", "1:9"), "no channel 9 in layer 1"),
+        (("--channel", "1"), "expected LAYER:CHANNEL"),
+        (("--channel", "0:0", "--by", "point"), "'points'"),
+        (("--channel", "0:0", "--minimum", "0.99"), "none of 4 cases"),
+        (("--channel", "0:0", "--cases", "mental_health"), "--first-token"),
+    ],
+)
+def test_interventions_refuses(refused, place, cases, arguments, words):
+    # Of an option that is given twice, the last one counts.
+    assert words in refused(*EFFECT, place / "seed0", *cases, *arguments)
+
+
+# -- heads and spectra
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_corpus):
+    return Corpus.open(tiny_corpus)
+
+
+@pytest.fixture(scope="module")
+def signal_noise(tiny, place):
+    return save_model(make_signal_noise(len(tiny.tokenizer)), tiny, place / "prism", length=ROW)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tiny, place):
+    return save_model(make_gpt2(len(tiny.tokenizer)), tiny, place / "gpt2", trained_on=False)
+
+
+SOME = (*ALL, "--tokens", 1500)
+
+
+def test_heads_in_json_are_the_report(document, tiny, signal_noise):
+    value = document(*HEADS, signal_noise, *SOME)
+    model = make_signal_noise(len(tiny.tokenizer))
+    report = head_report(model, Sequences(tiny, "all", ROW, 1500), name="prism").to_dict()
+    assert is_json_of(value, {"models": [report], "across": None})
+    assert len(value["models"][0]["comparison"]["rows"]) == 7
+
+
+def test_heads_as_tables(shown, signal_noise, tmp_path):
+    out = tmp_path / "heads.csv"
+    text = shown(*HEADS, signal_noise, *SOME, "--out", out)
+    for part in ("uniform", "length 48", "effect", "signal heads 4 · noise heads 4 · layers 2"):
+        assert part in text, part
+    assert text.count(" signal ") >= 8
+    with out.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["group"] for row in rows[:6]] == ["uniform", *["signal"] * 4, "noise"]
+    assert len(rows) == 1 + 2 * 8
+    shares = [key for key in rows[0] if key.startswith("share_")]
+    assert all(sum(float(row[key]) for key in shares) == pytest.approx(1) for row in rows)
+
+
+def test_heads_of_one_kind_have_no_comparison(shown, document, gpt2, tiny):
+    command = (*HEADS, gpt2, *SOME, "--corpus", tiny.path, "--length", 32)
+    text = shown(*command)
+    assert "heads are of one kind" in text
+    assert text.count("attention ") >= 8
+    (model,) = document(*command, "--layer", 1)["models"]
+    assert {head["layer"] for head in model["heads"]["rows"]} == {None, 1}
+    assert model["comparison"] is None
+
+
+def test_several_models_are_compared(shown, document, signal_noise, place, tiny):
+    other_seed = make_signal_noise(len(tiny.tokenizer), initializer_range=0.5)
+    second = save_model(other_seed, tiny, place / "second", length=ROW)
+    command = (*HEADS, signal_noise, second, *SOME)
+    text = shown(*command)
+    assert "in 2 models" in text
+    assert "least p 0.5" in text
+    value = document(*command)
+    effects = [model["comparison"]["rows"][0]["effect"] for model in value["models"]]
+    assert value["across"]["rows"][0]["effects"] == effects
+
+
+def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
+    value = document(*SPECTRA, signal_noise, *SOME, "--positions", 200, "--documents", 3)
+    options = SpectraOptions(positions=200, documents=3, trained_length=ROW)
+    model, sequences = make_signal_noise(len(tiny.tokenizer)), Sequences(tiny, "all", ROW, 1500)
+    assert is_json_of(
+        value, spectra_report(model, sequences, name="prism", options=options).to_dict()
+    )
+    assert (value["loss"]["length"], value["loss"]["trained_length"]) == (2 * ROW, ROW)
+    assert len(value["cross_terms"]["rows"]) == 13
+    assert all(math.isfinite(rates["gain"]) for rates in value["rates"]["rows"])
+
+
+def test_the_loss_of_any_decoder(shown, gpt2, tiny):
+    options = ("--corpus", tiny.path, "--loss-only", "--documents", 2, *ALL)
+    text = shown(*SPECTRA, gpt2, *options, "--context", 64)
+    assert "32–47" in text
+    assert "Coding rates" not in text
+    assert "trained length none" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ((*HEADS, "--layer", 2, *SOME), "no layer 2.*0 to 1"),
+        ((*HEADS, "--tokens", -1), "--tokens"),
+        ((*HEADS, "--length", 1, *SOME), "window of 1 tokens.*sees 16 tokens"),
+        ((*SPECTRA, "--seed", -1), "--seed"),
+        ((*SPECTRA, "--context", 0), "context is 0.*from 2 on"),
+        ((*SPECTRA, "--documents", 0), "documents is 0.*from 1 on"),
+    ],
+)
+def test_heads_and_spectra_refuse(refused, signal_noise, command, words):
+    assert re.search(words, refused(*command[:2], signal_noise, *command[2:]))
+
+
+def test_windows_must_fit_a_model(refused, gpt2, tiny):
+    corpus = ("--corpus", tiny.path, *ALL)
+    for command, words in (
+        (HEADS, "does not say which corpus.*--corpus"),
+        ((*HEADS, *corpus), "window of 256 tokens.*64 positions"),
+        ((*SPECTRA, *corpus, "--length", 32), "'gpt2' has no signal and noise"),
+        ((*SPECTRA, *corpus, "--length", 32, "--loss-only", "--context", 65), "64 positions"),
+        ((*SPECTRA, *corpus, "--loss-only", "--context", 1), "context is 1"),
+    ):
+        assert re.search(words, refused(*command[:2], gpt2, *command[2:]))
+
+
+# -- prototypes and themes
+
+
+def test_a_list_and_a_card(prism, document, refused, tiny_model):
+    lens, command = prismlm.load(tiny_model).lens, ("inspect", "prototypes", tiny_model)
+    everything = document(*command, "--limit", "500", "--all")
+    assert everything["total"] == lens.num_prototypes
+    few = int((lens.cell_sizes < 10).sum())
+    listed = document(*command, "--limit", "500")
+    assert listed["total"] == lens.num_prototypes - few
+    assert listed["items"] == [row for row in everything["items"] if row["positions"] >= 10]
+    assert ("fewer than 10 places are not listed: --all" in prism(*command).stdout) == (few > 0)
+    sizes = [row["positions"] for row in everything["items"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == lens.meta.cells["rows"]
+    first = everything["items"][0]["id"]
+    card = document(*command, first)
+    assert card["contexts"] == lens.index.to_pylist()[lens.rows_of(first)][:12]
+    assert card["tokens"][0][0] == lens.prototypes["top_tokens"][first][0].as_py()
+    shown = prism(*command, first).stdout
+    assert card["name"] in shown
+    assert f"[{card['contexts'][0]['token'].strip()}]" in shown
+    assert "expected" in refused(*command, lens.num_prototypes)
+    assert "leave out the ID" in refused(*command, first, "--search", "law")
+    message = refused(*command, "--category", "Morphologie")
+    assert "no category 'Morphologie'" in message
+    assert "prismlm label" in message
+
+
+# A layer has six channels, and four heads.
+@pytest.mark.parametrize(("of", "units"), [("channels", 6), ("heads", 4)])
+def test_json_has_every_unit_and_sums(document, corpus, protot, llama, of, units):
+    model = {"channels": protot, "heads": llama}[of]
+    options = ("--corpus", corpus.path, *ALL, "--units", 6, "--layer", 1)
+    value = document(*THEMES, model, "--of", of, *options)
+    assert (value["of"], value["judge"], value["asked"]) == (of, "words", None)
+    rows = value["units"]["rows"]
+    assert len(rows) == len(value["random"]["rows"]) == units
+    for summary in value["figures"]["rows"]:
+        values = [unit[summary["figure"]] for unit in rows]
+        assert summary["histogram"] == [values.count(i) for i in range(1, 11)]
+        assert summary["mean"] == pytest.approx(sum(values) / units)
+        assert sum(summary["random_histogram"]) == units
+        difference = summary["difference"]
+        assert difference["low"] <= difference["value"] <= difference["high"]
+
+
+def test_prototypes_by_an_endpoint_with_some_invalid_answers(prism, document, tiny_model, tmp_path):
+    # A copy, since answers are kept in it.
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    good = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1}
+    good["explanation"] = "Sea."
+    with ChatServer(lambda request, number: "hm" if number in (1, 2) else good) as server:
+        endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
+        command = (*THEMES, model, *endpoint, "--units", 40)
+        result = prism(*command, "--json")
+        value, requests = json.loads(result.stdout), len(server.requests)
+        again = document(*command)
+    rows = value["units"]["rows"]
+    # The questions about random sequences count too.
+    assert f"{2 * len(rows)} questions of " in result.stderr
+    assert value["judge"] == "endpoint:m [31m"
+    assert {unit["theme"] for unit in rows if "theme" in unit} == {"tides"}
+    assert value["asked"]["requests"] == requests
+    # Only questions without an answer are asked again.
+    assert again["asked"]["requests"] <= 4
+    assert value["figures"]["rows"][1]["mean"] == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--of", "neurons"), "neurons"),
+        (("--of", "heads", "--lens", "sample"), "--lens is for prototypes"),
+        (("--layer", 1), "--corpus and --layer are for channels and heads"),
+        (("--endpoint", "http://localhost:1/v1"), "go together"),
+        (("--of", "channels", "--corpus", "CORPUS"), "no prototype mixer"),
+        (("--of", "heads", "--corpus", "CORPUS"), "has 10 sequences: read more text"),
+        (("--of", "heads", "--corpus", "CORPUS", "--layer", 9, *ALL), "there is no layer 9"),
+    ],
+)
+def test_themes_refuses(refused, corpus, llama, options, message):
+    options = [corpus.path if option == "CORPUS" else option for option in options]
+    assert message in refused(*THEMES, llama, *options)
+
+
+# -- uncertainty feedback
+
+
+@pytest.fixture(scope="module")
+def save_fed(corpus, place):
+    """Save a model and its feedback, as ``prismlm train`` does."""
+
+    def save(name, model, feedback):
+        path = save_model(model, corpus, place / name, length=ROW)
+        save_uncertainty(path, feedback)
+        return path
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def fed_gpt2(corpus, save_fed):
+    return save_fed("fed-gpt2", *make_fed_gpt2(len(corpus.tokenizer)))
+
+
+def test_feedback_in_json_is_the_report(prism, fed_gpt2, corpus):
+    result = prism(*FEEDBACK, fed_gpt2, *FAST, *ALL, "--seed", 3, "--json")
+    for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Generating: "):
+        assert part in result.stderr, part
+    sample = corpus_sample(corpus, "all", texts=12, tokens=32, seed=3)
+    options = InspectOptions(tokens=10, window=3, steps=3, seed=3)
+    model = read_checkpoint(fed_gpt2)
+    report = inspect_uncertainty_feedback(*model, sample, name="fed-gpt2", options=options)
+    value = json.loads(result.stdout)
+    assert is_json_of(value, report.to_dict())
+    assert all(value[check]["rows"] for check in CHECKS)
+    assert value["left_out"] == {}
+    assert value["options"]["signal"] == {"kind": "passes", "passes": 2}
+    assert len(value["attention"]["rows"]) == 2
+    assert len(value["probe"]["rows"]) == 3
+    interval = value["ablation"]["rows"][1]["change"]
+    assert interval["low"] <= interval["value"] <= interval["high"]
+
+
+def test_a_check_that_is_left_out_has_a_reason(prism, document, corpus, save_fed):
+    model = save_fed("fed-protot", *make_fed_protot(len(corpus.tokenizer)))
+    command = (*FEEDBACK, model, *FAST, *ALL)
+    reason = "No attention: a model of type 'prismlm_protot' has no attention heads"
+    assert reason in prism(*command).stdout
+    checks = ("--check", "attention", "--check", "probe", "--signal", "recursion")
+    value = document(*command, *checks)
+    assert {check for check in CHECKS if value.get(check)} == {"probe"}
+    assert "no attention heads" in value["left_out"]["attention"]
+    assert value["options"]["signal"]["kind"] == "recursion"
+
+
+def test_texts_from_files_and_from_the_command_line(document, fed_gpt2, tmp_path):
+    texts = [f"Old maps carries stone number {n} to the sea." for n in range(6)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"words": text}) + "\n" for text in texts))
+    command = (*FEEDBACK, fed_gpt2, "--check", "ablation")
+    value = document(*command, path, "--text-column", "words")
+    assert (value["sample"], value["texts"]) == ("texts.jsonl", 6)
+    other = document(*command, *(part for text in texts for part in ("--text", text)))
+    assert other["sample"] == "--text"
+    assert other["ablation"] == value["ablation"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*FAST, "--check", "prob"), "Did you mean 'probe'"),
+        (("--text", SHORT), "at least 4 texts"),
+        (("--text", "a", "--check", "ablation"), "the first token of a text is not predicted"),
+        (("--tokens", 1), "from 2 on"),
+        (("--texts", 0), "texts is 0"),
+        (("--text", SHORT * 40, "--tokens", 200), "embeddings of 64 positions"),
+        (("--text", "a", "--corpus", "corpus"), "give one of them"),
+        (("--signal", "magic"), "not one of 'passes', 'recursion'"),
+        (("--passes", 0), "passes is 0"),
+        (("--temperature", "nan"), "temperature is nan: expected"),
+        (("--temperature", -0.1), "temperature is -0.1: expected"),
+        ((*FAST, *ALL, "--check", "hedging", "--steps", 10), "expected 1 to 9"),
+    ],
+)
+def test_feedback_refuses(refused, fed_gpt2, arguments, words):
+    assert words in refused(*FEEDBACK, fed_gpt2, *arguments)
+
+
+def test_feedback_refuses_other_models(refused, fed_gpt2, gpt2, corpus, save_fed):
+    message = refused(*FEEDBACK, gpt2, "--corpus", corpus.path)
+    assert "uncertainty_feedback: {enabled: true" in message
+    # A tokenizer with more tokens than the model has.
+    other = AutoModelForCausalLM.from_config(read_checkpoint(fed_gpt2)[0].config)
+    other.resize_token_embeddings(40)
+    small = save_fed("small", other, attach_drawn(other, 64))
+    message = refused(*FEEDBACK, small, *FAST, *ALL, "--check", "ablation")
+    assert "encoded with another tokenizer" in message
+    assert "the model has 40" in message
