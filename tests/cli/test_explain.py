@@ -48,21 +48,20 @@ def test_json_is_the_trace(printed, tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("trained", "split", "said", "above"),
+    ("trained", "split", "said"),
     [
-        (True, "train", "yes", None),
-        (True, "heldout", "no, held out", "were held out when the model was trained"),
-        (True, "all", "yes, except held-out documents", None),
-        (False, "heldout", "no", "was not trained on this corpus"),
-        (None, "train", "not known", None),
+        (True, "train", "yes"),
+        (True, "heldout", "no, held out"),
+        (True, "all", "yes, except held-out documents"),
+        (False, "heldout", "no"),
+        (None, "train", "not known"),
     ],
 )
-def test_held_out_text_is_not_called_trained_on(prism, document, copy, trained, split, said, above):
+def test_held_out_text_is_not_called_trained_on(prism, document, copy, trained, split, said):
     change_meta(copy / "lens" / "sample", trained_on=trained, split=split)
     page = copy.parent / "report.html"
     shown = " ".join(prism("explain", copy, TEXT, "--html", page).stdout.split())
-    assert ("was trained" in shown or "trained on this" in shown) == (above is not None)
-    assert above is None or above in shown
+    assert f"model trained on them: {said}. " in shown
     fact = f'["trained on it","{said}"]'
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
     inspected = " ".join(prism("inspect", copy).stdout.split())

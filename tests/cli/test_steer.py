@@ -109,6 +109,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT, "--only", "residual", *CLAMP), "leaves no prototypes"),
         ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
         ((*CLAMP, "--file", "missing.txt"), "cannot be read"),
+        ((*CLAMP, "--file", "rows.jsonl"), "holds records: give a text file"),
         ((*CLAMP, "--file", "a.txt", "--generate", 20), "leave out --generate and --temperature"),
         ((*CLAMP, "--file", "a.txt", "--temperature", 0), "leave out --generate and --temperature"),
         ((TEXT, *CLAMP, "--heldout", -1), "'--heldout'"),

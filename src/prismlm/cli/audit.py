@@ -88,7 +88,7 @@ def audit(
             if dry_run:
                 output.print_cost(estimate_audit(report, reader), as_json=as_json)
                 return
-            summary = _read_and_write(report, reader, paths, html)
+            summary = _write_audit(report, _rows(report, reader), reader.left_out, paths, html)
     output.report_written(*paths, html)
     column = by or report.lens.default_group_by
     output.show(summary, as_json, lambda: _print_audit(report, summary, column, documents))
@@ -105,23 +105,17 @@ def _audit_parts(
     return finished.audit, summary
 
 
-def _read_and_write(
-    audit: Audit, reader: DocumentReader, tables: list[Path], html: Path | None
-) -> dict[str, Any]:
-    """Read the documents, write all files, and return the summary."""
+def _rows(audit: Audit, reader: DocumentReader) -> Iterator[dict[str, Any]]:
+    """Yield a row for each document as it is read."""
+    done = 0
     for _ in reader:
         # Report a bad row before the model reads those above it.
         pass
     with ConsoleReporter().task("Reading texts", reader.total, reader.unit) as task:
-
-        def rows() -> Iterator[dict[str, Any]]:
-            done = 0
-            for row in audit.read(reader):
-                yield row
-                task.advance(reader.done - done)
-                done = reader.done
-
-        return _write_audit(audit, rows(), reader.left_out, tables, html)
+        for row in audit.read(reader):
+            yield row
+            task.advance(reader.done - done)
+            done = reader.done
 
 
 def _write_audit(

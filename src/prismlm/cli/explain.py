@@ -60,7 +60,7 @@ def explain(
 ) -> None:
     """Show which training text an answer, or each prediction along a text, relies on."""
     opt.check_output_files(model, lens, file, overwrite=overwrite, html=html, parquet=parquet)
-    prompts = _prompts(_read_texts(model, text, file, lines), chat, system)
+    prompts = _prompts(read_texts(model, text, file, lines), chat, system)
     selection, heads = _parse_span(tokens), opt.parse_layer_pairs("--attention", "HEAD", attention)
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
@@ -112,7 +112,7 @@ def _default_tokens(prompt: str | Messages) -> int:
     return 0 if isinstance(prompt, str) or prompt[-1]["role"] == ASSISTANT else CHAT_TOKENS
 
 
-def _read_texts(
+def read_texts(
     model: Path, text: str | None, file: str | None, lines: bool
 ) -> list[str] | list[str | Messages]:
     """Return the text, every text of a file of records, or every line that is not blank."""
@@ -121,7 +121,7 @@ def _read_texts(
     opt.check_one_of("a TEXT or --file FILE (- reads stdin)", text, file)
     if file not in (None, STDIN) and extension(Path(file)) not in (None, *WHOLE_FILES):
         if lines:
-            raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
+            raise InputError(f"{file} holds records: give a text file, or leave out --lines.")
         from prismlm.corpus.read import DocumentReader
         from prismlm.corpus.tokenizer import load_tokenizer
 

@@ -313,8 +313,7 @@ def _print_layer(layer: Row, *, all_channels: bool) -> None:
     """Print all channels of a layer, or some, evenly spaced by half-life."""
     chosen = sorted(layer["channels"], key=lambda channel: channel["half_life"] or 0.0)
     if not all_channels:
-        step = max(1.0, (len(chosen) - 1) / (MAX_CHANNELS - 1))
-        chosen = [chosen[round(step * i)] for i in range(min(MAX_CHANNELS, len(chosen)))]
+        chosen = chosen[:: -(-len(chosen) // MAX_CHANNELS)]
 
     def join(tokens: list[Row]) -> str | None:
         return "  ".join(output.token_text(token["text"]) for token in tokens) or None

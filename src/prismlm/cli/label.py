@@ -60,10 +60,9 @@ def label(
         output.say(FOREIGN, style="yellow")
     # Examples, evenly spaced from common to rare prototypes.
     rows, order = lens.prototypes.to_pylist(), lens.by_size.tolist()
-    used = [number for number in order if rows[number]["usage"] > 0]
-    count = min(MAX_EXAMPLES, len(used))
-    chosen = [rows[used[i * (len(used) - 1) // max(1, count - 1)]] for i in range(count)]
-    output.print_rows("Examples", "prototype name category label_score:.0%", chosen)
+    used = [rows[number] for number in order if rows[number]["usage"] > 0]
+    examples = used[:: max(1, len(used) // MAX_EXAMPLES)][:MAX_EXAMPLES]
+    output.print_rows("Examples", "prototype name category label_score:.0%", examples)
 
 
 def map_prototypes(

@@ -11,10 +11,10 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
+from prismlm.cli.explain import read_texts
 from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
-from prismlm.files import read_text
 
 TARGETS = "one of --prototype, --category and --document"
 MAX_LEADING = 8
@@ -99,7 +99,7 @@ def steer(
     temperature: Annotated[float | None, option("T", TEMPERATURE_HELP, min=0)] = None,
     seed: opt.Seed = 0,
     draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
-    file: Annotated[Path | None, option("FILE", "Measure effects over its lines.")] = None,
+    file: Annotated[str | None, option("FILE", "Measure effects over its lines.")] = None,
     lens: opt.Lens = None,
     device: opt.Device = "cpu",
     corpus: HeldOut = None,
@@ -107,12 +107,11 @@ def steer(
     as_json: opt.Json = False,
 ) -> None:
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
-    opt.check_one_of("a prompt or --file with prompts", prompt, file)
     if file is not None and (generate is not None or temperature is not None):
         raise InputError("--file writes no text: leave out --generate and --temperature.")
     edits = _parse_edit(prototype, category, document, edit, strength, optional=only is not None)
-    texts = [prompt or ""] if file is None else _read_prompts(file)
-    prompts = [opt.build_prompt(text, chat, system) for text in texts]
+    texts = read_texts(model, prompt, file, lines=file is not None)
+    prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
     import prismlm
     from prismlm.interventions import steering
     from prismlm.interventions.steering_effects import measure_effects
@@ -182,13 +181,6 @@ def _parse_edit(
 def _describe(edit: Any) -> dict[str, Any]:
     fields = {name: value for name, value in vars(edit).items() if value is not None}
     return {"kind": type(edit).__name__.lower()} | fields
-
-
-def _read_prompts(path: Path) -> list[str]:
-    prompts = [line for line in read_text(path).splitlines() if line.strip()]
-    if not prompts:
-        raise InputError(f"{path} has no prompts: expected one per line.")
-    return prompts
 
 
 def _measure_cost(

@@ -29,6 +29,7 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explain.support import MIN_PERCENT, Quote
 from prismlm.explain.trace import Step, Trace
 from prismlm.lens.cells import UNKNOWN, Where
+from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around, joined
 from prismlm.pages.frame import colour
@@ -179,14 +180,9 @@ def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:
 def _describe_lens(lens: Lens) -> str:
     meta = lens.meta
     documents = "1 document" if meta.documents == 1 else f"{format_count(meta.documents)} documents"
-    text = f"Lens {lens.name}: {format_count(meta.tokens)} tokens of {documents}."
-    if meta.trained_on is False:
-        text += " The model was not trained on this corpus."
-    elif meta.trained_on and meta.split == "heldout":
-        text += " These documents were held out when the model was trained."
-    elif meta.trained_on == "fine-tuned":
-        text += " This corpus is the fine-tuning data; the pre-training data is not indexed."
-    return f"{text} {CAVEAT}"
+    trained = trained_on_words(meta.trained_on, meta.split)
+    size = f"{format_count(meta.tokens)} tokens of {documents}"
+    return f"Lens {lens.name}: {size}; model trained on them: {trained}. {CAVEAT}"
 
 
 def _print_predictions(steps: Sequence[Step], top: int) -> None:
