@@ -32,6 +32,8 @@ from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import scan as index_scan
 from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.cell_files import Spool, spooled_type
+from prismlm.lens.codes import Int8Codes
 from prismlm.lens.states import predicting, states_of
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
@@ -86,7 +88,10 @@ def measure_ratio(
     given = index_scan.ScanInput(plain, head, text, options)
     autocast = torch.autocast(plain.device.type, torch.bfloat16, enabled=bf16)
     work = tempfile.TemporaryDirectory()
-    scan, order, slot = index_scan.Scan.empty(given, Path(work.name)), given.order, 0
+    codes = Int8Codes(head.width)
+    dtype = spooled_type(codes, given.cells)
+    spool = Spool(Path(work.name) / "positions", dtype, head.num_prototypes)
+    scan, order, slot = index_scan.Scan.empty(given), given.order, 0
     seconds: list[tuple[float, float, float]] = []
     keep_freed_memory()
     with work, torch.inference_mode():
@@ -103,12 +108,15 @@ def measure_ratio(
                 with_logits = time.process_time()
                 owned = predicting(batch, text)
                 states = states_of(plain, batch, owned, bf16=bf16)
-                scan.tokens += index_scan.scan_pass(scan, given, batch, owned, states)
+                pass_ = batch, owned, states
+                unit, cell = index_scan.scan_pass(scan, given, *pass_)
+                spool.add(index_scan.records_of(given, *pass_, unit, cell, codes))
+                scan.tokens += len(unit)
                 indexed = time.process_time()
                 seconds.append((alone - began, with_logits - alone, indexed - with_logits))
             slot += 1
         began = time.process_time()
-        scan.spool.flush()
+        spool.close()
         settling = time.process_time() - began
     times = np.array(seconds[WARM_UP:])
     times[-1, 2] += settling

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any, Literal, get_args
 
 from prismlm.errors import InputError, PrismError, check_choice, check_whole
@@ -37,6 +38,7 @@ def run_parts(
     engine: Engine = "local",
     workers: int = 1,
     gpus: bool = False,
+    name: str = "Parts",
     progress: Reporter = SILENT,
 ) -> None:
     """Make all parts of a job, at most ``workers`` at a time.
@@ -48,7 +50,7 @@ def run_parts(
         workers: each has an equal share of this machine's processors, or one of a cluster's. A
             single local one is this process.
         gpus: whether each worker needs a GPU of its own, of those that CUDA_VISIBLE_DEVICES names.
-        progress: reports parts.
+        name: what the parts are called in ``progress``.
 
     Raises:
         InputError: an unknown engine, or one that is not installed; more workers than parts, or
@@ -72,7 +74,7 @@ def run_parts(
             "workers, or use --device cpu."
         )
     start = {"local": _local, "ray": _ray, "datatrove": _datatrove}[engine]
-    with progress.task("Parts", count, "parts") as task:
+    with progress.task(name, count, name.lower()) as task:
         start(work, count, workers, gpus, task)
 
 
@@ -118,6 +120,15 @@ def _begin(names: Any, workers: int) -> None:
     if device := names.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     torch.set_num_threads(_threads(workers))
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is killed, so that its locks are free."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _threads(workers: int) -> int:
@@ -197,15 +208,15 @@ class Parts:
 
     def kept(self) -> str:
         """Say what an interrupted run leaves."""
-        if any(self.path.glob("part-*")):
+        if any(self.path.glob("[!.]*")):
             return f"Finished parts are kept in {self.path}. Run the same command again to resume."
         return "No part was finished: the same command starts over."
 
     def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
         """Check that finished parts are of the same run; discard others with ``overwrite``."""
-        # Not while another process merges the parts.
+        # Not while another process writes the result.
         with writing(self.path, wait=True):
-            for part in self.path.glob("part-*"):
+            for part in self.path.glob("[!.]*"):
                 note = part / RUN_FILE
                 before = read_note(note, self.path) if note.is_file() else {}
                 if overwrite and before != run:

@@ -25,6 +25,10 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 T = TypeVar("T")
 
 
+class Busy(InputError):
+    """Another process is writing to the same file or directory."""
+
+
 @contextmanager
 def writing(
     path: str | os.PathLike[str], *, within: bool = False, wait: bool = False
@@ -47,11 +51,14 @@ def writing(
     directory = lock.parent
     with ExitStack() as stack:
         try:
-            created = [p for p in (directory, *directory.parents) if not p.exists()]
-            directory.mkdir(parents=True, exist_ok=True)
-            descriptor = _locked(lock, wait)
+            descriptor = None
+            while descriptor is None:  # again if the directory is removed while waiting
+                created = [p for p in (directory, *directory.parents) if not p.exists()]
+                directory.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    descriptor = _locked(lock, wait)
         except BlockingIOError as error:
-            raise InputError(
+            raise Busy(
                 f"{target} is being written to by another process, {error}. Wait until it has "
                 "ended, or choose another place."
             ) from None

@@ -7,10 +7,9 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.cell_files import Spool, spooled_type, write_cells
-from prismlm.lens.codes import quantise
+from prismlm.lens.cell_files import Spool, cells_format, spooled_type, write_cells
+from prismlm.lens.codes import Int8Codes
 from prismlm.lens.lens import Lens
-from prismlm.progress import SILENT
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",
 # 100 to 400 of "b"
@@ -38,18 +37,18 @@ CONTEXTS = [(0, 0, 10, "a"), (0, 1, 120, "b"), (1, 0, 30, "a")]
 
 def hand_lens(directory):
     """Write the lens, and open it."""
-    records = np.empty(len(POSITIONS), spooled_type(2))
+    codes, cells = Int8Codes(2), cells_format(2, 8, 401)
+    records = np.empty(len(POSITIONS), spooled_type(codes, cells))
     for column, name in enumerate(("cell", "token", "position")):
         records[name] = [row[column] for row in POSITIONS]
     angles = np.deg2rad([row[3] for row in POSITIONS])
     states = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-    records["scale"], records["code"] = quantise(states)
+    codes.put(states, records)
     # Position 20 is after token 4, all others are after token 7.
     records["probability"], records["read"] = 0.5, [7, 4, 7, 7, 7, 7]
-    spool = Spool(directory / "spool", 2)
+    spool = Spool(directory / "spool", records.dtype, 3)
     spool.add(records)
-    spool.flush()
-    cells = write_cells(directory, [spool], 3, 8, 1.0, SILENT)
+    entry = write_cells(directory, [spool.close()], cells)
     text = [(name, pa.string()) for name in list(DOCUMENTS)[:6]]
     schema = pa.schema([*text, ("start", pa.int64()), ("length", pa.int64())])
     table = pa.table(DOCUMENTS, schema=schema)
@@ -65,7 +64,7 @@ def hand_lens(directory):
     pq.write_table(contexts, directory / layout.INDEX_FILE)
     meta = layout.LensMeta(
         *("", "", "", "c", "/nowhere", "train", None, 8, 8, 2, 2, 100, True),
-        cells=cells,
+        cells=entry,
         files=layout.describe_files(directory),
     )
     head = PrototypeHead(2, 3, 3)

@@ -15,10 +15,23 @@ from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
 from prismlm.lens import cell_files as module
 from prismlm.lens import layout
-from prismlm.lens.cell_files import Spool, spooled_type, write_cells, write_documents
+from prismlm.lens.cell_files import (
+    Spool,
+    cells_format,
+    spooled_type,
+    write_cells,
+    write_documents,
+)
 from prismlm.lens.cells import Cells
-from prismlm.lens.codes import PARTS, ProductCodes, check_codes, parts_of, quantise
-from prismlm.progress import SILENT
+from prismlm.lens.codes import (
+    PARTS,
+    Int8Codes,
+    ProductCodes,
+    check_codes,
+    learn_codes,
+    parts_of,
+    quantise,
+)
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
 
@@ -28,29 +41,34 @@ def random_states(count, width, seed=0):
     return normalize(torch.randn(count, width, generator=generator)).numpy()
 
 
-def random_records(count, seed=0):
+def random_records(count, seed=0, codes=None, tokens=2**63):
+    """Records as a scan spools them, in the code of ``codes``, by default int8."""
     generator = np.random.default_rng(seed)
-    records = np.empty(count, spooled_type(WIDTH))
+    codes = codes or Int8Codes(WIDTH)
+    name = "int8" if isinstance(codes, Int8Codes) else "pq"
+    cells = cells_format(WIDTH, VOCABULARY, tokens, name)
+    records = np.empty(count, spooled_type(codes, cells))
     records["cell"] = generator.integers(CELLS, size=count)
     records["token"] = generator.integers(VOCABULARY, size=count)
     records["position"] = generator.permutation(10 * count)[:count]
     records["probability"] = generator.random(count)
     records["read"] = generator.integers(VOCABULARY, size=count)
-    records["scale"], records["code"] = quantise(random_states(count, WIDTH, seed))
+    codes.put(random_states(count, WIDTH, seed), records)
     return records
 
 
-def write(directory, records, parts, **options):
-    """Write the records in runs of two spools, cut at the given places."""
+def write(directory, records, parts, codes="int8", tokens=2**63, range_bytes=2**30):
+    """Write the records of two parts, cut at the given places."""
     directory.mkdir()
-    spools = [Spool(directory / f"spool-{number}", WIDTH) for number in range(2)]
+    spools = [Spool(directory / f"spool-{number}", records.dtype, CELLS) for number in range(2)]
     for number, part in enumerate(np.split(records, parts)):
         spools[number % 2].add(part)
-        spools[number % 2].flush()
-    meta = write_cells(directory, spools, CELLS, VOCABULARY, 1.0, SILENT, **options)
-    for spool in spools:
-        spool.path.unlink(missing_ok=True)
-    return meta
+    runs, meta = [spool.close() for spool in spools], cells_format(WIDTH, VOCABULARY, tokens, codes)
+    entry = write_cells(directory, runs, meta, range_bytes)
+    for run in runs:
+        assert (np.diff(run.cells(0, CELLS)["cell"]) >= 0).all()
+        run.path.unlink()
+    return entry
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +109,44 @@ def test_ranges_equal_brute_force(opened):
 @given(
     cuts=st.lists(st.integers(0, 150), max_size=6).map(sorted),
     seed=st.integers(0, 100),
-    memory=st.sampled_from([1, 2000, 2**20]),
-    codes=st.sampled_from(["int8", "pq"]),
+    memory=st.sampled_from([1, 200, 2000, 2**20]),
 )
-def test_neither_runs_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, memory, codes):
+def test_neither_parts_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, memory):
     root = tmp_path_factory.mktemp("runs")
     records = random_records(150, seed)
     order = np.random.default_rng(seed).permutation(150)
-    one = write(root / "one", records, [], codes=codes)
+    one = write(root / "one", records, [])
     with patch.object(module, "SORT_BYTES", memory):
-        assert write(root / "many", records[order], cuts, codes=codes) == one
-    centres = [layout.CELL_CENTRES_FILE] if codes == "pq" else []
-    for name in (*layout.CELL_FILES, *centres):
+        assert write(root / "many", records[order], cuts) == one
+    for name in layout.CELL_FILES:
         assert (root / "one" / name).read_bytes() == (root / "many" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("range_bytes", [1, 1000, 2500])
+def test_ranges_of_cells_hold_what_one_range_holds(tmp_path, range_bytes):
+    records = random_records(300)
+    whole = write(tmp_path / "one", records, [100])
+    entry = write(tmp_path / "many", records, [30, 31, 200], range_bytes=range_bytes)
+    ranges = entry.pop("ranges")
+    assert entry == whole
+    assert len(ranges) > 1
+    sizes = np.bincount(records["cell"], minlength=CELLS)
+    edges = [row["first_cell"] for row in ranges] + [CELLS]
+    assert edges[0] == 0
+    for number, row in enumerate(ranges):
+        assert row["rows"] == sizes[edges[number] : edges[number + 1]].sum()
+        alone = edges[number + 1] - edges[number] == 1
+        assert alone or row["rows"] * (records.itemsize - 8) <= range_bytes
+    files = [
+        [np.load(tmp_path / "many" / name) for name in layout.cell_files(number, len(ranges))]
+        for number in range(len(ranges))
+    ]
+    before = np.cumsum([0] + [row["rows"] for row in ranges])[:-1]
+    expected = [np.load(tmp_path / "one" / name) for name in layout.CELL_FILES]
+    joined = [np.concatenate(column) for column in zip(*files, strict=True)]
+    joined[2] = np.concatenate([rows[2] + at for rows, at in zip(files, before, strict=True)])
+    for left, right in zip(expected, joined, strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_a_position_is_in_its_document(opened, tiny_corpus):
@@ -152,12 +195,10 @@ def test_cosines_are_those_of_the_coded_states(opened):
 def test_pq_stores_the_nearest_centre_of_each_part(name, width):
     size, states = PARTS[name], random_states(300, width)
     codes = ProductCodes.learn(states, name)
-    records = np.empty(40, [("scale", "<f2"), ("code", "i1", (width,))])
-    records["scale"], records["code"] = 1, np.rint(127 * states[:40])
     coded = np.empty(40, np.dtype(codes.fields))
-    codes.put(records, coded)
+    codes.put(states[:40], coded)
     padded = np.zeros((40, size * parts_of(width, name)))
-    padded[:, :width] = np.rint(127 * states[:40]) / 127
+    padded[:, :width] = states[:40]
     for state, code in zip(padded, coded["code"], strict=True):
         for part, centres in enumerate(codes.centres):
             distances = ((centres - state[size * part : size * part + size]) ** 2).sum(1)
@@ -175,23 +216,28 @@ def test_pq_stores_the_nearest_centre_of_each_part(name, width):
 
 
 def test_pq_takes_a_quarter_and_is_near(tmp_path):
-    records = random_records(3000)
+    states = random_states(3000, WIDTH)
+    codes = learn_codes(tmp_path, "pq", states)
+    records = random_records(3000, codes=codes, tokens=10**6)
     meta = write(tmp_path / "lens", records, [1000], codes="pq", tokens=10**6)
+    shutil.copy(tmp_path / layout.CELL_CENTRES_FILE, tmp_path / "lens")
     cells = Cells(tmp_path / "lens", meta)
-    exact = Cells(tmp_path / "int8", write(tmp_path / "int8", records, [1000]))
+    exact = Cells(tmp_path / "int8", write(tmp_path / "int8", random_records(3000), [1000]))
     assert cells.records(np.arange(3)).itemsize == 4 + 2 + 2 + 1
     rows = np.arange(len(cells))
-    states, expected = (c.codes.states(c.records(rows)) for c in (cells, exact))
+    coded, expected = (c.codes.states(c.records(rows)) for c in (cells, exact))
     # 256 centres for directions in four dimensions
-    assert (states * expected).sum(1).mean() > 0.97
+    assert (coded * expected).sum(1).mean() > 0.97
     np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_pq_of_few_positions_or_none(tmp_path, count):
-    cells = Cells(
-        tmp_path / "lens", write(tmp_path / "lens", random_records(count), [], codes="pq")
-    )
+    states = random_states(count, WIDTH) if count else np.zeros((1, WIDTH), np.float32)
+    codes = learn_codes(tmp_path, "pq", states)
+    meta = write(tmp_path / "lens", random_records(count, codes=codes), [], codes="pq")
+    shutil.copy(tmp_path / layout.CELL_CENTRES_FILE, tmp_path / "lens")
+    cells = Cells(tmp_path / "lens", meta)
     states = cells.codes.states(cells.records(np.arange(count)))
     assert states.shape == (count, WIDTH)
     assert torch.isfinite(states).all()

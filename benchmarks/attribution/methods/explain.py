@@ -19,12 +19,11 @@ from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import Spool, write_cells
+from prismlm.lens.cell_files import Spool, cells_format, spooled_type, write_cells
 from prismlm.lens.cells import Cells
-from prismlm.lens.codes import CodeName, quantise
+from prismlm.lens.codes import SAMPLE, CodeName, learn_codes
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE
 from prismlm.ops.prototype_head import Nearest
-from prismlm.progress import SILENT
 
 
 class Explained:
@@ -97,18 +96,21 @@ def temporary_cells(setting: Setting, codes: CodeName = "int8") -> Cells:
 
 def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -> Cells:
     """Write the positions of a setting as a lens has them; the place is their passage's first."""
-    positions = setting.positions
-    spool = Spool(directory / "positions", setting.head.width)
+    positions, vocabulary = setting.positions, setting.model.config.vocab_size
+    kept = cells_format(setting.head.width, vocabulary, setting.bank.corpus.num_tokens, codes)
+    sample = np.linspace(0, len(positions) - 1, min(SAMPLE, len(positions))).astype(np.int64)
+    coder = learn_codes(directory, codes, positions.state[sample].astype(np.float32))
+    dtype = spooled_type(coder, kept)
+    spool = Spool(directory / "positions", dtype, setting.head.num_prototypes)
     for first in range(0, len(positions), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
-        records = np.empty(len(positions.token[rows]), spool.dtype)
+        records = np.empty(len(positions.token[rows]), dtype)
         records["cell"], records["token"] = positions.cell[rows], positions.token[rows]
         records["read"] = positions.read[rows]
         records["position"] = setting.bank.first[positions.passage[rows]]
         records["probability"] = positions.probability[rows]
-        records["scale"], records["code"] = quantise(positions.state[rows].astype(np.float32))
+        coder.put(positions.state[rows].astype(np.float32), records)
         spool.add(records)
-        spool.flush()
     bank = setting.bank
     ends = np.append(np.flatnonzero(np.diff(bank.document)), len(bank) - 1)
     starts = bank.corpus.starts[bank.documents]
@@ -117,10 +119,7 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     lengths = pa.array((bank.first + bank.length)[ends] - starts)
     documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
     pq.write_table(documents, directory / CELL_DOCUMENTS_FILE)
-    vocabulary = setting.model.config.vocab_size
-    cells = setting.head.num_prototypes
-    kept = write_cells(directory, [spool], cells, vocabulary, 1.0, SILENT, codes=codes)
-    return Cells(directory, kept)
+    return Cells(directory, write_cells(directory, [spool.close()], kept))
 
 
 @torch.no_grad()

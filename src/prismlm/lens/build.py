@@ -26,13 +26,21 @@ from prismlm.errors import InputError
 from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.cell_files import write_cells, write_documents
-from prismlm.lens.cells import Cells
-from prismlm.lens.codes import parts_of
+from prismlm.lens.cell_files import Spool, spooled_type, stored_type, write_documents
+from prismlm.lens.cells import Cells, CellsMeta
+from prismlm.lens.codes import learn_codes, open_codes, untrained_codes
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, options_for
 from prismlm.lens.probe import Probe
-from prismlm.lens.scan import Scan, ScanInput, mass_table, scan_blocks
+from prismlm.lens.range_jobs import CENTRES, RangeJobs
+from prismlm.lens.scan import (
+    POSITIONS_FILE,
+    Scan,
+    ScanInput,
+    mass_table,
+    sample_states,
+    scan_blocks,
+)
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
 from prismlm.lens.suffixes import write_suffixes
@@ -50,13 +58,22 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 # Settings of a run that meta.json does not repeat.
-NOT_IN_META = ("model", "shards", "positions", "codes", "states", "prismlm", "device")
+NOT_IN_META = (
+    "model",
+    "shards",
+    "positions",
+    "codes",
+    "range_bytes",
+    "states",
+    "prismlm",
+    "device",
+)
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a context on disk besides its state: compressed text and columns, or columns alone.
 BYTES_WITH_TEXT, BYTES_WITHOUT_TEXT = 230, 30
-# Bytes of a position besides its coded state: offset, probability, scale, share of the ranges.
-BYTES_PER_POSITION = 16
+# Bytes of a position for the key and first row of its range, which some four positions share.
+BYTES_OF_RANGES = 4
 
 
 def index(
@@ -68,6 +85,7 @@ def index(
     device: str = "auto",
     overwrite: bool = False,
     merge: bool = True,
+    wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Path | None:
     """Read a corpus with the model of a directory, and write a lens: ``prismlm index``.
@@ -79,6 +97,7 @@ def index(
         device: auto, cpu or cuda.
         overwrite: replace an existing lens, and discard parts made with other inputs.
         merge: write the lens once all parts are finished.
+        wait: for a process that reads the same part, in place of an error.
         progress: reports tokens.
 
     Returns:
@@ -91,7 +110,8 @@ def index(
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=device_named(device))
     options = options_for(checkpoint.model, options or IndexOptions(), Path(model))
-    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "progress": progress}
+    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "wait": wait}
+    how["progress"] = progress
     return index_checkpoint(checkpoint, opened, out, options, **how)
 
 
@@ -117,13 +137,15 @@ def build_index(
     trained_on: layout.TrainedOn = None,
     overwrite: bool = False,
     merge: bool = True,
+    wait: bool = False,
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
     """Index a corpus, or one part of it, with an open model, as :func:`index`.
 
-    Finished parts are kept in ``.NAME.partial``; the last one writes the lens, which equals that
-    of a single part. ``states`` of the same model, corpus and options are not computed again.
+    Finished parts, and then ranges of cells, are kept in ``.NAME.partial``. Whoever finishes the
+    last of them writes the lens, which equals that of a single part. ``states`` of the same model,
+    corpus and options are not computed again.
     """
     options, out = options_for(model, options or IndexOptions()), Path(out)
     check_index(model, corpus, options)
@@ -135,14 +157,20 @@ def build_index(
         if _written_meanwhile(out, run, overwrite=overwrite):
             return None
         part = parts.part(options.shard.number)
-        with writing(part):
-            if not part.is_dir():
+        with writing(part, wait=wait):
+            if not part.is_dir() and not _written_meanwhile(out, run, overwrite=overwrite):
+                _learn_codes(source, parts, run)
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
-                    _scan_part(source, directory, progress)
+                    _scan_part(source, directory, parts.path / CENTRES, progress)
         if not merge or len(parts.complete()) < options.shard.count:
             return None
         parts.check(run)
+        ranges = RangeJobs(out, parts.count, options.range_bytes)
+        for number in range(len(ranges.ranges)):
+            ranges.make(number, wait=False, progress=progress)
+        if not ranges.finished():  # another process makes the others, and then writes the lens
+            return None
         with writing(parts.path, wait=True):
             if not parts.path.is_dir():  # another process has written the lens
                 return None
@@ -150,7 +178,7 @@ def build_index(
             if not _written_meanwhile(out, run, overwrite=overwrite):
                 with writing(out), atomic_directory(out) as directory:
                     meta = _in_meta(run) | {"trained_on": trained_on}
-                    write_lens(directory, source, parts, meta, progress)
+                    write_lens(directory, source, ranges, meta, progress)
             discard(parts.path)
     return out
 
@@ -158,11 +186,9 @@ def build_index(
 @contextmanager
 def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
     """Put the model in evaluation mode; on a full disk or a signal, say what can be resumed."""
-    what, expected = (
-        f"the lens {parts.out}",
-        lens_bytes(source.head, source.options, *_counts(source)),
-    )
-    check_room(what, parts.out, expected, parts.path)
+    what, counts = f"the lens {parts.out}", (source.documents, source.predictions)
+    expected = index_bytes(source.cells, source.head, source.options, *counts)
+    check_room(what, parts.out, sum(expected), parts.path)
     if source.model.device.type == "cpu":
         keep_freed_memory()
     room = room_to_write(what, parts.out.parent, lambda: f"Make room. {parts.kept()}")
@@ -189,7 +215,8 @@ def _in_meta(run: dict[str, Any]) -> dict[str, Any]:
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:
     """Return the settings that all parts of a lens share; InputError for states of other ones."""
-    options, names = source.options, ("split", "window", "stride", "contexts", "positions", "codes")
+    options = source.options
+    names = "split", "window", "stride", "contexts", "positions", "codes", "range_bytes"
     run = {
         "model": fingerprints.of_model(source.model),
         "prototypes": layout.prototypes_fingerprint(source.head),
@@ -210,34 +237,43 @@ def _run_settings(source: ScanInput) -> dict[str, Any]:
     return run
 
 
-def _counts(source: ScanInput) -> tuple[int, int]:
-    """Return the documents, and the predictions: all tokens but the last of each."""
-    documents, tokens = split_counts(source.corpus, source.options.split)
-    return documents, tokens - documents
+def _learn_codes(source: ScanInput, parts: Parts, run: dict[str, Any]) -> None:
+    """Learn the centers of product quantisation before the first part is read, once for all."""
+    centres = parts.path / CENTRES
+    if source.options.codes == "int8" or centres.is_dir():
+        return
+    with writing(centres, wait=True):
+        if not centres.is_dir():
+            with atomic_directory(centres) as directory:
+                write_json(directory / RUN_FILE, run)
+                learn_codes(directory, source.options.codes, sample_states(source))
 
 
-def _scan_part(source: ScanInput, directory: Path, progress: Reporter) -> None:
-    slots = source.order.slots(source.options.shard.number, source.options.shard.count)
-    expected = round(_counts(source)[1] * (len(slots) / source.order.count))
-    scan = Scan.empty(source, directory)
-    with progress.task("Indexing", expected, "tokens") as task:
-        for predictions in scan_blocks(scan, source, slots):
+def _scan_part(source: ScanInput, directory: Path, centres: Path, progress: Reporter) -> None:
+    options, cells = source.options, source.cells
+    slots = source.order.slots(options.shard.number, options.shard.count)
+    share = options.positions * len(slots) / source.order.count
+    codes = open_codes(centres, options.codes, source.head.width)
+    spool = Spool(
+        directory / POSITIONS_FILE, spooled_type(codes, cells), source.head.num_prototypes
+    )
+    scan = Scan.empty(source)
+    with progress.task("Indexing", round(source.predictions * share), "tokens") as task:
+        for predictions in scan_blocks(scan, source, slots, spool, codes):
             task.advance(predictions)
-    scan.save(directory)
+    scan.save(directory, spool.close(), cells)
 
 
 def write_lens(
-    directory: Path, source: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
+    directory: Path, source: ScanInput, ranges: RangeJobs, meta: dict[str, Any], progress: Reporter
 ) -> None:
-    """Merge the parts and write all files of a lens."""
+    """Write all files of a lens, whose cells are there."""
     model, head, corpus, options = source.model, source.head, source.corpus, source.options
-    scan, split = Scan.load(parts.part(0), head.width), options.split
-    spools = [scan.spool]
+    split, parts = options.split, Parts(ranges.lens, ranges.parts)
+    scan = Scan.load(parts.part(0))
     # The contexts of two parts at a time.
     for number in range(1, parts.count):
-        other = Scan.load(parts.part(number), head.width)
-        scan.merge(other)
-        spools.append(other.spool)
+        scan.merge(Scan.load(parts.part(number)))
     contexts = top_contexts.to_rows(scan.top)
     write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
@@ -245,24 +281,16 @@ def write_lens(
     if options.with_text:
         write_suffixes(directory, corpus, split)
     write_documents(directory, corpus, split)
-    cells = write_cells(
-        directory,
-        spools,
-        head.num_prototypes,
-        len(weight_of(model)),
-        options.positions,
-        progress,
-        codes=options.codes,
-        tokens=corpus.num_tokens,
-    )
-    support = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
     files = layout.describe_files(directory)
+    cells, described = ranges.collect(directory)
+    files = dict(sorted((files | described).items()))
+    support = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
     table = prototypes_table(model, head, corpus, scan)
     layout.write_prototypes(table, directory / layout.PROTOTYPES_FILE, files)
     meta |= {
         "corpus_name": corpus.name,
         "corpus_path": str(corpus.path.resolve()),
-        "documents": _counts(source)[0],
+        "documents": source.documents,
         "tokens": scan.tokens,
         "with_text": options.with_text,
         "convergence": scan.convergence(),
@@ -328,7 +356,7 @@ def prototypes_table(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
 ) -> pa.Table:
     """Return ``prototypes.parquet`` with names from signatures, before there are labels."""
-    count, signatures = head.num_prototypes, signatures_of(model, head, corpus)
+    count, signatures = head.num_prototypes, signatures_of(model, head, corpus, scan.seen.numpy())
     nearest = scan.top.cosine[:, 0]
     columns: dict[str, Any] = {field.name: None for field in layout.PROTOTYPES_SCHEMA} | {
         "prototype": np.arange(count, dtype=np.int32),
@@ -385,15 +413,26 @@ def check_index(
         check_embedded(model, corpus.tokenizer, largest, str(model.name_or_path))
 
 
-def lens_bytes(
-    head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
-) -> int:
-    """Estimate the bytes of a lens; None: unknown counts."""
+def index_bytes(
+    cells: CellsMeta,
+    head: PrototypeHead,
+    options: IndexOptions,
+    documents: int | None,
+    tokens: int | None,
+) -> tuple[int, int]:
+    """Estimate the bytes of a lens, and those of its parts until it is written.
+
+    ``documents`` and ``tokens`` of the split are None if they are not known.
+    """
     contexts = options.contexts if documents is None else min(options.contexts, documents)
     per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
-    state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
-    positions = (tokens or 0) * options.positions * (state + BYTES_PER_POSITION)
-    return head.num_prototypes * contexts * per_context + int(positions)
+    spooled = spooled_type(untrained_codes(cells.codes, cells.width), cells)
+    positions, text = round((tokens or 0) * options.positions), 0
+    if options.with_text:  # tokens and a suffix array
+        text = (tokens or 0) * (cells.token_bytes + cells.position_bytes)
+    per_position = stored_type(spooled).itemsize + BYTES_OF_RANGES
+    lens = head.num_prototypes * contexts * per_context + positions * per_position + text
+    return lens, positions * spooled.itemsize
 
 
 def estimate_index(
@@ -405,21 +444,29 @@ def estimate_index(
 ) -> Cost:
     """Time some passes of ``build_index``, and extrapolate to ``scale`` times the corpus.
 
-    The figures are ``documents``, ``tokens`` to predict and ``tokens_per_second``; of an unknown
-    scale, None, the first two are None.
+    The figures are ``documents``, ``tokens`` to predict, ``tokens_per_second``, and
+    ``parts_bytes``, on disk until the lens is written; of an unknown scale, None, the first two are
+    None.
     """
     options = options_for(model, options)
     check_index(model, corpus, options)
     source = ScanInput(model, head, corpus, options)
+    codes = untrained_codes(options.codes, head.width)
     with evaluating(model), TemporaryDirectory() as directory:
-        scan = Scan.empty(source, Path(directory))
-        predictions = scan_blocks(scan, source, range(source.order.count))
+        path, dtype = Path(directory) / POSITIONS_FILE, spooled_type(codes, source.cells)
+        spool, slots = Spool(path, dtype, head.num_prototypes), range(source.order.count)
+        predictions = scan_blocks(Scan.empty(source), source, slots, spool, codes)
         rate = rate_of(predictions, SECONDS_MEASURED, enough=2**14) or 1e4
-    documents, tokens = (None if scale is None else round(scale * n) for n in _counts(source))
+    documents = tokens = read = None
+    if scale is not None:
+        documents, tokens = round(scale * source.documents), round(scale * source.predictions)
+        read = round(tokens * options.positions)
+    lens, parts = index_bytes(source.cells, head, options, documents, tokens)
+    figures = {"documents": documents, "tokens": read, "tokens_per_second": rate}
     return Cost(
-        None if tokens is None else tokens / rate,
+        None if read is None else read / rate,
         peak_memory(model.device.type),
-        lens_bytes(head, options, documents, tokens),
-        {"documents": documents, "tokens": tokens, "tokens_per_second": rate},
+        lens,
+        figures | {"parts_bytes": parts},
         basis="Measured on a few passes.",
     )

@@ -1,11 +1,15 @@
-"""How the cells of a lens are written: from sorted runs of positions, merged a few at a time."""
+"""How the cells of a lens are written, without reading all positions in one process.
+
+Each part of the corpus leaves its positions in one sorted file, a :class:`Run`. The cells are then
+divided into ranges of about equal size, and any process writes a range from the slices of all runs,
+a few cells at a time. Neither the parts nor the ranges change a record or its order.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,64 +17,120 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
+from prismlm.files import atomic_file
 from prismlm.lens import layout
 from prismlm.lens.cells import CellsMeta, record_type
-from prismlm.lens.codes import SAMPLE, CodeName, Int8Codes, ProductCodes
-from prismlm.progress import Reporter
+from prismlm.lens.codes import CodeName, Codes
+from prismlm.lens.options import IndexOptions
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
-# Records that are sorted in memory, at least one cell.
+# Records that are sorted in memory, at least those of one cell and next token.
 SORT_BYTES = 2**25
 DOCUMENTS_AT_ONCE = 2**12
+Range = tuple[int, int]
 
 
-def spooled_type(width: int) -> np.dtype:
-    """Return the record of a position before it is in a cell, the nearest prototype's."""
-    return np.dtype([("cell", "<i4"), ("token", "<i4"), *record_type(Int8Codes(width)).descr])
+def cells_format(
+    width: int, vocabulary: int, tokens: int, codes: CodeName = "int8", share: float = 1.0
+) -> CellsMeta:
+    """Return the format of cells without rows; ``tokens`` are those of the corpus."""
+    sizes = 4 if tokens <= 2**32 else 8, 2 if vocabulary <= 2**16 else 4
+    return CellsMeta(codes, share, 0, vocabulary, width, *sizes)
 
 
-def drawn(positions: np.ndarray, share: float) -> np.ndarray:
-    """Return which global positions belong to a sample, by their SplitMix64 hash: bool [N]."""
-    if share == 1:
-        return np.ones(len(positions), dtype=bool)
-    x = positions.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) < np.uint64(int(share * 2**63) * 2)
+def spooled_type(codes: Codes, cells: CellsMeta) -> np.dtype:
+    """Return the record of a position that is not in its cell yet: where it belongs, then it."""
+    stored = record_type(codes, cells.position_bytes, cells.token_bytes)
+    return np.dtype([("cell", "<i4"), ("token", "<i4"), *stored.descr])
+
+
+def stored_type(spooled: np.dtype) -> np.dtype:
+    """Return the record without cell and next token, as a lens has it."""
+    return np.dtype(spooled.descr[2:])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sorted records in a file, from row ``start`` on: by cell, next token and position."""
+
+    path: Path
+    dtype: np.dtype
+    counts: np.ndarray  # of the records of each cell, int64 [K]
+    start: int = 0
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The row after each cell, after a 0: int64 [K + 1]."""
+        return np.append(0, np.cumsum(self.counts))
+
+    def cells(self, first: int, last: int) -> np.ndarray:
+        """Return the records of cells from ``first`` up to, not including, ``last``, as a map."""
+        begin, end = self.ends[[first, last]].tolist()
+        if begin == end:
+            return np.empty(0, self.dtype)
+        offset = (self.start + begin) * self.dtype.itemsize
+        return np.memmap(self.path, self.dtype, "r", offset, (end - begin,))
 
 
 class Spool:
-    """The records of one part of the corpus, in one file of runs.
+    """The records of one part of the corpus, sorted on disk in constant memory."""
 
-    Each run is sorted by cell, then next token, then position.
-    """
-
-    def __init__(self, path: Path, width: int, runs: Sequence[int] = ()) -> None:
-        self.path, self.dtype, self.runs = path, spooled_type(width), list(runs)
+    def __init__(self, path: Path, dtype: np.dtype, num_cells: int) -> None:
+        self.path, self.dtype, self._num_cells = path, dtype, num_cells
         self._pending: list[np.ndarray] = []
+        self._runs: list[Run] = []
 
     def add(self, records: np.ndarray) -> None:
-        """Add records; many are written as a run."""
+        """Add records, in any order."""
         self._pending.append(records)
         if sum(part.nbytes for part in self._pending) >= SORT_BYTES:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
-        """Write pending records as one run."""
+    def close(self) -> Run:
+        """Return all records as one run; none may be added afterwards."""
+        if self._pending or not self._runs:
+            self._flush()
+        if len(self._runs) > 1:
+            with atomic_file(self.path) as path, path.open("wb") as file:
+                for records in merged(self._runs, (0, self._num_cells)):
+                    file.write(records.view(np.uint8).data)
+            self._runs = [Run(self.path, self.dtype, total_counts(self._runs))]
+        return self._runs[0]
+
+    def _flush(self) -> None:
         records, self._pending = _sorted(self._pending, self.dtype), []
-        if len(records):
-            with self.path.open("ab") as file:
-                file.write(records.view(np.uint8).data)
-            self.runs.append(len(records))
+        with self.path.open("ab") as file:
+            file.write(records.view(np.uint8).data)
+        start = int(sum(run.ends[-1] for run in self._runs))
+        counts = np.bincount(records["cell"], minlength=self._num_cells)
+        self._runs.append(Run(self.path, self.dtype, counts, start))
 
-    def opened(self) -> list[np.ndarray]:
-        """Return the records of every run, memory-mapped."""
-        if not self.runs:
-            return []
-        records = np.memmap(self.path, self.dtype, "r", shape=(sum(self.runs),))
-        return np.split(records, np.cumsum(self.runs)[:-1])
+
+def total_counts(runs: Sequence[Run]) -> np.ndarray:
+    """Return the records of each cell in all runs, int64 [K]."""
+    return np.sum([run.counts for run in runs], axis=0)
+
+
+def merged(runs: Sequence[Run], cells: Range) -> Iterator[np.ndarray]:
+    """Yield the records of a range of cells in order; those of one cell and token together."""
+    first, dtype = cells[0], runs[0].dtype
+    most = max(1, SORT_BYTES // dtype.itemsize)
+    counts = total_counts(runs)[slice(*cells)]
+    for begin, end in grouped(counts, most):
+        parts = [run.cells(first + begin, first + end) for run in runs]
+        if counts[begin:end].sum() <= most:
+            yield _sorted(parts, dtype)
+            continue
+        # A single cell that is too large: a few next tokens at a time.
+        columns = [np.ascontiguousarray(part["token"]) for part in parts]
+        size = 1 + max(int(column[-1]) for column in columns if len(column))
+        tokens = np.sum([np.bincount(column, minlength=size) for column in columns], axis=0)
+        for pair in grouped(tokens, most):
+            rows = [slice(*np.searchsorted(column, pair)) for column in columns]
+            yield _sorted([part[some] for part, some in zip(parts, rows, strict=True)], dtype)
 
 
 def _sorted(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
@@ -78,76 +138,73 @@ def _sorted(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
     return records[np.lexsort([records[name] for name in ("position", "token", "cell")])]
 
 
-def write_cells(
-    directory: Path,
-    spools: Sequence[Spool],
-    num_cells: int,
-    vocabulary: int,
-    share: float,
-    progress: Reporter,
-    *,
-    codes: CodeName = "int8",
-    tokens: int = 2**63,
-) -> dict[str, Any]:
-    """Merge the runs of all parts into the files of cells; return the record for ``meta.json``.
-
-    The result does not depend on the runs. ``share`` of the positions were kept; ``tokens`` of the
-    corpus determine the bytes of a position.
-    """
-    runs, dtype = [run for spool in spools for run in spool.opened()], spools[0].dtype
-    counts = np.zeros(num_cells, np.int64)
-    for run in runs:
-        counts += np.bincount(run["cell"], minlength=num_cells)
-    width, rows = dtype["code"].shape[0], int(counts.sum())
-    coder: Int8Codes | ProductCodes = Int8Codes(width)
-    if codes != "int8":
-        coder = ProductCodes.learn(_sample(runs, dtype, rows, share), codes)
-        np.save(directory / layout.CELL_CENTRES_FILE, coder.centres)
-    sizes = 4 if tokens <= 2**32 else 8, 2 if vocabulary <= 2**16 else 4
-    types = record_type(coder, *sizes), np.dtype("<i8"), np.dtype("<i8")
-    written = 0
-    with ExitStack() as files, progress.task("Sorting positions", rows, "positions") as task:
-        append, append_keys, append_starts = (
-            files.enter_context(layout.array_file(directory / name, kind))
-            for name, kind in zip(layout.CELL_FILES, types, strict=True)
-        )
-        for ends in _cell_ranges(counts, max(1, SORT_BYTES // dtype.itemsize)):
-            parts = [run[slice(*(bisect_left(run["cell"], i) for i in ends))] for run in runs]
-            records = _sorted(parts, dtype)
-            stored = np.empty(len(records), types[0])
-            for name in ("position", "read", "probability"):
-                stored[name] = records[name]
-            coder.put(records, stored)
-            key = records["cell"].astype(np.int64) * vocabulary + records["token"]
-            keys, starts = np.unique(key, return_index=True)
-            append(stored)
-            append_keys(keys)
-            append_starts(starts + written)
-            written += len(records)
-            task.advance(len(records))
-    return asdict(CellsMeta(codes, share, rows, vocabulary, width, *sizes))
-
-
-def _sample(runs: list[np.ndarray], dtype: np.dtype, rows: int, share: float) -> np.ndarray:
-    """Return states of some 65,536 positions in order, [n, d]."""
-    # The positions that were kept have the lowest hashes already.
-    share *= min(1.0, SAMPLE / max(1, rows))
-    parts = [run[drawn(run["position"], share)] for run in runs]
-    sample = np.concatenate([np.empty(0, dtype), *parts])
-    width = dtype["code"].shape[0]
-    if not len(sample):
-        return np.zeros((1, width), "f4")
-    return Int8Codes(width).states(sample[np.argsort(sample["position"])]).numpy()
-
-
-def _cell_ranges(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of successive cells with at most ``most`` records, or of one cell."""
+def grouped(counts: np.ndarray, most: int) -> Iterator[Range]:
+    """Yield (first, last) of successive counts that sum to at most ``most``, or of one."""
     ends, first = np.append(0, np.cumsum(counts)), 0
     while first < len(counts):
         last = int(np.searchsorted(ends, ends[first] + most, side="right")) - 1
         last = max(first + 1, last)
         yield first, last
         first = last
+
+
+def ranges_of(runs: Sequence[Run], range_bytes: int = IndexOptions.range_bytes) -> list[Range]:
+    """Divide the cells into ranges, by the bytes of their records alone."""
+    most = max(1, range_bytes // stored_type(runs[0].dtype).itemsize)
+    return list(grouped(total_counts(runs), most))
+
+
+def write_range(
+    directory: Path,
+    runs: Sequence[Run],
+    ranges: Sequence[Range],
+    number: int,
+    vocabulary: int,
+    progress: Reporter = SILENT,
+) -> None:
+    """Write the files of one of the ranges of cells; V is the size of the vocabulary."""
+    cells, names = ranges[number], layout.cell_files(number, len(ranges))
+    stored = stored_type(runs[0].dtype)
+    rows, written = int(total_counts(runs)[slice(*cells)].sum()), 0
+    with (
+        layout.array_file(directory / names[0], stored) as append,
+        layout.array_file(directory / names[1], np.dtype("<i8")) as append_keys,
+        layout.array_file(directory / names[2], np.dtype("<i8")) as append_starts,
+        progress.task("Sorting positions", rows, "positions") as task,
+    ):
+        for records in merged(runs, cells):
+            key = records["cell"].astype(np.int64) * vocabulary + records["token"]
+            keys, starts = np.unique(key, return_index=True)
+            data = records.view(np.uint8).reshape(-1, records.itemsize)[:, -stored.itemsize :]
+            append(np.ascontiguousarray(data).view(stored)[:, 0])
+            append_keys(keys)
+            append_starts(starts + written)
+            written += len(records)
+            task.advance(len(records))
+
+
+def cells_entry(meta: CellsMeta, runs: Sequence[Run], ranges: Sequence[Range]) -> dict[str, Any]:
+    """Return the entry of the cells in ``meta.json``."""
+    counts = total_counts(runs)
+    entry = asdict(replace(meta, rows=int(counts.sum())))
+    if len(ranges) > 1:
+        entry["ranges"] = [
+            {"first_cell": first, "rows": int(counts[first:last].sum())} for first, last in ranges
+        ]
+    return {name: value for name, value in entry.items() if value is not None}
+
+
+def write_cells(
+    directory: Path,
+    runs: Sequence[Run],
+    meta: CellsMeta,
+    range_bytes: int = IndexOptions.range_bytes,
+) -> dict[str, Any]:
+    """Write all cells in this process; return their entry in ``meta.json``."""
+    ranges = ranges_of(runs, range_bytes)
+    for number in range(len(ranges)):
+        write_range(directory, runs, ranges, number, meta.vocabulary)
+    return cells_entry(meta, runs, ranges)
 
 
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:

@@ -2,12 +2,13 @@
 
 In int8, a unit state is scale · code / 127, with its own scale. Product quantisation (Jégou et al.
 2011) splits a state into parts of four dimensions (``pq``), or twelve (``pq12``, for the demo), and
-stores the nearest of 256 centers of each, learned by faiss from a sample of the positions. ``pq``
-takes a quarter of the size; its cosines are off by one or two hundredths.
+stores the nearest of 256 centers of each, learned by faiss from a sample of the corpus before it is
+read. ``pq`` takes a quarter of the size; its cosines are off by one or two hundredths.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -53,9 +54,9 @@ class Int8Codes:
         # There are fewer products to scale than codes.
         return (products * self._factors(records)).numpy()
 
-    def put(self, records: np.ndarray, into: np.ndarray) -> None:
-        """Copy the codes of int8 records."""
-        into["scale"], into["code"] = records["scale"], records["code"]
+    def put(self, states: np.ndarray, into: np.ndarray) -> None:
+        """Encode unit states, float32 [n, d], into the fields of n records."""
+        into["scale"], into["code"] = quantise(states)
 
     @staticmethod
     def _factors(records: np.ndarray) -> Tensor:
@@ -113,13 +114,16 @@ class ProductCodes:
                 products[begin:end] = table[index[begin:end] + offset[:, None]].sum(1)
         return (products / lengths).numpy()
 
-    def put(self, records: np.ndarray, into: np.ndarray) -> None:
-        """Encode the states of int8 records."""
+    @cached_property
+    def _quantiser(self) -> Any:
         faiss, (parts, _, part) = _faiss(), self.centres.shape
         quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
         faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
-        states = Int8Codes(self.width).states(records).numpy()
-        into["code"] = quantiser.compute_codes(_padded(states, part))
+        return quantiser
+
+    def put(self, states: np.ndarray, into: np.ndarray) -> None:
+        """As :meth:`Int8Codes.put`; each state is encoded by itself."""
+        into["code"] = self._quantiser.compute_codes(_padded(states, self.centres.shape[2]))
 
 
 Codes = Int8Codes | ProductCodes
@@ -135,6 +139,22 @@ def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def parts_of(width: int, name: str = "pq") -> int:
     """Return the number of parts of a state."""
     return -(-width // PARTS[name])
+
+
+def learn_codes(directory: Path, name: str, states: np.ndarray) -> Codes:
+    """Return a code; the centers of product quantisation are learned from states and saved."""
+    if name == "int8":
+        return Int8Codes(states.shape[1])
+    codes = ProductCodes.learn(states, name)
+    np.save(directory / layout.CELL_CENTRES_FILE, codes.centres)
+    return codes
+
+
+def untrained_codes(name: str, width: int) -> Codes:
+    """Return a code with the sizes and the speed of one that was learned."""
+    if name == "int8":
+        return Int8Codes(width)
+    return ProductCodes(width, np.zeros((parts_of(width, name), CENTRES, PARTS[name]), np.float32))
 
 
 def check_codes(name: str) -> CodeName:

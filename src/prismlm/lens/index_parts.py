@@ -1,4 +1,7 @@
-"""An index made by workers: each reads parts of a corpus, and the last step writes the lens."""
+"""An index made by workers: they read parts of a corpus, then write ranges of cells.
+
+A last step, of one process, writes what does not grow with the corpus, and documents.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from prismlm.lens.build import check_lens, index
 from prismlm.lens.options import IndexOptions, Shard
+from prismlm.lens.range_jobs import RangeJobs
 from prismlm.models.device import device_named
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
@@ -17,7 +21,8 @@ from prismlm.progress import SILENT, Reporter
 class IndexPart:
     """One part of an index, as a step of datatrove; arguments are those of :func:`index`.
 
-    ``lens`` is a directory. With ``merge``, the last part to be finished writes the lens.
+    ``lens`` is a directory. With ``merge``, the last part to be finished writes the lens; without
+    it, a part that another process reads is waited for.
     """
 
     model: Path
@@ -34,8 +39,9 @@ class IndexPart:
         finished = Parts(self.lens, world_size).part(rank).is_dir()
         if self.merge or self.overwrite or not finished:
             options = replace(self.options, shard=Shard(rank, world_size))
-            how: dict[str, Any] = {"overwrite": self.overwrite, "merge": self.merge}
-            index(self.model, self.corpus, self.lens, options, device=self.device, **how)
+            how: dict[str, Any] = {"overwrite": self.overwrite, "device": self.device}
+            how |= {"merge": self.merge, "wait": not self.merge}
+            index(self.model, self.corpus, self.lens, options, **how)
 
 
 def index_in_parts(
@@ -46,7 +52,7 @@ def index_in_parts(
     workers: int = 1,
     progress: Reporter = SILENT,
 ) -> Path:
-    """Index a corpus in parts; finished ones, also of an interrupted run, are not read again.
+    """Index a corpus in parts, and then ranges of cells; finished ones are not made again.
 
     On machines of one kind the lens is the same, byte for byte, whatever the engine and the numbers
     of parts and workers; with bf16 on CPUs, at equal numbers of threads. Errors are those of
@@ -59,5 +65,10 @@ def index_in_parts(
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
+    jobs, parts = RangeJobs(part.lens, count, part.options.range_bytes), Parts(part.lens, count)
+    # Without parts, another command has written the lens meanwhile; the last step makes one range.
+    if parts.complete() and len(jobs.ranges) > 1:
+        how["workers"] = min(workers, len(jobs.ranges))
+        run_parts(jobs, len(jobs.ranges), name="Ranges", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens

@@ -212,6 +212,12 @@ def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
         raise FormatError(f"{path} is damaged ({error}). {advice}") from error
 
 
+def cell_files(number: int, count: int) -> list[str]:
+    """Return the names of the three files of one of ``count`` ranges of cells."""
+    suffix = f"-{number:05d}.npy" if count > 1 else ".npy"
+    return [name.removesuffix(".npy") + suffix for name in CELL_FILES]
+
+
 @contextmanager
 def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
     """Yield a function that appends to a file of one array [n].

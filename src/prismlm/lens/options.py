@@ -42,10 +42,13 @@ class IndexOptions:
     stride: int = 0
     split: Split = "train"
     with_text: bool = True  # keep the text around each context, and a suffix array of the tokens
-    positions: float = 1.0  # the share of all positions that goes to the cells
+    # The share of windows that is read; contexts, uses and cells are all of this sample.
+    positions: float = 1.0
     codes: CodeName = "int8"  # of their hidden states, or pq for a quarter of the size
     bf16: bool = False  # forward passes in bfloat16 (autocast)
     shard: Shard = Shard()
+    # Stored records of a range of cells, at most; tests lower it.
+    range_bytes: int = 2**30
 
 
 def options_for(

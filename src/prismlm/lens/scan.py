@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Bool, Float, Int64
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prismlm.corpus.windows import BlockOrder
+from prismlm.corpus.windows import BlockOrder, split_counts
+from prismlm.errors import FormatError
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import DOCUMENTS_AT_ONCE, Spool, drawn, spooled_type
-from prismlm.lens.codes import quantise
+from prismlm.lens.cell_files import DOCUMENTS_AT_ONCE, Run, Spool, cells_format, spooled_type
+from prismlm.lens.cells import CellsMeta
+from prismlm.lens.codes import SAMPLE, Codes, open_codes
 from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.lens.options import IndexOptions
-from prismlm.lens.states import HiddenStates, next_tokens, passes, probabilities, states_of
+from prismlm.lens.states import (
+    HiddenStates,
+    drawn,
+    next_tokens,
+    passes,
+    probabilities,
+    states_of,
+)
+from prismlm.models.sidecar import weight_of
 from prismlm.ops import top_contexts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -45,6 +56,8 @@ TILE_ELEMENTS = 2**24
 # The cosine of a missing position.
 ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
+# Blocks, spread over the corpus, that the centers of product quantisation are learned from.
+SAMPLE_BLOCKS = 512
 Key = tuple[str | None, ...]
 
 
@@ -62,6 +75,23 @@ class ScanInput:
     def order(self) -> BlockOrder:
         """The order in which the blocks of the corpus are read."""
         return BlockOrder.for_tokens(self.corpus.num_tokens)
+
+    @property
+    def documents(self) -> int:
+        """The documents of the split."""
+        return split_counts(self.corpus, self.options.split)[0]
+
+    @property
+    def predictions(self) -> int:
+        """All tokens of the split but the last of each document."""
+        return split_counts(self.corpus, self.options.split)[1] - self.documents
+
+    @property
+    def cells(self) -> CellsMeta:
+        """The format of the cells."""
+        vocabulary, options = len(weight_of(self.model)), self.options
+        sizes = self.head.width, vocabulary, self.corpus.num_tokens
+        return cells_format(*sizes, options.codes, options.positions)
 
     @cached_property
     def groups(self) -> Groups:
@@ -136,19 +166,19 @@ class Scan:
     mass: Tensor  # uses, and activations as integers, int64 [2, groups, K]
     curve_tokens: Tensor  # the tokens read at each point of the curve, int64 [points]
     curve_nearest: Tensor  # the nearest cosines then, −2 for none, [points, K]
-    spool: Spool  # positions for the cells, on disk
+    seen: Tensor  # occurrences of each token, in all splits, int64 [V]
     tokens: int = 0
 
     @classmethod
-    def empty(cls, source: ScanInput, directory: Path) -> Scan:
-        """Return an empty scan that writes positions to a directory."""
+    def empty(cls, source: ScanInput) -> Scan:
+        """Return an empty scan."""
         points, prototypes = len(source.curve), source.head.num_prototypes
         return cls(
             top_contexts.empty(prototypes, source.options.contexts, source.head.width),
             torch.zeros(2, len(source.groups.keys), prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), ABSENT),
-            Spool(directory / POSITIONS_FILE, source.head.width),
+            torch.zeros(len(weight_of(source.model)), dtype=torch.int64),
         )
 
     def record(self, points: Tensor) -> None:
@@ -162,6 +192,7 @@ class Scan:
         self.mass += other.mass
         self.curve_tokens += other.curve_tokens
         self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
+        self.seen += other.seen
         self.tokens += other.tokens
 
     def convergence(self) -> list[dict[str, float]]:
@@ -174,41 +205,112 @@ class Scan:
                 points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
         return points
 
-    def save(self, directory: Path) -> None:
-        """Write everything but the positions, which are on disk."""
-        self.spool.flush()
-        tensors = {name: getattr(self, name) for name in ("mass", "curve_tokens", "curve_nearest")}
-        metadata = {"tokens": self.tokens, "runs": self.spool.runs}
-        path = directory / SCAN_FILE
-        save_file(tensors | self.top._asdict(), str(path), metadata={"noted": json_text(metadata)})
+    def save(self, directory: Path, positions: Run, cells: CellsMeta) -> None:
+        """Write everything, with the counts of the positions, which are on disk."""
+        names = ("mass", "curve_tokens", "curve_nearest", "seen")
+        tensors = {name: getattr(self, name) for name in names} | self.top._asdict()
+        tensors["counts"] = torch.from_numpy(positions.counts)
+        metadata = {"noted": json_text({"tokens": self.tokens, "cells": asdict(cells)})}
+        save_file(tensors, str(directory / SCAN_FILE), metadata=metadata)
 
     @classmethod
-    def load(cls, directory: Path, width: int) -> Scan:
-        """Read a saved scan."""
-        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
-            metadata = json.loads(file.metadata()["noted"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    def load(cls, directory: Path) -> Scan:
+        """Read a saved scan; FormatError if it is damaged."""
+        with _scan_file(directory) as (file, noted):
+            names = set(file.keys()) - {"counts"}
+            tensors = {name: file.get_tensor(name) for name in names}
         top = top_contexts.TopContexts(*map(tensors.pop, top_contexts.TopContexts._fields))
-        spool = Spool(directory / POSITIONS_FILE, width, metadata["runs"])
-        return cls(top, **tensors, spool=spool, tokens=metadata["tokens"])
+        return cls(top, **tensors, tokens=noted["tokens"])
 
 
-def scan_blocks(scan: Scan, source: ScanInput, slots: range) -> Iterator[int]:
-    """Scan some blocks, by their slots in the order; yield the predictions of each pass."""
+def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
+    """Return the format of the cells and the positions of a finished part.
+
+    Raises:
+        FormatError: the part was damaged or removed since it was finished.
+    """
+    with _scan_file(directory) as (file, noted):
+        cells, counts = CellsMeta(**noted["cells"]), file.get_tensor("counts").numpy()
+    codes = open_codes(centres, cells.codes, cells.width)
+    run = Run(directory / POSITIONS_FILE, spooled_type(codes, cells), counts)
+    size = run.path.stat().st_size if run.path.is_file() else 0
+    expected = int(counts.sum()) * run.dtype.itemsize
+    if size != expected:
+        raise _damaged(directory, f"{run.path.name} has {size} bytes, expected {expected}")
+    return cells, run
+
+
+@contextmanager
+def _scan_file(directory: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    try:
+        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
+            yield file, json.loads(file.metadata()["noted"])
+    except (OSError, SafetensorError) as error:
+        raise _damaged(directory, str(error)) from error
+
+
+def _damaged(directory: Path, why: str) -> FormatError:
+    return FormatError(
+        f"the part {directory} was damaged or removed since it was finished ({why}). Remove what "
+        "is left of it, and give the same command again: only this part is read again."
+    )
+
+
+def read_block(
+    source: ScanInput, slot: int, share: float
+) -> Iterator[tuple[WindowBatch, Tensor, Tensor]]:
+    """Yield a batch of windows, its positions that count and its states, for each forward pass.
+
+    ``share`` of the windows of the ``slot``-th block are read. Positions are bool [B, T], states
+    [B, T, d].
+    """
     model, options = source.model, source.options
-    for slot in slots:
-        stored = None if source.states is None else source.states.of_block(slot)
-        for batch, owned in passes(model, source.corpus, source.order, slot, options):
+    stored = None if source.states is None else source.states.of_block(slot)
+    read = share if stored is None else 1.0
+    for batch, owned in passes(model, source.corpus, source.order, slot, options, read):
+        if stored is None:
             with torch.inference_mode():
-                if stored is None:
-                    z = states_of(model, batch, owned, bf16=options.bf16)
-                else:
-                    states, stored = stored.tensor_split([int(owned.sum())])
-                    z = torch.zeros(*owned.shape, states.shape[1])
-                    z[owned] = states
-                predictions = scan_pass(scan, source, batch, owned, z.to(model.device))
-            scan.tokens += predictions
-            yield predictions
+                z = states_of(model, batch, owned, bf16=options.bf16)
+        else:
+            states, stored = stored.tensor_split([int(owned.sum())])
+            z = torch.zeros(*owned.shape, states.shape[1])
+            z[owned] = states
+            owned &= torch.from_numpy(drawn(batch.positions[:, 0].numpy(), share))[:, None]
+        if owned.any():
+            yield batch, owned, z.to(model.device)
+
+
+def sample_states(source: ScanInput) -> np.ndarray:
+    """Return the unit states of some 65,536 positions, float32 [n, d].
+
+    They are those of windows drawn from blocks that are spread over the corpus, whatever its parts.
+    """
+    slots = range(min(source.order.count, SAMPLE_BLOCKS))
+    share = SAMPLE * source.order.count / (max(1, source.predictions) * len(slots))
+    parts = [np.empty((0, source.head.width), np.float32)]
+    for slot in slots:
+        for _, owned, z in read_block(source, slot, min(share, source.options.positions)):
+            states = z[owned.to(z.device)].float()
+            parts.append((states * inverse_norms(states)).cpu().numpy())
+    sample = np.concatenate(parts)
+    return sample if len(sample) else np.zeros((1, source.head.width), np.float32)
+
+
+def scan_blocks(
+    scan: Scan, source: ScanInput, slots: range, spool: Spool, codes: Codes
+) -> Iterator[int]:
+    """Scan some blocks, by their slots in the order; yield the predictions of each pass."""
+    corpus, size = source.corpus, source.order.size
+    for slot in slots:
+        first = source.order.block(slot) * size
+        tokens = corpus.tokens(first, min(size, corpus.num_tokens - first))
+        scan.seen += torch.from_numpy(np.bincount(tokens, minlength=len(scan.seen)))
+        for batch, owned, z in read_block(source, slot, source.options.positions):
+            with torch.inference_mode():
+                unit, cell = scan_pass(scan, source, batch, owned, z)
+                spool.add(records_of(source, batch, owned, z, unit, cell, codes))
+            scan.tokens += len(unit)
+            yield len(unit)
         scan.record(source.curve == slot + 1)
     # Points beyond this part.
     scan.record(source.curve > slots.stop)
@@ -216,10 +318,10 @@ def scan_blocks(scan: Scan, source: ScanInput, slots: range) -> Iterator[int]:
 
 def scan_pass(
     scan: Scan, source: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
-) -> int:
-    """Add contexts, uses and positions of a pass; return its predictions.
+) -> tuple[Tensor, Tensor]:
+    """Add contexts and uses of a pass; return unit states [N, d] and nearest prototypes [N].
 
-    ``owned`` marks the positions that count, bool [B, T], of ``states`` [B, T, d].
+    ``owned`` marks the N positions that count, bool [B, T], of ``states`` [B, T, d].
     """
     head, mask = source.head, owned.to(states.device)
     z = states.float()
@@ -231,7 +333,6 @@ def scan_pass(
     used = head.chosen(
         z_owned, Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
     )
-    scan.spool.add(_records(source, batch, owned, states[mask], unit, best.indices[:, 0]))
     count_uses(scan.mass, source.groups.of_document[batch.document[owned.nonzero()[:, 0]]], used)
     # The row of each candidate among the owned positions.
     row = mask.flatten().cumsum(0)[best.window * z.shape[1] + best.offset] - 1
@@ -249,24 +350,28 @@ def scan_pass(
         unit.bfloat16()[row].cpu(),
     )
     scan.top = top_contexts.update(scan.top, candidates)
-    return len(unit)
+    return unit, best.indices[:, 0]
 
 
-def _records(
-    source: ScanInput, batch: WindowBatch, owned: Tensor, z: Tensor, unit: Tensor, cell: Tensor
+def records_of(
+    source: ScanInput,
+    batch: WindowBatch,
+    owned: Tensor,
+    states: Tensor,
+    unit: Tensor,
+    cell: Tensor,
+    codes: Codes,
 ) -> np.ndarray:
-    """Return the records of the stored share of N owned positions, with states z."""
-    positions = batch.positions[owned].numpy()
-    kept = torch.from_numpy(drawn(positions, source.options.positions))
-    z, unit, cell = (column[kept.to(z.device)] for column in (z, unit, cell))
-    following = next_tokens(batch, owned, source.corpus)[kept]
-    records = np.empty(len(z), spooled_type(z.shape[1]))
+    """Return the records of the N positions of a pass, with their cells, for a spool."""
+    following = next_tokens(batch, owned, source.corpus)
+    records = np.empty(len(unit), spooled_type(codes, source.cells))
     records["cell"] = cell.cpu().numpy()
-    records["token"], records["read"] = following, batch.input_ids[owned][kept]
-    records["position"] = positions[kept.numpy()]
-    chance = probabilities(source.model, z, following.to(z.device), bf16=source.options.bf16)
+    records["token"], records["read"] = following, batch.input_ids[owned]
+    records["position"] = batch.positions[owned].numpy()
+    z, following = states[owned.to(states.device)], following.to(states.device)
+    chance = probabilities(source.model, z, following, bf16=source.options.bf16)
     records["probability"] = chance.cpu().numpy()
-    records["scale"], records["code"] = quantise(unit.cpu().numpy())
+    codes.put(unit.cpu().numpy(), records)
     return records
 
 

@@ -47,10 +47,15 @@ class Signatures(NamedTuple):
     names: list[str]  # made of the first words
 
 
-def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:
-    """Return the signatures of a model's prototypes, over the tokens of a corpus."""
+def signatures_of(
+    model: nn.Module, head: PrototypeHead, corpus: Corpus, seen: np.ndarray | None = None
+) -> Signatures:
+    """Return the signatures of a model's prototypes, over the tokens of a corpus.
+
+    ``seen`` are the occurrences of each token, which are counted if not given.
+    """
     weight, scale = weight_of(model).float(), float(head.scale.detach())
-    seen = tokens_seen(corpus, len(weight))
+    seen = tokens_seen(corpus, len(weight)) if seen is None else seen
     return top_signatures(head.prototypes.detach().float(), weight, scale, corpus.tokenizer, seen)
 
 

@@ -9,7 +9,7 @@ size is an even sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,38 @@ GPU_PASS_TOKENS = 4 * PASS_TOKENS
 LOGITS_AT_ONCE, MIN_ROWS = 2**19, 192
 
 
+def drawn(windows: np.ndarray, share: float) -> np.ndarray:
+    """Return which windows belong to a sample: bool [n].
+
+    It is by the SplitMix64 hash of the position of their first token, so that a smaller sample is
+    part of a larger one.
+    """
+    if share >= 1:
+        return np.ones(len(windows), dtype=bool)
+    x = windows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) < np.uint64(int(share * 2**63) * 2)
+
+
 def passes(
-    model: PreTrainedModel, corpus: Corpus, order: BlockOrder, slot: int, options: IndexOptions
+    model: PreTrainedModel,
+    corpus: Corpus,
+    order: BlockOrder,
+    slot: int,
+    options: IndexOptions,
+    share: float = 1.0,
 ) -> Iterator[tuple[WindowBatch, Tensor]]:
     """Yield the forward passes of the ``slot``-th block, with the positions that give a state.
 
-    These, bool [B, T], are owned by their window and predict a token of their document.
+    These, bool [B, T], are owned by their window and predict a token of their document. ``share``
+    of the windows are read.
     """
     windows = options.split, options.window, options.stride
     grid = order.windows(slot, corpus, *windows)
+    if share < 1:
+        rows, names = drawn(grid.start, share), ("document", "start", "length", "skip")
+        grid = replace(grid, **{name: getattr(grid, name)[rows] for name in names})
     for batch in window_batches(grid, corpus, pass_tokens(model.device), corpus.eos_token_id):
         yield batch, predicting(batch, corpus)
 

@@ -23,7 +23,8 @@ from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import WAY_OUT, check_room, keep_json, read_json, room_to_write
 from prismlm.layers import PrototypeHead
-from prismlm.lens.build import IndexOptions, build_index, check_index, lens_bytes, options_for
+from prismlm.lens.build import IndexOptions, build_index, check_index, index_bytes, options_for
+from prismlm.lens.cell_files import cells_format
 from prismlm.lens.codes import CodeName
 from prismlm.lens.labels.write import label_lens
 from prismlm.lens.layout import read_meta
@@ -439,9 +440,11 @@ def estimate_attach(
         # Text without stored states is read again; routing takes no longer than a step of the fit.
         "lens_seconds": unread * per_token * OVERLAP_FACTOR + tokens * per_step / len(rows),
     }
+    sizes = sample.width, len(weight_of(opened)), tokens
+    cells = cells_format(*sizes, options.codes, options.positions)
     disk = {
         "states_bytes": states * bytes_per_position(sample.width),
-        "lens_bytes": lens_bytes(head, reading, documents, tokens),
+        "lens_bytes": index_bytes(cells, head, reading, documents, tokens)[0],
     }
     return Cost(
         sum(seconds.values()),
