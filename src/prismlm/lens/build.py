@@ -26,13 +26,13 @@ from prismlm.errors import InputError
 from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
+from prismlm.lens.assembly import CENTRES, Assembly
 from prismlm.lens.cell_files import Spool, spooled_type, stored_type, write_documents
 from prismlm.lens.cells import Cells, CellsMeta
 from prismlm.lens.codes import learn_codes, open_codes, untrained_codes
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, options_for
 from prismlm.lens.probe import Probe
-from prismlm.lens.range_jobs import CENTRES, RangeJobs
 from prismlm.lens.scan import (
     POSITIONS_FILE,
     Scan,
@@ -166,10 +166,10 @@ def build_index(
         if not merge or len(parts.complete()) < options.shard.count:
             return None
         parts.check(run)
-        ranges = RangeJobs(out, parts.count, options.range_bytes)
-        for number in range(len(ranges.ranges)):
-            ranges.make(number, wait=False, progress=progress)
-        if not ranges.finished():  # another process makes the others, and then writes the lens
+        assembly = Assembly(out, parts.count, options.range_bytes)
+        for number in range(len(assembly.directories)):
+            assembly.make(number, wait=False, progress=progress)
+        if not assembly.finished():  # another process makes the others, and then writes the lens
             return None
         with writing(parts.path, wait=True):
             if not parts.path.is_dir():  # another process has written the lens
@@ -178,7 +178,7 @@ def build_index(
             if not _written_meanwhile(out, run, overwrite=overwrite):
                 with writing(out), atomic_directory(out) as directory:
                     meta = _in_meta(run) | {"trained_on": trained_on}
-                    write_lens(directory, source, ranges, meta, progress)
+                    write_lens(directory, source, assembly, meta, progress)
             discard(parts.path)
     return out
 
@@ -265,15 +265,11 @@ def _scan_part(source: ScanInput, directory: Path, centres: Path, progress: Repo
 
 
 def write_lens(
-    directory: Path, source: ScanInput, ranges: RangeJobs, meta: dict[str, Any], progress: Reporter
+    directory: Path, source: ScanInput, assembly: Assembly, meta: dict[str, Any], progress: Reporter
 ) -> None:
-    """Write all files of a lens, whose cells are there."""
+    """Write all files of a lens whose jobs are finished."""
     model, head, corpus, options = source.model, source.head, source.corpus, source.options
-    split, parts = options.split, Parts(ranges.lens, ranges.parts)
-    scan = Scan.load(parts.part(0))
-    # The contexts of two parts at a time.
-    for number in range(1, parts.count):
-        scan.merge(Scan.load(parts.part(number)))
+    split, scan = options.split, assembly.scan()
     contexts = top_contexts.to_rows(scan.top)
     write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
@@ -282,7 +278,7 @@ def write_lens(
         write_suffixes(directory, corpus, split)
     write_documents(directory, corpus, split)
     files = layout.describe_files(directory)
-    cells, described = ranges.collect(directory)
+    cells, described = assembly.collect(directory)
     files = dict(sorted((files | described).items()))
     support = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
     table = prototypes_table(model, head, corpus, scan)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from prismlm.lens.assembly import Assembly
 from prismlm.lens.build import check_lens, index
 from prismlm.lens.options import IndexOptions, Shard
-from prismlm.lens.range_jobs import RangeJobs
 from prismlm.models.device import device_named
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
@@ -65,10 +65,10 @@ def index_in_parts(
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
-    jobs, parts = RangeJobs(part.lens, count, part.options.range_bytes), Parts(part.lens, count)
-    # Without parts, another command has written the lens meanwhile; the last step makes one range.
-    if parts.complete() and len(jobs.ranges) > 1:
-        how["workers"] = min(workers, len(jobs.ranges))
-        run_parts(jobs, len(jobs.ranges), name="Ranges", **how)
+    jobs = Assembly(part.lens, count, part.options.range_bytes)
+    # Without parts, another command has written the lens meanwhile; the last step does one job.
+    if Parts(part.lens, count).complete() and (number := len(jobs.directories)) > 1:
+        how["workers"] = min(workers, number)
+        run_parts(jobs, number, name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens

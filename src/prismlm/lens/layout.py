@@ -166,10 +166,15 @@ def read_meta(directory: Path) -> LensMeta:
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the size and digest of the files that are written once."""
     return {
-        path.name: {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
+        path.name: describe(path)
         for path in sorted(directory.iterdir())
         if path.name not in (META_FILE, PROTOTYPES_FILE)
     }
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the size and digest of a file."""
+    return {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
 
 
 def key_of(files: dict[str, dict[str, Any]]) -> str:
