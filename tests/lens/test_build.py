@@ -11,11 +11,13 @@ import torch
 
 import prismlm
 from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError, StaleLensError
-from prismlm.lens import layout
+from prismlm.lens import layout, scan
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
+from prismlm.lens.states import drawn, states_of
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens
@@ -270,10 +272,34 @@ def test_fitted_weights_count_the_prototypes_that_the_head_chose(
         Lens.open(built, lm.model, lm.head)
 
 
-def test_a_share_of_the_positions_is_the_same_in_every_run(lm, few, lens_of_few, tmp_path):
+def test_a_share_of_the_windows_is_read(lm, few, lens_of_few, tmp_path, monkeypatch):
+    """The model reads drawn windows alone; contexts, uses and cells come from them."""
+    read = []
+    monkeypatch.setattr(scan, "states_of", lambda *a, **k: read.append(a[1]) or states_of(*a, **k))
     some = build_index(lm.model, lm.head, few, tmp_path / "some", replace(OPTIONS, positions=0.3))
+    windows = few.split("heldout"), few.starts, few.lengths, WINDOW, STRIDE, few.prefix
+    grid = document_windows(*windows)
+    starts = grid.start[drawn(grid.start, 0.3)]
+    assert 0.15 * len(grid) < len(starts) < 0.45 * len(grid)
+    assert sorted(torch.cat([batch.positions[:, 0] for batch in read]).tolist()) == starts.tolist()
     cells, records = cells_of(lm, some)
-    every = cells_of(lm, lens_of_few)[1]["position"]
-    assert set(records["position"].tolist()) <= set(every.tolist())
-    assert len(records) / len(every) == pytest.approx(0.3, abs=0.05)
-    assert cells.meta.share == 0.3
+    ends = np.append(few.starts, few.num_tokens)[1:]
+    expected = [
+        position
+        for start, skip, length in zip(grid.start, grid.skip, grid.length, strict=True)
+        if start in starts
+        for position in range(start + skip, start + length)
+        if position + 1 not in ends
+    ]
+    assert sorted(records["position"].tolist()) == sorted(expected)
+    meta = layout.read_meta(some)
+    assert (cells.meta.share, meta.tokens) == (0.3, len(expected))
+    assert set(pq.read_table(some / layout.INDEX_FILE)["position"].to_pylist()) <= set(expected)
+    mass = pq.read_table(some / layout.MASS_FILE)["tokens"].to_numpy().sum()
+    assert mass <= len(expected) * lm.head.prototypes_per_token
+    assert 0.01 < len(drawn(np.arange(10**5), 0.02).nonzero()[0]) / 10**5 < 0.03
+
+
+def test_a_share_that_draws_no_window(lm, few, tmp_path):
+    with pytest.raises(InputError, match=r"no window .* --positions 1e-07"):
+        build_index(lm.model, lm.head, few, tmp_path / "none", replace(OPTIONS, positions=1e-7))
