@@ -1,6 +1,7 @@
 """The second stage of an index: files of a lens that are made from all parts, by any worker.
 
-A job writes a range of cells, or merges the contexts of some prototypes. Jobs need no model.
+A job writes a range of cells or a part of the text, or merges the contexts of some prototypes. Jobs
+need no model.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_directory, read_json, write_json
-from prismlm.lens import layout
+from prismlm.lens import layout, suffixes
 from prismlm.lens.cell_files import Range, Run, cells_entry, ranges_of, write_range
 from prismlm.lens.cells import CellsMeta
 from prismlm.lens.scan import SCAN_FILE, Scan, scanned_positions
@@ -23,20 +24,34 @@ from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, Busy, writing
 
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+
 CENTRES = "centres"
 FILES_FILE = "files.json"
+
+
+class Job(NamedTuple):
+    """A job, its number among those of its kind, and the directory that it makes."""
+
+    kind: str
+    number: int
+    directory: Path
 
 
 @dataclass(frozen=True)
 class Assembly:
     """The jobs of a lens whose parts are finished; a call makes one, as a step of datatrove.
 
-    ``parts`` is the number of parts, ``range_bytes`` the size of a range of cells.
+    ``parts`` is the number of parts, ``range_bytes`` the size of a range of cells. Without a
+    ``corpus``, the lens has no text.
     """
 
     lens: Path
     parts: int
     range_bytes: int
+    corpus: Path | None
+    split: Split
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Make a job unless it is finished, or wait for the process that makes it."""
@@ -44,7 +59,7 @@ class Assembly:
 
     def make(self, number: int, *, wait: bool, progress: Reporter = SILENT) -> None:
         """Make a job unless it is finished; ``wait`` for another process or leave it to that."""
-        directory = self.directories[number]
+        kind, at, directory = self.jobs[number]
         if directory.is_dir():
             return
         with suppress(Busy), writing(directory, wait=wait):
@@ -52,12 +67,15 @@ class Assembly:
             if directory.is_dir() or not self._parts.complete():
                 return
             with atomic_directory(directory) as made:
-                if number < len(self.ranges):
+                if kind == "cells":
                     meta, runs = self._scanned
-                    write_range(made, runs, self.ranges, number, meta.vocabulary, progress)
-                    write_json(made / FILES_FILE, layout.describe_files(made))
+                    write_range(made, runs, self.ranges, at, meta.vocabulary, progress)
+                elif kind == "text":
+                    suffixes.write_part(made, self._corpus, self.split, at)
                 else:
-                    self._merged_scan(number - len(self.ranges)).save(made)
+                    self._merged_scan(at).save(made)
+                # So that nobody has to read them again.
+                write_json(made / FILES_FILE, layout.describe_files(made))
                 shutil.copy(self._parts.part(0) / RUN_FILE, made)
 
     @cached_property
@@ -66,32 +84,50 @@ class Assembly:
         return ranges_of(self._scanned[1], self.range_bytes)
 
     @cached_property
-    def directories(self) -> list[Path]:
-        """What each job makes."""
-        kinds = {"cells": len(self.ranges), "contexts": self._slices}
+    def jobs(self) -> list[Job]:
+        """All jobs; their results are independent of the workers."""
         return [
-            self._parts.path / f"{kind}-{number:05d}-of-{count:05d}"
-            for kind, count in kinds.items()
+            Job(kind, number, self._parts.path / f"{kind}-{number:05d}-of-{count:05d}")
+            for kind, count in self._counts.items()
             for number in range(count)
         ]
 
+    @property
+    def divided(self) -> bool:
+        """Whether there are several jobs of a kind."""
+        return max(self._counts.values()) > 1
+
+    @cached_property
+    def _counts(self) -> dict[str, int]:
+        text = 0 if self.corpus is None else suffixes.count_parts(self._corpus, self.split)
+        return {"cells": len(self.ranges), "text": text, "contexts": self._slices}
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        from prismlm.corpus.store import Corpus
+
+        assert self.corpus is not None
+        return Corpus.open(self.corpus)
+
     def finished(self) -> bool:
         """Return whether all jobs are finished."""
-        return all(directory.is_dir() for directory in self.directories)
+        return all(job.directory.is_dir() for job in self.jobs)
 
     def scan(self) -> Scan:
         """Return the scan of the whole corpus, without positions."""
         if not self._slices:
             return self._merged_scan(0)
-        return Scan.joined([Scan.load(made) for made in self.directories[len(self.ranges) :]])
+        return Scan.joined(
+            [Scan.load(job.directory) for job in self.jobs if job.kind == "contexts"]
+        )
 
     def collect(self, directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Put the cells into the directory of a lens, without copying them where that can be.
+        """Put cells and text into the directory of a lens, without copying where that can be.
 
-        Returns the entry of ``meta.json`` about cells, and sizes and digests of their files.
+        Returns the entry of ``meta.json`` about cells, and sizes and digests of the files.
         """
         files: dict[str, dict[str, Any]] = {}
-        for made in self.directories[: len(self.ranges)]:
+        for made in [job.directory for job in self.jobs if job.kind != "contexts"]:
             listed = read_json(made / FILES_FILE)
             for name, entry in listed.items():
                 size = (made / name).stat().st_size if (made / name).is_file() else 0
@@ -99,14 +135,15 @@ class Assembly:
                     raise FormatError(
                         f"{made / name} has {size} bytes, expected {entry['bytes']}: it was "
                         f"damaged since it was written. Remove {made}, and give the same command "
-                        "again: only these cells are written again."
+                        "again: only these files are written again."
                     )
                 _link(made / name, directory / name)
             files |= listed
         centres = self._parts.path / CENTRES / layout.CELL_CENTRES_FILE
         if centres.is_file():
-            shutil.copyfile(centres, directory / centres.name)
-            files[centres.name] = layout.describe(centres)
+            _link(centres, directory / centres.name)
+        if self.corpus is not None:
+            suffixes.finish(directory, self._corpus, self.split)
         return cells_entry(*self._scanned, self.ranges), files
 
     @property

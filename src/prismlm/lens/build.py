@@ -43,7 +43,7 @@ from prismlm.lens.scan import (
 )
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
-from prismlm.lens.suffixes import write_suffixes
+from prismlm.lens.suffixes import suffix_bytes
 from prismlm.lens.support import measure_support
 from prismlm.models.checkpoint import Checkpoint, load_checkpoint
 from prismlm.models.device import device_kind, device_named
@@ -166,8 +166,9 @@ def build_index(
         if not merge or len(parts.complete()) < options.shard.count:
             return None
         parts.check(run)
-        assembly = Assembly(out, parts.count, options.range_bytes)
-        for number in range(len(assembly.directories)):
+        text = corpus.path if options.with_text else None
+        assembly = Assembly(out, parts.count, options.range_bytes, text, options.split)
+        for number in range(len(assembly.jobs)):
             assembly.make(number, wait=False, progress=progress)
         if not assembly.finished():  # another process makes the others, and then writes the lens
             return None
@@ -274,12 +275,9 @@ def write_lens(
     write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
     Probe.measure(model, corpus, split, options.window).save(directory)
-    if options.with_text:
-        write_suffixes(directory, corpus, split)
     write_documents(directory, corpus, split)
-    files = layout.describe_files(directory)
-    cells, described = assembly.collect(directory)
-    files = dict(sorted((files | described).items()))
+    cells, files = assembly.collect(directory)
+    files = layout.describe_files(directory, files)
     support = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
     table = prototypes_table(model, head, corpus, scan)
     layout.write_prototypes(table, directory / layout.PROTOTYPES_FILE, files)
@@ -424,8 +422,8 @@ def index_bytes(
     per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
     spooled = spooled_type(untrained_codes(cells.codes, cells.width), cells)
     positions, text = round((tokens or 0) * options.positions), 0
-    if options.with_text:  # tokens and a suffix array
-        text = (tokens or 0) * (cells.token_bytes + cells.position_bytes)
+    if options.with_text:
+        text = suffix_bytes(documents or 0, (tokens or 0) + (documents or 0), cells.token_bytes)
     per_position = stored_type(spooled).itemsize + BYTES_OF_RANGES
     lens = head.num_prototypes * contexts * per_context + positions * per_position + text
     return lens, positions * spooled.itemsize

@@ -65,10 +65,11 @@ def index_in_parts(
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
-    jobs = Assembly(part.lens, count, part.options.range_bytes)
-    # Without parts, another command has written the lens meanwhile; the last step does one job.
-    if Parts(part.lens, count).complete() and (number := len(jobs.directories)) > 1:
-        how["workers"] = min(workers, number)
-        run_parts(jobs, number, name="Files", **how)
+    text = part.corpus if part.options.with_text else None
+    jobs = Assembly(part.lens, count, part.options.range_bytes, text, part.options.split)
+    # Without parts, another command has written the lens meanwhile; the last step does few jobs.
+    if Parts(part.lens, count).complete() and jobs.divided:
+        how["workers"] = min(workers, len(jobs.jobs))
+        run_parts(jobs, len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens

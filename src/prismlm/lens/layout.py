@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -163,18 +163,17 @@ def read_meta(directory: Path) -> LensMeta:
     return meta
 
 
-def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the size and digest of the files that are written once."""
+def describe_files(
+    directory: Path, known: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the size and digest of the files that are written once; ``known`` are not read."""
+    known = known or {}
     return {
-        path.name: describe(path)
+        path.name: known.get(path.name)
+        or {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
         for path in sorted(directory.iterdir())
         if path.name not in (META_FILE, PROTOTYPES_FILE)
     }
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """Return the size and digest of a file."""
-    return {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
 
 
 def key_of(files: dict[str, dict[str, Any]]) -> str:
