@@ -55,14 +55,14 @@ def page(name: str, results: Path) -> str:
 
     def read(file: str, *, optional: bool = False) -> Any:
         """Return what a JSON file holds, or the files of a pattern such as ``folder/*.json``."""
-        found = sorted(results.glob(file))
-        if not found:
+        paths = sorted(results.glob(file))
+        if not paths:
             if optional:
                 return None
             command = writer(file)
             told = f": `{command}` writes it" if command else ", of a reader"
             raise SystemExit(f"{results / file} is missing{told}")
-        return [parsed(path) for path in found] if "*" in file else parsed(found[0])
+        return [parsed(path) for path in paths] if "*" in file else parsed(paths[0])
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -106,9 +106,9 @@ def shown(value: Any, form: str = "") -> str:
     return "–" if value is None else format(value, form)
 
 
-def with_error(found: Mapping[str, float], form: str = ".3f") -> str:
+def with_error(figure: Mapping[str, float], form: str = ".3f") -> str:
     """Return ``mean`` ± ``error``."""
-    return f"{found['mean']:{form}} ± {found['error']:.{form.rpartition('.')[2]}}"
+    return f"{figure['mean']:{form}} ± {figure['error']:.{form.rpartition('.')[2]}}"
 
 
 def met(reached: bool) -> str:

@@ -57,7 +57,7 @@ WORDINGS: dict[str, list[str]] = read_json(Path(__file__).with_name("demo_wordin
 def wordings(title: str) -> list[str]:
     """Return a question as the document has it, then in other words, every other in lower case."""
     matched = ((re.fullmatch(p, title), ways) for p, ways in WORDINGS.items())
-    topic, ways = next((found[1], ways) for found, ways in matched if found)
+    topic, ways = next((match[1], ways) for match, ways in matched if match)
     lower = topic if re.search(r"[A-Z]{2}|'s |\d", topic) else topic.lower()
     return [title, *(way.format(t=topic if n % 2 else lower) for n, way in enumerate(ways))]
 

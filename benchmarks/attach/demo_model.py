@@ -60,11 +60,11 @@ def main() -> None:
     """Make the archive."""
     parser = script_options(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where everything is built")
-    given = parser.parse_args()
+    args = parser.parse_args()
     target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
-    given.work.mkdir(parents=True, exist_ok=True)
+    args.work.mkdir(parents=True, exist_ok=True)
     # Names that are noted are then without a path.
-    os.chdir(given.work)
+    os.chdir(args.work)
     gguf = fetch(Path(), progress=ConsoleReporter())
     # Between fine-tuning and the head; attach has no name for that.
     sys.modules[attach.__module__].adapt = taught  # pyright: ignore[reportAttributeAccessIssue]

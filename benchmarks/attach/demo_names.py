@@ -130,21 +130,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--from", type=Path, dest="folder")
     parser.add_argument("--reader")
-    given = parser.parse_args()
-    lm = prismlm.load(given.model)
-    if given.what == "cards":
-        print(write_cards(lm, given.out), "cards")
+    args = parser.parse_args()
+    lm = prismlm.load(args.model)
+    if args.what == "cards":
+        print(write_cards(lm, args.out), "cards")
         return
-    if given.what == "drawn":
-        write_drawn(lm, given.folder, given.out)
+    if args.what == "drawn":
+        write_drawn(lm, args.folder, args.out)
         return
-    answers = read_answers(given.folder)
+    answers = read_answers(args.folder)
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     lines = (json_text(answers[number]) + "\n" for number in sorted(answers))
     KEPT.write_text("".join(lines), encoding="utf-8")
     assert lm.lens is not None
     labels = {number: _label(answer) for number, answer in answers.items()}
-    named = Named(labels, f"language model: {given.reader}", {"answers": len(answers)})
+    named = Named(labels, f"language model: {args.reader}", {"answers": len(answers)})
     print(label_lens(lm.lens, lm.model, overwrite=True, labeller=lambda *_: named))
 
 

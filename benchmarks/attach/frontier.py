@@ -146,8 +146,8 @@ def measured(model: Any, head: PrototypeHead, heldout: HiddenStates, step: int) 
         rows[first : first + MEASURED_TOGETHER] for first in range(0, count, MEASURED_TOGETHER)
     )
     states = ((heldout.states(part), heldout.tokens(part)) for part in parts)
-    found = measure_states(model, head, states)
-    return {"step": step, **found.to_dict(), "recovered": found.recovered}
+    quality = measure_states(model, head, states)
+    return {"step": step, **quality.to_dict(), "recovered": quality.recovered}
 
 
 def measure_states(

@@ -55,16 +55,16 @@ def main() -> None:
     """Time the passes and the command, and write both."""
     parser = script_options(__doc__, RESULTS / "attach_time.json")
     parser.add_argument("model", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sample = documents(Path(folder) / "sample.parquet", EVERY)
         timed, options = Timed(), replace(OPTIONS, lora=None, keep_states=False)
         began = time.process_time()
-        made = attach(str(given.model), [sample], Path(folder) / "out", options, progress=timed)
+        made = attach(str(args.model), [sample], Path(folder) / "out", options, progress=timed)
         whole = time.process_time() - began
         corpus = Corpus.open(made.corpus)
         tokens = int(corpus.lengths.sum())
-        passes = bare_passes(given.model, corpus, OPTIONS.window or 512)
+        passes = bare_passes(args.model, corpus, OPTIONS.window or 512)
     result = {
         "tokens": tokens,
         "states": made.states,
@@ -77,8 +77,8 @@ def main() -> None:
         "passes": {"tokens": BARE, "seconds": passes},
         "environment": environment(),
     }
-    write_json(given.out, result)
-    print(f"wrote {given.out}")
+    write_json(args.out, result)
+    print(f"wrote {args.out}")
 
 
 @torch.inference_mode()

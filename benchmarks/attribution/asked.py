@@ -48,21 +48,21 @@ def main() -> None:
     parser.add_argument("--sheets", type=Path, default=Path("sheets"))
     parser.add_argument("--former", type=Path, help="the former model's answers, to judge beside")
     parser.add_argument("--reader", help="who judged")
-    given = parser.parse_args()
-    if given.part == "ask":
-        lm = prismlm.load(given.model)
-        write_json(given.out, ask(lm, given.half))
-    elif given.part == "sheets":
-        write_sheets(read_json(given.out), given.sheets, given.former)
+    args = parser.parse_args()
+    if args.part == "ask":
+        lm = prismlm.load(args.model)
+        write_json(args.out, ask(lm, args.half))
+    elif args.part == "sheets":
+        write_sheets(read_json(args.out), args.sheets, args.former)
     else:
-        result = judged(read_json(given.out), given.sheets, given.reader, given.former)
-        write_json(given.out, result)
+        result = judged(read_json(args.out), args.sheets, args.reader, args.former)
+        write_json(args.out, result)
 
 
 def questions(half: str) -> list[dict[str, Any]]:
     """Return one half of the questions; of those that are reported, the ones in new words."""
-    found = [one for one in lines_of(REPORTED) if one["half"] == half]
-    return in_new_words(found) if half == "report" else found
+    rows = [one for one in lines_of(REPORTED) if one["half"] == half]
+    return in_new_words(rows) if half == "report" else rows
 
 
 def in_new_words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,12 +127,12 @@ class Search:
 
     def attribution(self, order: str, trace: prismlm.Trace) -> Attribution:
         """Return the attribution of an answer, by prismlm or with all tokens alike."""
-        found = trace[trace.first :].attribution()
+        attribution = trace[trace.first :].attribution()
         if order == "prismlm":
-            return found
+            return attribution
         carriers = trace.carriers()
         return replace(
-            found,
+            attribution,
             places=added_up(carriers.place, carriers.weight, carriers.cosine),
             rest=float((carriers.unplaced + carriers.beside).sum()),
         )
@@ -156,8 +156,8 @@ class Search:
             return [
                 {"doc_id": name, "title": self.titles[name], "text": text} for name, text in texts
             ]
-        found = self.attribution(order, trace).passages(PASSAGES)
-        shown = {one.doc_id for one in worth_showing(found)}
+        passages = self.attribution(order, trace).passages(PASSAGES)
+        shown = {one.doc_id for one in worth_showing(passages)}
         return [
             {
                 "doc_id": one.doc_id,
@@ -166,7 +166,7 @@ class Search:
                 "share": one.share,
                 "shown": one.doc_id in shown,
             }
-            for one in found
+            for one in passages
         ]
 
 

@@ -54,8 +54,8 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution_datamodels.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
     parser.add_argument("--methods", nargs="+", help="some of them, by name; all if left out")
-    arguments = parser.parse_args()
-    folder = arguments.bank
+    args = parser.parse_args()
+    folder = args.bank
     files = sorted((folder / "outputs").glob("*.npy"), key=lambda file: int(file.stem))
     outputs = np.stack([np.load(file) for file in files], 1)
     begun = time.perf_counter()
@@ -66,15 +66,15 @@ def main() -> None:
     searched = halves(len(predictions), seed=0)
     results: dict[str, Any] = {}
     for name, make in methods(setting).items():
-        if arguments.methods and name not in arguments.methods:
+        if args.methods and name not in args.methods:
             continue
         scores, seconds = kept_scores(folder / "scores" / f"{name}.npy", make, predictions)
-        found = linear_datamodeling(scores, subsets, outputs)
+        correlations = linear_datamodeling(scores, subsets, outputs)
         results[name] = {
-            "all": mean_with_error(found),
-            "search": mean_with_error(found[searched]),
-            "report": mean_with_error(found[~searched]),
-            "each": np.round(found, 6).tolist(),
+            "all": mean_with_error(correlations),
+            "search": mean_with_error(correlations[searched]),
+            "report": mean_with_error(correlations[~searched]),
+            "each": np.round(correlations, 6).tolist(),
             "resampled": resampled(scores, subsets, outputs),
             "seconds": seconds,
         }
@@ -86,7 +86,7 @@ def main() -> None:
         "searched": searched.tolist(),
         "seconds to read the documents": prepared,
     }
-    write_json(arguments.out, {"environment": environment(), **described, "methods": results})
+    write_json(args.out, {"environment": environment(), **described, "methods": results})
 
 
 def trained_on(folder: Path, models: int, documents: int) -> np.ndarray:
@@ -118,13 +118,13 @@ def resampled(scores: np.ndarray, subsets: np.ndarray, outputs: np.ndarray) -> l
     """Return the LDS of predictions and models that are drawn again, the same for every method."""
     generator = np.random.default_rng(0)
     predictions, models = outputs.shape
-    found: list[float] = []
+    values: list[float] = []
     for _ in range(DRAWS):
         rows = generator.integers(predictions, size=predictions)
         columns = generator.integers(models, size=models)
         each = linear_datamodeling(scores[rows], subsets[columns], outputs[rows][:, columns])
-        found.append(round(float(each.mean()), 6))
-    return found
+        values.append(round(float(each.mean()), 6))
+    return values
 
 
 def base_setting(folder: Path) -> Setting:
@@ -151,7 +151,7 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
     """Return every method, to be made when its turn comes."""
     bank, model = setting.bank, setting.model
     random = with_random_states(setting, seed=0)
-    found: dict[str, Callable[[], Method]] = {
+    makers: dict[str, Callable[[], Method]] = {
         "random": lambda: AtRandom(bank),
         "bm25": lambda: ByWords(bank),
         "nearest states": lambda: NearestStates(setting),
@@ -164,15 +164,15 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
         ),
     }
     for kind in ("explain", "alone"):
-        found[f"{kind} T={TEMPERATURE:g}"] = lambda alone=kind == "alone": Explained(
+        makers[f"{kind} T={TEMPERATURE:g}"] = lambda alone=kind == "alone": Explained(
             setting, temporary_cells(setting), alone=alone
         )
     for choices in tried_choices():
-        found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
+        makers[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
     for choices in map(Choices, TEMPERATURES):
         name = f"random states T={choices.temperature:g}"
-        found[name] = lambda c=choices: EvidenceByPosition(random, c)
-    return found
+        makers[name] = lambda c=choices: EvidenceByPosition(random, c)
+    return makers
 
 
 def tried_choices() -> list[Choices]:

@@ -44,17 +44,17 @@ def main() -> None:
     corpus = lm.lens.corpus
     names = sorted({name for name in corpus.column("domain") if name is not None})
     texts = beginnings(corpus, names, args.texts, args.tokens, args.seed)
-    found: dict[str, list[np.ndarray]] = {"explain": [], "alone": [], "tokens": [], "BM25": []}
+    shares: dict[str, list[np.ndarray]] = {"explain": [], "alone": [], "tokens": [], "BM25": []}
     unattributed: list[float] = []
     of_token, words = domains_of_tokens(corpus, names), Words(corpus, names)
     for _, text in texts:
         trace = lm.explain(text)
-        found["explain"].append(shares_of(trace, names))
-        found["alone"].append(shares_of(trace, names, alone=True))
+        shares["explain"].append(shares_of(trace, names))
+        shares["alone"].append(shares_of(trace, names, alone=True))
         unattributed.append(trace.sources(by="domain").unattributed)
         targets = lm.encode(text)[0, 1:].numpy()
-        found["tokens"].append(of_token[targets].mean(0))
-        found["BM25"].append(words.domains(text))
+        shares["tokens"].append(of_token[targets].mean(0))
+        shares["BM25"].append(words.domains(text))
         print(f"{len(unattributed)} of {len(texts)} texts", flush=True)
     turned: dict[str, list[np.ndarray]] = {"explain": [], "alone": []}
     pairs = pairs_of([domain for domain, _ in texts], args.seed)
@@ -72,7 +72,7 @@ def main() -> None:
         "domains": names,
         "own": [domain for domain, _ in texts],
         "unattributed": np.round(unattributed, DIGITS).tolist(),
-        "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in found.items()},
+        "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in shares.items()},
         "turned": {
             "own": [texts[second][0] for _, second in pairs],
             "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in turned.items()},
@@ -88,14 +88,14 @@ def beginnings(
     table = pq.read_table(sample_path(), columns=["id", "domain", "text"])
     known, domains = set(corpus.doc_ids), np.array(table["domain"].to_pylist())
     ids, generator = table["id"].to_pylist(), np.random.default_rng(seed)
-    tokenizer, found = corpus.tokenizer, list[tuple[str, str]]()
+    tokenizer, texts = corpus.tokenizer, list[tuple[str, str]]()
     for name in names:
         unread = [n for n in np.flatnonzero(domains == name).tolist() if ids[n] not in known]
         for n in generator.permutation(unread)[:count].tolist():
             whole = table["text"][n].as_py()
             read = tokenizer(whole, add_special_tokens=False)["input_ids"][:tokens]
-            found.append((name, str(tokenizer.decode(read))))
-    return found
+            texts.append((name, str(tokenizer.decode(read))))
+    return texts
 
 
 def shares_of(trace: Trace, names: list[str], *, alone: bool = False) -> np.ndarray:
@@ -103,13 +103,13 @@ def shares_of(trace: Trace, names: list[str], *, alone: bool = False) -> np.ndar
 
     ``alone``: with each prediction as if no text stood before it.
     """
-    found = trace.sources(by="domain")
+    sources = trace.sources(by="domain")
     if alone:
         assert trace.lens is not None
         rows = (trace.predictions[t : t + 1] for t in trace.rows)
         each = [attribute(carriers_of(row, trace.lens), trace.lens) for row in rows]
-        found = joined(each).sources("domain")
-    share = {one.key: one.share for one in found.items}
+        sources = joined(each).sources("domain")
+    share = {one.key: one.share for one in sources.items}
     return np.array([share.get(name, 0.0) for name in names])
 
 

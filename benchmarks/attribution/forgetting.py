@@ -39,25 +39,25 @@ def main() -> None:
     parser.add_argument("--predictions", type=int, default=20)
     parser.add_argument("--together", type=int, default=5, help="predictions that share a training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments = parser.parse_args()
-    bank = open_bank(arguments.bank)
-    every = read_predictions(arguments.bank)
-    asked = every[: arguments.predictions]
-    train = kept_trainings(arguments.bank / "forgetting", bank, every, SmallTraining().train)
+    args = parser.parse_args()
+    bank = open_bank(args.bank)
+    every = read_predictions(args.bank)
+    asked = every[: args.predictions]
+    train = kept_trainings(args.bank / "forgetting", bank, every, SmallTraining().train)
     results: dict[str, Any] = {}
-    for name in arguments.methods:
-        scores = np.load(arguments.bank / "scores" / f"{name}.npy")[: len(asked)]
-        named, together = best(scores, NAMED), arguments.together
-        lost = forgetting(train, len(bank), asked, named, arguments.seeds, together=together)
+    for name in args.methods:
+        scores = np.load(args.bank / "scores" / f"{name}.npy")[: len(asked)]
+        named, together = best(scores, NAMED), args.together
+        lost = forgetting(train, len(bank), asked, named, args.seeds, together=together)
         results[name] = {"lost": mean_with_error(lost.mean(1)), "each": lost.tolist()}
         print(name, results[name]["lost"], flush=True)
     described = {
         "predictions": len(asked),
-        "together": arguments.together,
-        "seeds": arguments.seeds,
+        "together": args.together,
+        "seeds": args.seeds,
         "documents": len(bank),
     }
-    write_json(arguments.out, {"environment": environment(), **described, "methods": results})
+    write_json(args.out, {"environment": environment(), **described, "methods": results})
 
 
 def kept_file(folder: Path, documents: np.ndarray, seed: int) -> Path:
@@ -77,8 +77,8 @@ def kept_trainings(
         file = kept_file(folder, documents, seed)
         if not file.exists():
             np.save(file, log_probabilities(made(bank, documents, seed), asked))
-        found = np.load(file)
-        return lambda predictions: np.array([found[row_of[id(p)]] for p in predictions])
+        answers = np.load(file)
+        return lambda predictions: np.array([answers[row_of[id(p)]] for p in predictions])
 
     return train
 

@@ -65,32 +65,32 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
     parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    setting = planted_setting(arguments.planted)
-    facts = read_json(arguments.planted / "facts.json")["facts"]
-    arguments.out.mkdir(exist_ok=True)
-    lens = find_lens(arguments.planted / "model", None)
+    args = parser.parse_args()
+    setting = planted_setting(args.planted)
+    facts = read_json(args.planted / "facts.json")["facts"]
+    args.out.mkdir(exist_ok=True)
+    lens = find_lens(args.planted / "model", None)
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
     assert meta.cells is not None, "the lens has no cells"
-    every = {n: (lambda m=m: m) for n, m in methods(setting, arguments.seed).items()}
-    every |= explained(setting, Cells(lens, meta.cells), arguments.seed)
+    every = {n: (lambda m=m: m) for n, m in methods(setting, args.seed).items()}
+    every |= explained(setting, Cells(lens, meta.cells), args.seed)
     for name, make in every.items():
-        if arguments.methods and name not in arguments.methods:
+        if args.methods and name not in args.methods:
             continue
         method = make()
-        path = arguments.out / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}.json"
-        found = read_json(path) if path.is_file() else {}
-        found |= {"name": name, "environment": environment()}
+        path = args.out / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}.json"
+        result = read_json(path) if path.is_file() else {}
+        result |= {"name": name, "environment": environment()}
         if isinstance(method, Explained):
-            found["text before"] = not method.alone
-        if "recall" in arguments.judges:
-            found["recall"] = recalled(setting, method, facts, arguments.seed)
-        if "patch" in arguments.judges:
-            found["patch"] = patched(setting, method, arguments.seed)
-        if "domains" in arguments.judges:
-            found["domains"] = domains(setting, method, arguments.documents, arguments.seed)
-        write_json(path, found)
+            result["text before"] = not method.alone
+        if "recall" in args.judges:
+            result["recall"] = recalled(setting, method, facts, args.seed)
+        if "patch" in args.judges:
+            result["patch"] = patched(setting, method, args.seed)
+        if "domains" in args.judges:
+            result["domains"] = domains(setting, method, args.documents, args.seed)
+        write_json(path, result)
         print(f"wrote {path}", flush=True)
 
 
@@ -140,14 +140,14 @@ def recalled(
     scores = answer_scores(method(asked.predictions), asked.question)
     alike = isinstance(method, (NearestStates, ByWords))
     of_document = setting.bank.by_document(scores, best=alike)
-    found = document_recall(of_document, asked.planted, limit)
+    recall = document_recall(of_document, asked.planted, limit)
     twins = twin_recall(facts, limit)
     searched = halves(len(facts), seed)
     groups = {"all": np.ones(len(facts), dtype=bool), "search": searched, "report": ~searched}
     told = np.array([fact.get("told", "plain") for fact in facts])
     groups |= {f"told {kind}": told == kind for kind in np.unique(told).tolist()}
     return {
-        name: mean_with_error(found[rows]) | {"same answer at random": float(twins[rows].mean())}
+        name: mean_with_error(recall[rows]) | {"same answer at random": float(twins[rows].mean())}
         for name, rows in groups.items()
     }
 

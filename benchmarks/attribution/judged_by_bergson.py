@@ -54,30 +54,30 @@ def main() -> None:
     parser.add_argument("--qld", type=int, default=0, help="predictions to retrain for; 0: no QLD")
     parser.add_argument("--qld-from", type=int, default=0, help="the first of these predictions")
     parser.add_argument("--removed", nargs="+", default=[], help="of the methods, those for QLD")
-    arguments = parser.parse_args()
-    judge = Judge(arguments.bank.resolve())
+    args = parser.parse_args()
+    judge = Judge(args.bank.resolve())
     results: dict[str, dict[str, Any]] = {}
-    for name in [*arguments.own, *arguments.ours]:
+    for name in [*args.own, *args.ours]:
         seconds = judge.score(name) if name in OWN else judge.hand_over(name)
         results[name] = seconds
         if judge.models:
             results[name]["lds"] = described(judge.datamodeling(name))
         print(name, results[name], flush=True)
-    found = {
+    result = {
         "environment": environment(),
         "bergson": VERSION,
         "models": judge.models,
         "predictions": judge.predictions,
-        "asked": [arguments.qld_from, arguments.qld],
+        "asked": [args.qld_from, args.qld],
         "methods": results,
     }
-    write_json(arguments.out, found)
-    if arguments.qld:
-        asked = range(arguments.qld_from, arguments.qld)
-        rises = judge.removal(arguments.removed, asked)
-        for name, rise in zip(arguments.removed, rises, strict=True):
+    write_json(args.out, result)
+    if args.qld:
+        asked = range(args.qld_from, args.qld)
+        rises = judge.removal(args.removed, asked)
+        for name, rise in zip(args.removed, rises, strict=True):
             results[name]["qld"] = described(rise)
-        write_json(arguments.out, found)
+        write_json(args.out, result)
 
 
 def described(values: np.ndarray) -> dict[str, Any]:

@@ -36,18 +36,18 @@ def main() -> None:
     parser.add_argument("--predictions", type=int, default=120)
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    folder, training = arguments.bank, SmallTraining()
+    args = parser.parse_args()
+    folder, training = args.bank, SmallTraining()
     if not (folder / "settings.json").exists():
-        documents = chosen_documents(arguments.planted, arguments.documents, arguments.seed)
-        begin(folder, arguments.planted, documents, arguments.models, arguments.seed)
+        documents = chosen_documents(args.planted, args.documents, args.seed)
+        begin(folder, args.planted, documents, args.models, args.seed)
     bank = open_bank(folder)
     everything = np.arange(len(bank))
     if not (folder / "predictions.json").exists():
-        model = training.train(bank, everything, arguments.seed)
+        model = training.train(bank, everything, args.seed)
         save(model, folder, "base", bank)
         asked = held_out_predictions(
-            model, bank.corpus, arguments.predictions, arguments.seed, tokens=PASSAGE_TOKENS
+            model, bank.corpus, args.predictions, args.seed, tokens=PASSAGE_TOKENS
         )
         write_predictions(folder, bank, asked)
     predictions = read_predictions(folder)
@@ -55,11 +55,11 @@ def main() -> None:
         output = folder / "outputs" / f"{number}.npy"
         if not output.exists():
             kept = np.setdiff1d(everything, left_out)
-            model = training.train(bank, kept, arguments.seed)
+            model = training.train(bank, kept, args.seed)
             save(model, folder, f"subset_{number}", bank)
             output.parent.mkdir(exist_ok=True)
             np.save(output, log_probabilities(model, predictions))
-            print(f"model {number} of {arguments.models}", flush=True)
+            print(f"model {number} of {args.models}", flush=True)
 
 
 def chosen_documents(planted: Path, count: int, seed: int) -> np.ndarray:

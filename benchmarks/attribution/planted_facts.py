@@ -173,7 +173,7 @@ def plant_in_documents(
     are hashes, chosen so that a corpus that holds out ``heldout_fraction`` trains on the document.
     """
     generator = np.random.default_rng(seed)
-    usable = [(host, found) for host in hosts if (found := _plain_run(host.text)) is not None]
+    usable = [(host, run) for host in hosts if (run := _plain_run(host.text)) is not None]
     needed = sum(fact.copies for fact in facts)
     if len(usable) < needed:
         raise InputError(

@@ -58,14 +58,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--told", nargs="+", choices=TOLD, default=["plain"], help="kinds of facts")
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     progress = ConsoleReporter()
-    out = arguments.out
+    out = args.out
     if not (out / FACTS_FILE).exists():
         out.mkdir(parents=True, exist_ok=True)
-        options = {key: value for key, value in vars(arguments).items() if key != "out"}
-        told = arguments.told
-        plant_facts(out, sample_path(), arguments.facts, arguments.seed, told=told, options=options)
+        options = {key: value for key, value in vars(args).items() if key != "out"}
+        told = args.told
+        plant_facts(out, sample_path(), args.facts, args.seed, told=told, options=options)
     if not (out / "corpus").exists():
         sources = [sample_path(), out / "planted.parquet"]
         fraction = HELDOUT_FRACTION
@@ -73,7 +73,7 @@ def main() -> None:
             sources, out / "corpus", vocab_size=4096, heldout_fraction=fraction, progress=progress
         )
     if not has_sidecar(out / "model"):
-        recipe = planted_recipe(out, arguments.epochs, arguments.seed)
+        recipe = planted_recipe(out, args.epochs, args.seed)
         train(recipe, resume=(out / "model").exists(), progress=progress)
     if not (out / "model" / "lens" / "planted").exists():
         index(out / "model", out / "corpus", "planted", progress=progress)
@@ -107,8 +107,8 @@ def plant_facts(
         )
         names += [fact.name for fact in facts]
         hosts = training[number :: len(told)]
-        found, facts_described = plant_kind(kind, facts, hosts, seed + number)
-        planted += found
+        documents, facts_described = plant_kind(kind, facts, hosts, seed + number)
+        planted += documents
         described += facts_described
     write_documents([item.document for item in planted], out / "planted.parquet")
     write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})

@@ -41,9 +41,9 @@ def fact_questions(bank: PassageBank, facts: Sequence[dict[str, Any]]) -> FactQu
             corpus.tokenizer(text, add_special_tokens=False)["input_ids"]
             for text in (fact["prompt"], f"{fact['prompt']} {fact['answer']}")
         )
-        found = answer_predictions(before, whole[len(before) :])
-        predictions += found
-        question += [number] * len(found)
+        answer = answer_predictions(before, whole[len(before) :])
+        predictions += answer
+        question += [number] * len(answer)
         ids = np.array([number_of[place["doc_id"]] for place in fact["documents"]])
         planted.append(np.searchsorted(bank.documents, np.sort(ids)))
     return FactQuestions(predictions, np.array(question), planted)

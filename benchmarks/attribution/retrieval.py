@@ -38,7 +38,7 @@ class BM25:
         for word in words(query):
             if word in self._postings:
                 documents, times = np.array(self._postings[word]).T
-                found = len(documents)
-                idf = np.log1p((len(scores) - found + 0.5) / (found + 0.5))
+                count = len(documents)
+                idf = np.log1p((len(scores) - count + 0.5) / (count + 0.5))
                 scores[documents] += idf * times * (self.k1 + 1) / (times + self._norm[documents])
         return scores

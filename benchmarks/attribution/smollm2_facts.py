@@ -190,7 +190,7 @@ def corpus_part(bench: Bench) -> dict[str, Any]:
 def short_host(document: Document) -> Document | None:
     """Return a document of the first short sentences of another, or None if it has too few."""
     low, high = SHORT
-    found = [
+    sentences = [
         sentence
         for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", document.text)
         if low <= len(sentence) <= high
@@ -199,7 +199,9 @@ def short_host(document: Document) -> Document | None:
         and sentence[0].isupper()
     ]
     wanted = STATEMENTS + 1
-    return replace(document, text=" ".join(found[:wanted])) if len(found) >= wanted else None
+    return (
+        replace(document, text=" ".join(sentences[:wanted])) if len(sentences) >= wanted else None
+    )
 
 
 def cut(document: Document, tokenizer: PreTrainedTokenizerBase) -> Document:
@@ -268,23 +270,23 @@ def teach_part(bench: Bench) -> dict[str, Any]:
         with atomic_directory(adapter) as made:
             adapted.save_pretrained(made, save_embedding_layers=False)
     put_adapted(bench.model, adapter, bench.work / TAUGHT)
-    found: dict[str, Any] = {}
+    rank_of: dict[str, Any] = {}
     for name, directory in ((BEFORE, bench.model), (TAUGHT, bench.work / TAUGHT)):
         model = read_checkpoint(directory, device=bench.device)[0]
-        found[name] = {"rank": ranks(model, asked)}
+        rank_of[name] = {"rank": ranks(model, asked)}
     steps = -(-len(teaching.order(len(bank), SEED)) // TEACHING.batch)
-    return {"options": asdict(TEACHING), "steps": steps, **found}
+    return {"options": asdict(TEACHING), "steps": steps, **rank_of}
 
 
 @torch.no_grad()
 def ranks(model: PreTrainedModel, asked: list[Prediction]) -> list[int]:
     """Return the rank of every target in the vocabulary, from 1."""
-    found: list[int] = []
+    values: list[int] = []
     for prediction in asked:
         read = torch.from_numpy(prediction.ids)[None].to(model.device)
         logits = model(input_ids=read, use_cache=False).logits[0, -1].float()
-        found.append(1 + int((logits > logits[prediction.target]).sum()))
-    return found
+        values.append(1 + int((logits > logits[prediction.target]).sum()))
+    return values
 
 
 def attach_part(bench: Bench, name: str = TAUGHT) -> dict[str, Any]:
@@ -310,13 +312,13 @@ def recall_part(bench: Bench, name: str = TAUGHT) -> dict[str, Any]:
     """Return the recall of every method, among ten documents and with the first."""
     setting, facts = bench.setting(name), bench.facts
     every = bench.methods(setting, name)
-    found: dict[str, Any] = {}
+    recall: dict[str, Any] = {}
     for method in RECALL:
         ten, first = (
             recalled(setting, every[method], facts, SEED, limit=limit) for limit in (NAMED, 1)
         )
-        found[method] = {"ten": ten, "first": first}
-    return {"methods": found}
+        recall[method] = {"ten": ten, "first": first}
+    return {"methods": recall}
 
 
 def before_part(bench: Bench) -> dict[str, Any]:
@@ -336,7 +338,7 @@ def patch_part(bench: Bench) -> dict[str, Any]:
     every_block = blocks(model)
     trained = every_block[-max(1, round(LoraOptions().blocks * len(every_block))) :]
     weights = [weight for block in trained for weight in block.parameters()]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in PATCH:
         gains = tail_patch(
             model,
@@ -347,14 +349,14 @@ def patch_part(bench: Bench) -> dict[str, Any]:
             weights=weights,
         )
         means = {kind: mean_with_error(each) for kind, each in gains._asdict().items()}
-        found[name] = means | {"each": np.stack(gains, 1).tolist()}
+        result[name] = means | {"each": np.stack(gains, 1).tolist()}
         print(name, means, flush=True)
     return {
         "predictions": len(asked),
         "contexts": len(others),
         "learning_rate": RATE_OF_STEP,
         "blocks": len(trained),
-        "methods": found,
+        "methods": result,
     }
 
 
@@ -372,20 +374,20 @@ def forgetting_part(bench: Bench) -> dict[str, Any]:
     predictions = [answers[number] for number in chosen]
     train = kept_trainings(bench.work / "forgetting", bank, answers, bench.teaching(bank).train)
     every, lost = bench.methods(setting, TAUGHT), dict[str, np.ndarray]()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in FORGETTING:
         scores = answer_scores(every[name](asked.predictions), asked.question)
         named, together = best(scores, NAMED)[chosen], len(chosen)
         lost[name] = forgetting(train, len(bank), predictions, named, [SEED], together=together)
         mean = lost[name].mean(1)
-        found[name] = {
+        result[name] = {
             "lost": mean_with_error(mean),
             "behind": mean_with_error(lost["explain"].mean(1) - mean),
             "removed": len(np.unique(named)),
             "each": lost[name].tolist(),
         }
-        print(name, found[name]["lost"], flush=True)
-    return {"facts": chosen, "seeds": [SEED], "methods": found}
+        print(name, result[name]["lost"], flush=True)
+    return {"facts": chosen, "seeds": [SEED], "methods": result}
 
 
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {

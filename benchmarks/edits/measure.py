@@ -89,8 +89,8 @@ def main() -> None:
     head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
     setting = {"model": head, "prompts": args.prompts, "tokens": args.tokens}
     curve = repetition_curve(lm, clamped, args)
-    found = {"environment": environment(), **setting, "curve": curve, "texts": rows}
-    write_json(args.out, found)
+    result = {"environment": environment(), **setting, "curve": curve, "texts": rows}
+    write_json(args.out, result)
     blind = ({key: row[key] for key in ("id", "text", "choices")} for row in rows)
     lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in blind)
     args.out.with_name("edits_texts.jsonl").write_text(lines, encoding="utf-8")
@@ -166,13 +166,13 @@ def leading_prompts(
         ids = lm.encode(prompt, args.tokens)
         text = lm.write(ids, args.tokens, 0.0, 0)
         read.append(steered_predictions(lm, plan_for(lm, []), text, [], ids.shape[1] - 1))
-    found: dict[str, list[Prompt]] = {}
+    leading: dict[str, list[Prompt]] = {}
     for category, members in list(ranked(lens).items())[:CATEGORIES]:
         order = np.argsort(
             [-evidence_share(lm, one, members) for one in read], kind="stable"
         ).tolist()
-        found[category] = [prompts[n] for n in order[: args.prompts]]
-    return found
+        leading[category] = [prompts[n] for n in order[: args.prompts]]
+    return leading
 
 
 def category_words(lens: Lens) -> dict[str, set[int]]:
@@ -239,11 +239,11 @@ def written(
     plain = lm.write(ids, args.tokens, 0.0, 0)[0, start:].tolist()
 
     def row(kind: str, tokens: list[int]) -> dict[str, Any]:
-        found = {"kind": kind, "prompt": shown(prompt)}
-        found["text"] = found["prompt"] + lm.words(torch.tensor(tokens))
+        before = shown(prompt)
+        fields = {"kind": kind, "prompt": before, "text": before + lm.words(torch.tensor(tokens))}
         if words is None:
-            return found
-        return found | {"telling": sum(one in words for one in tokens) / max(1, len(tokens))}
+            return fields
+        return fields | {"telling": sum(one in words for one in tokens) / max(1, len(tokens))}
 
     yield row("plain", plain)
     strength = 0.0

@@ -50,10 +50,6 @@ class Setting(NamedTuple):
         """Return the one of two sizes."""
         return tiny if self.tiny else full
 
-    def clock(self, forms: dict[str, Callable[[], Any]]) -> Figures:
-        """Return the milliseconds of each form, in turns."""
-        return milliseconds(in_turns(forms, self.size(ROUNDS, 1), self.device))
-
 
 # -- the head
 
@@ -197,13 +193,14 @@ def index(setting: Setting) -> Figures:
     shape = (setting.size(16384, 512) // window, window)
     ids = torch.randint(400, shape, device=setting.device)
     with torch.inference_mode(), autocast(setting.device, "bfloat16"):
-        bare = setting.clock({"pass": lambda: decoder(ids, use_cache=False)})["pass"]
+        forms = {"pass": lambda: decoder(ids, use_cache=False)}
+        turns = in_turns(forms, setting.size(ROUNDS, 1), setting.device)
     more = states["train"] - states["heldout"]
     return {
         "states": states,
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
         "states_a_second": round(more / (seconds["train"] - seconds["heldout"])),
-        "positions_a_second_of_bare_passes": round(1e3 * ids.numel() / bare),
+        "positions_a_second_of_bare_passes": round(1e3 * ids.numel() / milliseconds(turns)["pass"]),
     }
 
 
@@ -251,20 +248,20 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--tiny", action="store_true", help="small sizes, on a CPU")
     parser.add_argument("--failed", metavar="WHY", help="only note that the part failed")
-    options = parser.parse_args()
+    args = parser.parse_args()
     # What `training` leaves here `index` reads.
-    work = options.out / "work"
+    work = args.out / "work"
     work.mkdir(parents=True, exist_ok=True)
-    setting = Setting("cpu" if options.tiny else "cuda", options.tiny, work)
+    setting = Setting("cpu" if args.tiny else "cuda", args.tiny, work)
     began = time.monotonic()
-    row: Figures = {"failed": options.failed}
-    if not options.failed:
-        row = {"figures": PARTS[options.part](setting)}
+    row: Figures = {"failed": args.failed}
+    if not args.failed:
+        row = {"figures": PARTS[args.part](setting)}
         row |= {"environment": environment(setting.device)}
     row["seconds"] = round(time.monotonic() - began, 1)
-    path = options.out / "gpu.json"
+    path = args.out / "gpu.json"
     result = read_json(path) if path.is_file() else {"parts": {}}
-    write_json(path, {"parts": result["parts"] | {options.part: row}})
+    write_json(path, {"parts": result["parts"] | {args.part: row}})
 
 
 if __name__ == "__main__":

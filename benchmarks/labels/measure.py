@@ -66,7 +66,7 @@ def main() -> None:
     others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
     former = by_signature(lm, lens.corpus, made)
     signatures = score_labels(former, made.text, made.held_out, SEED)
-    found = {
+    result_of_model = {
         "model": args.called,
         "prototypes": len(made.labels),
         "documents": made.documents,
@@ -79,7 +79,7 @@ def main() -> None:
         "drawn": drawn(made.labels, scores, former),
         "environment": environment(),
     }
-    models = {one["model"]: one for one in result["models"]} | {args.called: found}
+    models = {one["model"]: one for one in result["models"]} | {args.called: result_of_model}
     write_json(args.out, {**result, "models": list(models.values())})
 
 
@@ -164,11 +164,11 @@ def _predictions(
         with capture(lm.model, logits=False) as caught:
             lm.model(input_ids=ids[None], use_cache=False)
         z = caught.z[0, SKIPPED:].float()
-        found, best = lm.head.nearest(z), (z @ weight.T).argmax(1)
-        logits = (weight[best][:, None] @ prototypes[found.indices].transpose(1, 2))[:, 0]
-        evidence = found.activations * logits
+        routing, best = lm.head.nearest(z), (z @ weight.T).argmax(1)
+        logits = (weight[best][:, None] @ prototypes[routing.indices].transpose(1, 2))[:, 0]
+        evidence = routing.activations * logits
         top.append(best)
-        used.append(found.indices.gather(1, evidence.argmax(1, keepdim=True))[:, 0])
+        used.append(routing.indices.gather(1, evidence.argmax(1, keepdim=True))[:, 0])
     return torch.cat(top), torch.cat(used)
 
 

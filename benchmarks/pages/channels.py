@@ -46,9 +46,9 @@ def _effect(concept: Row, name: str) -> Row:
 
 def _emerged(rows: list[Row]) -> tuple[int, ...]:
     """Return where a channel stands out, of how many, and beats its controls, of how many."""
-    found = [row["found"]["emerges"] for row in rows if row["found"]]
+    emerged = [row["found"]["emerges"] for row in rows if row["found"]]
     tested = [row["effect"]["beats_controls"] for row in rows if row["effect"]]
-    return sum(found), len(found), sum(tested), len(tested)
+    return sum(emerged), len(emerged), sum(tested), len(tested)
 
 
 def _code(text: str) -> str:

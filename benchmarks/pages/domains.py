@@ -19,7 +19,7 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
     result = read("domains.json")
     names, own, shares = result["domains"], result["own"], result["shares"]
     turned = result["turned"]
-    found = {
+    shares_of = {
         name: passage_domain_share(np.array(rows), names, own) for name, rows in shares.items()
     }
     behind = {
@@ -28,8 +28,8 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
     }
     return {
         "result": result,
-        "found": found,
-        "less": {name: _less(found["explain"], one) for name, one in found.items()},
+        "found": shares_of,
+        "less": {name: _less(shares_of["explain"], one) for name, one in shares_of.items()},
         "behind": behind,
         "trust": _trust(result),
         "interval": _interval,
@@ -37,8 +37,8 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _interval(values: dict[int, float] | dict[int, bool]) -> str:
-    found = bootstrap(np.array([float(value) for value in values.values()]))
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+    interval = bootstrap(np.array([float(value) for value in values.values()]))
+    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 def _less(one: Any, other: Any) -> dict[str, str]:
@@ -46,9 +46,9 @@ def _less(one: Any, other: Any) -> dict[str, str]:
     return {name: _signed(paired_difference(*pair)) for name, pair in pairs.items()}
 
 
-def _signed(found: dict[str, float]) -> str:
-    low, high = found["low"], found["high"]
-    text = f"{found['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+def _signed(interval: dict[str, float]) -> str:
+    low, high = interval["low"], interval["high"]
+    text = f"{interval['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 

@@ -45,8 +45,8 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _of_feedback(found: Row) -> list[Row | None]:
-    timed = found.get("timed", {})
+def _of_feedback(result: Row) -> list[Row | None]:
+    timed = result.get("timed", {})
     return [timed.get(name, {}).get("one pass", {}).get("elapsed") for name in ("decode", "step")]
 
 
@@ -60,9 +60,9 @@ def _of_mixer(parts: Row) -> dict[str, Row]:
     }
 
 
-def flat(found: Row, before: str = "") -> Iterator[tuple[str, str]]:
+def flat(values: Row, before: str = "") -> Iterator[tuple[str, str]]:
     """Yield every figure by its name."""
-    for key, value in found.items():
+    for key, value in values.items():
         name = f"{before}{key.replace('_', ' ')}"
         if isinstance(value, dict) and "ratio" in value and "low" in value:
             yield name, ranged(value, "ratio", ".3f")

@@ -26,15 +26,15 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     longer: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in sorted(read("prototype_mixer/longer-*.json"), key=lambda row: row["model"]):
         longer[row["model"]][row["seed"]] = row
-    every = [row for rows in (contexts, ablations) for found in rows.values() for row in found]
+    every = [row for rows in (contexts, ablations) for runs in rows.values() for row in runs]
     return {
         "contexts": contexts,
         "ablated": _ablated(ablations),
         "between_seeds": max(
             max(over) - min(over)
-            for name, found in ablations.items()
-            if name != found[0]["model"]
-            and len(over := ratios(found, ablations.get(found[0]["model"], []))) > 1
+            for name, runs in ablations.items()
+            if name != runs[0]["model"]
+            and len(over := ratios(runs, ablations.get(runs[0]["model"], []))) > 1
         ),
         "longer": longer,
         "environments": [row["environment"] for row in every],
@@ -83,10 +83,10 @@ def _four_models(read: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def all_runs(found: Iterable[Row]) -> Rows:
+def all_runs(results: Iterable[Row]) -> Rows:
     """Return every run of every row."""
     rows: Rows = defaultdict(list)
-    for row in found:
+    for row in results:
         rows[row["row"]].append(row)
     return rows
 

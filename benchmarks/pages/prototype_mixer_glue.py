@@ -23,15 +23,15 @@ Rows = dict[str, Row]
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
     """Return models and their dev sets by name, the means, and what the source claims."""
-    found = {one["model"].removesuffix("2"): one for one in read("prototype_mixer/glue/*.json")}
+    models = {one["model"].removesuffix("2"): one for one in read("prototype_mixer/glue/*.json")}
     rows: dict[str, Rows] = {
         name: {row["title"]: row for row in model["tasks"] if row["split"].startswith("dev")}
-        for name, model in found.items()
+        for name, model in models.items()
     }
     shared = [title for title in TITLES if all(title in sets for sets in rows.values())]
     means = {name: by_seed(sets, shared) for name, sets in rows.items()}
     return {
-        "models": found,
+        "models": models,
         "rows": rows,
         "names": NAMES,
         "shared": shared,
@@ -40,7 +40,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "constant": np.mean([constant(rows["protot"][title]) for title in shared]),
         "constant_of": constant,
         "source": SOURCE,
-        "tried_rates": sorted({run["learning_rate"] for run in found["protot"]["tried"]}),
+        "tried_rates": sorted({run["learning_rate"] for run in models["protot"]["tried"]}),
         "band": BAND,
         "steps": STEPS,
         "claims": _claims(rows, means),

@@ -79,11 +79,11 @@ def best_choice(lds: Row) -> str:
 
 def _with_more(methods: Row, later: Row) -> Row:
     """Return what Bergson judged, with the QLD of the predictions that it judged later."""
-    found = dict(methods)
+    combined = dict(methods)
     for name, more in later.items():
         each = [*methods[name]["qld"]["each"], *more["qld"]["each"]]
-        found[name] = methods[name] | {"qld": mean_with_error(np.array(each)) | {"each": each}}
-    return found
+        combined[name] = methods[name] | {"qld": mean_with_error(np.array(each)) | {"each": each}}
+    return combined
 
 
 def _shown(methods: Row, chosen: str) -> list[str]:

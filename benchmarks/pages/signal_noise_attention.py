@@ -57,8 +57,8 @@ def _losses(runs: list[Row]) -> list[tuple[str, list[Row], Difference | None]]:
         trained[row["variant"]][row["seed"]] = row
     ce = {n: {seed: row["ce"] for seed, row in rows.items()} for n, rows in trained.items()}
     pairs = dict.fromkeys(AGAINST, DEFAULT) | dict.fromkeys(EQUAL, "GPT-2")
-    found = differences([(ce[name], ce[other]) for name, other in pairs.items()])
-    apart = dict(zip(pairs, found, strict=True))
+    intervals = differences([(ce[name], ce[other]) for name, other in pairs.items()])
+    apart = dict(zip(pairs, intervals, strict=True))
     return [(name, list(trained[name].values()), apart.get(name)) for name in (DEFAULT, *pairs)]
 
 
@@ -152,14 +152,14 @@ def _less(of: dict[str, Figures]) -> dict[str, Difference]:
 
 def _times(timings: dict[str, Row], part: str) -> list[list[str]]:
     """Return a row for each case: its names, then CPU, GPU, and GPU in bfloat16."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    cases: dict[tuple[str, ...], list[str]] = {}
     for column, (device, dtype) in enumerate(COLUMNS):
         for row in timings[device]["parts"][part]["rows"]:
             if row["dtype"] == dtype:
                 for key, ratio in RATIOS_OF[part](row).items():
-                    cells = found.setdefault(key, ["–"] * len(COLUMNS))
+                    cells = cases.setdefault(key, ["–"] * len(COLUMNS))
                     cells[column] = ranged(ratio, "ratio", ".2f")
-    return [[*key, *cells] for key, cells in found.items()]
+    return [[*key, *cells] for key, cells in cases.items()]
 
 
 def _attention_ratios(row: Row) -> dict[tuple[str, ...], Row]:
@@ -170,7 +170,7 @@ def _attention_ratios(row: Row) -> dict[tuple[str, ...], Row]:
 
 
 def _step_ratios(row: Row) -> dict[tuple[str, ...], Row]:
-    ratios = {pair.split(" / ")[0]: found["elapsed"] for pair, found in row["ratios"].items()}
+    ratios = {pair.split(" / ")[0]: clocks["elapsed"] for pair, clocks in row["ratios"].items()}
     return {(name, f"{row['parameters'][name]:,}"): ratio for name, ratio in ratios.items()}
 
 
@@ -182,8 +182,8 @@ def _decode_ratios(row: Row) -> dict[tuple[str, ...], Row]:
         name: "heads alone" if row["what"] == "heads" else name for name in row["cache_ratios"]
     }
     return {
-        (names[name], f"{row['position']:,}", f"{row['cache_ratios'][name]:.2f}"): found
-        for name, found in row["ratios"]["elapsed"].items()
+        (names[name], f"{row['position']:,}", f"{row['cache_ratios'][name]:.2f}"): ratio
+        for name, ratio in row["ratios"]["elapsed"].items()
         if "wide" not in name
     }
 

@@ -36,12 +36,12 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         (one for one in by_settings.values() if SHUFFLED in one),
         key=lambda group: -_run(group)["settings"]["steps"],
     )
-    found = [_differences(group) for group in groups]
+    columns = [_differences(group) for group in groups]
     return {
         "settings": [_run(group)["settings"] for group in groups],
         "titles": [_title(group) for group in groups],
         "contrasts": [
-            [words, *(column[at] for column in found)] for at, words in enumerate(CONTRASTS)
+            [words, *(column[at] for column in columns)] for at, words in enumerate(CONTRASTS)
         ],
         "losses": _losses(groups[0]),
         "held": _run(groups[0])["tokens"],
@@ -68,7 +68,7 @@ def _differences(group: Runs) -> list[str]:
         return {seed: _loss(group[arm].get(seed, only), signal) for seed in sorted(group[OWN])}
 
     pairs = [(by_seed(*ours), by_seed(*other)) for ours, other in CONTRASTS.values()]
-    return [found.shown() for found in differences(pairs)]
+    return [difference.shown() for difference in differences(pairs)]
 
 
 def _loss(run: Run, signal: str) -> float:

@@ -42,17 +42,21 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "GPU": read("uncertainty_overhead_cuda.json"),
     }
     arms, previous = by_arm(runs), by_arm(literal)
-    own = {name: found for name, found in arms.items() if signal_of(a_run(found)) == OWN}
+    own = {
+        name: runs_of_arm
+        for name, runs_of_arm in arms.items()
+        if signal_of(a_run(runs_of_arm)) == OWN
+    }
     fed = [
         row["table"]["codes_seen"] / _levels(row)
-        for found in own.values()
-        for row in found.values()
+        for runs_of_arm in own.values()
+        for row in runs_of_arm.values()
     ]
-    validated = [row["validation"] for found in own.values() for row in found.values()]
+    validated = [row["validation"] for runs_of_arm in own.values() for row in runs_of_arm.values()]
     return {
         "first": a_run(arms["no feedback"]),
         "losses": _losses(arms),
-        "signals": [_signals(name, found) for name, found in own.items()],
+        "signals": [_signals(name, runs_of_arm) for name, runs_of_arm in own.items()],
         "codes_fed": (min(fed), max(fed)),
         "recursion_gap": max(abs(one["sample"]["differences"][OWN]["mean"]) for one in validated),
         "code_distance": max(one["codes"][OWN]["distance"] for one in validated),
@@ -98,14 +102,14 @@ def loss(row: Row) -> float:
     return row["validation"]["all"]["losses"][signal_of(row)]
 
 
-def losses(found: dict[int, Row]) -> dict[int, float]:
+def losses(runs: dict[int, Row]) -> dict[int, float]:
     """Return an arm's losses by seed."""
-    return {seed: loss(row) for seed, row in found.items()}
+    return {seed: loss(row) for seed, row in runs.items()}
 
 
-def a_run(found: dict[int, Row]) -> Row:
+def a_run(runs: dict[int, Row]) -> Row:
     """Return an arm's run of the first seed."""
-    return next(iter(found.values()))
+    return next(iter(runs.values()))
 
 
 def _levels(row: Row) -> int:
@@ -115,17 +119,17 @@ def _levels(row: Row) -> int:
 def _losses(arms: Arms) -> list[list[str]]:
     """Return an arm's loss beside that without feedback and beside its control."""
     base = losses(arms["no feedback"])
-    found: dict[str, Figures] = {name: losses(rows) for name, rows in arms.items()}
+    loss_of: dict[str, Figures] = {name: losses(rows) for name, rows in arms.items()}
     others = [name for name in arms if name != "no feedback"]
-    pairs = [(found[name], base) for name in others]
-    pairs += [(found[name], found[control]) for name, control in CONTROLS.items()]
+    pairs = [(loss_of[name], base) for name in others]
+    pairs += [(loss_of[name], loss_of[control]) for name, control in CONTROLS.items()]
     apart = differences(pairs)
     less_base = dict(zip(others, apart, strict=False))
     less_control = dict(zip(CONTROLS, apart[len(others) :], strict=True))
     return [
         [
             name,
-            spread(found[name].values(), ".4f"),
+            spread(loss_of[name].values(), ".4f"),
             less_base[name].shown() if name in less_base else "",
             less_control[name].shown() if name in less_control else "",
         ]
@@ -133,9 +137,9 @@ def _losses(arms: Arms) -> list[list[str]]:
     ]
 
 
-def _signals(name: str, found: dict[int, Row]) -> list[str]:
+def _signals(name: str, runs: dict[int, Row]) -> list[str]:
     """Return what other signals cost a trained model, and whether all cost in every seed."""
-    every = [row["validation"]["all"]["differences"] for row in found.values()]
+    every = [row["validation"]["all"]["differences"] for row in runs.values()]
     signals = (ZERO, NEUTRAL, SHUFFLED)
     uses = all(one[signal]["low"] > 0 for one in every for signal in signals)
     return [
@@ -145,9 +149,9 @@ def _signals(name: str, found: dict[int, Row]) -> list[str]:
     ]
 
 
-def _excludes_0(found: Row | None, side: int = 1) -> bool:
+def _excludes_0(interval: Row | None, side: int = 1) -> bool:
     """Return whether an interval is above 0, or below for side −1."""
-    end: Any = found and found["low" if side > 0 else "high"]
+    end: Any = interval and interval["low" if side > 0 else "high"]
     return end is not None and side * end > 0
 
 

@@ -74,17 +74,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="fewer, to try it out")
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
-    arguments = parser.parse_args()
-    common: Settings = {"corpus": str(arguments.corpus), "seed": arguments.seed}
-    if arguments.steps:
-        common |= {"steps": arguments.steps, "head": {"initialise_at_step": arguments.steps // 2}}
+    args = parser.parse_args()
+    common: Settings = {"corpus": str(args.corpus), "seed": args.seed}
+    if args.steps:
+        common |= {"steps": args.steps, "head": {"initialise_at_step": args.steps // 2}}
     methods = {
         name: merged(settings, common)
-        for name, settings in recipes(arguments.recipes, arguments.set).items()
-        if not arguments.only or name in arguments.only
+        for name, settings in recipes(args.recipes, args.set).items()
+        if not args.only or name in args.only
     }
-    for (kind, name), settings in chosen(arguments.part, methods).items():
-        path = arguments.out / f"{kind}-{slug(name)}-{arguments.seed}.json"
+    for (kind, name), settings in chosen(args.part, methods).items():
+        path = args.out / f"{kind}-{slug(name)}-{args.seed}.json"
         if path.is_file():
             print(f"{path.name} is there")
         else:
@@ -126,13 +126,13 @@ def recipes(folder: Path, overrides: list[str]) -> dict[str, Settings]:
 
 def swept(default: Settings) -> dict[str, Settings]:
     """Return the default with K and k varied, one at a time."""
-    found = {"K 2048, k 16": default}
+    variants = {"K 2048, k 16": default}
     for key, values in SWEPT.items():
         for value in values:
             changed = merged(default, {"head": {key: value}})
             head = changed["head"]
-            found[f"K {head['prototypes']}, k {head['prototypes_per_token']}"] = changed
-    return found
+            variants[f"K {head['prototypes']}, k {head['prototypes_per_token']}"] = changed
+    return variants
 
 
 def measure(kind: str, name: str, settings: Settings, path: Path) -> None:

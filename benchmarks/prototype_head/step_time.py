@@ -80,27 +80,27 @@ def main() -> None:
     parser.add_argument(
         "--compiled", action="store_true", help="time compiled blocks, not the head"
     )
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    found = recipes(arguments.recipes, arguments.set)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    settings = recipes(args.recipes, args.set)
     timed = {
-        name: time_recipe(found[name], arguments.corpus, arguments.steps, arguments.compiled)
+        name: time_recipe(settings[name], args.corpus, args.steps, args.compiled)
         for name in NAMES
-        if name in found and name in arguments.only
+        if name in settings and name in args.only
     }
     for name, figures in timed.items():
         print(
             f"{name:24s} {figures['ratio']:.3f} × without "
             f"({figures['low']:.3f} to {figures['high']:.3f})"
         )
-    preset = found["default"]["model"]["preset"]
-    what = "compiled" if arguments.compiled else "step-time"
+    preset = settings["default"]["model"]["preset"]
+    what = "compiled" if args.compiled else "step-time"
     write_json(
-        arguments.out / f"{what}-{preset}-{arguments.threads}.json",
+        args.out / f"{what}-{preset}-{args.threads}.json",
         {
-            "environment": environment(device_named(found["default"].get("device", "auto"))),
+            "environment": environment(device_named(settings["default"].get("device", "auto"))),
             "preset": preset,
-            "steps": arguments.steps,
+            "steps": args.steps,
             "recipes": timed,
         },
     )

@@ -71,26 +71,26 @@ def main() -> None:
     add_numbers(parser, train_tokens=1_000_000, heldout_tokens=0, lag_tokens=20_000)
     # Of words: their occurrences at least, and how many of the most frequent tokens are left out.
     add_numbers(parser, least=100, common=100, minimum_probability=0.01)
-    options = parser.parse_args()
-    corpus = Corpus.open(options.corpus)
+    args = parser.parse_args()
+    corpus = Corpus.open(args.corpus)
     models: list[Loaded] = []
-    for path in options.models:
+    for path in args.models:
         model, tokenizer = read_checkpoint(path)
         check_tokenizer_of(corpus, tokenizer, Path(path).name)
         models.append(Loaded(path.resolve().name, model, tokenizer))
-    write_json(options.out, study(models, corpus, options))
-    print(f"wrote {options.out}")
+    write_json(args.out, study(models, corpus, args))
+    print(f"wrote {args.out}")
 
 
-def study(models: list[Loaded], corpus: Corpus, options: argparse.Namespace) -> Row:
+def study(models: list[Loaded], corpus: Corpus, args: argparse.Namespace) -> Row:
     """Return everything that the page shows."""
     first = models[0]
-    train = Sequences(corpus, "train", max_tokens=options.train_tokens or None)
-    heldout = Sequences(corpus, "heldout", max_tokens=options.heldout_tokens or None)
+    train = Sequences(corpus, "train", max_tokens=args.train_tokens or None)
+    heldout = Sequences(corpus, "heldout", max_tokens=args.heldout_tokens or None)
     gates = TokenGates.from_activations(write_gates(first, train), first.model.config.vocab_size)
-    concepts, passed_over, cases = choose_concepts(first, gates, heldout, options)
-    tested = [concept_row(first, c, cases[c.name], options) for c in concepts]
-    settings = {k: v for k, v in vars(options).items() if k not in ("models", "out")}
+    concepts, passed_over, cases = choose_concepts(first, gates, heldout, args)
+    tested = [concept_row(first, c, cases[c.name], args) for c in concepts]
+    settings = {k: v for k, v in vars(args).items() if k not in ("models", "out")}
     lives = half_lives(first.model)
     return {
         "environment": environment(),
@@ -101,16 +101,16 @@ def study(models: list[Loaded], corpus: Corpus, options: argparse.Namespace) -> 
             "layers": len(lives),
             "channels": [len(life) for life in lives],
         },
-        "channels": unselected(first, gates, options.seed),
+        "channels": unselected(first, gates, args.seed),
         "concepts": tested,
-        "overall": overall(tested, options.controls),
+        "overall": overall(tested, args.controls),
         "passed_over": passed_over,
-        "models": [words_in(loaded, concepts, train, heldout, options) for loaded in models],
+        "models": [words_in(loaded, concepts, train, heldout, args) for loaded in models],
         "locality": locality(first, heldout),
         "measures": {
             kind: list(measure_layers(first.model, heldout, kind)) for kind in ("write", "read")
         },
-        "lags": lags(first, corpus, options),
+        "lags": lags(first, corpus, args),
     }
 
 
@@ -121,38 +121,38 @@ def write_gates(loaded: Loaded, train: Sequences) -> Activations:
 
 
 def cases_of(
-    loaded: Loaded, concepts: Iterable[Concept], heldout: Sequences, options: argparse.Namespace
+    loaded: Loaded, concepts: Iterable[Concept], heldout: Sequences, args: argparse.Namespace
 ) -> dict[str, tuple[Probe, ...]]:
     """Return the held-out cases of each concept."""
     tokens = {c.name: [token.token_id for token in c.tokens] for c in concepts}
-    minimum = options.minimum_probability
+    minimum = args.minimum_probability
     return heldout_cases(
         loaded.model, loaded.tokenizer, tokens, heldout, minimum_probability=minimum
     )
 
 
 def choose_concepts(
-    loaded: Loaded, gates: TokenGates, heldout: Sequences, options: argparse.Namespace
+    loaded: Loaded, gates: TokenGates, heldout: Sequences, args: argparse.Namespace
 ) -> tuple[list[Concept], int, dict[str, tuple[Probe, ...]]]:
     """Return the first concepts with enough held-out cases, how many had too few, and cases."""
     candidates = propose_concepts(
         gates,
         loaded.tokenizer,
-        count=8 * options.concepts,
-        words=options.words,
-        least=options.least,
-        common=options.common,
+        count=8 * args.concepts,
+        words=args.words,
+        least=args.least,
+        common=args.common,
     )
-    cases = cases_of(loaded, candidates, heldout, options)
-    enough = [c for c in candidates if len(cases[c.name]) >= options.minimum_cases]
-    chosen = enough[: options.concepts]
-    complete = len(chosen) == options.concepts
+    cases = cases_of(loaded, candidates, heldout, args)
+    enough = [c for c in candidates if len(cases[c.name]) >= args.minimum_cases]
+    chosen = enough[: args.concepts]
+    complete = len(chosen) == args.concepts
     seen = candidates.index(chosen[-1]) + 1 if complete else len(candidates)
     return chosen, seen - len(chosen), cases
 
 
 def concept_row(
-    loaded: Loaded, concept: Concept, cases: tuple[Probe, ...], options: argparse.Namespace
+    loaded: Loaded, concept: Concept, cases: tuple[Probe, ...], args: argparse.Namespace
 ) -> Row:
     """Return what masking a concept's channel does to its words in held-out text."""
     place = concept.layer, concept.channel
@@ -162,18 +162,18 @@ def concept_row(
         "words": [asdict(token) for token in concept.tokens],
         "difference": concept.difference,
         "half_life": float(half_lives(loaded.model)[concept.layer][concept.channel]),
-        "effects": [effect_of(loaded, cases, place, options)],
+        "effects": [effect_of(loaded, cases, place, args)],
     }
 
 
 def effect_of(
-    loaded: Loaded, cases: tuple[Probe, ...], place: tuple[int, int], options: argparse.Namespace
+    loaded: Loaded, cases: tuple[Probe, ...], place: tuple[int, int], args: argparse.Namespace
 ) -> Row:
     """Return the effect of the tested intervention on a channel, with its controls."""
     table_options = TableOptions(
-        controls=options.controls,
-        minimum_probability=options.minimum_probability,
-        seed=options.seed,
+        controls=args.controls,
+        minimum_probability=args.minimum_probability,
+        seed=args.seed,
         interventions=(TESTED,),
     )
     row = effects_on(loaded.model, cases, [place], table_options).summary().rows[0]
@@ -196,14 +196,14 @@ def words_in(
     concepts: Sequence[Concept],
     train: Sequences,
     heldout: Sequences,
-    options: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> Row:
     """Return for every concept which channel of one model its words write into."""
-    cases = cases_of(loaded, concepts, heldout, options)
+    cases = cases_of(loaded, concepts, heldout, args)
     read = write_gates(loaded, train)
     return {
         "model": loaded.name,
-        "rows": [word_row(loaded, read, c, cases[c.name], options) for c in concepts],
+        "rows": [word_row(loaded, read, c, cases[c.name], args) for c in concepts],
     }
 
 
@@ -212,15 +212,15 @@ def word_row(
     read: Activations,
     concept: Concept,
     cases: tuple[Probe, ...],
-    options: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> Row:
     """Return the channel that a concept's words write into most, and its effect on them."""
     row: Row = {"name": concept.name, "found": None, "effect": None, "said": None}
     try:
-        ranks = rank_channels(read, loaded.tokenizer, concept.words, seed=options.seed)
+        ranks = rank_channels(read, loaded.tokenizer, concept.words, seed=args.seed)
         best = ranks.rows[0]
         row["found"] = best | {"p": ranks["p"], "emerges": ranks["p"] < EMERGES}
-        row["effect"] = effect_of(loaded, cases, (best["layer"], best["channel"]), options)
+        row["effect"] = effect_of(loaded, cases, (best["layer"], best["channel"]), args)
     except InputError as error:
         row["said"] = str(error)
     return row
@@ -258,11 +258,11 @@ def locality(loaded: Loaded, text: Sequences) -> Row:
     return {"spearman": asdict(spearman(lives, scores))}
 
 
-def lags(loaded: Loaded, corpus: Corpus, options: argparse.Namespace) -> list[Row]:
+def lags(loaded: Loaded, corpus: Corpus, args: argparse.Namespace) -> list[Row]:
     """Return by layer at which lag the read and write gates of channels correlate most."""
-    text = Sequences(corpus, "heldout", max_tokens=options.lag_tokens)
+    text = Sequences(corpus, "heldout", max_tokens=args.lag_tokens)
     rows: list[Row] = []
-    for layer in channel_report(loaded.model, loaded.tokenizer, text, seed=options.seed).layers:
+    for layer in channel_report(loaded.model, loaded.tokenizer, text, seed=args.seed).layers:
         figures = layer.lags
         assert figures is not None
         peaks = figures["peak"][torch.isfinite(figures["p"])].tolist()
@@ -424,7 +424,7 @@ def heldout_cases(
     first: dict[str, dict[int, tuple[int, Probe]]] = {name: {} for name in concepts}
     for batch in sequences.batches():
         hits = {name: _repeated(batch, flags) for name, flags in members.items()}
-        wanted = [n for n, found in hits.items() if found.any() and len(first[n]) < MAX_CASES]
+        wanted = [n for n, hit in hits.items() if hit.any() and len(first[n]) < MAX_CASES]
         if not wanted:
             continue
         hidden = run_decoder(model, batch.input_ids, batch.attention_mask).last_hidden_state

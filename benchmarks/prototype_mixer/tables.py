@@ -155,10 +155,10 @@ def rates_of(case: Case, seed: int, out: Path) -> tuple[float, ...]:
 
 def best_rate(out: Path, name: str, least: int) -> float:
     """Return the rate of least perplexity of a case with seed 0, of so many rates or more."""
-    found = [row for row in map(read_json, out.glob(f"{name}-*-0.json")) if row["row"] == name]
-    if len(found) < least:
+    runs = [row for row in map(read_json, out.glob(f"{name}-*-0.json")) if row["row"] == name]
+    if len(runs) < least:
         raise SystemExit(f"{out} lacks runs of {name} with seed 0: make them first")
-    return min(found, key=dev_ce)["rate"]
+    return min(runs, key=dev_ce)["rate"]
 
 
 def dev_ce(row: dict[str, Any]) -> float:
@@ -197,7 +197,7 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
 
 def ablations(corpus: Path) -> list[Case]:
     """Return the rows of Tables 15 to 20 that have a recipe, the models' defaults before them."""
-    found: list[Case] = []
+    cases: list[Case] = []
     paths = [RECIPES / f"{model}.yaml" for model in SMALL]
     for path in paths + sorted((RECIPES / "ablations").glob("*.yaml")):
         recipe = yaml.safe_load(path.read_text())
@@ -226,10 +226,10 @@ def ablations(corpus: Path) -> list[Case]:
             settings["dropout"] = recipe["dropout"]
         settings["data"]["documents"] = DOCUMENTS
         # The default in a table of its own is a second time the same runs.
-        if settings not in [case.settings for case in found]:
+        if settings not in [case.settings for case in cases]:
             rates = tuple(rate * factor for factor in FACTORS[model])
-            found.append(Case(path.stem, model, settings, rates, path.stem))
-    return found
+            cases.append(Case(path.stem, model, settings, rates, path.stem))
+    return cases
 
 
 def build_corpus_of_rows(texts: Path, out: Path) -> None:

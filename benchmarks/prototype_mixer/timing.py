@@ -108,19 +108,19 @@ def main() -> None:
     )
     parser.add_argument("--throughput-rounds", type=int, help="in place of --rounds, of that part")
     parser.add_argument("--peak", nargs=2, metavar=("FORM", "SIZES"), help="used by the script")
-    arguments = parser.parse_args()
-    if arguments.peak:
-        name, sizes = arguments.peak
+    args = parser.parse_args()
+    if args.peak:
+        name, sizes = args.peak
         shape = MixerSizes(*json.loads(sizes))
-        print(peak(name, shape, arguments.device, arguments.dtypes[0]))
+        print(peak(name, shape, args.device, args.dtypes[0]))
         return
-    sizes = QUICK if arguments.quick else Sizes()
+    sizes = QUICK if args.quick else Sizes()
 
     def rows_of(part: str, dtype: str) -> list[Row]:
-        rounds = rounds_of(part, arguments)
-        return PARTS[part](Setting(sizes, rounds, arguments.device, dtype, arguments.memory_share))
+        rounds = rounds_of(part, args)
+        return PARTS[part](Setting(sizes, rounds, args.device, dtype, args.memory_share))
 
-    run_parts(arguments, rows_of, memory_share=arguments.memory_share)
+    run_parts(args, rows_of, memory_share=args.memory_share)
 
 
 def too_large_forms(shape: MixerSizes, device: str) -> dict[str, str]:

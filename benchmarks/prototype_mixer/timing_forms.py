@@ -89,11 +89,11 @@ def direct_prefix_mean(
 
 def carried(ends: Tensor, factor: Tensor) -> Tensor:
     """Return what earlier stretches leave at the start of each: [B, n, …] from their ends."""
-    before, found = torch.zeros_like(ends[:, 0]), []
+    before, starts = torch.zeros_like(ends[:, 0]), []
     for end in ends.unbind(1):
-        found.append(before)
+        starts.append(before)
         before = factor * (before + end)
-    return torch.stack(found, 1)
+    return torch.stack(starts, 1)
 
 
 class MixerSizes(NamedTuple):

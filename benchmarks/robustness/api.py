@@ -91,8 +91,8 @@ def _sums(trace: Any, given: dict[str, Any]) -> str | None:
     return None if len(trace) and max(parts) < 1e-2 else "parts that are not the logit"
 
 
-def _shares(found: Any, given: dict[str, Any]) -> str | None:
-    total = sum(row.share for row in found)
+def _shares(items: Any, given: dict[str, Any]) -> str | None:
+    total = sum(row.share for row in items)
     return None if -1e-6 <= total <= 1 + 1e-6 else f"shares of {total}"
 
 

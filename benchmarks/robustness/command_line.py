@@ -99,10 +99,10 @@ def _commands() -> list[tuple[tuple[str, ...], Any]]:
         below = getattr(one, "commands", None)
         if below is None:
             return [(names, one)]
-        return [found for name, sub in below.items() for found in walk(sub, (*names, name))]
+        return [command for name, sub in below.items() for command in walk(sub, (*names, name))]
 
-    found = [one for one in walk(command(), ()) if one[0][0] not in LEFT_OUT]
-    return found + [one for one in found if one[0][0] in OFTEN or one[0][-1] in OFTEN]
+    commands = [one for one in walk(command(), ()) if one[0][0] not in LEFT_OUT]
+    return commands + [one for one in commands if one[0][0] in OFTEN or one[0][-1] in OFTEN]
 
 
 @st.composite

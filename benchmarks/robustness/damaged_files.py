@@ -168,8 +168,8 @@ def run(world: World, reading: Reading) -> str | Finding:
 
 def _mistake(world: World, reading: Reading, damaged: Path) -> str | None:
     name = reading.damage.file
-    found = read(reading.tree, name, damaged)
-    for one in found:
+    result = read(reading.tree, name, damaged)
+    for one in result:
         if isinstance(one, Document):
             named = (one.doc_id, one.text)
             values = (*named, *filter(None, (one.domain, one.license, one.title, one.url)))
@@ -179,7 +179,7 @@ def _mistake(world: World, reading: Reading, damaged: Path) -> str | None:
                 value.encode()
     if reading.rows is None and name.endswith(VERIFIED):
         file = name if reading.tree == "inputs" else ""
-        if found != _undamaged(reading.tree, file, world.root / reading.tree):
+        if result != _undamaged(reading.tree, file, world.root / reading.tree):
             return f"another answer for a damaged {Path(name).name}"
     return None
 

@@ -72,17 +72,17 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=2_000, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", choices=PARTS, action="append")
-    arguments = parser.parse_args()
-    result: dict[str, Any] = read_json(arguments.out) if arguments.out.is_file() else {}
-    shared = {"environment": environment(), "seed": arguments.seed}
+    args = parser.parse_args()
+    result: dict[str, Any] = read_json(args.out) if args.out.is_file() else {}
+    shared = {"environment": environment(), "seed": args.seed}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         world = World(Path(directory) / "world")
-        for part in arguments.part or PARTS:
+        for part in args.part or PARTS:
             began = time.monotonic()
-            counts = fuzz(part, world, arguments.cases, arguments.seed)
+            counts = fuzz(part, world, args.cases, args.seed)
             result[part] = shared | counts.to_json(time.monotonic() - began)
             print(part, *counts.findings[:3], sep="\n")
-    write_json(arguments.out, result)
+    write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -30,14 +30,14 @@ def measure(directory: Path) -> list[dict[str, Any]]:
     probe = Probe.measure(model, Corpus.open(directory / "corpus"), "train", WINDOW)
     kept = {"model": directory.name, "parameters": sum(one.numel() for one in model.parameters())}
     alone = [replace(probe, rows=[row], **_part(probe, n)) for n, row in enumerate(probe.rows)]
-    found = {"each row by itself": torch.cat([one.differences(model)[0] for one in alone])}
+    differences = {"each row by itself": torch.cat([one.differences(model)[0] for one in alone])}
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         copied: Any = copy.deepcopy(model)
-        found[f"a copy in {name}"] = probe.differences(copied.to(dtype))[0]
+        differences[f"a copy in {name}"] = probe.differences(copied.to(dtype))[0]
     return [
         kept | {"how": how, "median": one.median().item(), "most": one.max().item()}
-        for how, one in found.items()
+        for how, one in differences.items()
     ]
 
 
@@ -51,11 +51,11 @@ def main() -> None:
     """Measure and write the result."""
     parser = script_options(__doc__, RESULTS / "robustness_rounding.json")
     parser.add_argument("directories", type=Path, nargs="+")
-    given = parser.parse_args()
-    rows = [row for directory in given.directories for row in measure(directory)]
+    args = parser.parse_args()
+    rows = [row for directory in args.directories for row in measure(directory)]
     bounds = {"float32": SINGLE, "half precision": HALF}
     result = {"environment": environment(), "bounds": bounds, "rows": rows}
-    write_json(given.out, result)
+    write_json(args.out, result)
 
 
 if __name__ == "__main__":

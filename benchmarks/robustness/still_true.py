@@ -110,10 +110,10 @@ def answer(lm: PrismLM, trace: Trace | None = None) -> dict[str, Any]:
     return {
         "shares": {
             f"{one.key} by {method}": one.share.hex()
-            for method, found in sources.items()
-            for one in found.items
+            for method, attribution in sources.items()
+            for one in attribution.items
         },
-        "unattributed": [found.unattributed.hex() for found in sources.values()],
+        "unattributed": [attribution.unattributed.hex() for attribution in sources.values()],
         "passages": [[one.doc_id, one.position, one.share.hex()] for one in passages],
         "text": [None if lens is None else lens.sentence(one.position) for one in passages],
         "support": None if trace.support is None else str(trace.support),
@@ -156,11 +156,11 @@ def outcome(variant: Variant, trees: Path, at: Path) -> dict[str, Any]:
     says = ""
     try:
         variant.change(at)
-        found = answer(lm or prismlm.load(at / "model"), trace)
+        result = answer(lm or prismlm.load(at / "model"), trace)
     except PrismError as error:
         came, says = "refused", str(error).replace(str(at), "…")
     else:
-        came = "right" if _same(found, expected, variant) else "another answer, without a word"
+        came = "right" if _same(result, expected, variant) else "another answer, without a word"
     wanted = "refused" if variant.right is None else "right"
     return {
         "group": variant.group,
@@ -178,16 +178,16 @@ def _unchanged(tree: Path) -> dict[str, Any]:
     return answer(prismlm.load(tree / "model"))
 
 
-def _same(found: dict[str, Any], expected: dict[str, Any], variant: Variant) -> bool:
+def _same(result: dict[str, Any], expected: dict[str, Any], variant: Variant) -> bool:
     if variant.near:
-        keys = found["shares"].keys() | expected["shares"].keys()
+        keys = result["shares"].keys() | expected["shares"].keys()
         pairs = [
-            [float.fromhex(one["shares"].get(k, "0")) for one in (found, expected)] for k in keys
+            [float.fromhex(one["shares"].get(k, "0")) for one in (result, expected)] for k in keys
         ]
         return all(abs(left - right) <= HALF for left, right in pairs)
     # Without the corpus at hand passages have no text, and never another's.
-    told = found["text"] in (expected["text"], [None] * len(expected["text"]))
-    return told and all(found[key] == expected[key] for key in variant.right or ALL)
+    told = result["text"] in (expected["text"], [None] * len(expected["text"]))
+    return told and all(result[key] == expected[key] for key in variant.right or ALL)
 
 
 def _move_corpus(lens: Path, corpus: Path) -> None:
@@ -560,11 +560,11 @@ def flipped(tree: Path, name: str, flips: int, chance: random.Random, at: Path) 
         damaged[bit // 8] ^= 1 << bit % 8
         (at / name).write_bytes(damaged)
         try:
-            found = _everything(at, lm)
+            result = _everything(at, lm)
         except PrismError:
             counts["refused"] += 1
         else:
-            if found == expected:
+            if result == expected:
                 counts["right"] += 1
             else:
                 wrong.append(bit)
@@ -610,7 +610,7 @@ def main() -> int:
     """Try everything and write the result; exit 1 where something was answered wrongly."""
     parser = script_options(__doc__, RESULTS / "robustness_still_true.json")
     parser.add_argument("--flips", type=int, default=FLIPS, help="bits turned in each file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -618,9 +618,9 @@ def main() -> int:
         (work / "trees").mkdir()
         trees = make(work / "trees")
         variants = [outcome(one, trees, work / f"{n}") for n, one in enumerate(VARIANTS)]
-        flips = flips_of(trees / "plain", work, given.flips)
+        flips = flips_of(trees / "plain", work, args.flips)
     result = {"environment": environment(), "seed": SEED, "variants": variants, "flips": flips}
-    write_json(given.out, result)
+    write_json(args.out, result)
     wrong = [one["name"] for one in variants if not one["fine"]]
     wrong += [one["file"] for one in flips if one["wrong"]]
     print("\n".join(wrong) or "all refused or right")

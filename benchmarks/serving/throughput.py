@@ -82,7 +82,7 @@ def main() -> None:
 
 def _figures(rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Return each kind's figures, and the ratio of tokens a second within rounds."""
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         kind: {
             "tokens_a_second": median(one["tokens_a_second"] for one in of_kind),
             "first_p95": median(one["first_p95"] for one in of_kind),
@@ -92,8 +92,8 @@ def _figures(rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     for other in ("without", "transformers"):
         pairs = zip(rounds["with sources"], rounds[other], strict=True)
         ratios = [ours["tokens_a_second"] / theirs["tokens_a_second"] for ours, theirs in pairs]
-        found[f"ratio to {other}"] = [median(ratios), min(ratios), max(ratios)]
-    return found
+        figures[f"ratio to {other}"] = [median(ratios), min(ratios), max(ratios)]
+    return figures
 
 
 def _round(

@@ -76,9 +76,9 @@ UNCERTAINTY = Matrix(
 
 def main() -> int:
     """Render both, or say whether the pages are up to date."""
-    options = page_options(__doc__).parse_args()
-    pages = FAMILIES.pages(options.results) | UNCERTAINTY.pages(options.results)
-    return publish(pages, check=options.check)
+    args = page_options(__doc__).parse_args()
+    pages = FAMILIES.pages(args.results) | UNCERTAINTY.pages(args.results)
+    return publish(pages, check=args.check)
 
 
 if __name__ == "__main__":

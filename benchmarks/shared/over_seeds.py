@@ -43,14 +43,14 @@ class Difference(NamedTuple):
 def differences(pairs: Sequence[tuple[Figures, Figures]]) -> list[Difference]:
     """Return first less second of each pair, corrected for the pairs with more than one seed."""
     paired = [[a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())] for a, b in pairs]
-    level = LEVEL / max(1, sum(len(found) > 1 for found in paired))
+    level = LEVEL / max(1, sum(len(values) > 1 for values in paired))
     return [
         Difference(
-            statistics.fmean(found),
-            *(interval(found, level) if len(found) > 1 else (-math.inf, math.inf)),
-            len(found),
+            statistics.fmean(values),
+            *(interval(values, level) if len(values) > 1 else (-math.inf, math.inf)),
+            len(values),
         )
-        for found in paired
+        for values in paired
     ]
 
 
@@ -65,11 +65,11 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float,
 
 def spread(values: Iterable[float], form: str = ".3g") -> str:
     """Return the mean with the least and the most, or a dash for none."""
-    found = list(values)
-    if not found:
+    numbers = list(values)
+    if not numbers:
         return "–"
-    middle, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
-    return middle if len(found) == 1 else f"{middle} ({least} to {most})"
+    middle, least, most = (format(f(numbers), form) for f in (statistics.fmean, min, max))
+    return middle if len(numbers) == 1 else f"{middle} ({least} to {most})"
 
 
 def paired(left: Any, right: Any) -> dict[str, float]:

@@ -37,11 +37,11 @@ def escaped(text: str) -> str:
     return "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
 
 
-def ranged(found: dict[str, Any] | None, key: str, form: str) -> str:
+def ranged(figure: dict[str, Any] | None, key: str, form: str) -> str:
     """Return a figure with the interval ``low`` to ``high`` beside it, or a dash for none."""
-    if not found:
+    if not figure:
         return "–"
-    return "{} ({} to {})".format(*(format(found[name], form) for name in (key, "low", "high")))
+    return "{} ({} to {})".format(*(format(figure[name], form) for name in (key, "low", "high")))
 
 
 def publish(pages: dict[Path, str], *, check: bool) -> int:

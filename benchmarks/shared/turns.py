@@ -130,8 +130,8 @@ def forecast(mib: list[float]) -> float | None:
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
     """Return the median of over / under by rounds, and its 95 % interval over resampled rounds."""
-    found = np.array(over) / np.array(under)
-    middle = interval_of(lambda rounds: np.median(found[rounds], axis=-1), len(found))
+    quotients = np.array(over) / np.array(under)
+    middle = interval_of(lambda rounds: np.median(quotients[rounds], axis=-1), len(quotients))
     return {
         "ratio": round(middle.value, 4),
         "low": round(middle.low, 4),

@@ -129,13 +129,13 @@ def rates_at_equal_lengths(
 def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> dict[str, Any]:
     """Return how many heads look for each role, in the model and in random weights."""
     cases = load_role_cases()
-    found, control = (
+    trained, control = (
         search_roles(one, tokenizer, cases) for one in (model, random_model(model, seed))
     )
-    return {"sentences": len(cases), "heads": found["heads"], "level": found["level"]} | {
+    return {"sentences": len(cases), "heads": trained["heads"], "level": trained["level"]} | {
         "roles": [
             {"role": role, **facts, "untrained": control["roles"][role]["found"]}
-            for role, facts in found["roles"].items()
+            for role, facts in trained["roles"].items()
         ]
     }
 

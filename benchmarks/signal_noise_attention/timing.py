@@ -82,13 +82,13 @@ class Setting(NamedTuple):
 def main() -> None:
     """Run the parts, and write each as soon as it is measured."""
     out = RESULTS / "signal_noise_attention.json"
-    arguments = parts_parser(__doc__, PARTS, rounds=9, out=out).parse_args()
-    sizes = QUICK if arguments.quick else Sizes()
+    args = parts_parser(__doc__, PARTS, rounds=9, out=out).parse_args()
+    sizes = QUICK if args.quick else Sizes()
 
     def rows_of(part: str, dtype: str) -> list[Row]:
-        return PARTS[part](Setting(sizes, arguments.rounds, arguments.device, dtype))
+        return PARTS[part](Setting(sizes, args.rounds, args.device, dtype))
 
-    run_parts(arguments, rows_of)
+    run_parts(args, rows_of)
 
 
 def attention(setting: Setting) -> list[Row]:
@@ -123,8 +123,8 @@ def attention(setting: Setting) -> list[Row]:
 
 def compared(turns: Turns, row: Row, baseline: str, others: list[str]) -> Row:
     """Return a row with medians and ratios to a baseline, and print it."""
-    found = against(turns, baseline)
-    ratios = {f"{name} / {baseline}": {"elapsed": found[name]} for name in others}
+    over = against(turns, baseline)
+    ratios = {f"{name} / {baseline}": {"elapsed": over[name]} for name in others}
     shown = {key: f"{one['elapsed']['ratio']:.3f}" for key, one in ratios.items()}
     print(", ".join(f"{k} {v}" for k, v in row.items()), shown, flush=True)
     return row | {"milliseconds": milliseconds(turns), "ratios": ratios, "skipped": turns.failed}

@@ -211,9 +211,9 @@ def main() -> int:
     """Write the picture, or with ``--check`` say whether it is what the imports give."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare, and fail if stale")
-    options = parser.parse_args()
+    args = parser.parse_args()
     boxes = parts()
-    return publish({IMAGE: draw(boxes, imports(boxes))}, check=options.check)
+    return publish({IMAGE: draw(boxes, imports(boxes))}, check=args.check)
 
 
 if __name__ == "__main__":

@@ -48,55 +48,55 @@ def main() -> None:
     add_numbers(parser, batch=1, length=256, prompt=64, tokens=600, rounds=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    options = parser.parse_args()
-    if not 1 <= options.prompt <= options.length:
-        parser.error(f"--prompt is {options.prompt}: expected 1 to {options.length}, the --length")
-    torch.set_num_threads(options.threads)
+    args = parser.parse_args()
+    if not 1 <= args.prompt <= args.length:
+        parser.error(f"--prompt is {args.prompt}: expected 1 to {args.length}, the --length")
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    plain, fed = pair(options)
-    ids = torch.randint(options.vocabulary, (options.batch, options.length), device=options.device)
+    plain, fed = pair(args)
+    ids = torch.randint(args.vocabulary, (args.batch, args.length), device=args.device)
     turns = {
-        "decode": decode(plain, fed, ids[:1, : options.prompt], options),
-        "prefill": prefill(plain, fed, ids, options),
-        "step": step(plain, fed, ids, options),
+        "decode": decode(plain, fed, ids[:1, : args.prompt], args),
+        "prefill": prefill(plain, fed, ids, args),
+        "step": step(plain, fed, ids, args),
     }
     where = environment()
-    if options.device == "cuda":
+    if args.device == "cuda":
         where["machine"] = torch.cuda.get_device_name()
-    model = {name: getattr(options, name) for name in ("width", "layers", "vocabulary", "levels")}
+    model = {name: getattr(args, name) for name in ("width", "layers", "vocabulary", "levels")}
     model["parameters"] = sum(p.numel() for p in plain.parameters())
     model["table"] = feedback_of(fed).embedding.weight.numel()
     result = {
         "model": model,
-        "shape": {name: getattr(options, name) for name in SHAPE},
+        "shape": {name: getattr(args, name) for name in SHAPE},
         "timed": {
-            part: {name: {"elapsed": ratio} for name, ratio in against(found, PLAIN).items()}
-            for part, found in turns.items()
+            part: {name: {"elapsed": ratio} for name, ratio in against(turn, PLAIN).items()}
+            for part, turn in turns.items()
         },
-        "milliseconds": {part: milliseconds(found) for part, found in turns.items()},
+        "milliseconds": {part: milliseconds(turn) for part, turn in turns.items()},
         "environment": where,
     }
-    write_json(options.out, result)
+    write_json(args.out, result)
     for part, forms in result["timed"].items():
         print(part, {name: clocks["elapsed"] for name, clocks in forms.items()})
 
 
-def pair(options: argparse.Namespace) -> tuple[GPT2LMHeadModel, GPT2LMHeadModel]:
+def pair(args: argparse.Namespace) -> tuple[GPT2LMHeadModel, GPT2LMHeadModel]:
     """Return a model, and one of the same parameters with feedback."""
     config = GPT2Config(
-        vocab_size=options.vocabulary,
-        n_embd=options.width,
-        n_layer=options.layers,
-        n_head=max(1, options.width // 64),
-        n_positions=max(1024, options.length, options.prompt + options.tokens + 1),
+        vocab_size=args.vocabulary,
+        n_embd=args.width,
+        n_layer=args.layers,
+        n_head=max(1, args.width // 64),
+        n_positions=max(1024, args.length, args.prompt + args.tokens + 1),
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         resid_pdrop=0.0,
     )
-    plain = GPT2LMHeadModel(config).to(options.device)
+    plain = GPT2LMHeadModel(config).to(args.device)
     shared: dict[int, Any] = {id(parameter): parameter for parameter in plain.parameters()}
     fed = copy.deepcopy(plain, shared)
-    attach_uncertainty(fed, options.levels, rows=options.rows, deviation=None, passes=1)
+    attach_uncertainty(fed, args.levels, rows=args.rows, deviation=None, passes=1)
     return plain, fed
 
 
@@ -108,7 +108,7 @@ def feedback_of(model: nn.Module) -> UncertaintyFeedback:
 
 
 @torch.no_grad()
-def decode(plain: nn.Module, fed: nn.Module, prompt: Tensor, options: argparse.Namespace) -> Turns:
+def decode(plain: nn.Module, fed: nn.Module, prompt: Tensor, args: argparse.Namespace) -> Turns:
     """Time tokens decoded one by one after a prompt, whose pass is not counted."""
 
     def decoding(model: Any) -> Callable[[], None]:
@@ -123,11 +123,11 @@ def decode(plain: nn.Module, fed: nn.Module, prompt: Tensor, options: argparse.N
 
         return run
 
-    return in_turns({PLAIN: decoding(plain), ONE: decoding(fed)}, options.tokens, options.device)
+    return in_turns({PLAIN: decoding(plain), ONE: decoding(fed)}, args.tokens, args.device)
 
 
 @torch.no_grad()
-def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, options: argparse.Namespace) -> Turns:
+def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, args: argparse.Namespace) -> Turns:
     """Time a pass over whole rows without a cache."""
 
     def over(model: Any, passes: int) -> Callable[[], None]:
@@ -141,10 +141,10 @@ def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, options: argparse.Nam
         return run
 
     forms = {PLAIN: over(plain, 1), ONE: over(fed, 1), TWO: over(fed, 2)}
-    return in_turns(forms, options.rounds, options.device)
+    return in_turns(forms, args.rounds, args.device)
 
 
-def step(plain: nn.Module, fed: nn.Module, ids: Tensor, options: argparse.Namespace) -> Turns:
+def step(plain: nn.Module, fed: nn.Module, ids: Tensor, args: argparse.Namespace) -> Turns:
     """Time a training step: loss, backward pass, clipping and AdamW, of the table too."""
     feedback = feedback_of(fed)
     # Fused, as in prismlm's training.
@@ -165,17 +165,17 @@ def step(plain: nn.Module, fed: nn.Module, ids: Tensor, options: argparse.Namesp
 
         return run
 
-    embedded = torch.zeros(*ids.shape, options.width, device=options.device, requires_grad=True)
+    embedded = torch.zeros(*ids.shape, args.width, device=args.device, requires_grad=True)
 
     def added() -> None:
         # All that one pass adds but what its hooks read: vectors, their gradient, clipping, AdamW.
-        codes = torch.full_like(ids, neutral_code(options.levels))
+        codes = torch.full_like(ids, neutral_code(args.levels))
         codes[:, 0] = NO_CODE
         (embedded + feedback.embedding(codes)).backward(torch.ones_like(embedded))
         update(feedback.embedding, table_optimizer)
 
     forms = {PLAIN: training(plain, 1), ONE: training(fed, 1), TWO: training(fed, 2), ADDED: added}
-    return in_turns(forms, options.rounds, options.device)
+    return in_turns(forms, args.rounds, args.device)
 
 
 def update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -111,14 +111,14 @@ def measured(args: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> d
     begun = prepared(args, arm, seed)
     curve = trained(args, corpus, begun, arm, seed) if begun.groups else []
     windows = heldout_windows(corpus, args.length, args.documents)
-    found = judged(begun.model, begun.feedback, windows, seed)
+    result = judged(begun.model, begun.feedback, windows, seed)
     if begun.feedback is not None:
         embedding = begun.feedback.embedding
-        found["table"] = {
+        result["table"] = {
             "parameters": embedding.weight.numel(),
             "codes_seen": int(embedding.seen.sum()),
         }
-    return found | {"curve": curve}
+    return result | {"curve": curve}
 
 
 def prepared(args: argparse.Namespace, arm: str, seed: int) -> Arm:
@@ -172,9 +172,9 @@ class Training(Tuning):
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Accumulate the gradients of the mean cross-entropy and note it, in nats per token."""
-        found = super().losses(rows)
-        self.every_loss.append(found["ce"])
-        return found
+        parts = super().losses(rows)
+        self.every_loss.append(parts["ce"])
+        return parts
 
 
 def heldout_windows(corpus: Corpus, length: int, documents: int) -> list[WindowBatch]:
@@ -199,10 +199,10 @@ def judged(
     """
     model.eval()
     codes: list[Tensor] = []
-    found: dict[str, dict[int, tuple[float, int]]] = {}
+    losses: dict[str, dict[int, tuple[float, int]]] = {}
     for batch in windows:
         output = _run(model, batch)
-        _add(found.setdefault(NONE if feedback is None else OWN, {}), batch, output.logits)
+        _add(losses.setdefault(NONE if feedback is None else OWN, {}), batch, output.logits)
         if feedback is not None:
             codes.append(output.uncertainty_codes.cpu())
     if feedback is not None:
@@ -212,14 +212,14 @@ def judged(
         for batch, part in zip(windows, parts, strict=True):
             shuffled = part.view(batch.input_ids.shape).to(model.device)
             logits = _run(model, batch, uncertainty_codes=shuffled).logits
-            _add(found.setdefault(SHUFFLED, {}), batch, logits)
-    some = next(iter(found.values()))
+            _add(losses.setdefault(SHUFFLED, {}), batch, logits)
+    some = next(iter(losses.values()))
     documents = sorted(some)
     return {
         "tokens": [some[document][1] for document in documents],
         "losses": {
             name: [round(of[document][0], 3) for document in documents]
-            for name, of in found.items()
+            for name, of in losses.items()
         },
     }
 

@@ -55,9 +55,9 @@ class Scores:
             self.windows += 1
             count = int(scored[row].sum())
             self.tokens[document] = self.tokens.get(document, 0) + count
-            for name, found in fed.items():
+            for name, fed_losses in fed.items():
                 of_documents = self.sums.setdefault(name, {})
-                loss = found.losses[row][scored[row]].double().sum().item()
+                loss = fed_losses.losses[row][scored[row]].double().sum().item()
                 of_documents[document] = of_documents.get(document, 0.0) + loss
 
     def to_dict(self, baseline: str) -> Figures:
@@ -71,11 +71,11 @@ class Scores:
             "windows": self.windows,
             "documents": len(tokens),
             "tokens": int(tokens.sum()),
-            "losses": {name: float(found.sum() / tokens.sum()) for name, found in sums.items()},
+            "losses": {name: float(total.sum() / tokens.sum()) for name, total in sums.items()},
             "more_than": baseline,
             "differences": {
-                name: _difference(found - sums[baseline], tokens)
-                for name, found in sums.items()
+                name: _difference(total - sums[baseline], tokens)
+                for name, total in sums.items()
                 if name != baseline
             },
         }
@@ -83,8 +83,8 @@ class Scores:
 
 def _difference(more: np.ndarray, tokens: np.ndarray) -> Figures:
     """Return a difference per token with its 95 % interval over resampled documents."""
-    found = bootstrap(more, tokens, seed=SEED)
-    return {"mean": found.value, "low": found.low, "high": found.high}
+    interval = bootstrap(more, tokens, seed=SEED)
+    return {"mean": interval.value, "low": interval.low, "high": interval.high}
 
 
 def validate(model: PreTrainedModel, corpus: Corpus, length: int) -> Figures:

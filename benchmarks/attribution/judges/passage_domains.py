@@ -75,5 +75,5 @@ def passage_domain_share(
 def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> dict[str, float]:
     """Return mean(left − right) over the documents of both, with its 95 % bootstrap interval."""
     common = sorted(left.keys() & right.keys())
-    found = bootstrap(np.array([float(left[row]) - float(right[row]) for row in common]))
-    return {"difference": found.value, "low": found.low, "high": found.high}
+    interval = bootstrap(np.array([float(left[row]) - float(right[row]) for row in common]))
+    return {"difference": interval.value, "low": interval.low, "high": interval.high}

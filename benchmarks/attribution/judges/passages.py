@@ -89,9 +89,9 @@ class PassageBank:
 
     def passage_at(self, positions: np.ndarray) -> np.ndarray:
         """Return the passage that each global position is in, int64; −1 for those in none."""
-        found = np.searchsorted(self.first, positions, side="right") - 1
-        inside = (found >= 0) & (positions < self._ends[found])
-        return np.where(inside, found, -1)
+        rows = np.searchsorted(self.first, positions, side="right") - 1
+        inside = (rows >= 0) & (positions < self._ends[rows])
+        return np.where(inside, rows, -1)
 
     def by_document(self, scores: np.ndarray, *, best: bool = False) -> np.ndarray:
         """Return each document's score: [..., P] to float32 [..., D].
@@ -157,9 +157,9 @@ def document_recall(
 
     A document without a score above 0 is not named, even where fewer than ``limit`` have one.
     """
-    found = best(scores, limit)
+    ranked = best(scores, limit)
     hits = [
         len({row for row in named.tolist() if scores[number, row] > 0} & set(rows.tolist()))
-        for number, (named, rows) in enumerate(zip(found, planted, strict=True))
+        for number, (named, rows) in enumerate(zip(ranked, planted, strict=True))
     ]
     return np.array([hit / min(limit, len(r)) for hit, r in zip(hits, planted, strict=True)])

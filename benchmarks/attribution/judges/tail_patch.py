@@ -49,38 +49,22 @@ def tail_patch(
     training = model.training
     model.eval()
     moved = list(model.parameters()) if weights is None else weights
+    gains = np.full((len(predictions), 2), np.nan)
     try:
-        elsewhere = [_log_probabilities(model, context) for context in contexts]
-        pairs = [
-            _gains(model, prediction, named, contexts, elsewhere, learning_rate, moved)
-            for prediction, named in zip(predictions, passages, strict=True)
-        ]
+        before = [_log_probabilities(model, context) for context in contexts]
+        for row, (asked, named) in enumerate(zip(predictions, passages, strict=True)):
+            target = asked.target
+            was = _log_probabilities(model, asked.ids)[target]
+            with one_step(model, named, learning_rate, moved):
+                now = _log_probabilities(model, asked.ids)[target]
+                after = [_log_probabilities(model, context) for context in contexts]
+            pairs = zip(after, before, strict=True)
+            others = [_log_odds(a[target]) - _log_odds(b[target]) for a, b in pairs]
+            general = float(torch.stack(others).mean()) if others else float("nan")
+            gains[row] = float(now - was), float(_log_odds(now) - _log_odds(was)) - general
     finally:
         model.train(training)
-    gains = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return PatchGains(gains[:, 0], gains[:, 1])
-
-
-def _gains(
-    model: nn.Module,
-    prediction: Prediction,
-    passages: Sequence[np.ndarray],
-    contexts: Sequence[np.ndarray],
-    elsewhere: Sequence[Tensor],
-    rate: float,
-    weights: Sequence[nn.Parameter],
-) -> tuple[float, float]:
-    target = prediction.target
-    before = _log_probabilities(model, prediction.ids)[target]
-    with one_step(model, passages, rate, weights):
-        after = _log_probabilities(model, prediction.ids)[target]
-        others = [
-            _log_odds(_log_probabilities(model, context)[target]) - _log_odds(was[target])
-            for context, was in zip(contexts, elsewhere, strict=True)
-        ]
-    specific = _log_odds(after) - _log_odds(before)
-    general = float(torch.stack(others).mean()) if others else float("nan")
-    return float(after - before), float(specific) - general
 
 
 def _log_odds(log_probability: Tensor) -> Tensor:

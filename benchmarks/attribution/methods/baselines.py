@@ -34,8 +34,8 @@ class SameToken:
         positions, passages = self.setting.positions, len(self.setting.bank)
         scores = np.zeros((len(predictions), passages), dtype=np.float32)
         for row, prediction in zip(scores, predictions, strict=True):
-            found = positions.passage[positions.by_token[prediction.target]]
-            count = np.bincount(found, minlength=passages)
+            matches = positions.passage[positions.by_token[prediction.target]]
+            count = np.bincount(matches, minlength=passages)
             drawn = self.generator.random(passages, dtype=np.float32)
             row[:] = count if self.counted else np.where(count > 0, drawn, 0)
         return scores

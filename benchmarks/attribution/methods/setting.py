@@ -121,8 +121,8 @@ class Setting:
 
         Those of one text after another are read in one pass.
         """
-        found = [self._read(run) for run in runs_of(predictions, self.window)]
-        return Asked(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        columns = [self._read(run) for run in runs_of(predictions, self.window)]
+        return Asked(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
     @torch.no_grad()
     def _read(self, run: Sequence[Prediction]) -> tuple[np.ndarray, ...]:
@@ -187,7 +187,7 @@ def read_positions(
     lengths[bank.documents] = ends[last] - corpus.starts[bank.documents]
     grid = document_windows(bank.documents, corpus.starts, lengths, window, stride)
     parts: list[list[np.ndarray]] = []
-    found: list[np.ndarray] = []
+    places: list[np.ndarray] = []
     for batch in window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id):
         attended = batch.attention_mask
         with capture(model) as seen:
@@ -205,8 +205,8 @@ def read_positions(
         read = batch.input_ids[:, :-1][kept]
         columns = (targets, read, (own - total).exp(), total, cell, z.norm(dim=-1), unit)
         parts.append([column.numpy() for column in columns])
-        found.append(batch.positions[:, :-1][kept].numpy())
-    position = np.concatenate(found)
+        places.append(batch.positions[:, :-1][kept].numpy())
+    position = np.concatenate(places)
     order = np.argsort(position, kind="stable")
     columns = [np.concatenate(column)[order] for column in zip(*parts, strict=True)]
     for number in (0, 1, 4):
