@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from prismlm.errors import Interrupted
 from prismlm.training import build_recipe, parallel, train
 from prismlm.training.callbacks import ShuffledSignal
+from prismlm.training.sharding import Sharding
 from prismlm.training.trainer import latest_checkpoint
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
@@ -43,7 +45,8 @@ def spread_gradients_of(arguments, spread, recompute, batches):
     if spread == "ddp":
         wrapped = DistributedDataParallel(model, broadcast_buffers=False)
     else:
-        parallel.shard(model.model, torch.device("cpu"))
+        mesh = init_device_mesh("cpu", (parallel.world_size(),))
+        Sharding(mesh).apply(model.model)
         wrapped = parallel.Sharded(model, model.model)
     total = 0
     for number, batch in enumerate(batches, 1):
@@ -85,14 +88,14 @@ def main(directory):
     (directory / f"rank-{parallel.rank()}.pickle").write_bytes(pickle.dumps(results))
 
 
-def fork(directory, main=main):
-    """Run ``main`` in two processes that the environment tells what torchrun would tell them."""
+def fork(directory, main=main, processes=2):
+    """Run ``main`` in processes that the environment tells what torchrun would tell them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     children = []
-    for rank in ("0", "1"):
+    for rank in map(str, range(processes)):
         os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
         if not (child := os.fork()):
             try:

@@ -56,14 +56,15 @@ class Sidecar:
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
-def base_of(model: nn.Module) -> Base:
-    """Describe the checkpoint of a model."""
+def base_of(model: nn.Module, weight: Tensor | None = None) -> Base:
+    """Describe the checkpoint of a model; ``weight`` is the whole W of a sharded one."""
     config = getattr(model, "config", None)
+    weight = weight_of(model) if weight is None else weight
     return Base(
         name=str(getattr(config, "name_or_path", "") or ""),
         revision=getattr(config, "_commit_hash", None),
-        fingerprint=fingerprints.of_tensor(weight_of(model)),
-        bfloat16=fingerprints.of_tensor(weight_of(model).bfloat16()),
+        fingerprint=fingerprints.of_tensor(weight),
+        bfloat16=fingerprints.of_tensor(weight.bfloat16()),
     )
 
 

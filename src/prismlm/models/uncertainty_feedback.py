@@ -501,7 +501,7 @@ class _WithUncertainty:
         parent: Any = super()
         parent.save_pretrained(save_directory, is_main_process, tensors, **kwargs)
         if is_main_process:
-            save_uncertainty(save_directory, getattr(self, ATTACHED), table)
+            save_uncertainty(save_directory, getattr(self, ATTACHED), state_dict)
 
     @classmethod
     def from_pretrained(cls, directory: Path | str, *args: Any, **kwargs: Any) -> Any:
@@ -604,17 +604,18 @@ def save_uncertainty(
 ) -> None:
     """Write the table beside the checkpoint of its model, as ``save_pretrained`` does.
 
-    ``tensors`` is the state dict of a sharded model.
+    ``tensors`` are the whole input embeddings and table of a sharded model.
     """
     path = check_path("the directory", directory) / UNCERTAINTY_FILE
     check_outputs(path, overwrite=True)
     state = feedback.model.state_dict() if tensors is None else tensors
     _, inputs = decoder_and_embeddings(feedback.model, **feedback.places)
+    path_of_inputs = next(n for n, m in feedback.model.named_modules() if m is inputs)
     meta = {
         "format_version": FORMAT_VERSION,
         "levels": feedback.levels,
         "passes": feedback.passes,
-        "model": fingerprints.of_tensor(inputs.weight),
+        "model": fingerprints.of_tensor(state[f"{path_of_inputs}.weight"]),
         "places": feedback.places,
     }
     saved = {"embedding": state[f"{TABLE}.weight"], "seen": state[f"{TABLE}.seen"]}

@@ -15,9 +15,8 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from prismlm.errors import InputError
 
@@ -122,14 +121,15 @@ def blocks(decoder: Any) -> list[nn.Module]:
     outermost: list[nn.Module] = []
     nested: set[nn.Module] = set()
     for module in decoder.modules():
-        if type(module).__name__ in names and module not in nested:
+        # FSDP2 makes a LlamaDecoderLayer an FSDPLlamaDecoderLayer.
+        if type(module).__name__.removeprefix("FSDP") in names and module not in nested:
             outermost.append(module)
             nested.update(module.modules())
     if not outermost:
         raise InputError(
             f"models of type {decoder.config.model_type!r} do not declare their blocks "
             "(_no_split_modules), which --lora of prismlm attach, and dropout, compile: true and "
-            "parallel: fsdp2 of a recipe, need: do without them."
+            "parallel: fsdp2 or hsdp of a recipe, need: do without them."
         )
     return outermost
 
@@ -161,16 +161,6 @@ def recompute_activations(decoder: Any) -> None:
     else:
         # The name before transformers 5.20.
         decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-
-
-def shard(decoder: Any, device: torch.device) -> None:
-    """Shard a decoder in place with FSDP2; the prototype head stays replicated."""
-    if isinstance(decoder, FSDPModule):
-        return
-    mesh = init_device_mesh(device.type, (world_size(),))
-    for block in blocks(decoder):
-        fully_shard(block, mesh=mesh)
-    fully_shard(decoder, mesh=mesh)
 
 
 class Sharded(nn.Module):
@@ -212,38 +202,3 @@ def unsharded(decoder: nn.Module) -> Iterator[None]:
 def full(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor in every process; return any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def full_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict of gathered tensors; tied weights stay tied."""
-    if isinstance(module, FSDPModule):
-        module.reshard()
-    state = module.state_dict(keep_vars=True)
-    gathered = {id(value): full(value.detach()) for value in state.values()}
-    return {name: gathered[id(value)] for name, value in state.items()}
-
-
-def gather_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Gather the optimizer state of a sharded model: a ``state_dict`` post-hook."""
-    state = {
-        parameter: {name: full(value) for name, value in values.items()}
-        for parameter, values in saved["state"].items()
-    }
-    return saved | {"state": state}
-
-
-def take_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Shard a gathered optimizer state: a ``load_state_dict`` pre-hook."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
-    def shard_of(parameter: Tensor, value: Tensor) -> Tensor:
-        if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-            return value
-        value = value.to(parameter.to_local().device)
-        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
-
-    state = {
-        index: {name: shard_of(parameters[index], value) for name, value in values.items()}
-        for index, values in saved["state"].items()
-    }
-    return saved | {"state": state}

@@ -31,6 +31,8 @@ from prismlm.files import read_text
 
 Exempt = Literal["embeddings", "prototypes", "decays"]
 EXEMPT: tuple[Exempt, ...] = get_args(Exempt)
+# Values of `parallel` with which no process holds the whole model.
+SHARDED = ("fsdp2", "hsdp")
 Scalar: TypeAlias = bool | int | float | str
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FROM_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -179,12 +181,14 @@ class EvaluationRecipe(Section):
 
 
 class CheckpointRecipe(Section):
-    """Checkpoints to resume from, each of them a model directory."""
+    """Checkpoints to resume from: model directories, or shards with parallel: fsdp2 or hsdp."""
 
     every: PositiveInt = 200
     """steps between checkpoints"""
     keep: PositiveInt = 2
     """number of checkpoints to keep, the newest ones"""
+    asynchronous: bool = False
+    """write shards while training continues, from a copy of them in CPU memory"""
 
 
 class LoggingRecipe(Section):
@@ -323,8 +327,11 @@ class Recipe(Section):
     """micro-batches per step and process"""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto, float32 or bf16; auto is bf16 autocast on hardware where it is fast"""
-    parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
-    """how several processes train one model: auto (ddp), ddp or fsdp2"""
+    parallel: Literal["auto", "ddp", "fsdp2", "hsdp"] = "auto"
+    """how several processes train one model: auto (ddp), ddp, fsdp2 (sharded), or hsdp (sharded
+    within groups of processes, each of which has a copy)"""
+    shard_processes: PositiveInt | None = None
+    """processes of a group of hsdp; by default those of a machine"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass to save memory"""
     compile: bool = False
@@ -346,6 +353,16 @@ class Recipe(Section):
             )
         if self.steps:
             self.check_initialisation_step()
+        if self.checkpoint.asynchronous and self.parallel not in SHARDED:
+            raise ValueError(
+                f"checkpoint.asynchronous is true, but parallel is {self.parallel!r}, whose "
+                f"checkpoints are not sharded; choose {' or '.join(SHARDED)}, or leave it out"
+            )
+        if self.shard_processes is not None and self.parallel != "hsdp":
+            raise ValueError(
+                f"shard_processes is {self.shard_processes}, but parallel is {self.parallel!r}; "
+                "set parallel: hsdp, or leave it out"
+            )
         return self
 
     def check_initialisation_step(self) -> None:

@@ -36,7 +36,7 @@ from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
-from prismlm.training.recipe import Recipe, flat
+from prismlm.training.recipe import SHARDED, Recipe, flat
 from prismlm.training.setup import Prepared, describe_run, device_of, prepare, with_steps
 from prismlm.training.trainer import (
     BYTES_PER_PARAMETER,
@@ -57,6 +57,7 @@ FREE_TO_CHANGE = (
     "out",
     "checkpoint.every",
     "checkpoint.keep",
+    "checkpoint.asynchronous",
     "logging.tensorboard",
     "logging.report_to",
 )
@@ -189,6 +190,9 @@ def result_settings(run: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in the result of :func:`describe_run` that affect results."""
     values = flat(run["recipe"]) | run["resolved"]
     values |= {"text": run["corpus"]["fingerprint"], "processes": run["processes"]}
+    if values["parallel"] in SHARDED:
+        # Any number of processes can read shards, and take as many rows together.
+        values["batch_size · processes"] = values.pop("batch_size") * values.pop("processes")
     return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
 
 

@@ -31,6 +31,7 @@ from prismlm.training.evaluation import MAX_PASSES, HeldOut, token_counts
 from prismlm.training.model import PrismForCausalLM, VocabularySample
 from prismlm.training.parallel import blocks
 from prismlm.training.recipe import EXEMPT, Exempt, Recipe
+from prismlm.training.sharding import Sharding
 
 # By model type: the modules of a block that add to the residual stream, and the last matrices of
 # its feed-forward network.
@@ -54,7 +55,7 @@ class Prepared:
     corpus: Corpus
     rows: PackedDataset
     heldout: HeldOut
-    model: PrismForCausalLM  # prototypes not yet initialised
+    model: PrismForCausalLM  # prototypes not yet initialised; the decoder may be sharded
 
     def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
         """Return how the model was trained, for ``prismlm.json``."""
@@ -88,13 +89,17 @@ def prepare(recipe: Recipe) -> Prepared:
     # Raises if the device is not available.
     device_of(recipe)
     corpus = Corpus.open(recipe.corpus)
-    backbone = build_backbone(recipe, corpus)
+    sharding = Sharding.of_recipe(recipe, device_of(recipe))
+    backbone = build_backbone(recipe, corpus, sharding)
+    model = attach_head(recipe, backbone, corpus)
+    if sharding is not None:
+        sharding.apply(backbone)
     rows = training_rows(recipe, corpus, backbone)
     heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
     # Raises now if there is no held-out text.
     heldout.batches(1)
     recipe = with_steps(recipe, rows)
-    return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone, corpus))
+    return Prepared(recipe, corpus, rows, heldout, model)
 
 
 def describe_run(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
@@ -163,8 +168,8 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
     return recipe
 
 
-def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
-    """Build the decoder of a recipe, with random weights from its seed."""
+def build_backbone(recipe: Recipe, corpus: Corpus, sharding: Sharding | None = None) -> Any:
+    """Build the decoder of a recipe, with random weights from its seed; on meta to be sharded."""
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
     if getattr(config, "vocab_size", vocab_size) < vocab_size:
@@ -173,7 +178,7 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
             f"{config.vocab_size}. Build the corpus with this model's tokenizer."
         )
     torch.manual_seed(recipe.seed)
-    model = build_model(config)
+    model = build_model(config) if sharding is None else sharding.build(lambda: build_model(config))
     has_noise = isinstance(model, SignalNoiseForCausalLM)
     if recipe.noise_weight is not None and not has_noise:
         raise InputError(
@@ -280,6 +285,8 @@ def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausal
             deviation=feedback.deviation,
             passes=feedback.passes,
         )
+        if attached.embedding.weight.is_meta:
+            attached.embedding.to_empty(device="cpu").seen.zero_()
         attached.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     settings, (vocabulary, width) = recipe.head, weight_of(backbone).shape
     head = PrototypeHead(

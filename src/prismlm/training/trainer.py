@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -26,16 +30,17 @@ from prismlm.files import discard, room_to_write, share
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
 from prismlm.models.uncertainty_feedback import TABLE
-from prismlm.training import parallel
+from prismlm.training import parallel, sharding
 from prismlm.training.callbacks import recipe_callbacks
 from prismlm.training.layer_logs import LayerLog
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import Recipe
 from prismlm.training.setup import Prepared, decayed_names, device_of
 
-CHECKPOINTS = "checkpoints"
+# In a checkpoint, SHARDS has model and optimizer of a run that is sharded.
+CHECKPOINTS, SHARDS = "checkpoints", "shards"
 # Where a checkpoint is written before it is renamed.
 SAVING = ".saving"
 STATE_FILE, TRAINER_STATE_FILE = "prismlm_training_state.pt", "trainer_state.json"
@@ -92,19 +97,20 @@ class PrismTrainer(Trainer):
             callbacks=[*recipe_callbacks(prepared), *callbacks],
         )
         self.remove_callback(PrinterCallback)
-        # "ddp", "fsdp2", or "none" with a single process.
-        self.strategy = "ddp" if recipe.parallel == "auto" else recipe.parallel
-        if parallel.world_size() == 1:
-            self.strategy = "none"
+        self.sharded = sharding.is_sharded(model.model)
+        self.ddp = parallel.world_size() > 1 and not self.sharded
+        # A checkpoint that is written in the background, and what its writers talk through.
+        self._writing: Future[Any] | None = None
+        self._writers: ProcessGroup | None = None
+        if self.sharded and recipe.checkpoint.asynchronous:
+            self._writers = dist.new_group(backend="gloo")
+            self.add_callback(PublishWhenWritten(self))
         # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        if self.strategy == "fsdp2":
-            # Before Trainer creates the optimizer, which has to refer to the shards.
-            parallel.shard(self.model.model, self.args.device)
         prepared = super()._prepare_for_training(*args, **kwargs)
-        if self.strategy != "none":
+        if parallel.world_size() > 1:
             # Dropout differs between processes; resuming restores the generators afterwards.
             torch.manual_seed(self.args.seed + self.args.process_index)
         return prepared
@@ -112,7 +118,7 @@ class PrismTrainer(Trainer):
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
-        if self.strategy == "fsdp2" and training and model is self.model:
+        if self.sharded and training and model is self.model:
             return parallel.Sharded(self.model, self.model.model)
         return model
 
@@ -121,9 +127,6 @@ class PrismTrainer(Trainer):
         if self.optimizer is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(self._parameter_groups(), **settings)
-            if self.strategy == "fsdp2":
-                self.optimizer.register_state_dict_post_hook(parallel.gather_shards)
-                self.optimizer.register_load_state_dict_pre_hook(parallel.take_shards)
         return self.optimizer
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
@@ -170,7 +173,7 @@ class PrismTrainer(Trainer):
         self._tokens = self._tokens.to(loss.device) + inputs["token_mask"].sum()
         # DDP and FSDP2 average over processes, but the fractions have to be summed.
         loss = loss * (fraction * self.args.world_size)
-        if self.strategy == "ddp":
+        if self.ddp:
             # DDP waits for the gradient of every parameter.
             loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
         return (loss, output) if return_outputs else loss
@@ -180,7 +183,7 @@ class PrismTrainer(Trainer):
         if not self.model.initialised:
             # Without gradients, which DDP needed, the optimizer skips the head.
             head.zero_grad(set_to_none=True)
-        if self.strategy == "fsdp2":
+        if self.sharded:
             parallel.average_gradients(head)
         step, every = self.state.global_step + 1, recipe.evaluation.every
         if step == recipe.steps or (every and step % every == 0):
@@ -260,6 +263,7 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         step = self.state.global_step
+        self.finish_checkpoint()
         check_weights_finite(self.model, step, self._checkpoints)
         if self.model.uncertainty is not None:
             self._codes_seen()
@@ -269,13 +273,30 @@ class PrismTrainer(Trainer):
                 remove_unfinished(self._checkpoints)
                 parallel.barrier()
                 super()._save_checkpoint(model, trial)
-                # Every process writes its random generators.
-                parallel.barrier()
-                if parallel.is_main():
-                    publish(self._checkpoints, step, self.prepared.recipe.checkpoint.keep)
-            finally:
+                if self._writing is None:
+                    self._publish(step)
+            except BaseException:
                 remove_unfinished(self._checkpoints)
+                raise
+
+    def _publish(self, step: int) -> None:
+        # Every process writes its random generators.
         parallel.barrier()
+        if parallel.is_main():
+            publish(self._checkpoints, step, self.prepared.recipe.checkpoint.keep)
+        remove_unfinished(self._checkpoints)
+        parallel.barrier()
+
+    def finish_checkpoint(self, *, wait: bool = True) -> None:
+        """Publish the checkpoint that is being written; every process has to call."""
+        if self._writing is None:
+            return
+        done = parallel.sum_over_processes(torch.tensor(int(self._writing.done())))
+        if wait or int(done) == parallel.world_size():
+            writing, self._writing = self._writing, None
+            with guard_writing(f"a checkpoint in {self._checkpoints}", self._checkpoints):
+                writing.result()
+            self._publish(self._written_step)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._checkpoints / SAVING)
@@ -285,33 +306,57 @@ class PrismTrainer(Trainer):
         directory = self._checkpoints if output_dir is None else Path(output_dir)
         tokens = self.tokens_seen()
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
-        self.write_model(directory, provenance)
+        state: dict[str, Any] = {"head_placed": self.model.initialised, "tokens": tokens}
+        state["gradient_norms"] = self.layer_log.gradient_norms
+        if not self.sharded:
+            self.write_model(directory, provenance)
+            state["head"] = self.model.prototype_head.state_dict()
+        elif self.optimizer is not None:
+            assert self.lr_scheduler is not None
+            # The shards have the rest.
+            state["optimizer_groups"] = self.optimizer.state_dict()["param_groups"]
+            state["scheduler"] = self.lr_scheduler.state_dict()
         if parallel.is_main():
-            head, placed = self.model.prototype_head.state_dict(), self.model.initialised
-            state = {"head": head, "head_placed": placed, "tokens": tokens}
-            state["gradient_norms"] = self.layer_log.gradient_norms
+            directory.mkdir(parents=True, exist_ok=True)
             torch.save(state, directory / STATE_FILE)
+        parallel.barrier()
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write checkpoint, tokenizer and, if enabled, the head; every process has to call."""
-        model, decoder = self.model, self.model.model
-        weights = parallel.full_state(decoder) if self.strategy == "fsdp2" else None
-        with parallel.unsharded(decoder):
-            if parallel.is_main():
-                decoder.save_pretrained(directory, state_dict=weights)
-                self.prepared.corpus.tokenizer.save_pretrained(directory)
-                share(directory)
-                if self.prepared.recipe.head.enabled:
-                    base, logit_map = base_of(decoder), LogitMap.of(decoder)
-                    head = model.prototype_head
-                    save_sidecar(directory, Sidecar(head, logit_map, base, provenance))
+        decoder, weight = self.model.model, parallel.full(weight_of(self.model.model))
+        if self.sharded:
+            sharding.save_pretrained(decoder, directory)
+        if parallel.is_main():
+            if not self.sharded:
+                decoder.save_pretrained(directory)
+            self.prepared.corpus.tokenizer.save_pretrained(directory)
+            share(directory)
+            if self.prepared.recipe.head.enabled:
+                base, logit_map = base_of(decoder, weight), LogitMap.of(decoder)
+                head = self.model.prototype_head
+                save_sidecar(directory, Sidecar(head, logit_map, base, provenance))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.strategy == "fsdp2" and not self.args.should_save:
-            assert self.optimizer is not None
-            # Takes part in gathering the state that the first process writes.
-            self.optimizer.state_dict()
-        super()._save_optimizer_and_scheduler(output_dir)
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        assert self.optimizer is not None
+        shards, self._written_step = Path(output_dir) / SHARDS, self.state.global_step
+        self._writing = sharding.save(shards, self.model, self.optimizer, self._writers)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not (Path(checkpoint) / SHARDS).is_dir():
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        assert self.optimizer is not None
+        assert self.lr_scheduler is not None
+        with resumable(Path(checkpoint)):
+            saved = torch.load(Path(checkpoint) / STATE_FILE, weights_only=True)
+            parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+            state = sharding.load_optimizer(Path(checkpoint) / SHARDS, parameters)
+            groups = saved["optimizer_groups"]
+            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+            self.lr_scheduler.load_state_dict(saved["scheduler"])
 
     def load_finished(self, checkpoint: Path) -> None:
         """Load model and state from the last checkpoint of a finished run."""
@@ -322,22 +367,19 @@ class PrismTrainer(Trainer):
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         directory, prism = Path(resume_from_checkpoint), self.model
-        try:
+        with resumable(directory):
             state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
-            decoder: PreTrainedModel = type(prism.model).from_pretrained(
-                directory, dtype=prism.model.dtype, local_files_only=True
-            )
-            prism.model.load_state_dict(decoder.state_dict())
-            prism.prototype_head.load_state_dict(state["head"])
+            if (directory / SHARDS).is_dir():
+                sharding.load_model(directory / SHARDS, prism)
+            else:
+                decoder: PreTrainedModel = type(prism.model).from_pretrained(
+                    directory, dtype=prism.model.dtype, local_files_only=True
+                )
+                prism.model.load_state_dict(decoder.state_dict())
+                prism.prototype_head.load_state_dict(state["head"])
             prism.initialised = state["head_placed"]
             self.layer_log.gradient_norms = state["gradient_norms"]
             self._tokens = torch.tensor(state["tokens"] if parallel.is_main() else 0)
-        except Exception as error:  # torch, safetensors and transformers raise various errors
-            raise FormatError(
-                f"the checkpoint {directory} cannot be resumed from "
-                f"({str(error) or type(error).__name__}). Delete it to resume from the previous "
-                "one."
-            ) from error
 
     def diverged(self, cause: str) -> DivergenceError:
         """Return the error for a figure that is not finite, with the last good checkpoint."""
@@ -348,6 +390,34 @@ class PrismTrainer(Trainer):
             "optimizer.learning_rate or optimizer.head_learning_rate, smaller loss weights, or "
             "precision: float32."
         )
+
+
+class PublishWhenWritten(TrainerCallback):
+    """Publishes a checkpoint that is written in the background once all processes have done so."""
+
+    def __init__(self, trainer: PrismTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Publish it if it is complete."""
+        self._trainer.finish_checkpoint(wait=False)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Wait for it."""
+        self._trainer.finish_checkpoint()
+
+
+@contextmanager
+def resumable(checkpoint: Path) -> Iterator[None]:
+    """Turn errors of reading a checkpoint into a FormatError."""
+    try:
+        yield
+    # torch, safetensors and transformers raise various errors; CheckpointException is no Exception.
+    except (Exception, CheckpointException) as error:
+        raise FormatError(
+            f"the checkpoint {checkpoint} cannot be resumed from "
+            f"({str(error) or type(error).__name__}). Delete it to resume from the previous one."
+        ) from error
 
 
 def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
