@@ -32,6 +32,7 @@ from prismlm.training.search import (
     check_space,
     recipe_with,
 )
+from tests.helpers import forked
 from tests.helpers.toy_search import SPACE, settings_of, with_search
 
 
@@ -237,13 +238,7 @@ def test_another_search_is_not_resumed_and_the_differences_are_named(toy):
 
 def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
     recipe = build_recipe(with_search(toy, trials=1, seeds=1, sampler="random"))
-    directory = recipe.out / "search"
-    directory.mkdir(parents=True)
-    with (
-        writing(directory, within=True),
-        pytest.raises(InputError, match="written to by another process"),
-    ):
-        search(recipe)
+    recipe.out.mkdir(parents=True)
     (recipe.out / "thesis.tex").write_text("text")
     with pytest.raises(InputError, match="does not hold a search"):
         search(recipe, resume=True)
@@ -308,7 +303,7 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     assert "2 trials, 0 failed" in shown.stdout
     assert "prismlm train" in shown.stdout
     assert "best.yaml" in shown.stdout
-    assert "trial 1 (" in shown.stderr
+    assert "trial 1 of 2 (" in shown.stderr
     again = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--json"])
     document = json.loads(again.stdout)
     assert [trial["trial"] for trial in document["trials"]] == [0, 1]
@@ -327,6 +322,47 @@ def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, stra
     assert drawn["botorch"][2] != drawn["random"][2]
     rates = [values["optimizer.learning_rate"] for values in drawn["random"]]
     assert len(set(rates)) == 3
+
+
+def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, tmp_path):
+    """Of two processes, one is killed in a trial; a third process finds no trial it could take."""
+    settings = with_search(toy, sampler="random", trials=4, seeds=1)
+    straight = search(build_recipe(settings | {"out": str(tmp_path / "straight")}))
+    path = written(settings, tmp_path)
+    command = ("train", path, "--search", "--resume", "--json")
+    killed = forked.start(*command, cwd=tmp_path)
+    directory = tmp_path / "out" / "search" / "trials" / "0000"
+    wait_for(lambda: list(directory.glob("seed-*/training.json")))
+    killed.kill()
+    wait_for(lambda: killed.poll() is not None)
+    workers = [forked.start(*command, cwd=tmp_path) for _ in range(2)]
+    results = [json.loads(worker.communicate(200)[0])["trials"] for worker in workers]
+    saved = json.loads((tmp_path / "out" / "search" / "search.json").read_text())["trials"]
+    # The last to finish has all of them, each trained once.
+    assert saved == max(results, key=len)
+    assert [(trial["values"], trial["ce"]) for trial in saved] == [
+        (trial.values, trial.ce) for trial in straight.trials
+    ]
+    # What either trained is not in the other's messages.
+    messages = [worker.path("stderr").read_text() for worker in workers]
+    assert all(sum(f"trial {n} of 4 (" in one for one in messages) == 1 for n in range(4))
+    states = [trial.state.name for trial in _open_study(tmp_path / "out" / "search").trials]
+    assert sorted(states) == ["COMPLETE"] * 4 + ["FAIL"]
+
+
+def test_trials_of_other_processes_are_left_to_them(toy):
+    recipe = build_recipe(with_search(toy, sampler="random", trials=1, seeds=1))
+    with writing(recipe.out / "search" / "trials" / "0000", within=True):
+        result = search(recipe, resume=True)
+    assert (result.trials, result.best) == ((), None)
+    assert len(search(recipe, resume=True).trials) == 1
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_lock_that_a_killed_search_left_delays_nothing(tmp_path):

@@ -67,8 +67,8 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     def announce(trial: TrialResult) -> None:
         spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
         outcome = f"failed: {trial.failed}" if trial.ce is None else f"CE {trial.ce:.4f}{spread}"
-        done = f"{trial.trial + 1} of {recipe.search.trials} trials done"
-        typer.echo(f"trial {trial.trial} ({_values(trial)}): {outcome} · {done}", err=True)
+        which = f"trial {trial.trial} of {recipe.search.trials}"
+        typer.echo(f"{which} ({_values(trial)}): {outcome}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
     if as_json:
@@ -77,12 +77,15 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     failed = sum(trial.ce is None for trial in result.trials)
     output.say(str(result.directory), style="bold")
     output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
+    if len(result.trials) < recipe.search.trials:
+        output.say(f"Other processes are training the rest of {recipe.search.trials} trials.")
     ranked = result.ranked
     more = f", {MAX_TRIALS} of {len(ranked)}: --json has all" if len(ranked) > MAX_TRIALS else ""
     rows = [vars(trial) | {"values": _values(trial)} for trial in ranked[:MAX_TRIALS]]
     columns = "trial ce:.4f deviation:.4f perplexity:.4g values"
     output.print_rows(f"trials{more}", columns, rows)
-    typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
+    if result.best is not None:
+        typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
 
 
 def _values(trial: TrialResult) -> str:

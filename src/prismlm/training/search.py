@@ -7,7 +7,9 @@ import shutil
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,14 @@ from prismlm.training.run import (
 from prismlm.training.setup import describe_run, prepare, versions
 
 JOURNAL, STUDY = "study.journal", "prismlm"
+# After which Optuna takes a lock of its journal from a process that must have been killed.
+STALE_SECONDS = 5
 RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "best", "trials"
 # The files of a run that are kept; its model is removed.
 KEPT_FILES = (RUN_FILE, HISTORY_FILE, CHANNELS_FILE, HEADS_FILE, REPORT_FILE, TENSORBOARD)
 # Not searchable, since trials would not be comparable.
 FIXED = {
-    *("corpus", "out", "seed", "device", "parallel", "data.length"),
+    *("corpus", "out", "seed", "device", "parallel", "shard_processes", "data.length"),
     *("search", "evaluation", "checkpoint", "logging"),
 }
 # Scaled when a trial takes more or fewer steps.
@@ -71,9 +75,9 @@ class TrialResult:
     seeds: list[float]  # the cross-entropy of each run
 
     @classmethod
-    def from_study(cls, number: int, trial: Any) -> TrialResult:
+    def from_study(cls, trial: Any) -> TrialResult:
         """Return the result of a finished trial of Optuna."""
-        seeds, failed = trial.user_attrs["seeds"], trial.user_attrs["failed"]
+        number, seeds, failed = (trial.user_attrs[name] for name in ("number", "seeds", "failed"))
         state, ce, deviation = "failed", None, None
         if failed is None:
             state, ce = "complete", statistics.fmean(seeds)
@@ -128,15 +132,19 @@ def search(
     diverges, runs out of memory or has too little text for a step fails, and the search continues.
     Source: ProtoT, §4.
 
-    ``resume`` continues a search in ``out``, keeping its finished trials; ``on_trial`` is called
-    with each finished trial.
+    ``resume`` continues a search in ``out``, keeping its finished trials, or joins one: a process
+    takes trials that no other is training. ``on_trial`` is called with each that it finishes; the
+    result has those of all processes so far.
 
     Raises:
         InputError: the search cannot start; PrismError: every trial failed, or the disk is full.
     """
     _check_packages(recipe.search)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
-        raise InputError("a search trains in one process. Start it without torchrun.")
+        raise InputError(
+            "a trial trains in one process. Start the search without torchrun; several processes "
+            "with --search --resume share its trials."
+        )
     check_search(recipe, resume=resume)
     # Raises now if no trial could be trained.
     run = describe_run(recipe, prepare(recipe).corpus) | {
@@ -146,24 +154,17 @@ def search(
     directory = recipe.out / SEARCH
     way_out = "Make room, then resume with --resume."
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
-    with writing(directory, within=True), room, warnings.catch_warnings():
+    with room, warnings.catch_warnings():
         # BoTorch warns of few and unscaled data, and Optuna of its experimental sampler.
         warnings.simplefilter("ignore")
-        _check_same_search(directory, run)
-        study = _open_study(directory)
+        with writing(directory, within=True, wait=True):
+            _check_same_search(directory, run)
+            study = _open_study(directory)
         result = _write(recipe, study, run)
-        while len(result.trials) < recipe.search.trials:
-            number = len(result.trials)
-            # A generator per trial, so that a resumed search draws the same values.
-            study.sampler = _sampler(recipe, number)
-            study.optimize(
-                lambda trial, number=number: _run_trial(trial, number, recipe, progress),
-                n_trials=1,
-                catch=FAILURES,
-            )
+        while (number := _take_trial(recipe, study, progress)) is not None:
             result = _write(recipe, study, run)
-            on_trial(result.trials[-1])
-    if result.best is None:
+            on_trial(next(trial for trial in result.trials if trial.trial == number))
+    if result.best is None and len(result.trials) == recipe.search.trials:
         raise PrismError(
             f"all {len(result.trials)} trials failed; the last: {result.trials[-1].failed}. The "
             f"runs are in {directory}. Search lower learning rates, or use precision: float32."
@@ -271,11 +272,44 @@ def _open_study(directory: Path) -> Any:
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     journal = str(directory / JOURNAL)
-    # Left by a killed process: no other process may write here now.
-    for lock in directory.glob(f"{JOURNAL}.lock*"):
-        lock.unlink()
-    storage = JournalStorage(JournalFileBackend(journal, JournalFileOpenLock(journal)))
+    # A lock is held for a line of the journal, unless its process was killed.
+    lock = JournalFileOpenLock(journal, grace_period=STALE_SECONDS)
+    storage = JournalStorage(JournalFileBackend(journal, lock))
     return optuna.create_study(storage=storage, study_name=STUDY, load_if_exists=True)
+
+
+def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
+    """Train the first trial that is neither finished nor another process's; None without one."""
+    for number in range(recipe.search.trials):
+        if number in _finished(study):
+            continue
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(writing(_directory_of(recipe, number), within=True))
+            except InputError:  # another process is training it
+                continue
+            if number in _finished(study):
+                continue
+            for trial in study.get_trials(deepcopy=False):
+                if trial.user_attrs.get("number") == number and not trial.state.is_finished():
+                    # Its process was killed.
+                    study.tell(trial.number, state=type(trial.state).FAIL)
+            # A generator per trial, so that a resumed search draws the same values.
+            study.sampler = _sampler(recipe, number)
+            run = partial(_run_trial, number=number, recipe=recipe, progress=progress)
+            study.optimize(run, n_trials=1, catch=FAILURES)
+            return number
+    return None
+
+
+def _finished(study: Any) -> dict[int, Any]:
+    """Return Optuna's trials with a result, by number."""
+    trials = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
+    return {trial.user_attrs["number"]: trial for trial in trials}
+
+
+def _directory_of(recipe: Recipe, number: int) -> Path:
+    return recipe.out / SEARCH / TRIALS / f"{number:04d}"
 
 
 def _sampler(recipe: Recipe, number: int) -> Any:
@@ -292,9 +326,10 @@ def _sampler(recipe: Recipe, number: int) -> Any:
 
 def _run_trial(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> float:
     """Train a model per seed until one fails; return their mean cross-entropy."""
-    values = _suggest(trial, recipe)
-    directory = recipe.out / SEARCH / TRIALS / f"{number:04d}"
-    shutil.rmtree(directory, ignore_errors=True)
+    trial.set_user_attr("number", number)
+    values, directory = _suggest(trial, recipe), _directory_of(recipe, number)
+    for left in directory.glob("seed-*"):
+        shutil.rmtree(left)
     seeds, failed = list[float](), None
     try:
         for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
@@ -338,9 +373,16 @@ def _remove_model(out: Path) -> None:
 
 def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
     """Write ``search.json``, ``search.csv`` and, if a trial is complete, ``best.yaml``."""
-    finished = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
-    trials = tuple(TrialResult.from_study(number, trial) for number, trial in enumerate(finished))
-    result = SearchResult(recipe.out / SEARCH, trials)
+    with writing(recipe.out / SEARCH, within=True, wait=True):
+        finished = sorted(_finished(study).items())
+        trials = tuple(TrialResult.from_study(trial) for _, trial in finished)
+        result = SearchResult(recipe.out / SEARCH, trials)
+        _write_files(recipe, result, run)
+    return result
+
+
+def _write_files(recipe: Recipe, result: SearchResult, run: dict[str, Any]) -> None:
+    trials = result.trials
     if (best := result.best) is not None:
         best_recipe = recipe_with(recipe, best.values, out=recipe.out / BEST_MODEL).to_dict()
         head = (
@@ -356,7 +398,6 @@ def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
     with atomic_file(result.directory / TABLE_FILE) as temporary:
         put_csv(temporary, columns, ({name: row.get(name) for name in columns} for row in rows))
     write_json(result.directory / RESULTS_FILE, run | result.to_dict())
-    return result
 
 
 def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
