@@ -59,10 +59,22 @@ def of_model(module: nn.Module) -> str:
     weights = {
         part: of_tensor(tensor)
         for name, parameter in module.named_parameters()
-        for part, tensor in _plain_tensors(name, parameter.detach())
+        for part, tensor in _plain_tensors(name, _in_memory(module, name, parameter).detach())
     }
     config = {key: str(value) for key, value in settings.items() if key not in IGNORED_CONFIG}
     return of_json([weights, config])
+
+
+def _in_memory(module: nn.Module, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a weight, read anew if accelerate has left it on disk."""
+    if not parameter.is_meta:
+        return parameter
+    from accelerate.utils import align_module_device
+
+    path, _, own = name.rpartition(".")
+    part = module.get_submodule(path)
+    with align_module_device(part):
+        return getattr(part, own).detach().clone()
 
 
 def _plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor]]:

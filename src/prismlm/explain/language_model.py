@@ -40,7 +40,7 @@ from prismlm.lens.layout import find_lens
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel, check_embedded, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
-from prismlm.models.device import device_named
+from prismlm.models.device import Placement, device_named
 from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, weight_of
@@ -195,7 +195,7 @@ def load(
     *,
     lens: Path | str | None = None,
     corpus: Path | str | None = None,
-    device: str = "cpu",
+    device: Placement = "cpu",
     revision: str | None = None,
 ) -> PrismLM:
     """Open a model directory with its head and lens.
@@ -205,7 +205,8 @@ def load(
             Hugging Face Hub.
         lens: the lens to use; by default the only one under ``lens/``.
         corpus: where the lens's corpus is now, if it has moved since it was indexed.
-        device: where to run: cpu, cuda, cuda:1, or auto for a GPU if there is one.
+        device: where to run: cpu, cuda, cuda:1, auto for a GPU if there is one, balanced to spread
+            the model over all GPUs, CPU memory and disk, or accelerate's ``device_map``: a dict.
         revision: of a model on the hub: a branch, tag or commit.
 
     Raises:
@@ -214,7 +215,8 @@ def load(
         StaleLensError: the lens was built for other weights.
     """
     directory = model_directory(path, revision)
-    model, tokenizer, sidecar = load_checkpoint(directory, device=device_named(device))
+    device = device_named(device) if isinstance(device, str) else device
+    model, tokenizer, sidecar = load_checkpoint(directory, device=device)
     lm = _with_lens(directory, model, tokenizer, sidecar, lens)
     if corpus is not None:
         lm.lens_for("corpus of one").use_corpus(check_path("the corpus", corpus))

@@ -6,7 +6,7 @@ Directories are not trusted: no code in them is run, and weights are read from s
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from prismlm.errors import (
     shown,
 )
 from prismlm.files import read_json
+from prismlm.models.device import BALANCED, Placement, hold_embeddings
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import HEAD_FILE, Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import UNCERTAINTY_FILE, has_uncertainty, load_uncertainty
@@ -44,7 +45,7 @@ KEYS_NAMED = 5
 
 
 def read_checkpoint(
-    path: Path | str, *, device: str = "cpu"
+    path: Path | str, *, device: Placement = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Open a model in evaluation mode, and its tokenizer; a prototype head is ignored.
 
@@ -54,8 +55,16 @@ def read_checkpoint(
         InputError: no such directory or device, a model that is not a decoder, weights in pickles
             only, or uncertainty feedback for a model that cannot use it.
         FormatError: the checkpoint is incomplete or damaged.
+        ModuleNotFoundError: the model is to be spread over devices, without accelerate.
     """
-    directory, torch_device = _check_directory(path), _check_device(device)
+    directory, spread = _check_directory(path), device == BALANCED or isinstance(device, Mapping)
+    if spread:
+        import accelerate  # noqa: F401
+
+        places = device.values() if isinstance(device, Mapping) else ()
+        for place in {*places} - {"disk"}:
+            _check_device(f"cuda:{place}" if isinstance(place, int) else place)
+    torch_device = None if spread else _check_device(device)
     # For the whole process: cuDNN's attention makes a plan for each cache length, which takes
     # longer than the rest of a token.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -74,13 +83,18 @@ def read_checkpoint(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            device_map=device if spread else None,
         )
         model, info = opened
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         # Settings of the wrong type raise only when a text is encoded.
         tokenizer("a")
     _check_loaded(directory, model, info, has_adapter)
-    model.to(torch_device).eval()
+    if hasattr(model, "hf_device_map"):
+        hold_embeddings(model)
+    elif torch_device is not None:
+        model.to(torch_device)
+    model.eval()
     if sees_ahead(model):
         raise _not_a_decoder(directory, model.config)
     if has_uncertainty(directory):
@@ -96,7 +110,7 @@ class Checkpoint(NamedTuple):
     sidecar: Sidecar
 
 
-def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
+def load_checkpoint(path: Path | str, *, device: Placement = "cpu") -> Checkpoint:
     """Open a model directory with its head, and check that the head belongs to the model.
 
     Raises:
@@ -109,7 +123,7 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     model, tokenizer = read_checkpoint(directory, device=device)
     sidecar = load_sidecar(directory, model)
     verify_logit_map(model, sidecar.logit_map)
-    sidecar.head.to(device)
+    sidecar.head.to(model.device)
     return Checkpoint(model, tokenizer, sidecar)
 
 
@@ -122,6 +136,12 @@ def wrap_read_errors(directory: Path) -> Iterator[None]:
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
+        if "device_map" in str(error):
+            raise InputError(
+                f"the device map does not fit the model in {directory}: name a device, such as "
+                "cuda:0, cpu or disk, for each of its parts, such as model.layers.0. "
+                f"({first_line(error)[:160]})"
+            ) from error
         if "trust_remote_code" not in str(error):
             raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
         code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
@@ -147,8 +167,8 @@ def _check_device(name: object) -> torch.device:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
-            f"the device {shown(name)} cannot be used ({first_line(error)}): expected cpu, or cuda "
-            "if PyTorch finds a GPU."
+            f"the device {shown(name)} cannot be used ({first_line(error)}): expected cpu, cuda if "
+            f"PyTorch finds a GPU, or {BALANCED} to spread the model over GPUs, CPU and disk."
         ) from error
     return device
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +11,46 @@ from torch import Tensor, nn
 from prismlm.errors import InputError
 from prismlm.ops.prototype_head.fast import has_fast_product
 
+# Spread a model evenly over all GPUs, then over CPU memory, then leave the rest on disk.
+BALANCED = "balanced"
+# A device, or where each module is: accelerate's ``device_map``.
+Placement: TypeAlias = str | Mapping[str, str | int]
+
 
 def device_named(name: str) -> str:
     """Resolve ``auto`` to cuda if available, else cpu."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
+
+
+def hold_embeddings(model: Any) -> None:
+    """Put the embeddings of a model that is spread over devices on one of them, for good.
+
+    States that enter the output embedding are moved there before any hook sees them. So whatever
+    reads W, z or ``model.device`` need not know where the layers are.
+    """
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import align_module_device
+
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    tied, device = model.config.tie_word_embeddings, inputs._hf_hook.execution_device
+
+    def moved(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(arg.to(device) for arg in args)
+
+    for module in (inputs, outputs):
+        with align_module_device(module):
+            held = {
+                name: nn.Parameter(weight.detach().to(device, copy=True), requires_grad=False)
+                for name, weight in module.named_parameters(recurse=False)
+            }
+        remove_hook_from_module(module)
+        for name, weight in held.items():
+            setattr(module, name, weight)
+        module.register_forward_pre_hook(moved)
+    if tied:
+        outputs.weight = inputs.weight
 
 
 def device_kind(device: torch.device) -> str:
@@ -27,6 +62,7 @@ def uses_bf16(precision: str, device: str) -> bool:
     """Return whether to run under bf16 autocast; ``auto`` does if the hardware supports it."""
     if precision == "float32":
         return False
+    device = device_named("auto") if device == BALANCED else device
     device = device.partition(":")[0]
     if device == "cuda" and torch.cuda.is_available():
         capable = torch.cuda.is_bf16_supported(including_emulation=False)
