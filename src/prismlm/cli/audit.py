@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from prismlm.explain.audit import Audit
     from prismlm.explain.audit_parts import AuditPart
 
-Files = Annotated[list[Path], argument("FILE...", f"Texts: {opt.TEXT_KINDS}.")]
 LeastShare = Annotated[float, option("S", "Minimum share of a listed document.", min=0, max=1)]
 IdColumn = Annotated[str | None, option("NAME", "Column of the ids (default: file, row).")]
 Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
@@ -35,7 +34,7 @@ def _read_documents(files: list[Path], **options: Any) -> DocumentReader:
 
 def audit(
     model: opt.Model,
-    files: Files,
+    files: Annotated[list[Path], argument("FILE...", f"Texts: {opt.TEXT_KINDS}.")],
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
     device: opt.Device = "cpu",

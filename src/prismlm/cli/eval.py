@@ -32,7 +32,6 @@ BY_HELP = (
     "How --judge compares texts: asked; by the higher probability (likelihood), or by the one "
     "closest to the prompt's (typical)."
 )
-JudgeBy = Annotated[Literal["asked", "likelihood", "typical"], option(None, BY_HELP)]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet.")]
 PairLimit = Annotated[int | None, option("N", "Pairs per slice, sampled.", min=1)]
 Entropy = Annotated[float | None, option("E", "Nats to match (default: the lowest).", min=0)]
@@ -129,7 +128,7 @@ def judge(
     new_tokens: Annotated[int, option("N", "Maximum tokens per continuation.", min=1)] = 50,
     temperature: opt.Temperature = 0.0,
     judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
-    by: JudgeBy = "asked",
+    by: Annotated[Literal["asked", "likelihood", "typical"], option(None, BY_HELP)] = "asked",
     endpoint: opt.Endpoint = None,
     endpoint_model: opt.EndpointModel = None,
     seed: opt.Seed = 0,

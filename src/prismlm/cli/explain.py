@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 STDIN = "-"
 CHAT_TOKENS = 50
 FILE_HELP = "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."
-TextFile = Annotated[str | None, option("FILE", FILE_HELP)]
 GENERATE_HELP = "Tokens to add and explain (default: 0, or 50 to answer a chat)."
-Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
 Attention = Annotated[list[str] | None, option("L:H", "With --json: add head H of layer L.")]
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
@@ -36,10 +34,10 @@ def explain(
     text: Annotated[str | None, argument("TEXT", "The text to explain, or use --file.")] = None,
     chat: opt.Chat = False,
     system: opt.System = None,
-    generate: Generate = None,
+    generate: Annotated[int | None, option("N", GENERATE_HELP, min=0)] = None,
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
-    file: TextFile = None,
+    file: Annotated[str | None, option("FILE", FILE_HELP)] = None,
     lines: Annotated[bool, flag("--lines", "Every line of the file is a separate text.")] = False,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,

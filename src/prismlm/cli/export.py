@@ -17,7 +17,6 @@ FORMAT_HELP = (
     "sae-lens: a dictionary that SAE.load_from_disk reads. neuronpedia: features, explanations and "
     "activations, for the importer of a local instance."
 )
-Format = Annotated[Literal["sae-lens", "neuronpedia"], option("FORMAT", FORMAT_HELP)]
 
 
 def push(
@@ -41,7 +40,7 @@ def push(
 def export(
     model: opt.Model,
     out: Annotated[Path, argument("DIR", "A new directory.")],
-    to: Format,
+    to: Annotated[Literal["sae-lens", "neuronpedia"], option("FORMAT", FORMAT_HELP)],
     lens: opt.Lens = None,
 ) -> None:
     """Write the prototypes for SAELens, or their cards for Neuronpedia."""

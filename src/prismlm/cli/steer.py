@@ -23,13 +23,10 @@ MEASURES = {
     "text": "text's own next token, Δ log p",
     "divergence": "KL (before ‖ after)",
 }
-Prompt = Annotated[str, argument("PROMPT", "Text to continue; with --chat, to answer.")]
-OptionalPrompt = Annotated[str | None, argument("PROMPT", "Text to continue, or use --file.")]
 STRENGTH_HELP = (
     "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default of a "
     "clamp or group: the largest at which the text does not begin to repeat.)"
 )
-Strength = Annotated[float | None, option("S", STRENGTH_HELP)]
 GENERATE_HELP = "Tokens to write; 0 scores the prompt (default: 20)."
 Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
 TEMPERATURE_HELP = "0 takes the top token (default: 0)."
@@ -40,7 +37,7 @@ HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (defa
 
 def generate(
     model: opt.Model,
-    prompt: Prompt,
+    prompt: Annotated[str, argument("PROMPT", "Text to continue; with --chat, to answer.")],
     chat: opt.Chat = False,
     system: opt.System = None,
     tokens: Annotated[int, option("N", "Maximum number of tokens.", min=0)] = 50,
@@ -86,13 +83,13 @@ def generate(
 
 def steer(
     model: opt.Model,
-    prompt: OptionalPrompt = None,
+    prompt: Annotated[str | None, argument("PROMPT", "Text to continue, or use --file.")] = None,
     chat: opt.Chat = False,
     system: opt.System = None,
     prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
     category: Annotated[str | None, option("NAME", "Edit the prototypes of this category.")] = None,
     document: Annotated[str | None, option("ID", "Edit the prototypes of this document.")] = None,
-    strength: Strength = None,
+    strength: Annotated[float | None, option("S", STRENGTH_HELP)] = None,
     edit: Kind = "clamp",
     only: Only = None,
     generate: Generate = None,
