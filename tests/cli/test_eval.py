@@ -18,7 +18,6 @@ from tests.helpers.chat_server import ChatServer
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.glue_rows import save_glue_model, write_toy
 from tests.helpers.pair_texts import write_texts
-from tests.helpers.studied import write_pairs
 
 TASKS = ("arc_easy", "piqa", "winogrande")
 SOME_TASKS = ("--tasks", ",".join(TASKS))
@@ -217,6 +216,8 @@ def test_lines_of_a_file_are_continued_without_a_judge(prism, refused, tiny_mode
     assert len(json.loads(part.read_text())) == 2
     assert (out / "continuations.parquet").is_file()
     assert "tokens: 4 → 5" in refused(*command, 5)
+    prompts.write_text("Once upon a time\nThe court said\n")
+    assert "prompts: " in refused(*command, 4)
 
 
 @pytest.mark.parametrize(
@@ -315,9 +316,3 @@ def test_clamping(prism, document, studied, tmp_path, kind, routing):
 def test_studies_of_pairs_refuse(refused, studied, study, kind, arguments, words):
     command = ("eval", study, studied / kind, "--pairs", studied / "pairs.parquet")
     assert words in refused(*command, *arguments)
-
-
-def test_unknown_slices_are_refused(refused, studied, tmp_path):
-    pairs = write_pairs(tmp_path / "pairs.parquet", [("tipo", "a", "b")])
-    message = refused("eval", "robustness", studied / "llama", "--pairs", pairs)
-    assert "'tipo'" in message

@@ -1,14 +1,12 @@
 """Options are checked before anything is read, and no output replaces an input."""
 
 import shutil
-from dataclasses import dataclass
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
-from prismlm.cli.options import fill
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
 
@@ -148,16 +146,6 @@ def test_a_value_that_is_out_of_range_names_its_option(refused, command, option,
     message = refused(*command)
     assert option in message
     assert expected in message
-
-
-def test_a_dataclass_is_filled_by_the_options_of_its_fields():
-    @dataclass
-    class Options:
-        size: int
-        seed: int = 0
-
-    assert fill(Options, {"size": 3, "other": 1}) == Options(3)
-    assert fill(Options, {"size": 3, "seed": 1}, size=4) == Options(4, 1)
 
 
 def test_arguments_that_are_not_utf8_are_refused():

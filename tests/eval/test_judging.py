@@ -1,6 +1,5 @@
 """Judges and their examination; prompts and their continuations, BLEU, ratings, and the study."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -495,14 +494,3 @@ def test_ratings_follow_from_the_stored_verdicts(ordinary, tmp_path):
     # Random weights cannot judge.
     assert not result["judge"]["usable"]
     assert not result["ratings"]["readable"]
-
-
-def test_other_settings_and_prompts_are_refused(ordinary, tmp_path):
-    out, models = tmp_path / "out", unique_names(ordinary[:1])
-    run_judging(models, STORIES, SETTINGS, out)
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match=re.escape("(tokens: 8 → 9)")):
-        run_judging(models, STORIES, Writing(words=5, tokens=9), out)
-    with pytest.raises(InputError, match="prompts: "):
-        run_judging(models, STORIES[:5], SETTINGS, out)
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

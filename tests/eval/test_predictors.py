@@ -128,8 +128,3 @@ def test_saved_uncertainty_feedback_is_attached(tiny_model, tmp_path):
     differences = [abs(a - b) for (a, _), (b, _) in zip(expected, hf_scores(), strict=True)]
     assert min(differences) > 1e-2
     assert_plain_equals(score(open_predictors(directory, batch_size=2), PAIRS), expected)
-
-
-def test_a_batch_size_of_zero_is_refused(tmp_path):
-    with pytest.raises(InputError, match="batch size is 0"):
-        open_predictors(tmp_path, batch_size=0)

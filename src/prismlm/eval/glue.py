@@ -31,7 +31,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -50,13 +49,13 @@ from prismlm.errors import (
     check_whole,
     shown,
 )
-from prismlm.eval.runs import make_parts, read_columns, read_part, sample_rows
+from prismlm.eval.runs import last_states, make_parts, read_columns, read_part, sample_rows
 from prismlm.files import check_json, keep_json
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import learned_positions, uses_bf16
 from prismlm.models.presets import build_model
-from prismlm.models.seam import capture, output_embedding
+from prismlm.models.seam import output_embedding
 from prismlm.models.watch import evaluating
 from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
@@ -309,11 +308,7 @@ def encode(
 
 
 class Classifier(nn.Module):
-    """y = W z_T + b, with z_T [d] the last hidden state of the last token.
-
-    Rows are padded on the right, which a causal model does not see. The output embedding of the
-    model is not computed.
-    """
+    """y = W z_T + b, with z_T [d] the last hidden state of the last token."""
 
     def __init__(self, model: PreTrainedModel, outputs: int) -> None:
         super().__init__()
@@ -326,16 +321,8 @@ class Classifier(nn.Module):
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return y [B, C], float32, for rows of tokens of any length."""
-        device = self.out.weight.device
-        sizes = torch.tensor([len(row) for row in rows])
-        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
-        with (
-            torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
-            capture(self.model, logits=False) as captured,
-        ):
-            self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
-        last = captured.z[torch.arange(len(rows), device=device), (sizes - 1).to(device)]
+        with torch.autocast(self.out.weight.device.type, torch.bfloat16, enabled=self.bf16):
+            last = last_states(self.model, rows, [1] * len(rows))
         return self.out(last.float())
 
     def predict(self, rows: Sequence[Sequence[int]], batch_size: int = 32) -> np.ndarray:

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
+from prismlm.eval.runs import last_states
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
-from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
+from prismlm.models.seam import LogitMap, output_embedding, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 from prismlm.models.watch import evaluating
@@ -122,20 +122,14 @@ class PredictorLM(HuggingFaceLM):
                 batch = rows[first : first + size]
                 groups = [requests[ids] for ids in batch]
                 ends = [max(len(encoded[number][1]) for number in group) for group in groups]
-                for predictor, log_p in self._log_probabilities(self._states(batch, ends)):
+                for predictor, log_p in self._log_probabilities(
+                    last_states(self.model, batch, ends)
+                ):
                     for group, part in zip(groups, log_p.split(ends), strict=True):
                         for number in group:
                             scores[number][predictor] = _score_end(part, encoded[number][1])
                 advance(sum(map(len, groups)))
         return scores
-
-    def _states(self, batch: list[tuple[int, ...]], ends: list[int]) -> Tensor:
-        """Return z [N, d] at the ends of rows, which are padded on the right."""
-        ids = pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
-        with capture(self.model, logits=False) as captured:
-            self.model(input_ids=ids.to(self.device), use_cache=False)
-        rows = zip(captured.z, batch, ends, strict=True)
-        return torch.cat([z[len(row) - end : len(row)] for z, row, end in rows])
 
     def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Predictor, Tensor]]:
         """Yield the log softmax [N, V] of every predictor, one at a time to save memory."""
@@ -160,7 +154,6 @@ def _score_end(log_p: Tensor, continuation: list[int]) -> Score:
 
 def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 8) -> PredictorLM:
     """Open a model directory, with or without a head."""
-    check_whole("the batch size", batch_size, 1)
     if has_sidecar(path):
         model, tokenizer, sidecar = load_checkpoint(path, device=device)
         return PredictorLM(model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size)
