@@ -119,10 +119,11 @@ class Search:
         assert lens.corpus is not None
         self.lens, self.cells, self.corpus = lens, lens.cells, lens.corpus
         self.head = lm.head
-        self.ids = lens.cells.documents["doc_id"].to_pylist()
+        self.ids = lens.cells.documents.column("doc_id").to_pylist()
         number = {name: i for i, name in enumerate(lens.corpus.doc_ids)}
         self.texts = [lens.corpus.text(number[name]) for name in self.ids]
-        self.titles = dict(zip(self.ids, lens.cells.documents["title"].to_pylist(), strict=True))
+        titles = lens.cells.documents.column("title").to_pylist()
+        self.titles = dict(zip(self.ids, titles, strict=True))
         self.bm25 = BM25(self.texts)
 
     def attribution(self, order: str, trace: prismlm.Trace) -> Attribution:

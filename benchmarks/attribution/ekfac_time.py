@@ -51,7 +51,7 @@ def main() -> None:
         "parameters": lm.model.num_parameters(),
         "predictions": len(asked),
         "prompt": PROMPT_TOKENS,
-        "explain": explained(lm, asked) | {"documents": lm.lens.cells.documents.num_rows},
+        "explain": explained(lm, asked) | {"documents": len(lm.lens.cells.documents)},
         "positions": len(lm.lens.cells),
         "bergson": VERSION,
         "ekfac": ekfac,

@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -581,8 +582,10 @@ def _everything(root: Path, lm: PrismLM) -> Any:
     texts = [corpus.text(number) for number in range(len(corpus))]
     suffixes = lens.suffixes
     counted = None if suffixes is None else suffixes.count(corpus.tokens(3, 2))
-    tables = [one.to_pylist() for one in (lens.index, lens.mass, lens.prototypes)]
-    tables += [lens.cells.documents.to_pylist(), lens.cells.positions(0, len(lens.cells)).tolist()]
+    documents = lens.cells.documents
+    documents = documents.take(np.arange(len(documents)))
+    tables = [one.to_pylist() for one in (lens.index, lens.mass, lens.prototypes, documents)]
+    tables += [lens.cells.positions(0, len(lens.cells)).tolist()]
     columns = [corpus.column(name) for name in ("doc_id", "source", "license", "title", "url")]
     spans = [corpus.starts.tolist(), corpus.lengths.tolist()]
     return (

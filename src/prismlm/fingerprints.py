@@ -36,7 +36,12 @@ def of_json(value: Any) -> str:
 def of_file(path: Path) -> str:
     """Fingerprint the contents of a file; half a gigabyte a second."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
+        return of_stream(file)
+
+
+def of_stream(file: Any) -> str:
+    """Fingerprint the rest of an open file."""
+    return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
 
 
 def of_tensor(tensor: torch.Tensor) -> str:

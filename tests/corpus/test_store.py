@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prismlm.corpus import Corpus, store
+from prismlm.corpus import Corpus, tables
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_json, write_json
 from tests.helpers.records import RECORDS
@@ -64,7 +64,7 @@ def test_the_document_at_every_position(corpus: Corpus) -> None:
 def test_several_threads_read_the_same_corpus(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "CACHED_ROW_GROUPS", 1)
+    monkeypatch.setattr(tables, "CACHED_ROW_GROUPS", 1)
     opened = Corpus.open(corpus.path)
     drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
     with ThreadPoolExecutor(8) as pool:

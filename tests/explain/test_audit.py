@@ -238,7 +238,9 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
     # One of them is of one token, which predicts nothing.
     assert uses.read == len(TEXTS) - 1
     assert uses.share == pytest.approx(sum(text.share for text in texts) / uses.read)
-    tokens = {row["doc_id"]: row["length"] - 1 for row in lm.lens.cells.documents.to_pylist()}
+    cells = lm.lens.cells
+    ids = cells.documents.column("doc_id").to_pylist()
+    tokens = dict(zip(ids, (cells.lengths - 1).tolist(), strict=True))
     assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))
     for text in texts:
         trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == text.text_id))[:-1]

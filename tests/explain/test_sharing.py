@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 import prismlm
 from prismlm.errors import InputError
+from prismlm.lens.cells import Keys
 from tests.helpers.hub_server import hub, sha
 
 NAME = "acme/tiny"
@@ -94,7 +96,7 @@ def test_the_card_tells_what_the_directory_knows(moved):
     card = prismlm.load(moved).push_to_hub(NAME, dry_run=True).card
     lens = prismlm.load(moved).lens
     assert f"{lens.meta.tokens:,} tokens of {lens.meta.documents:,} documents" in card
-    for license in set(lens.cells.documents["license"].to_pylist()):
+    for license in set(lens.cells.keys("license").names):
         assert f"| {license} |" in card
 
 
@@ -119,13 +121,11 @@ def test_a_card_that_exists_stays(moved, tmp_path):
 
 def test_text_that_may_not_be_passed_on_is_named_before_anything_is_uploaded(moved, monkeypatch):
     lm = prismlm.load(moved)
-    documents = lm.lens.cells.documents
+    cells = lm.lens.cells
     refused_kinds = ["CC-BY-NC-4.0", "(unknown)", "CC BY Non Commercial 4.0", "cc-by-nc4.0"]
     kinds = [*refused_kinds, "CC-BY-SA-4.0", "text public-domain (Gutenberg)"]
-    column = [kinds[i % len(kinds)] for i in range(len(documents))]
-    at = documents.column_names.index("license")
-    changed = documents.set_column(at, "license", [column])
-    monkeypatch.setitem(lm.lens.cells.__dict__, "documents", changed)
+    column = [kinds[i % len(kinds)] for i in range(len(cells.documents))]
+    monkeypatch.setitem(cells._keys_of, "license", Keys.from_chunks([pa.array(column)]))
     with pytest.raises(InputError) as refused:
         lm.push_to_hub(NAME)
     message = str(refused.value)

@@ -34,7 +34,7 @@ def test_every_document_is_that_of_the_corpus(model, request):
     lm = prismlm.load(request.getfixturevalue(model))
     corpus, documents = lm.lens.corpus, lm.lens.cells.documents
     source = OwnText(lm.lens.cells, StoredTokens(lm.lens.path), lm.tokenizer)
-    for number, doc_id in enumerate(documents["doc_id"].to_pylist()):
+    for number, doc_id in enumerate(documents.column("doc_id").to_pylist()):
         other = corpus.find(doc_id)
         start, length = int(corpus.starts[other]), int(corpus.lengths[other])
         assert int(source.starts[number]) == start

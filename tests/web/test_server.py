@@ -178,7 +178,7 @@ def test_an_answer_of_any_engine_is_attributed(served, lm):
 
 def test_sentences_of_the_corpus_are_cited(served, lm):
     """An answer that is a document's own text: annotations lie where its sentences are."""
-    documents = lm.lens.cells.documents
+    facts = lm.lens.cells.facts
     cited = 0
     for number in range(0, 60, 3):
         text = lm.lens.corpus.text(number)[:400].rpartition(".")[0] + "."
@@ -189,7 +189,7 @@ def test_sentences_of_the_corpus_are_cited(served, lm):
             sentence = text[place["start_index"] : place["end_index"]]
             assert sentence == sentence.strip() != ""
             assert place["url"]
-            cited += place["url"] == documents["url"][number].as_py()
+            cited += place["url"] == facts(number)["url"]
     assert cited > 5
 
 

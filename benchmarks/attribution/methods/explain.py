@@ -22,7 +22,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens.cell_files import Spool, cells_format, spooled_type, write_cells
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import SAMPLE, CodeName, learn_codes
-from prismlm.lens.layout import CELL_DOCUMENTS_FILE
+from prismlm.lens.layout import CELL_DOCUMENTS_FILE, GROUP_COLUMNS
 from prismlm.ops.prototype_head import Nearest
 
 
@@ -90,7 +90,8 @@ def temporary_cells(setting: Setting, codes: CodeName = "int8") -> Cells:
     with tempfile.TemporaryDirectory() as directory:
         cells = written_cells(setting, Path(directory), codes)
         # What is opened when it is first asked for.
-        assert cells.documents.num_rows
+        assert len(cells.starts) == len(cells.lengths)
+        assert all(cells.keys(column).names for column in GROUP_COLUMNS)
         return cells
 
 

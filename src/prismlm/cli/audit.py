@@ -174,7 +174,7 @@ def sources(
     lm = prismlm.load(model, lens=lens_name, corpus=corpus)
     lens = lm.lens_for("document to find")
     document, texts = document_sources(lens, doc), None
-    value = {"model": str(model), "lens": str(lens.path), **asdict(document), "texts": None}
+    value = {"model": str(model), "lens": lens.address, **asdict(document), "texts": None}
     if audit is not None:
         texts = audited_texts_that_rely(lens, doc, audit)
         value["left_out"] = {}
@@ -228,7 +228,7 @@ def compare(
     output.write(parquet, partial(write_rows, prototypes["pairs"]))
     del prototypes["pairs"][top:]
     value: dict[str, Any] = {
-        name: {"model": str(path), "lens": lm.lens and str(lm.lens.path)}
+        name: {"model": str(path), "lens": lm.lens and lm.lens.address}
         for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
     value |= {"texts": texts, "prototypes": prototypes}

@@ -633,7 +633,7 @@ def index(
 
     _, lens = opt.load_with_lens(model, lens_name)
     verified = {"weights_verified": verify_weights(model)} if verify else {}
-    value = {"model": str(model), "lens": str(lens.path), **verified, **inspect_lens(lens)}
+    value = {"model": str(model), "lens": lens.address, **verified, **inspect_lens(lens)}
     if as_json:
         output.print_json(value)
         return

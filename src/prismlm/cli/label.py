@@ -47,7 +47,7 @@ def label(
     ask = server and partial(ask_for_names, endpoint=server, prototypes=prototypes)
     settings: dict[str, Any] = {"overwrite": overwrite, "labeller": ask}
     summary = label_lens(lens, lm.model, **settings, progress=ConsoleReporter())
-    value = {"model": str(model), "lens": str(lens.path), **summary}
+    value = {"model": str(model), "lens": lens.address, **summary}
     if as_json:
         output.print_json(value)
         return
@@ -74,19 +74,16 @@ def map_prototypes(
 ) -> None:
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.lens.labels.map import map_lens, regions
-    from prismlm.lens.layout import find_lens, read_meta
     from prismlm.outputs import write_text
     from prismlm.pages.prototype_map import prototype_map_page
 
     opt.check_output_files(model, overwrite=overwrite, html=html)
-    directory = find_lens(model, lens_name)
-    if overwrite or directory is None or read_meta(directory).map is None:
-        opt.require_packages("umap")
     lm, lens = opt.load_with_lens(model, lens_name)
     if lens.meta.map is None or overwrite:
+        opt.require_packages("umap")
         map_lens(lens, lm.head, progress=ConsoleReporter())
     title = f"Prototypes of {model.name}"
     output.write(html, lambda path: write_text(path, prototype_map_page(lens, title)))
-    value = {"model": str(model), "lens": str(lens.path), **(lens.meta.map or {})}
+    value = {"model": str(model), "lens": lens.address, **(lens.meta.map or {})}
     value["regions"] = [region._asdict() for region in regions(lens)]
     output.show(value, as_json)

@@ -76,7 +76,7 @@ PartCount = Annotated[int | None, option("N", PARTS_HELP, "--parts", min=1)]
 Precision = Annotated[
     Literal["auto", "float32", "bf16"], option(None, "Precision of the forward passes.")
 ]
-Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.", "--lens")]
+Lens = Annotated[str | None, option("NAME|DIR|URL", "Which lens; also in a store.", "--lens")]
 CorpusLocation = Annotated[
     Path | None, option("DIR", "The lens's corpus, if it moved.", "--corpus")
 ]

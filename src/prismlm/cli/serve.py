@@ -85,7 +85,7 @@ def _explorer(
         token=token,
         hosts=frozenset(f"{_bracketed(name)}:{port}" for name in hosts),
         prompts=PROMPTS,
-        questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
+        questions=QUESTIONS if cells and holds_pairs(cells) else {},
         server=server,
     )
     address = HOST if host in ALL_INTERFACES else _bracketed(host)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.encode import Encoder, around_text
+from prismlm.corpus.tables import ParquetTable
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -30,9 +28,8 @@ from prismlm.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Each has a megabyte of text, or one document.
-CACHED_ROW_GROUPS = 16
 Split = Literal["train", "heldout", "all"]
+REBUILD = "Build the corpus again."
 
 
 class Corpus:
@@ -65,8 +62,12 @@ class Corpus:
         self._columns: dict[str, list[str | None]] = {}
         # Older corpora have no split column.
         schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
-        self.documents = ShardedTable(path, layout.DOCUMENTS, schema, len(shards))
-        self._texts = ShardedTable(path, layout.TEXTS, layout.TEXT_SCHEMA, len(shards))
+        self.documents = self._table(layout.DOCUMENTS, schema)
+        self._texts = self._table(layout.TEXTS, layout.TEXT_SCHEMA)
+
+    def _table(self, file_name: str, schema: pa.Schema) -> ParquetTable:
+        paths = [self.path / file_name.format(n) for n in range(len(self.meta["shards"]))]
+        return ParquetTable({str(path): path for path in paths}, schema, REBUILD)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
@@ -246,7 +247,7 @@ class Corpus:
         try:
             return Encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
         except Exception as error:  # tokenizers raises nothing narrower
-            raise _damaged(path, error) from error
+            raise FormatError(f"{path} is damaged ({error}). {REBUILD}") from error
 
     def _check_range(self, start: int, length: int) -> tuple[int, int]:
         start = check_whole("the position", start, None)
@@ -257,73 +258,3 @@ class Corpus:
                 f"which has {self.num_tokens}."
             )
         return start, length
-
-
-class ShardedTable:
-    """The Parquet files of all shards as one table with a row per document; caches row groups.
-
-    ``file_name`` is formatted with the number of a shard.
-    """
-
-    def __init__(self, directory: Path, file_name: str, schema: pa.Schema, shards: int) -> None:
-        self._paths = [directory / file_name.format(shard) for shard in range(shards)]
-        self._schema = schema
-        self._group = lru_cache(CACHED_ROW_GROUPS)(self._read_group)
-
-    def value(self, number: int, column: str) -> Any:
-        """Return one value of a document's row."""
-        table, first = self._group_of(number)
-        return table[column][number - first].as_py()
-
-    def take(self, numbers: np.ndarray) -> pa.Table:
-        """Return the rows of the documents ``numbers``, in ascending order."""
-        tables, done = [self._schema.empty_table()], 0
-        while done < len(numbers):
-            table, first = self._group_of(int(numbers[done]))
-            count = int(np.searchsorted(numbers[done:], first + len(table)))
-            tables.append(table.take(pa.array(numbers[done : done + count] - first)))
-            done += count
-        return pa.concat_tables(tables)
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column of all documents."""
-        chunks: list[pa.Array] = []
-        for path in self._paths:
-            with _opened(path) as file:
-                chunks += file.read(columns=[name])[name].chunks
-        return pa.chunked_array(chunks, self._schema.field(name).type)
-
-    def _group_of(self, number: int) -> tuple[pa.Table, int]:
-        """Return the row group of a document, and the number of the first document in it."""
-        starts, groups = self._groups
-        index = int(np.searchsorted(starts, number, side="right")) - 1
-        return self._group(*groups[index]), int(starts[index])
-
-    @cached_property
-    def _groups(self) -> tuple[np.ndarray, list[tuple[Path, int]]]:
-        """The first document of each row group, and its file and number in the file."""
-        sizes, groups = list[int](), list[tuple[Path, int]]()
-        for path in self._paths:
-            with _opened(path) as file:
-                for number in range(file.metadata.num_row_groups):
-                    sizes.append(file.metadata.row_group(number).num_rows)
-                    groups.append((path, number))
-        return np.cumsum([0, *sizes])[:-1], groups
-
-    def _read_group(self, path: Path, group: int) -> pa.Table:
-        names = self._schema.names
-        with _opened(path) as file:
-            return file.read_row_group(group, columns=names).select(names).combine_chunks()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, why: object) -> FormatError:
-    return FormatError(f"{path} is damaged ({why}). Build the corpus again.")

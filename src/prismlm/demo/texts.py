@@ -11,10 +11,10 @@ from collections import Counter
 from importlib.resources import as_file, files
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.files import WAY_OUT, atomic_file, room_to_write
+from prismlm.lens.cells import Cells
 
 PAIRS = "pairs.parquet"
 # Of each domain of the sample, texts of at most so many characters, and so many in all.
@@ -57,7 +57,7 @@ def plain_texts(path: Path) -> Path:
     return path
 
 
-def holds_pairs(documents: pa.Table) -> bool:
-    """Say whether a table of documents, as a lens has it, holds the pairs that were taught."""
+def holds_pairs(cells: Cells) -> bool:
+    """Say whether the documents of a lens hold the pairs that were taught."""
     first = pq.read_table(pairs_path(), columns=["id"])["id"][0].as_py()
-    return first in documents["doc_id"].to_pylist()
+    return cells.document_number(first) >= 0

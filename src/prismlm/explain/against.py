@@ -208,9 +208,8 @@ def _windows_of(
 ) -> tuple[WindowGrid, np.ndarray]:
     """Return the index's windows that own some positions, cut after them, and each one's window."""
     cells = lens.cells
-    documents, lengths = np.unique(cells.document_of(place)), cells.documents["length"].to_numpy()
-    sizes = lens.meta.window, lens.meta.stride
-    grid = document_windows(documents, cells.starts, lengths, *sizes, prefix)
+    documents, sizes = np.unique(cells.document_of(place)), (lens.meta.window, lens.meta.stride)
+    grid = document_windows(documents, cells.starts, cells.lengths, *sizes, prefix)
     owner = np.searchsorted(grid.start + grid.skip, place, side="right") - 1
     used, window = np.unique(owner, return_inverse=True)
     length = np.zeros(len(used), dtype=np.int64)

@@ -452,7 +452,7 @@ class Attribution:
         elsewhere = float(value[~matching].sum()) / total
         number, value = number[matching], value[matching]
         if by == "document":
-            names = cells.documents["doc_id"].take(number).to_pylist()
+            names = cells.documents.take(number, ("doc_id",))["doc_id"].to_pylist()
             rates = cells.document_rates[number]
         else:
             names, codes = cells.keys(by)
@@ -588,7 +588,7 @@ class AttributionSum:
     def __init__(self, lens: Lens, method: Method) -> None:
         self._lens = lens
         self._method: Method = method
-        self._value, self._weight = np.zeros((2, lens.cells.documents.num_rows))
+        self._value, self._weight = np.zeros((2, len(lens.cells.starts)))
         self._place = np.full(len(self._value), -1, dtype=np.int64)
         self._rest = 0.0
 

@@ -162,7 +162,7 @@ class Audit:
         fields = {name: getattr(meta, name) for name in CORPUS_FIELDS}
         return {
             "model": self.model,
-            "lens": str(self.lens.path),
+            "lens": self.lens.address,
             "corpus": {"name": meta.corpus_name, "fingerprint": meta.corpus, **fields},
             "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},

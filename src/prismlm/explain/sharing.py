@@ -116,6 +116,7 @@ def _files_of(lm: OpenedModel, lens: Lens | None, changed: Path) -> dict[str, Pa
         files[name] = changed / Path(name).name
         write_json(files[name], _without_paths(read_json(lm.path / name)))
     if lens is not None:
+        lens.files.check_local("push")
         folder = f"lens/{lens.name}"
         names = (*lens.meta.files, PROTOTYPES_FILE)
         files |= {f"{folder}/{name}": lens.path / name for name in sorted(names)}

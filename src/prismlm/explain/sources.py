@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from prismlm.errors import InputError, suggest
@@ -146,7 +148,8 @@ def check_document(lens: Lens, doc_id: str) -> None:
         return
     corpus, split = lens.corpus, lens.meta.split
     if corpus is None or doc_id not in corpus.doc_ids:
-        names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
+        ids = lens.cells.documents.chunks("doc_id")
+        names = list(islice(chain.from_iterable(map(pa.Array.to_pylist, ids)), IDS_COMPARED))
         unknown = " The corpus is not at hand, so whether it is held out is unknown."
         raise InputError(
             f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names)} Expected "

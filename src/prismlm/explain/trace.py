@@ -35,7 +35,6 @@ from prismlm.files import json_text
 from prismlm.lens.cells import Where
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
-from prismlm.lens.suffixes import unsearchable
 from prismlm.lens.text import sentences
 from prismlm.outputs import write_text
 
@@ -419,8 +418,8 @@ class Trace:
         """
         lens, limit = self._lens(), check_whole("the number of spans", limit)
         if lens.suffixes is None:
-            why = unsearchable(lens.meta.files)
-            raise InputError(f"the lens {lens.name} cannot find text word for word: {why}.")
+            why = f"the lens {lens.name} cannot find text word for word: {lens.unsearchable}."
+            raise InputError(why)
         ids, parent = self._ids, self.parent or self
         pieces = parent._pieces[self.rows.start : self.rows.start + len(ids)]
         prefix = around_text(self.lm.tokenizer)[0]
@@ -444,7 +443,7 @@ class Trace:
         lens = self.lens
         value: dict[str, Any] = {
             "model": self.model,
-            "lens": None if lens is None else str(lens.path),
+            "lens": None if lens is None else lens.address,
             "positions": [step.to_dict() for step in self.steps],
             **({"notes": self.notes} if self.notes else {}),
             **({} if self.softcap is None else {"softcap": self.softcap}),

@@ -276,9 +276,13 @@ def write_lens(
     layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
     Probe.measure(model, corpus, split, options.window).save(directory)
     write_documents(directory, corpus, split)
-    cells, files = assembly.collect(directory)
+    entry, files = assembly.collect(directory)
+    cells = Cells(directory, entry)
+    if "ranges" in entry:  # Else a reader, perhaps of a store, would read all keys for them.
+        for name, counts in zip(layout.COUNT_FILES, cells.counts, strict=True):
+            np.save(directory / name, counts)
     files = layout.describe_files(directory, files)
-    support = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
+    support = measure_support(cells, model, head, corpus, split, progress)
     table = prototypes_table(model, head, corpus, scan)
     layout.write_prototypes(table, directory / layout.PROTOTYPES_FILE, files)
     meta |= {
@@ -288,7 +292,7 @@ def write_lens(
         "tokens": scan.tokens,
         "with_text": options.with_text,
         "convergence": scan.convergence(),
-        "cells": cells,
+        "cells": entry,
         "support": None if support is None else asdict(support),
         "files": files,
     }
@@ -371,6 +375,8 @@ def prototypes_table(
 def lens_directory(model: Path, lens: Path | str) -> Path:
     """Return the directory of a lens, given by name or path."""
     name = Path(lens).name
+    if layout.address_of(lens):
+        raise InputError(f"--lens {lens} is in a store: write the lens to a disk, then copy it.")
     if name.startswith(".") or not name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
     return model / "lens" / lens if name == str(lens) else Path(lens)

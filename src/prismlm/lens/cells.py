@@ -5,21 +5,23 @@ Filters choose among the documents of these positions, by source, domain and lic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
+from prismlm.corpus.tables import ParquetTable
 from prismlm.errors import FormatError, InputError, check_choice, check_kind, check_text, suggest
 from prismlm.lens import layout
 from prismlm.lens.codes import Codes, open_codes
+from prismlm.lens.store import LensFiles
 
 ROWS_AT_ONCE = 2**20
 POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
@@ -27,6 +29,7 @@ POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
 MOST_OF_A_RANGE = 512
 STRETCH = 32
 RECORDS_AT_ONCE = 2**15
+CACHED_FACTS = 2**12
 UNKNOWN = "(unknown)"
 # Values of one column are alternatives; columns must all match.
 Where = Mapping[str, str | Sequence[str]]
@@ -69,10 +72,15 @@ class Keys(NamedTuple):
     codes: np.ndarray
 
     @classmethod
-    def from_column(cls, column: pa.ChunkedArray) -> Keys:
-        """Encode a column of a table; nulls are "(unknown)"."""
-        encoded = column.fill_null(UNKNOWN).combine_chunks().dictionary_encode()
-        return cls(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+    def from_chunks(cls, chunks: Iterable[pa.Array]) -> Keys:
+        """Encode a column chunk by chunk; nulls are "(unknown)"."""
+        numbers, codes = dict[str, int](), [np.empty(0, np.int32)]
+        for chunk in chunks:
+            encoded = chunk.fill_null(UNKNOWN).dictionary_encode()
+            names = encoded.dictionary.to_pylist()
+            code = np.array([numbers.setdefault(n, len(numbers)) for n in names], np.int32)
+            codes.append(code[encoded.indices.to_numpy()])
+        return cls(list(numbers), np.concatenate(codes))
 
 
 def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> np.dtype:
@@ -95,39 +103,85 @@ class CellsMeta:
     token_bytes: int
 
 
-class Cells:
-    """The positions of a lens, memory-mapped, as rows sorted by cell, next token and position.
+class CellRange(NamedTuple):
+    """Successive cells in files of their own: arrays that are memory-mapped or in a store."""
 
-    ``check`` compares files of the lens with their digests before they are read.
+    first_key: int
+    first_row: int
+    records: Any
+    keys: Any  # cell · V + token of each pair of cell and next token
+    starts: Any  # the first row of each, counted from ``first_row``
+
+    def rows_from(self, key: np.ndarray) -> np.ndarray:
+        """Return the first row with a key or a larger one: int64 [n]."""
+        index = self.keys.searchsorted(key)
+        rows = np.full(len(index), len(self.records))
+        inside = index < len(self.starts)
+        rows[inside] = self.starts.take(index[inside])
+        return rows + self.first_row
+
+    def sizes(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield keys and how many rows each has, some at a time: int64 [n] each."""
+        for first in range(0, len(self.keys), ROWS_AT_ONCE):
+            keys = self.keys[first : first + ROWS_AT_ONCE]
+            starts = self.starts[first : first + ROWS_AT_ONCE + 1]
+            if len(starts) == len(keys):
+                starts = np.append(starts, len(self.records))
+            yield keys, np.diff(starts)
+
+
+class Cells:
+    """The positions of a lens as rows sorted by cell, next token and position.
+
+    Cells are stored in one range or several. Of these and of the table of documents, a question
+    reads what it needs. ``check`` compares files of the lens with their digests before they are
+    read.
     """
 
     def __init__(
         self,
-        directory: Path,
+        files: Path | LensFiles,
         meta: dict[str, Any],
         check: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
-        self._directory, self._check_files = directory, check
-        self.path = directory / layout.CELLS_FILE
+        self._files, self._check_files = LensFiles.of(files), check
         # Older lenses have checksums here.
-        self.meta = CellsMeta(**{key: v for key, v in meta.items() if key != "checksums"})
+        known = {field.name for field in fields(CellsMeta)}
+        self.meta = CellsMeta(**{key: value for key, value in meta.items() if key in known})
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
-        self.codes = open_codes(directory, self.meta.codes, self.meta.width)
-        record = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
-        opened = (layout.open_array(directory / name) for name in layout.CELL_FILES)
-        self._records, self._keys, self._starts = opened
-        if self._records.dtype != record or len(self._records) != self.meta.rows:
-            raise FormatError(f"{self.path} does not match {layout.META_FILE}. {layout.REBUILD}")
-        self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, record.itemsize)
+            self._files.fetch(layout.CELL_CENTRES_FILE)
+        self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
+        self._dtype = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
+        self._stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
+        self._ranges = self._open_ranges()
+        self._first_keys = np.array([part.first_key for part in self._ranges])
+        self._first_rows = np.array([part.first_row for part in self._ranges])
         self._keys_of: dict[str, Keys] = {}
-        self._facts: dict[int, dict[str, Any]] = {}
+        self.facts = lru_cache(CACHED_FACTS)(self._read_facts)
 
-    @cached_property
+    def _open_ranges(self) -> list[CellRange]:
+        count = len(self._stored)
+        names = [name for i in range(count) for name in layout.cell_files(i, count)]
+        self._check_files(names)
+        arrays, row, ranges = iter(self._files.arrays(*names)), 0, list[CellRange]()
+        for i, stored in enumerate(self._stored):
+            part = CellRange(stored["first_cell"] * self.meta.vocabulary, row, *islice(arrays, 3))
+            if part.records.dtype != self._dtype or len(part.records) != stored["rows"]:
+                raise FormatError(
+                    f"{self._files.address}/{names[3 * i]} does not match {layout.META_FILE}. "
+                    f"{layout.REBUILD}"
+                )
+            ranges.append(part)
+            row += stored["rows"]
+        return ranges
+
+    @property
     def keys_and_starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The key and the first row of every range."""
-        self._check_files([layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE])
-        return self._keys, self._starts
+        """The key and the first row of every pair of cell and next token, all in memory."""
+        keys = [np.asarray(part.keys[:]) for part in self._ranges]
+        starts = [np.asarray(part.starts[:]) + part.first_row for part in self._ranges]
+        return np.concatenate(keys), np.concatenate(starts)
 
     def __len__(self) -> int:
         return self.meta.rows
@@ -141,49 +195,72 @@ class Cells:
         """Return where the rows of a cell with other next tokens start and stop: [n, 2] each."""
         cell = cells.astype(np.int64) * self.meta.vocabulary
         edges = [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary]
-        rows = self._first_row(np.stack(edges, axis=1))
+        rows = self._first_row(np.stack(edges, axis=1).ravel()).reshape(-1, 4)
         return rows[:, ::2], rows[:, 1::2]
+
+    def rows_of(self, cell: int) -> np.ndarray:
+        """Return the rows of a cell, int64 [n]."""
+        first, last = self._first_row(np.array([cell, cell + 1]) * self.meta.vocabulary)
+        return np.arange(first, last)
 
     def _first_row(self, key: np.ndarray) -> np.ndarray:
         # The first row with a key, or a larger one.
-        keys, starts = self.keys_and_starts
-        index = np.searchsorted(keys, key)
-        rows = np.full(index.shape, self.meta.rows)
-        inside = index < len(starts)
-        rows[inside] = starts[index[inside]]
+        rows = np.empty(len(key), np.int64)
+        for part, chosen in self._by_range(self._first_keys, key):
+            rows[chosen] = part.rows_from(key[chosen])
         return rows
+
+    def _by_range(
+        self, firsts: np.ndarray, values: np.ndarray
+    ) -> Iterator[tuple[CellRange, np.ndarray | slice]]:
+        """Yield ranges with those of some keys or rows that lie in them."""
+        if len(self._ranges) == 1:
+            yield self._ranges[0], slice(None)
+            return
+        number = np.searchsorted(firsts, values, side="right") - 1
+        for i in np.unique(number).tolist():
+            yield self._ranges[i], number == i
 
     def records(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of records: position, token read there, probability, coded state."""
-        # Bytes are copied row by row, which is faster than field by field.
-        return self._bytes.take(rows, axis=0).view(self._records.dtype)[:, 0]
+        if len(self._ranges) == 1:
+            return _take(self._ranges[0].records, rows)
+        result = np.empty(len(rows), self._dtype)
+        for part, chosen in self._by_range(self._first_rows, rows):
+            _as_bytes(result)[chosen] = _as_bytes(
+                _take(part.records, rows[chosen] - part.first_row)
+            )
+        return result
 
     def positions(self, first: int, count: int) -> np.ndarray:
         """Return the global positions of successive rows, int64 [at most count]."""
-        return self._records["position"][first : first + count].astype(np.int64)
+        parts = [np.empty(0, np.int64)]
+        for part in self._ranges:
+            begin, end = (max(0, row - part.first_row) for row in (first, first + count))
+            parts.append(part.records[begin:end]["position"].astype(np.int64))
+        return np.concatenate(parts)
 
     @cached_property
-    def documents(self) -> pa.Table:
+    def documents(self) -> ParquetTable:
         """``cell-documents.parquet``: one row per document that was read, in corpus order."""
-        return self._read_documents().combine_chunks()
+        name = layout.CELL_DOCUMENTS_FILE
+        self._check_files([name])
+        files = {f"{self._files.address}/{name}": self._files.table(name)}
+        return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)
 
-    def _read_documents(self, columns: list[str] | None = None) -> pa.Table:
-        self._check_files([layout.CELL_DOCUMENTS_FILE])
-        path = self._directory / layout.CELL_DOCUMENTS_FILE
-        return layout.read_table(path, DOCUMENT_SCHEMA, columns)
-
-    def facts(self, document: int) -> dict[str, Any]:
+    def _read_facts(self, document: int) -> dict[str, Any]:
         """Return doc_id, source, domain, license, title and url of a document."""
-        if document not in self._facts:
-            names = DOCUMENT_SCHEMA.names[:6]
-            self._facts[document] = {n: self.documents[n][document].as_py() for n in names}
-        return self._facts[document]
+        return self.documents.row(document, DOCUMENT_SCHEMA.names[:6])
 
     @cached_property
     def starts(self) -> np.ndarray:
         """The global position of each document's first token, int64 [documents]."""
-        # Read alone, since all columns of a large corpus take much memory.
-        return self._read_documents(["start"])["start"].to_numpy()
+        return self.documents.column("start").to_numpy()
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each document has, int64 [documents]."""
+        return self.documents.column("length").to_numpy()
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the row in ``documents`` of each global position."""
@@ -191,12 +268,12 @@ class Cells:
 
     def document_number(self, doc_id: str) -> int:
         """Return a document's row, or −1 if there is no such id."""
-        return int(pc.index(self.documents["doc_id"], doc_id).as_py())
+        return self.documents.find("doc_id", doc_id)
 
     def keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
         if column not in self._keys_of:
-            self._keys_of[column] = Keys.from_column(self.documents[column])
+            self._keys_of[column] = Keys.from_chunks(self.documents.chunks(column))
         return self._keys_of[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
@@ -215,21 +292,31 @@ class Cells:
         return np.logical_and.reduce(masks)
 
     @cached_property
-    def _range_sizes(self) -> np.ndarray:
-        return np.diff(np.append(self.keys_and_starts[1], self.meta.rows))
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of each cell and of each next token, int64 [up to K] and [V]."""
+        if all(map(self._files.has, layout.COUNT_FILES)):
+            self._check_files(layout.COUNT_FILES)
+            cells, tokens = self._files.arrays(*layout.COUNT_FILES)
+            return np.array(cells), np.array(tokens)
+        cells, tokens = np.zeros(0), np.zeros(self.meta.vocabulary)
+        for part in self._ranges:
+            for keys, sizes in part.sizes():
+                cell, token = np.divmod(keys, self.meta.vocabulary)
+                tokens += np.bincount(token, sizes, self.meta.vocabulary)
+                before, cells = cells, np.bincount(cell, sizes, len(cells))
+                cells[: len(before)] += before
+        return cells.astype(np.int64), tokens.astype(np.int64)
 
     @cached_property
     def token_rates(self) -> np.ndarray:
         """The share of each token among the next tokens of all positions, float64 [V]."""
-        tokens = self.keys_and_starts[0] % self.meta.vocabulary
-        counts = np.bincount(tokens, self._range_sizes, minlength=self.meta.vocabulary)
-        return counts / max(1, len(self))
+        return self.counts[1] / max(1, len(self))
 
     @cached_property
     def document_rates(self) -> np.ndarray:
         """The share of each document in all positions, float64 [documents]."""
         # The last token of a document has no position.
-        weights = self.documents["length"].to_numpy() - 1
+        weights = self.lengths - 1
         return weights / max(1, weights.sum())
 
     def base_rates(self, column: str) -> np.ndarray:
@@ -238,24 +325,34 @@ class Cells:
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return the number of positions in each of K cells, int64 [K]."""
-        owners = self.keys_and_starts[0] // self.meta.vocabulary
-        return np.bincount(owners, self._range_sizes, minlength=cells).astype(np.int64)
+        return np.pad(self.counts[0], (0, cells - len(self.counts[0])))
 
     def cells_of(self, document: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of a document in each of K cells, and the sizes of these: [K] each.
 
         It scans all records: about a second per few million.
         """
-        keys, starts = self.keys_and_starts
-        first = int(self.starts[document])
-        last = first + int(self.documents["length"][document].as_py())
-        parts: list[np.ndarray] = []
-        for begin in range(0, len(self), ROWS_AT_ONCE):
-            positions = self.positions(begin, ROWS_AT_ONCE)
-            parts.append(np.flatnonzero((positions >= first) & (positions < last)) + begin)
-        rows = np.concatenate([np.empty(0, np.int64), *parts])
-        cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
-        return np.bincount(cell, minlength=cells), self.sizes(cells)
+        first = self.starts[document]
+        last, result = first + self.lengths[document], np.zeros(cells, np.int64)
+        for part in self._ranges:
+            for begin in range(0, len(part.records), ROWS_AT_ONCE):
+                positions = part.records[begin : begin + ROWS_AT_ONCE]["position"]
+                rows = np.flatnonzero((positions >= first) & (positions < last)) + begin
+                keys = part.keys.take(part.starts.searchsorted(rows, "right") - 1)
+                result += np.bincount(keys // self.meta.vocabulary, minlength=cells)
+        return result, self.sizes(cells)
+
+
+def _take(array: Any, rows: np.ndarray) -> np.ndarray:
+    """Return copies of the elements of an array of records."""
+    if not isinstance(array, np.ndarray):
+        return array.take(rows)
+    return _as_bytes(array).take(rows, axis=0).view(array.dtype)[:, 0]
+
+
+def _as_bytes(records: np.ndarray) -> np.ndarray:
+    """Return a view of records as bytes, which are copied faster than fields: uint8 [n, bytes]."""
+    return records.view(np.uint8).reshape(-1, records.itemsize)
 
 
 class Neighbours(NamedTuple):

@@ -36,7 +36,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
       state if there is no text, of a better one; ``near_duplicates``, with a cosine above 0.999 to
       the state of a better one
     """
-    layout.check_files(lens.path, lens.meta)
+    lens.files.check(lens.meta)
     spread, meta, document = _spread(lens), lens.meta, lens.documents.codes
     used, count = lens.prototypes["usage"].to_numpy() > 0, max(1, len(document))
     last = meta.convergence[-1]["mean_nearest_cosine"] if meta.convergence else 0.0

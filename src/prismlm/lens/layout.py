@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +32,8 @@ OTHER = "(other)"
 CELLS_FILE = "cells.npy"
 CELL_KEYS_FILE, CELL_STARTS_FILE = "cell-keys.npy", "cell-starts.npy"
 CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
+# In a lens with several ranges of cells: the positions of each cell and of each next token.
+COUNT_FILES = ("cell-sizes.npy", "token-counts.npy")
 CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
 # Larger cells and suffix arrays are compared with their digests by `inspect index` alone, since a
@@ -39,6 +43,9 @@ COMPARED_BYTES = 2**26
 KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
 REBUILD = "Build the lens again."
+# Of a store, such as s3://bucket/lens.
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
+REPLACED = "the lens {} was rebuilt or removed since it was opened: open the model again."
 
 
 def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
@@ -135,32 +142,44 @@ def write_meta(directory: Path, meta: LensMeta) -> None:
     write_json(directory / META_FILE, value | {"digest": fingerprints.of_json(value)})
 
 
-def read_meta(directory: Path) -> LensMeta:
-    """Read ``meta.json``, and compare the sizes of all files with it; FormatError if damaged."""
-    path = directory / META_FILE
+def read_meta(
+    directory: Path,
+    address: str | None = None,
+    sizes_of: Callable[[Sequence[str]], list[int]] | None = None,
+) -> LensMeta:
+    """Read ``meta.json``, and compare the sizes of all files with it; FormatError if damaged.
+
+    The other files may be at another ``address``, with sizes that ``sizes_of`` returns.
+    """
+    path, where = directory / META_FILE, address or str(directory)
     if not path.is_file():
         raise FormatError(
-            f"{directory} is not a lens: it has no {META_FILE}. Build one with `prismlm index`."
+            f"{where} is not a lens: it has no {META_FILE}. Build one with `prismlm index`."
         )
     value = read_json(path)
     if not isinstance(value, dict) or value.get("format_version") != FORMAT_VERSION:
         raise FormatError(
-            f"{directory} has another lens format. Build it again with `prismlm index "
+            f"{where} has another lens format. Build it again with `prismlm index "
             "MODEL --corpus DIR --overwrite`."
         )
     if value.pop("digest", None) != fingerprints.of_json(value):
-        raise FormatError(f"{path} was changed since it was written. {REBUILD}")
+        raise FormatError(f"{where}/{META_FILE} was changed since it was written. {REBUILD}")
     del value["format_version"], value["prismlm"]
-    meta = from_json(LensMeta, value, str(path))
-    sizes = {name: file["bytes"] for name, file in meta.files.items()}
-    for name in (*sizes, PROTOTYPES_FILE):
-        size = (directory / name).stat().st_size if (directory / name).is_file() else 0
-        if not size or size != sizes.get(name, size):
+    meta = from_json(LensMeta, value, f"{where}/{META_FILE}")
+    expected = {name: file["bytes"] for name, file in meta.files.items()}
+    names = [*expected, PROTOTYPES_FILE]
+    sizes = sizes_of(names) if sizes_of else [_size(directory / name) for name in names]
+    for name, size in zip(names, sizes, strict=True):
+        if not size or size != expected.get(name, size):
             raise FormatError(
-                f"{directory / name} has {size} bytes, expected {sizes.get(name, 'more')}: it is "
+                f"{where}/{name} has {size} bytes, expected {expected.get(name, 'more')}: it is "
                 f"missing, truncated or changed. {REBUILD}"
             )
     return meta
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def describe_files(
@@ -189,10 +208,13 @@ def check_files(
         entry = meta.files.get(name)
         if entry is not None and entry["bytes"] > most:
             continue
-        if entry is None or fingerprints.of_file(directory / name) != entry["digest"]:
-            raise FormatError(
-                f"{directory / name} is damaged or of another lens: its digest differs. {REBUILD}"
-            )
+        check_digest(str(directory / name), fingerprints.of_file(directory / name), entry)
+
+
+def check_digest(path: str, digest: str, entry: dict[str, Any] | None) -> None:
+    """Compare the digest of a file with the one that the lens records."""
+    if entry is None or digest != entry["digest"]:
+        raise FormatError(f"{path} is damaged or of another lens: its digest differs. {REBUILD}")
 
 
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
@@ -213,7 +235,12 @@ def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r")
     except Exception as error:  # numpy raises half a dozen unrelated types here
-        raise FormatError(f"{path} is damaged ({error}). {advice}") from error
+        raise damaged(path, error, advice) from error
+
+
+def damaged(path: Path | str, why: object, advice: str = REBUILD) -> FormatError:
+    """Return the error for a file that cannot be read."""
+    return FormatError(f"{path} is damaged ({why}). {advice}")
 
 
 def cell_files(number: int, count: int) -> list[str]:
@@ -267,24 +294,37 @@ def write_table(table: pa.Table, path: Path, **options: Any) -> None:
 
 
 def check_fresh(
-    meta: LensMeta, directory: Path, head: PrototypeHead, tokenizer: str | None = None
+    meta: LensMeta, lens: Path | str, head: PrototypeHead, tokenizer: str | None = None
 ) -> None:
     """Raise StaleLensError if a lens was built for another head, or tokenizer if given."""
     now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
     stale = [what for what, value in now.items() if value not in (None, getattr(meta, what))]
     if stale:
         raise StaleLensError(
-            f"the lens {directory} was built for another model: the {' and the '.join(stale)} "
+            f"the lens {lens} was built for another model: the {' and the '.join(stale)} "
             "changed since. Build it again with `prismlm index MODEL --corpus DIR --overwrite`."
         )
 
 
-def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
+def address_of(lens: object) -> str | None:
+    """Return the address of a lens in a store, or None for a name or path."""
+    # A path has lost one of the two slashes.
+    match = ADDRESS.fullmatch(str(lens))
+    if match is None or os.path.exists(str(lens)):
+        return None
+    return f"{match[1]}://{match[2].rstrip('/')}"
+
+
+def find_lens(model_directory: Path, lens: Path | str | None) -> Path | str | None:
     """Return the lens with a name or path, or by default the only one of the model.
+
+    An address in a store is returned as text.
 
     Raises:
         InputError: there are several lenses and no name, or it does not exist.
     """
+    if lens is not None and (address := address_of(lens)):
+        return address
     if lens is not None:
         named = check_path("the lens", lens)
         for candidate in (named, model_directory / "lens" / named):

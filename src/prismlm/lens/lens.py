@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
 from prismlm.lens.cells import Cells, Keys
 from prismlm.lens.probe import PROBE_FILE, Probe
+from prismlm.lens.store import LensFiles, file_identity
 from prismlm.lens.suffixes import StoredTokens, Suffixes
 from prismlm.lens.support import SupportScale
 from prismlm.lens.text import Around, OwnText, joined, sentence_around
@@ -36,15 +38,6 @@ CACHED_DOCUMENTS = 64
 MIN_PLACES = 10
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is replaced or rewritten; None for a missing file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
 class lens_property(cached_property[T]):
     """A cached property of a lens that checks at every access that the lens is unchanged."""
 
@@ -59,14 +52,14 @@ class lens_property(cached_property[T]):
 
 
 class Lens:
-    """A lens directory. Open one with :meth:`open`; tables are read on first use.
+    """A lens on a disk or in a store. Open one with :meth:`open`; tables are read on first use.
 
     ``tokenizer`` decodes the lens's own tokens if the corpus is missing; None for no text.
     """
 
-    def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
-        self.path, self.meta, self.head = path, meta, head
-        self._opened = _identity(path / layout.META_FILE)
+    def __init__(self, files: Path | LensFiles, meta: layout.LensMeta, head: PrototypeHead) -> None:
+        self.files, self.meta, self.head = LensFiles.of(files), meta, head
+        self._opened = self.files.identity()
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
@@ -92,16 +85,26 @@ class Lens:
             FormatError: not a lens, damaged or of another version.
             StaleLensError: built for another model, head or tokenizer.
         """
-        directory = Path(path)
-        opened = _identity(directory / layout.META_FILE)
-        meta = layout.read_meta(directory)
-        layout.check_fresh(meta, directory, head, tokenizer)
-        lens = cls(directory, meta, head)
+        files = LensFiles.of(path)
+        opened = files.identity()
+        meta = files.read_meta()
+        layout.check_fresh(meta, files.address, head, tokenizer)
+        lens = cls(files, meta, head)
         lens._opened = opened
         _ = lens.cells
-        layout.check_files(directory, meta, [PROBE_FILE])
-        Probe.open(directory).check(model, directory, decoder=decoder)
+        files.check(meta, [PROBE_FILE])
+        Probe.open(files.path).check(model, files.address, decoder=decoder)
         return lens
+
+    @property
+    def path(self) -> Path:
+        """The directory; of a lens in a store, that of copies of its smaller files."""
+        return self.files.path
+
+    @property
+    def address(self) -> str:
+        """The directory, or the address in a store."""
+        return self.files.address
 
     @property
     def num_prototypes(self) -> int:
@@ -111,30 +114,27 @@ class Lens:
     @property
     def name(self) -> str:
         """The name of the directory."""
-        return self.path.resolve().name
+        return self.files.name
 
     def check_unchanged(self) -> None:
         """Raise StaleLensError if the lens was rebuilt or removed; reload new names."""
-        current = _identity(self.path / layout.META_FILE)
+        current = self.files.identity()
         if current == self._opened:
             return
-        with suppress(FormatError):
-            meta = layout.read_meta(self.path)
+        with suppress(FormatError, InputError):
+            meta = self.files.read_meta()
             if meta == replace(self.meta, labels=meta.labels, map=meta.map):
                 self.meta, self._opened = meta, current
                 for name in ("prototypes", "names", "categories", "by_size"):
                     self.__dict__.pop(name, None)
                 return
-        raise StaleLensError(
-            f"the lens {self.path} was rebuilt or removed since it was opened: open the model "
-            "again."
-        )
+        raise StaleLensError(layout.REPLACED.format(self.address))
 
-    def _check_files(self, names: Collection[str], **options: Any) -> None:
-        layout.check_files(self.path, self.meta, names, **options)
+    def _check_files(self, names: Collection[str], most: float = layout.COMPARED_BYTES) -> None:
+        self.files.check(self.meta, names, most=most)
 
     def _table(self, name: str) -> pa.Table:
-        self._check_files([name])
+        self._check_files([name], math.inf)
         return layout.read_table(self.path / name, layout.SCHEMAS[name])
 
     @lens_property
@@ -150,6 +150,7 @@ class Lens:
     @lens_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
+        self.files.fetch(layout.PROTOTYPES_FILE)
         return layout.read_prototypes(self.path, self.meta)
 
     @lens_property
@@ -165,8 +166,7 @@ class Lens:
     @lens_property
     def cells(self) -> Cells:
         """Every position, or a sample, in the cell of its nearest prototype."""
-        self._check_files([layout.CELLS_FILE], most=layout.COMPARED_BYTES)
-        return Cells(self.path, self.meta.cells, self._check_files)
+        return Cells(self.files, self.meta.cells, self._check_files)
 
     @cached_property
     def cell_sizes(self) -> np.ndarray:
@@ -192,22 +192,28 @@ class Lens:
         """The scale of support from text that is not indexed; None with too little text."""
         return None if self.meta.support is None else SupportScale(**self.meta.support)
 
+    @property
+    def unsearchable(self) -> str | None:
+        """Why text cannot be found in it word for word; None if it can."""
+        names = [name for name in self.meta.files if name.startswith("suffixes-")]
+        return suffixes.unsearchable(names) or self.files.too_large(names)
+
     @lens_property
     def suffixes(self) -> Suffixes | None:
-        """The search for sequences in its text; None if it has no index of that."""
-        return None if suffixes.unsearchable(self.meta.files) else self._stored(Suffixes)
+        """The search for sequences in its text; None if it is :attr:`unsearchable`."""
+        return None if self.unsearchable else self._stored(Suffixes)
 
     def _stored(self, kind: type[Stored]) -> Stored | None:
         if suffixes.DOCUMENTS_FILE not in self.meta.files:
             return None
         names = [name for name in self.meta.files if name.startswith("suffixes-")]
-        self._check_files(names, most=layout.COMPARED_BYTES)
-        return kind(self.path)
+        self._check_files(names)
+        return kind(self.files)
 
     @lens_property
     def states(self) -> Tensor:
         """The unit hidden state of each row of the index, bf16 [rows, d]."""
-        self._check_files([layout.CONTEXTS_FILE])
+        self._check_files([layout.CONTEXTS_FILE], math.inf)
         with safe_open(str(self.path / layout.CONTEXTS_FILE), framework="pt") as file:
             return file.get_tensor("states")
 
@@ -217,7 +223,7 @@ class Lens:
         from prismlm.corpus.layout import META_FILE
         from prismlm.corpus.store import Corpus
 
-        current = _identity(self.corpus_path / META_FILE)
+        current = file_identity(self.corpus_path / META_FILE)
         if self._corpus[0] != current:
             self._document.cache_clear()
             corpus = None
@@ -305,7 +311,7 @@ class Lens:
         """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
         if (table, column) not in self._keys:
             rows = self.index if table == "index" else self.mass
-            self._keys[table, column] = Keys.from_column(rows[column])
+            self._keys[table, column] = Keys.from_chunks(rows[column].chunks)
         return self._keys[table, column]
 
     def shares(self, column: str) -> dict[str, float]:

@@ -82,23 +82,21 @@ class Probe:
             rows = list(tensors["tokens"].split(tensors["lengths"].tolist()))
             return cls(rows, file.metadata()["kind"], tensors["states"], tensors["logits"])
 
-    def check(self, model: nn.Module, directory: Path, *, decoder: bool = True) -> None:
+    def check(self, model: nn.Module, lens: Path | str, *, decoder: bool = True) -> None:
         """Raise StaleLensError if a model differs on these rows by more than rounding.
 
         Without a ``decoder``, only its output layer is compared, at the states of the lens.
         """
         shape, largest = weight_of(model).shape, max(int(row.max()) for row in self.rows)
         if largest >= shape[0] or self.states.shape[1] != shape[1]:
-            raise _stale(
-                directory, f"W is {list(shape)}, which does not fit the states of the lens"
-            )
+            raise _stale(lens, f"W is {list(shape)}, which does not fit the states of the lens")
         difference, kind = self.differences(model, decoder=decoder)
         median, most = difference.median().item(), difference.max().item()
         allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
         if not (median <= allowed[0] and most <= allowed[1]):
             what = "its states and logits" if decoder else "the logits of its output layer"
             raise _stale(
-                directory,
+                lens,
                 f"at {len(difference)} positions, {what} "
                 f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
                 f"their size, more than the {allowed[0]:g} and {allowed[1]:g} that rounding "
@@ -119,9 +117,9 @@ class Probe:
         return torch.maximum(moved, (logits - self.logits).abs() / size), _kind(z.dtype)
 
 
-def _stale(directory: Path, why: str) -> StaleLensError:
+def _stale(lens: Path | str, why: str) -> StaleLensError:
     return StaleLensError(
-        f"the lens {directory} is of another model: {why}. Put the model back as it was, or build "
+        f"the lens {lens} is of another model: {why}. Put the model back as it was, or build "
         "the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
     )
 

@@ -27,7 +27,8 @@ import numpy as np
 from prismlm.errors import InputError
 from prismlm.files import atomic_file
 from prismlm.lens.external_sort import sort_on_disk
-from prismlm.lens.layout import array_file, open_array
+from prismlm.lens.layout import array_file
+from prismlm.lens.store import LensFiles
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -180,15 +181,22 @@ def unsearchable(names: Collection[str]) -> str | None:
 class StoredTokens:
     """The tokens of the documents of a lens, memory-mapped; positions are those of the corpus."""
 
-    def __init__(self, directory: Path) -> None:
-        self._firsts, self._starts, self._part = np.asarray(open_array(directory / DOCUMENTS_FILE))
-        single = (directory / TOKENS_FILE).is_file()
+    def __init__(self, files: Path | LensFiles) -> None:
+        self._files = LensFiles.of(files)
+        (documents,) = self._files.arrays(DOCUMENTS_FILE)
+        self._firsts, self._starts, self._part = documents
+        single = self._files.has(TOKENS_FILE)
         self._numbers = SINGLE if single else range(int(self._part[-1]) + 1)
-        self._texts = self._arrays(directory, TOKENS_FILE)
+        self._texts = self._arrays(TOKENS_FILE)
         self._edges = [0, *np.cumsum([len(text) for text in self._texts]).tolist()]
 
-    def _arrays(self, directory: Path, name: str) -> list[np.ndarray]:
-        return [_mapped(directory / numbered(name, number)) for number in self._numbers]
+    def _arrays(self, name: str) -> list[Any]:
+        arrays = self._files.arrays(*(numbered(name, number) for number in self._numbers))
+        for array in arrays:
+            mapped = getattr(getattr(array, "base", None), "_mmap", None)
+            if mapped is not None:  # Otherwise the kernel reads megabytes around each place.
+                mapped.madvise(mmap.MADV_RANDOM)
+        return arrays
 
     def __len__(self) -> int:
         """The number of tokens, without the ends of documents."""
@@ -201,15 +209,6 @@ class StoredTokens:
         text = bisect_right(self._edges, first) - 1
         first -= self._edges[text]
         return self._texts[text][first : first + length].astype(np.int64)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """Open an array that is read in a few places, none of them near another."""
-    array = open_array(path)
-    mapped = getattr(array, "_mmap", None)
-    if mapped is not None:  # Otherwise the kernel reads megabytes around each place.
-        mapped.madvise(mmap.MADV_RANDOM)
-    return np.asarray(array)
 
 
 class _Part(NamedTuple):
@@ -271,13 +270,19 @@ class Suffixes(StoredTokens):
     contains an end of text, so that none crosses documents.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, files: Path | LensFiles) -> None:
+        super().__init__(files)
         names = [numbered(name, n) for name in (TOKENS_FILE, ORDER_FILE) for n in self._numbers]
-        why = unsearchable([name for name in names if (directory / name).is_file()])
+        why = unsearchable([name for name in names if self._files.has(name)])
         if why is not None:
-            raise InputError(f"the lens {directory} cannot find text word for word: {why}.")
-        orders = self._arrays(directory, ORDER_FILE)
+            raise InputError(
+                f"the lens {self._files.address} cannot find text word for word: {why}."
+            )
+        # A search takes many steps, one after another, so that arrays of a store are read whole.
+        self._texts, orders = (
+            [array if isinstance(array, np.ndarray) else array[:] for array in arrays]
+            for arrays in (self._texts, self._arrays(ORDER_FILE))
+        )
         if self._numbers is SINGLE:
             numbers = np.arange(int(self._part[-1]) + 1)
             firsts = self._firsts[np.searchsorted(self._part, numbers)].tolist()

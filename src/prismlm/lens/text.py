@@ -104,7 +104,7 @@ class OwnText:
         return self._decoded(number)[1]
 
     def _decode(self, number: int) -> tuple[str, np.ndarray]:
-        length = int(self._cells.documents["length"][number].as_py())
+        length = int(self._cells.lengths[number])
         ids = self.read_tokens(int(self.starts[number]), length)[:-1].tolist()
         before = len(self.prefix) * (ids[: len(self.prefix)] == self.prefix)
         after = len(self._suffix) * (ids[len(ids) - len(self._suffix) :] == self._suffix)

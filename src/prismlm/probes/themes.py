@@ -277,7 +277,7 @@ def prototype_units(
     corpus = lens.corpus
     if corpus is None:
         raise InputError(
-            f"the corpus that {lens.path} was built from, {lens.corpus_path}, is missing or has "
+            f"the corpus that {lens.address} was built from, {lens.corpus_path}, is missing or has "
             "changed, and the text around positions is read from it: restore it, or index again."
         )
     numbers = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)
@@ -301,10 +301,7 @@ def prototype_units(
 def _nearest_positions(lens: Lens, number: int, direction: Tensor) -> list[int]:
     """Return the positions nearest to a prototype: its contexts, then the rest of its cell."""
     contexts = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
-    keys, starts = lens.cells.keys_and_starts
-    bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
-    first, last = np.append(starts, len(lens.cells))[bounds].tolist()
-    records = lens.cells.records(np.arange(first, last))
+    records = lens.cells.records(lens.cells.rows_of(number))
     owner = np.zeros(len(records), dtype=np.int64)
     cosines = lens.cells.codes.cosines(records, direction[None], owner)
     order = np.argsort(-cosines, kind="stable")

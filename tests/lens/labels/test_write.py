@@ -223,7 +223,7 @@ def test_documents_that_score_are_never_shown(model, made, answers):
     with ChatServer() as server:
         ask(model, server, None)
     shown = "".join(request["messages"][0]["content"] for request in server.requests)
-    held_out = np.random.default_rng(0).random(model.lens.cells.documents.num_rows) < 0.2
+    held_out = np.random.default_rng(0).random(len(model.lens.cells.documents)) < 0.2
 
     def windows(places):
         return [row.tobytes() for row in made.text.window(places, BEFORE, AFTER)]

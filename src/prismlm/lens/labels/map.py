@@ -36,6 +36,7 @@ ROWS_AT_ONCE = 512
 
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record."""
+    lens.files.check_local("map")
     record = {"method": "umap", "neighbours": NEIGHBOURS, "least_distance": MIN_DISTANCE}
     record |= {"seed": SEED}
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)

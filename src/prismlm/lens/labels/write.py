@@ -116,6 +116,7 @@ def label_lens(
         ``categories``; ``documents`` that name, and ``held_out`` ones; ``asked``, the usage of the
         labeller, and scores of its names next to the embedded names of the same prototypes.
     """
+    lens.files.check_local("label")
     if lens.corpus is None:
         raise InputError(
             f"the corpus of {lens.path} is not at {lens.corpus_path}, or has changed, and "
@@ -181,7 +182,7 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> La
         sample = contexts.sample_places(cells, count, PLACES)
         subjects = contexts.subject_words(weight, text.vocabulary)
         task.advance()
-    held_out = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
+    held_out = np.random.default_rng(SEED).random(len(cells.starts)) < HELD_OUT
     scoring = held_out[sample.document]
     places = sample.of(~scoring)
     # Cells with positions in held-out documents alone are named by these, and not scored.

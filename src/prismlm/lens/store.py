@@ -1,0 +1,296 @@
+"""The files of a lens: on a disk, memory-mapped, or in an object store, read by byte ranges.
+
+A lens in a store is named by an address that fsspec reads, such as ``s3://bucket/lens``. Files
+whose size grows with the corpus are read by ranges (:mod:`prismlm.lens.stored_array`); the others
+are copied to a directory of this machine when they are first needed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prismlm import fingerprints
+from prismlm.errors import FormatError, InputError, PrismError, StaleLensError, first_line
+from prismlm.files import atomic_file
+from prismlm.lens import layout
+from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, StoredStream, block_cache
+
+# The beginning of the names of files that are read by ranges.
+LARGE = ("cells", "cell-keys", "cell-starts", "cell-documents", "suffixes-order", "suffixes-tokens")
+# Requests at once, and the bytes in which an array describes itself.
+REQUESTS, HEADER = 32, 2**12
+# Seconds between comparisons of meta.json with the one that was opened.
+COMPARED_EVERY = 2.0
+
+
+def file_identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or rewritten; None for a missing file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+class LensFiles:
+    """The files of a lens on a disk.
+
+    Attributes:
+        path: the directory of the files that do not grow with the corpus.
+        address: of the lens, for messages and results.
+        name: of the lens.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.address, self.name = path, str(path), path.resolve().name
+
+    @classmethod
+    def of(cls, lens: Path | str | LensFiles) -> LensFiles:
+        """Return the files of a lens by its path or address."""
+        if isinstance(lens, LensFiles):
+            return lens
+        address = layout.address_of(lens)
+        return LensFiles(Path(lens)) if address is None else StoredFiles(address)
+
+    def identity(self) -> object:
+        """Return what changes when ``meta.json`` is replaced; None if it is missing."""
+        return file_identity(self.path / layout.META_FILE)
+
+    def read_meta(self) -> layout.LensMeta:
+        """Read ``meta.json``, and compare the sizes of all files with it."""
+        return layout.read_meta(self.path)
+
+    def has(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return (self.path / name).is_file()
+
+    def fetch(self, *names: str) -> None:
+        """Make sure that files that do not grow with the corpus are in ``path``."""
+
+    def check(
+        self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
+    ) -> None:
+        """Compare files with their digests, as :func:`layout.check_files`."""
+        layout.check_files(self.path, meta, names, **options)
+
+    def check_local(self, command: str) -> None:
+        """Raise InputError if a command needs a lens on a disk and this one is in a store."""
+
+    def too_large(self, names: Collection[str]) -> str | None:
+        """Return why files cannot be searched in many places; None if they can."""
+
+    def arrays(self, *names: str) -> list[Any]:
+        """Open arrays: memory-mapped, or as :class:`StoredArray`."""
+        # Without the class np.memmap, which makes reading an element slower.
+        return [np.asarray(layout.open_array(self.path / name)) for name in names]
+
+    def table(self, name: str) -> Path | Callable[[], Any]:
+        """Return a file for :class:`~prismlm.corpus.tables.ParquetTable`."""
+        return self.path / name
+
+
+class StoredFiles(LensFiles):
+    """The files of a lens in an object store.
+
+    Attributes:
+        requests, bytes_read: of files that are read by ranges, so far.
+    """
+
+    def __init__(self, address: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.address, self.name = address, address.rpartition("/")[2]
+        self.requests = self.bytes_read = 0
+        # What the store says of each file, such as size, time or ETag; empty without the file.
+        self._states: dict[str, dict[str, Any]] = {}
+        self._compared = -COMPARED_EVERY
+        try:
+            self._fs, self._root = url_to_fs(address, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise InputError(
+                f"{address} cannot be read ({first_line(error)}). A lens in a store needs the "
+                "package of that store for fsspec, such as `pip install s3fs` for s3:// or gcsfs "
+                "for gs://."
+            ) from error
+
+    def identity(self) -> object:
+        """As of local files; the store is asked at most every two seconds."""
+        if time.monotonic() >= self._compared + COMPARED_EVERY:
+            with self._errors(layout.META_FILE):
+                self._states[layout.META_FILE] = self._state(layout.META_FILE)
+            self._compared = time.monotonic()
+        return self._states[layout.META_FILE] or None
+
+    def read_meta(self) -> layout.LensMeta:
+        """As of local files; ``path`` is then the directory of copies of this very lens."""
+        with self._errors(layout.META_FILE):
+            if not self.identity():
+                raise InputError(
+                    f"there is no lens at {self.address}: it has no {layout.META_FILE}. Expected "
+                    "the address of a directory that `prismlm index` wrote."
+                )
+            data = self._fs.cat_file(f"{self._root}/{layout.META_FILE}")
+            self._check_size(layout.META_FILE, len(data))
+            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            self.path = caches / "prismlm" / "lenses" / fingerprints.of_bytes(data)
+            with atomic_file(self.path / layout.META_FILE) as temporary:
+                temporary.write_bytes(data)
+        return layout.read_meta(self.path, self.address, self._sizes)
+
+    def _sizes(self, names: Sequence[str]) -> list[int]:
+        with self._errors(layout.META_FILE):
+            states = list(_pool().map(self._state, names))
+        self._states |= zip(names, states, strict=True)
+        return [self._size(name) for name in names]
+
+    def has(self, name: str) -> bool:
+        """As of local files."""
+        return bool(self._states.get(name))
+
+    def fetch(self, *names: str) -> None:
+        """Copy files to ``path``, each as a whole."""
+        for name in names:
+            copy = self.path / name
+            if not name.startswith(LARGE) and not copy.is_file():
+                with self._errors(name), atomic_file(copy) as temporary:
+                    self._fs.get_file(f"{self._root}/{name}", str(temporary))
+                    self._check_size(name, temporary.stat().st_size)
+
+    def check(
+        self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
+    ) -> None:
+        """Compare copies with their digests; without ``names``, the other files as well."""
+        small = [n for n in (meta.files if names is None else names) if not n.startswith(LARGE)]
+        self.fetch(*small)
+        try:
+            layout.check_files(self.path, meta, small)
+        except FormatError as error:
+            # A file of another lens, if this one is being replaced.
+            self._compared = -COMPARED_EVERY
+            for name in small:
+                (self.path / name).unlink(missing_ok=True)
+            if self._states[layout.META_FILE] != self.identity():
+                raise self._stale() from error
+            raise
+        for name in meta.files if names is None else ():
+            if name.startswith(LARGE):
+                with self._errors(name), self._fs.open(f"{self._root}/{name}", "rb") as file:
+                    digest = fingerprints.of_stream(file)
+                layout.check_digest(f"{self.address}/{name}", digest, meta.files[name])
+
+    def check_local(self, command: str) -> None:
+        """Raise InputError, since a store has neither locks nor renames."""
+        raise InputError(
+            f"`prismlm {command}` needs a lens on a disk, and {self.address} is in a store: copy "
+            f"it to a disk, give --lens DIR, and copy what changes ({layout.META_FILE}, "
+            f"{layout.PROTOTYPES_FILE}) back."
+        )
+
+    def too_large(self, names: Collection[str]) -> str | None:
+        """As of local files; those of a store must fit into the cache, since steps take turns."""
+        size, limit = sum(map(self._size, names)), block_cache().limit // 2
+        if size > limit:
+            return (
+                f"it is in a store, where {size / 1e6:,.0f} MB are searched only if they fit into "
+                f"half of the cache, {limit / 1e6:,.0f} MB: set {CACHE_VARIABLE}, or copy the lens "
+                "to a disk"
+            )
+        return None
+
+    def arrays(self, *names: str) -> list[Any]:
+        """As of local files; small ones are copied and memory-mapped."""
+        large = [name for name in names if name.startswith(LARGE)]
+        self.fetch(*names)
+        spans = [(name, 0, min(HEADER, self._size(name))) for name in large]
+        headers = dict(zip(large, self.read(spans), strict=True))
+        return [
+            self._array(name, headers[name])
+            if name in headers
+            else layout.open_array(self.path / name)
+            for name in names
+        ]
+
+    def _array(self, name: str, header: bytes | None = None) -> StoredArray:
+        key, size = f"{self.address}/{name} {self._states[name]}", self._size(name)
+
+        def read(spans: Sequence[tuple[int, int]]) -> list[bytes]:
+            return self.read([(name, *span) for span in spans])
+
+        if header is None:
+            return StoredArray(read, key, np.dtype("u1"), size)
+        try:
+            return StoredArray.from_header(read, key, header, size)
+        except ValueError as error:
+            raise layout.damaged(f"{self.address}/{name}", error) from error
+
+    def table(self, name: str) -> Path | Callable[[], Any]:
+        """As of local files."""
+        return partial(StoredStream, self._array(name))
+
+    def read(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return ranges of bytes of files, fetched at once; StaleLensError for changed files."""
+        names = sorted({name for name, *_ in spans})
+        with self._errors(", ".join(names)):
+            states = _pool().map(self._state, names)
+            parts = list(_pool().map(lambda span: self._bytes(*span), spans))
+            if any(state != self._states[name] for name, state in zip(names, states, strict=True)):
+                raise self._stale()
+        for (name, start, stop), part in zip(spans, parts, strict=True):
+            self._check_size(name, len(part), stop - start)
+        self.requests += len(parts)
+        self.bytes_read += sum(map(len, parts))
+        return parts
+
+    def _bytes(self, name: str, start: int, stop: int) -> bytes:
+        return self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
+
+    def _state(self, name: str) -> dict[str, Any]:
+        try:
+            state = self._fs.info(f"{self._root}/{name}")
+        except FileNotFoundError:
+            return {}
+        return {} if state.get("type") == "directory" else dict(state)
+
+    def _size(self, name: str) -> int:
+        return self._states[name].get("size") or 0
+
+    def _check_size(self, name: str, size: int, expected: int | None = None) -> None:
+        expected = self._size(name) if expected is None else expected
+        if size != expected:
+            raise PrismError(
+                f"{self.address}/{name} could not be read: the store gave {size:,} bytes where "
+                f"{expected:,} were asked for. Ask again; the lens itself is unchanged."
+            )
+
+    def _stale(self) -> StaleLensError:
+        return StaleLensError(layout.REPLACED.format(self.address))
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn errors of the store into one that names the file."""
+        try:
+            yield
+        except PrismError:
+            raise
+        except FileNotFoundError as error:
+            raise self._stale() from error
+        except Exception as error:  # each store has its own
+            raise PrismError(
+                f"{self.address}/{name} could not be read ({type(error).__name__}: "
+                f"{first_line(error)}). Check the address, your access to the store and the "
+                "network, and ask again; the lens itself is unchanged."
+            ) from error
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(REQUESTS, "lens")

@@ -1,0 +1,311 @@
+"""A lens in an object store answers as on a disk; what a store can do wrong is named."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import prismlm
+from prismlm.cli.app import app
+from prismlm.errors import FormatError, InputError, PrismError, StaleLensError
+from prismlm.lens import layout, store, stored_array
+from prismlm.lens.cells import Cells
+from prismlm.lens.inspection import inspect_lens
+from prismlm.lens.labels.map import map_lens
+from prismlm.lens.labels.write import label_lens
+from prismlm.lens.store import StoredFiles
+from prismlm.lens.stored_array import BlockCache, StoredArray, StoredStream, block_cache
+
+TEXT = "The patient was given a dose of the drug"
+DTYPES = ["<u2", "<i8", [("position", "<u4"), ("code", "u1", (5,))]]
+
+
+@pytest.fixture(scope="module")
+def s3():
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    from tests.helpers.s3_server import s3_server
+
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """Copies of small files go to a directory of the test, and nothing is cached yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "copies"))
+    block_cache.cache_clear()
+    yield tmp_path / "copies"
+    block_cache.cache_clear()
+
+
+@pytest.fixture
+def address(s3, lm, copies, request):
+    from tests.helpers.s3_server import upload
+
+    return upload(s3[1], lm.lens.path, request.node.name.partition("[")[0])
+
+
+def array_of(values):
+    """Store values in memory, and count the requests."""
+    data, requests = values.tobytes(), []
+
+    def read(spans):
+        requests.append(spans)
+        return [data[first:last] for first, last in spans]
+
+    return StoredArray(read, f"array {id(data)}", values.dtype, len(values)), requests
+
+
+@given(
+    size=st.integers(0, 300),
+    dtype=st.sampled_from(DTYPES),
+    block=st.sampled_from([1, 16, 64, 2**16]),
+    seed=st.integers(0, 100),
+)
+def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
+    generator, dtype = np.random.default_rng(seed), np.dtype(dtype)
+    values = generator.integers(0, 50, size * dtype.itemsize).astype("u1").view(dtype)
+    if dtype.names is None:
+        values = np.sort(generator.integers(0, 50, size)).astype(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_array, "BLOCK", block)
+        patch.setattr(stored_array, "LONG", generator.choice([1, 2**23]))
+        block_cache.cache_clear()
+        array, requests = array_of(values)
+        rows = generator.integers(0, max(1, size), 20 if size else 0)
+        assert np.array_equal(array.take(rows), values[rows])
+        assert len(requests) <= 1  # all blocks at once
+        assert len(array) == size
+        for first, last in np.sort(generator.integers(0, size + 1, (5, 2))).tolist():
+            assert np.array_equal(array[first:last], values[first:last])
+        assert np.array_equal(array[:], values)
+        if size:
+            assert array[-1] == values[-1]
+        if dtype.names is None:
+            queries = generator.integers(-2, 53, 30)
+            for side in ("left", "right"):
+                expected = np.searchsorted(values, queries, side)
+                assert np.array_equal(array.searchsorted(queries, side), expected)
+        assert StoredStream(array_of(np.frombuffer(values.tobytes(), "u1"))[0]).read() == bytes(
+            values.tobytes()
+        )
+
+
+def test_a_search_reads_few_blocks(copies):
+    values = np.arange(10**6) * 3
+    array, requests = array_of(values)
+    assert array.searchsorted(np.array([30, 31])).tolist() == [10, 11]
+    read = sum(last - first for spans in requests for first, last in spans)
+    assert read < values.nbytes / 10
+
+
+def test_the_cache_is_bounded(monkeypatch):
+    cache = BlockCache(1000)
+    for key in range(20):
+        cache.put(key, np.zeros(150, "u1"))
+        assert cache.get(0) is not None  # used just now
+    held = [key for key in range(20) if cache.get(key) is not None]
+    assert held == [0, 15, 16, 17, 18, 19]
+    block_cache.cache_clear()
+    monkeypatch.setenv(stored_array.CACHE_VARIABLE, "a lot")
+    with pytest.raises(InputError, match="PRISMLM_LENS_CACHE_MB"):
+        block_cache()
+
+
+def split_cells(lens, directory):
+    """Write the cells of a lens again, as three ranges."""
+    directory.mkdir()
+    meta, cells = dict(lens.meta.cells), lens.cells
+    keys, starts = cells.keys_and_starts
+    cell = keys // cells.meta.vocabulary
+    edges = [0, int(cell[len(cell) // 3]), int(cell[len(cell) // 2]), int(cell[-1]) + 1]
+    meta["ranges"] = []
+    for number, (first, last) in enumerate(pairwise(edges)):
+        inside = (cell >= first) & (cell < last)
+        end = np.append(starts, len(cells))[np.flatnonzero(inside)[-1] + 1]
+        rows = np.arange(starts[inside][0], end)
+        parts = cells.records(rows), keys[inside], starts[inside] - rows[0]
+        for name, part in zip(layout.cell_files(number, 3), parts, strict=True):
+            np.save(directory / name, part)
+        meta["ranges"].append({"first_cell": first, "rows": len(rows)})
+    for name in (layout.CELL_DOCUMENTS_FILE,):
+        (directory / name).write_bytes((lens.path / name).read_bytes())
+    return meta
+
+
+def test_cells_in_ranges_equal_those_of_one_file(lm, tmp_path):
+    one = lm.lens.cells
+    several = Cells(tmp_path / "lens", split_cells(lm.lens, tmp_path / "lens"))
+    generator, vocabulary = np.random.default_rng(0), one.meta.vocabulary
+    count = lm.lens.num_prototypes
+    cells = generator.integers(0, count, 5000)
+    keys = one.keys_and_starts[0]
+    tokens = np.append(generator.choice(keys, 2500) % vocabulary, cells[:2500] % vocabulary)
+    for ask in (lambda c: c.ranges(cells, tokens), lambda c: c.ranges_except(cells, tokens)):
+        assert all(map(np.array_equal, ask(one), ask(several)))
+    rows = generator.integers(0, len(one), 3000)
+    assert np.array_equal(one.records(rows), several.records(rows))
+    first, size = len(one) // 3 - 500, 1000
+    assert np.array_equal(one.positions(first, size), several.positions(first, size))
+    assert np.array_equal(one.token_rates, several.token_rates)
+    assert np.array_equal(one.sizes(count), several.sizes(count))
+    assert all(map(np.array_equal, one.cells_of(3, count), several.cells_of(3, count)))
+    assert np.array_equal(one.rows_of(int(cells[0])), several.rows_of(int(cells[0])))
+    (tmp_path / "lens" / layout.cell_files(1, 3)[0]).write_bytes(b"")
+    with pytest.raises(FormatError, match="cells-00001"):
+        Cells(tmp_path / "lens", asdict(one.meta) | {"ranges": several._stored})
+
+
+def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, monkeypatch):
+    monkeypatch.setattr(stored_array, "BLOCK", 2**14)
+    stored = prismlm.load(tiny_model, lens=address)
+    files = stored.lens.files
+    assert stored.lens.address == address
+    assert files.bytes_read < 10**5
+    expected, trace = (one.explain(TEXT, generate=6) for one in (lm, stored))
+    same = {"lens": address}
+    assert trace.to_dict(against=3) == expected.to_dict(against=3) | same
+    assert trace.documents(3)[0].text
+    assert trace.verbatim(3) == expected.verbatim(3)
+    read = files.bytes_read
+    assert stored.explain(TEXT, generate=6).to_dict() == expected.to_dict() | same
+    assert files.bytes_read == read  # everything was in the cache
+    assert stored.lens.names == lm.lens.names
+    assert inspect_lens(stored.lens) == inspect_lens(lm.lens)
+
+
+def test_a_command_takes_an_address(tiny_model, address):
+    arguments = ["explain", str(tiny_model), TEXT, "--lens", address, "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["lens"] == address
+
+
+def test_what_would_write_is_refused(lm, tiny_model, address):
+    stored = prismlm.load(tiny_model, lens=address)
+    for work in (
+        lambda: label_lens(stored.lens, stored.model),
+        lambda: map_lens(stored.lens, stored.head),
+        lambda: stored.push_to_hub("acme/tiny", dry_run=True),
+    ):
+        with pytest.raises(InputError, match=rf"needs a lens on a disk, and {address} is in"):
+            work()
+
+
+def test_addresses_without_a_lens(tiny_model, s3, copies, monkeypatch):
+    for nothing in ("s3://no-such-bucket/lens", "s3://lenses/none", "memory://none"):
+        with pytest.raises(InputError, match=f"there is no lens at {nothing}"):
+            prismlm.load(tiny_model, lens=nothing)
+    for unknown, named in (("nowhere://lens", "nowhere"), ("oci://bucket/lens", "ocifs")):
+        with pytest.raises(InputError, match=rf"{unknown} cannot be read .*{named}"):
+            prismlm.load(tiny_model, lens=unknown)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    type(s3[1]).clear_instance_cache()
+    with pytest.raises(PrismError, match=r"s3://lenses/private.*(redential|Forbidden|denied)"):
+        prismlm.load(tiny_model, lens="s3://lenses/private")
+    type(s3[1]).clear_instance_cache()
+
+
+@pytest.mark.parametrize("name", [layout.META_FILE, layout.CELLS_FILE])
+def test_a_lens_that_is_rebuilt_is_noticed(tiny_model, address, s3, monkeypatch, name):
+    monkeypatch.setattr(store, "COMPARED_EVERY", 0.0)
+    stored = prismlm.load(tiny_model, lens=address)
+    assert stored.lens.sentence(5)
+    path = address.removeprefix("s3://") + "/" + name
+    data = bytearray(s3[1].cat_file(path))
+    data[-10] ^= 4
+    s3[1].pipe_file(path, bytes(data))
+    with pytest.raises(StaleLensError, match="rebuilt or removed since it was opened"):
+        stored.explain(TEXT).sources()
+    if name == layout.CELLS_FILE:
+        fresh = prismlm.load(tiny_model, lens=address)
+        with pytest.raises(FormatError, match=f"{address}/{name} is damaged"):
+            inspect_lens(fresh.lens)
+
+
+def test_a_cut_file_and_a_damaged_copy(tiny_model, address, s3, copies):
+    stored = prismlm.load(tiny_model, lens=address)
+    copy = stored.lens.path / layout.MASS_FILE
+    copy.write_bytes(b"damaged")
+    with pytest.raises(FormatError, match=layout.MASS_FILE):
+        _ = stored.lens.mass
+    assert stored.lens.mass.num_rows  # copied anew
+    name = f"{address.removeprefix('s3://')}/{layout.CELLS_FILE}"
+    s3[1].pipe_file(name, s3[1].cat_file(name)[:-7])
+    with pytest.raises(FormatError, match=rf"{address}/{layout.CELLS_FILE} has .* bytes"):
+        prismlm.load(tiny_model, lens=address)
+
+
+class HalfWay:
+    """A store in memory that fails from some request on, or gives less than was asked for."""
+
+    def __init__(self, store, after, error=None):
+        self._store, self.left, self._error = store, after, error
+        self.info = store.info
+
+    def _answer(self, data):
+        self.left -= 1
+        if self.left < 0 and self._error is not None:
+            raise self._error
+        return data[: len(data) // 2] if self.left < 0 else data
+
+    def cat_file(self, path, start=None, end=None):
+        return self._answer(self._store.cat_file(path, start=start, end=end))
+
+    def get_file(self, path, to):
+        Path(to).write_bytes(self._answer(self._store.cat_file(path)))
+
+
+def test_a_store_that_fails_half_way(lm, copies, tmp_path):
+    """After any number of requests, the error names the file; no half copy stays."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in lm.lens.path.iterdir():
+        memory.pipe_file(f"/{tmp_path.name}/{path.name}", path.read_bytes())
+    address = f"memory://{tmp_path.name}"
+
+    def read_all(files):
+        meta = files.read_meta()
+        cells = Cells(files, meta.cells, lambda names: files.check(meta, names))
+        cells.records(np.arange(5))
+        assert cells.facts(3)["doc_id"]
+        files.check(meta, [layout.MASS_FILE])
+
+    def broken(after):
+        block_cache.cache_clear()
+        files = StoredFiles(address)
+        error = [None, OSError("gone"), RuntimeError("cut")][after % 3]
+        files._fs = HalfWay(files._fs, after, error)
+        return files
+
+    whole = broken(1000)
+    read_all(whole)
+    needed = 1000 - whole._fs.left
+    assert needed > 4
+    for after in range(needed):
+        shutil.rmtree(copies, ignore_errors=True)
+        files = broken(after)
+        with pytest.raises(PrismError, match=address):
+            read_all(files)
+        for copy in copies.rglob("*.*"):
+            assert copy.read_bytes() == (lm.lens.path / copy.name).read_bytes()
+
+
+def test_a_server_that_stops(tiny_model, address, s3):
+    """Last: the server does not come back."""
+    stored = prismlm.load(tiny_model, lens=address)
+    s3[0].stop()
+    with pytest.raises(PrismError, match=rf"{address}/.* could not be read \(.*Check the address"):
+        stored.explain(TEXT).sources()
