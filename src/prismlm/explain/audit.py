@@ -21,7 +21,7 @@ from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
 from prismlm.explain.attribution import Attribution, AttributionSum, Method
-from prismlm.explain.prediction import is_plausible
+from prismlm.explain.prediction import misfit
 from prismlm.explain.support import support_counts
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.files import json_text, read_json, write_json
@@ -44,10 +44,6 @@ MAX_DOCUMENTS = 20
 MIN_SHARE = 0.01  # of a document in a row
 # Characters that identify a text; more in the lists, whose texts may begin alike.
 OPENING, LISTED_OPENING = 120, 400
-MISFIT = (
-    "The prototype head does not fit this model: the median explained share is not one that a "
-    "working head has, from 0% to 100%. Attach a new one."
-)
 BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
@@ -172,7 +168,7 @@ class Audit:
             **counts,
             "ce": self.sums["loss"] / counts["predictions"] if counts["predictions"] else None,
             "explained_share": explained,
-            "notes": [] if explained is None or is_plausible(explained) else [MISFIT],
+            "notes": [] if explained is None else misfit(explained),
             "shares": {by: attribution.sources(by, where).to_dict() for by in GROUP_COLUMNS},
             "documents": [
                 document.to_dict() | {"around": document.around}

@@ -26,6 +26,7 @@ from prismlm.ops.uncertainty_feedback import NO_CODE
 
 # Median explained shares beyond these are not those of a head that was fitted to the model.
 MIN_EXPLAINED, MAX_EXPLAINED = -0.5, 1.5
+MISFIT = "The prototype head does not fit this model: {}. Attach a new one."
 
 
 class Parts(NamedTuple):
@@ -214,19 +215,20 @@ class Predictions:
                 "the corpus is near to them: the model's weights, such as its final norm, are "
                 "damaged."
             ]
-        share = float(self.parts.explained_share.median())
         if not self.evidence.any():
-            why = "no prototype is active"
-        elif not is_plausible(share):
-            why = f"the median explained share is {share:,.0%}, where 0% to 100% can be"
-        else:
-            return []
-        return [f"The prototype head does not fit this model: {why}. Attach a new one."]
+            return [MISFIT.format("no prototype is active")]
+        return misfit(float(self.parts.explained_share.median()))
 
 
 def is_plausible(explained_share: float) -> bool:
     """Say whether a median explained share can be that of a head fitted to the model."""
     return MIN_EXPLAINED <= explained_share <= MAX_EXPLAINED
+
+
+def misfit(explained_share: float) -> list[str]:
+    """Return a warning unless a median explained share is plausible."""
+    why = f"the median explained share is {explained_share:,.0%}, where 0% to 100% can be"
+    return [] if is_plausible(explained_share) else [MISFIT.format(why)]
 
 
 class Uses(NamedTuple):

@@ -14,11 +14,10 @@ import torch
 
 from prismlm.corpus.encode import around_text
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
-from prismlm.errors import InputError, check_choice, check_whole
+from prismlm.errors import InputError, check_whole
 from prismlm.explain.against import Opposition
 from prismlm.explain.attention_maps import AttentionMap
 from prismlm.explain.attribution import (
-    METHODS,
     Attribution,
     Carriers,
     Method,
@@ -128,8 +127,7 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
     figures = zip(*(column.tolist() for column in columns), uses, strict=True)
     decode = cache(lambda token: decode_token(lm.tokenizer, token))
     targets = split.targets.tolist()
-    # At most one target follows the text.
-    pieces = pieces_of(lm.tokenizer, ids + targets[len(ids) - 1 :])
+    pieces = trace.pieces
     labels = [piece.label for piece in pieces]
     codes = None if split.codes is None else split.codes[0]
     fed = fed_back(lm.model, codes) or [None] * len(uses)
@@ -268,14 +266,12 @@ class Trace:
     def carriers(self, method: Method = "evidence") -> Carriers:
         """Return the positions that carry each prediction of the answer, in its text."""
         full = self.parent or self
-        check_choice("the method", method, METHODS)
         if method not in full._carriers:
             full._carriers[method] = carriers_of(self.predictions, self._lens(), method)
         return full._carriers[method].select(self.rows[self.first :])
 
     def attribution(self, method: Method = "evidence") -> Attribution:
         """Return what the answer relies on, computed once for each method."""
-        check_choice("the method", method, METHODS)
         if method not in self._attributions:
             attribution = attribute(self.carriers(method), self._lens(), method)
             self._attributions[method] = attribution
@@ -393,8 +389,11 @@ class Trace:
         return cited
 
     @cached_property
-    def _pieces(self) -> list[Piece]:
-        return pieces_of(self.lm.tokenizer, self.ids)
+    def pieces(self) -> list[Piece]:
+        """All tokens of the full text, and the target after them, for display."""
+        # At most one target follows the text.
+        after = self.predictions.targets[len(self.ids) - 1 :].tolist()
+        return pieces_of(self.lm.tokenizer, self.ids + after)
 
     @property
     def softcap(self) -> float | None:
@@ -420,8 +419,8 @@ class Trace:
         if lens.suffixes is None:
             why = f"the lens {lens.name} cannot find text word for word: {lens.unsearchable}."
             raise InputError(why)
-        ids, parent = self._ids, self.parent or self
-        pieces = parent._pieces[self.rows.start : self.rows.start + len(ids)]
+        ids, first = self._ids, self.rows.start
+        pieces = (self.parent or self).pieces[first : first + len(ids)]
         prefix = around_text(self.lm.tokenizer)[0]
         # The token read before the first generated one is not part of the answer.
         first = self.first + 1 if self.written else len(prefix) * (ids[: len(prefix)] == prefix)

@@ -96,9 +96,7 @@ def _missing(name: str, lens: Lens | None) -> list[dict[str, str]]:
     if lens is None:
         return [{"what": "a lens: no training text can be named", "command": index}]
     corpus = f"the corpus at {lens.corpus_path}: it is not there, or has changed"
-    cells = "cells: documents are named, no passages"
     parts = (
-        (lens.cells, cells, f"{index} --positions 1 --overwrite"),
         (lens.meta.labels, "names of prototypes", f"prismlm label {name}"),
         (lens.meta.map, "a map of prototypes", f"prismlm map {name}"),
         (lens.corpus, corpus, f"{index} --overwrite"),
