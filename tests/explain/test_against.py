@@ -13,7 +13,6 @@ from prismlm.errors import InputError
 from prismlm.explain import against as module
 from prismlm.explain.attribution import TEMPERATURE
 from prismlm.lens.cells import UNKNOWN
-from tests.helpers.next_tokens import next_tokens
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]
 EVERYTHING = 10**9
@@ -123,24 +122,6 @@ def test_no_weight_exceeds_its_bound_and_candidates_have_the_largest(lm, monkeyp
     every = module.candidates(trace.predictions, lm, lm.lens)
     assert len(every.place) > len(some.place) == 100
     assert sorted(every.bound)[-100:] == sorted(some.bound)
-
-
-def test_the_window_of_a_place_is_the_indexs(lm):
-    """A place of a later window is read with that window's context, as the index has it."""
-    cells, meta = lm.lens.cells, lm.lens.meta
-    records = cells.records(np.arange(len(cells)))
-    offset = records["position"] - cells.starts[cells.document_of(records["position"])]
-    chosen = np.concatenate(
-        [
-            np.flatnonzero(offset == o)[:20]
-            for o in (0, meta.window - 1, meta.window, meta.window + meta.stride)
-        ]
-    )
-    found = module.probabilities_at(
-        lm, lm.lens, records["position"][chosen], next_tokens(cells, chosen)
-    )
-    # The index noted the probability of the token that did come next.
-    np.testing.assert_allclose(found, records["probability"][chosen], rtol=2e-3, atol=1e-5)
 
 
 def test_passages_say_what_came_next_and_what_was_predicted(lm):
