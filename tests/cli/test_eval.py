@@ -273,8 +273,7 @@ def test_pairs(document, refused, pairs, tmp_path):
     [
         (["--per-slice", 0], "'--per-slice'"),
         (["--similarity", 2], "'--similarity'"),
-        (["--per-slice", 90], "the slice 'synonym' has"),
-        (["--data", "."], "has no wikitext2/*.txt"),
+        (["--per-slice", 90], "ask for fewer by --per-slice"),
     ],
 )
 def test_pairs_refuses(refused, pairs, tmp_path, arguments, words):
