@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import asdict
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +14,21 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
+from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError, PrismError, StaleLensError
 from prismlm.lens import layout, store, stored_array
+from prismlm.lens.build import build_index
 from prismlm.lens.cells import Cells
 from prismlm.lens.inspection import inspect_lens
 from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import label_lens
+from prismlm.lens.lens import Lens
+from prismlm.lens.options import IndexOptions
 from prismlm.lens.store import StoredFiles
 from prismlm.lens.stored_array import BlockCache, StoredArray, StoredStream, block_cache
 
 TEXT = "The patient was given a dose of the drug"
+OPTIONS = IndexOptions(window=64, stride=48, split="heldout")
 DTYPES = ["<u2", "<i8", [("position", "<u4"), ("code", "u1", (5,))]]
 
 
@@ -121,48 +125,43 @@ def test_the_cache_is_bounded(monkeypatch):
         block_cache()
 
 
-def split_cells(lens, directory):
-    """Write the cells of a lens again, as three ranges."""
-    directory.mkdir()
-    meta, cells = dict(lens.meta.cells), lens.cells
-    keys, starts = cells.keys_and_starts
-    cell = keys // cells.meta.vocabulary
-    edges = [0, int(cell[len(cell) // 3]), int(cell[len(cell) // 2]), int(cell[-1]) + 1]
-    meta["ranges"] = []
-    for number, (first, last) in enumerate(pairwise(edges)):
-        inside = (cell >= first) & (cell < last)
-        end = np.append(starts, len(cells))[np.flatnonzero(inside)[-1] + 1]
-        rows = np.arange(starts[inside][0], end)
-        parts = cells.records(rows), keys[inside], starts[inside] - rows[0]
-        for name, part in zip(layout.cell_files(number, 3), parts, strict=True):
-            np.save(directory / name, part)
-        meta["ranges"].append({"first_cell": first, "rows": len(rows)})
-    for name in (layout.CELL_DOCUMENTS_FILE,):
-        (directory / name).write_bytes((lens.path / name).read_bytes())
-    return meta
+def test_cells_in_ranges_equal_those_of_one_file(lm, tiny_corpus, tmp_path, copies):
+    import fsspec
 
-
-def test_cells_in_ranges_equal_those_of_one_file(lm, tmp_path):
-    one = lm.lens.cells
-    several = Cells(tmp_path / "lens", split_cells(lm.lens, tmp_path / "lens"))
+    corpus, paths = Corpus.open(tiny_corpus), (tmp_path / "one", tmp_path / "several")
+    for path, size in zip(paths, (2**30, 100_000), strict=True):
+        build_index(lm.model, lm.head, corpus, path, replace(OPTIONS, range_bytes=size))
+    lenses = [Lens.open(path, lm.model, lm.head) for path in paths]
+    assert len(lenses[1].meta.cells["ranges"]) > 2
+    assert "ranges" not in lenses[0].meta.cells
+    for name in layout.COUNT_FILES:
+        assert [name in lens.meta.files for lens in lenses] == [False, True]
+    memory = fsspec.filesystem("memory")
+    memory.put(str(paths[1]), f"/{tmp_path.name}", recursive=True)
+    stored = Lens.open(f"memory://{tmp_path.name}", lm.model, lm.head)
+    one, count = lenses[0].cells, lm.lens.num_prototypes
     generator, vocabulary = np.random.default_rng(0), one.meta.vocabulary
-    count = lm.lens.num_prototypes
     cells = generator.integers(0, count, 5000)
-    keys = one.keys_and_starts[0]
-    tokens = np.append(generator.choice(keys, 2500) % vocabulary, cells[:2500] % vocabulary)
-    for ask in (lambda c: c.ranges(cells, tokens), lambda c: c.ranges_except(cells, tokens)):
-        assert all(map(np.array_equal, ask(one), ask(several)))
+    tokens = generator.choice(one.keys_and_starts[0], 5000) % vocabulary
     rows = generator.integers(0, len(one), 3000)
-    assert np.array_equal(one.records(rows), several.records(rows))
-    first, size = len(one) // 3 - 500, 1000
-    assert np.array_equal(one.positions(first, size), several.positions(first, size))
-    assert np.array_equal(one.token_rates, several.token_rates)
-    assert np.array_equal(one.sizes(count), several.sizes(count))
-    assert all(map(np.array_equal, one.cells_of(3, count), several.cells_of(3, count)))
-    assert np.array_equal(one.rows_of(int(cells[0])), several.rows_of(int(cells[0])))
-    (tmp_path / "lens" / layout.cell_files(1, 3)[0]).write_bytes(b"")
+    expected = replace(lm, lens=lenses[0]).explain(TEXT).to_dict(against=2)
+    for lens in (lenses[1], stored):
+        several = lens.cells
+        for ask in (lambda c: c.ranges(cells, tokens), lambda c: c.ranges_except(cells, tokens)):
+            assert all(map(np.array_equal, ask(one), ask(several)))
+        assert np.array_equal(one.records(rows), several.records(rows))
+        first, size = len(one) // 3 - 500, 1000
+        assert np.array_equal(one.positions(first, size), several.positions(first, size))
+        assert np.array_equal(one.token_rates, several.token_rates)
+        assert np.array_equal(one.sizes(count), several.sizes(count))
+        assert all(map(np.array_equal, one.cells_of(3, count), several.cells_of(3, count)))
+        assert np.array_equal(one.rows_of(int(cells[0])), several.rows_of(int(cells[0])))
+        assert replace(lm, lens=lens).explain(TEXT).to_dict(against=2) == expected | {
+            "lens": lens.address
+        }
+    (paths[1] / layout.cell_files(1, 3)[0]).write_bytes(b"")
     with pytest.raises(FormatError, match="cells-00001"):
-        Cells(tmp_path / "lens", asdict(one.meta) | {"ranges": several._stored})
+        Cells(paths[1], lenses[1].meta.cells)
 
 
 def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, monkeypatch):
