@@ -21,7 +21,8 @@ from prismlm.corpus.tables import ParquetTable
 from prismlm.errors import FormatError, InputError, check_choice, check_kind, check_text, suggest
 from prismlm.lens import layout
 from prismlm.lens.codes import Codes, open_codes
-from prismlm.lens.store import LensFiles
+from prismlm.lens.lens_files import LensFiles
+from prismlm.lens.store import files_of
 
 ROWS_AT_ONCE = 2**20
 POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
@@ -144,7 +145,7 @@ class Cells:
         meta: dict[str, Any],
         check: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
-        self._files, self._check_files = LensFiles.of(files), check
+        self._files, self._check_files = files_of(files), check
         # Older lenses have checksums here.
         known = {field.name for field in fields(CellsMeta)}
         self.meta = CellsMeta(**{key: value for key, value in meta.items() if key in known})

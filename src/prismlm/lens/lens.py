@@ -19,8 +19,9 @@ from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
 from prismlm.lens.cells import Cells, Keys
+from prismlm.lens.lens_files import LensFiles, file_identity
 from prismlm.lens.probe import PROBE_FILE, Probe
-from prismlm.lens.store import LensFiles, file_identity
+from prismlm.lens.store import files_of
 from prismlm.lens.suffixes import StoredTokens, Suffixes
 from prismlm.lens.support import SupportScale
 from prismlm.lens.text import Around, OwnText, joined, sentence_around
@@ -58,7 +59,7 @@ class Lens:
     """
 
     def __init__(self, files: Path | LensFiles, meta: layout.LensMeta, head: PrototypeHead) -> None:
-        self.files, self.meta, self.head = LensFiles.of(files), meta, head
+        self.files, self.meta, self.head = files_of(files), meta, head
         self._opened = self.files.identity()
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
@@ -85,7 +86,7 @@ class Lens:
             FormatError: not a lens, damaged or of another version.
             StaleLensError: built for another model, head or tokenizer.
         """
-        files = LensFiles.of(path)
+        files = files_of(path)
         opened = files.identity()
         meta = files.read_meta()
         layout.check_fresh(meta, files.address, head, tokenizer)

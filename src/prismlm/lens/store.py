@@ -1,4 +1,4 @@
-"""The files of a lens: on a disk, memory-mapped, or in an object store, read by byte ranges.
+"""The files of a lens in an object store, read by byte ranges.
 
 A lens in a store is named by an address that fsspec reads, such as ``s3://bucket/lens``. Files
 whose size grows with the corpus are read by ranges (:mod:`prismlm.lens.stored_array`); the others
@@ -22,6 +22,7 @@ from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, StaleLensError, first_line
 from prismlm.files import atomic_file
 from prismlm.lens import layout
+from prismlm.lens.lens_files import LensFiles
 from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, StoredStream, block_cache
 
 # The beginning of the names of files that are read by ranges.
@@ -32,70 +33,12 @@ REQUESTS, HEADER = 32, 2**12
 COMPARED_EVERY = 2.0
 
 
-def file_identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is replaced or rewritten; None for a missing file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-class LensFiles:
-    """The files of a lens on a disk.
-
-    Attributes:
-        path: the directory of the files that do not grow with the corpus.
-        address: of the lens, for messages and results.
-        name: of the lens.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.address, self.name = path, str(path), path.resolve().name
-
-    @classmethod
-    def of(cls, lens: Path | str | LensFiles) -> LensFiles:
-        """Return the files of a lens by its path or address."""
-        if isinstance(lens, LensFiles):
-            return lens
-        address = layout.address_of(lens)
-        return LensFiles(Path(lens)) if address is None else StoredFiles(address)
-
-    def identity(self) -> object:
-        """Return what changes when ``meta.json`` is replaced; None if it is missing."""
-        return file_identity(self.path / layout.META_FILE)
-
-    def read_meta(self) -> layout.LensMeta:
-        """Read ``meta.json``, and compare the sizes of all files with it."""
-        return layout.read_meta(self.path)
-
-    def has(self, name: str) -> bool:
-        """Return whether a file exists."""
-        return (self.path / name).is_file()
-
-    def fetch(self, *names: str) -> None:
-        """Make sure that files that do not grow with the corpus are in ``path``."""
-
-    def check(
-        self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
-    ) -> None:
-        """Compare files with their digests, as :func:`layout.check_files`."""
-        layout.check_files(self.path, meta, names, **options)
-
-    def check_local(self, command: str) -> None:
-        """Raise InputError if a command needs a lens on a disk and this one is in a store."""
-
-    def too_large(self, names: Collection[str]) -> str | None:
-        """Return why files cannot be searched in many places; None if they can."""
-
-    def arrays(self, *names: str) -> list[Any]:
-        """Open arrays: memory-mapped, or as :class:`StoredArray`."""
-        # Without the class np.memmap, which makes reading an element slower.
-        return [np.asarray(layout.open_array(self.path / name)) for name in names]
-
-    def table(self, name: str) -> Path | Callable[[], Any]:
-        """Return a file for :class:`~prismlm.corpus.tables.ParquetTable`."""
-        return self.path / name
+def files_of(lens: Path | str | LensFiles) -> LensFiles:
+    """Return the files of a lens by its path or address."""
+    if isinstance(lens, LensFiles):
+        return lens
+    address = layout.address_of(lens)
+    return LensFiles(Path(lens)) if address is None else StoredFiles(address)
 
 
 class StoredFiles(LensFiles):
@@ -113,8 +56,11 @@ class StoredFiles(LensFiles):
         # What the store says of each file, such as size, time or ETag; empty without the file.
         self._states: dict[str, dict[str, Any]] = {}
         self._compared = -COMPARED_EVERY
+        # Botocore's limit of connections is lower.
+        connections = {"config_kwargs": {"max_pool_connections": REQUESTS}}
+        options = connections if address.startswith("s3") else {}
         try:
-            self._fs, self._root = url_to_fs(address, use_listings_cache=False)
+            self._fs, self._root = url_to_fs(address, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
             raise InputError(
                 f"{address} cannot be read ({first_line(error)}). A lens in a store needs the "

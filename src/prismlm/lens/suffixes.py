@@ -28,7 +28,8 @@ from prismlm.errors import InputError
 from prismlm.files import atomic_file
 from prismlm.lens.external_sort import sort_on_disk
 from prismlm.lens.layout import array_file
-from prismlm.lens.store import LensFiles
+from prismlm.lens.lens_files import LensFiles
+from prismlm.lens.store import files_of
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -182,7 +183,7 @@ class StoredTokens:
     """The tokens of the documents of a lens, memory-mapped; positions are those of the corpus."""
 
     def __init__(self, files: Path | LensFiles) -> None:
-        self._files = LensFiles.of(files)
+        self._files = files_of(files)
         (documents,) = self._files.arrays(DOCUMENTS_FILE)
         self._firsts, self._starts, self._part = documents
         single = self._files.has(TOKENS_FILE)
