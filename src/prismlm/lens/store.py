@@ -60,7 +60,7 @@ class StoredFiles(LensFiles):
         connections = {"config_kwargs": {"max_pool_connections": REQUESTS}}
         options = connections if address.startswith("s3") else {}
         try:
-            self._fs, self._root = url_to_fs(address, use_listings_cache=False, **options)
+            self._fs, self._root = url_to_fs(address, **options)
         except (ImportError, ValueError) as error:
             raise InputError(
                 f"{address} cannot be read ({first_line(error)}). A lens in a store needs the "
@@ -200,8 +200,10 @@ class StoredFiles(LensFiles):
         return self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
 
     def _state(self, name: str) -> dict[str, Any]:
+        path = f"{self._root}/{name}"
+        self._fs.invalidate_cache(path)
         try:
-            state = self._fs.info(f"{self._root}/{name}")
+            state = self._fs.info(path)
         except FileNotFoundError:
             return {}
         return {} if state.get("type") == "directory" else dict(state)
