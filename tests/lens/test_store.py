@@ -251,7 +251,7 @@ class HalfWay:
 
     def __init__(self, store, after, error=None):
         self._store, self.left, self._error = store, after, error
-        self.info = store.info
+        self.info, self.invalidate_cache = store.info, store.invalidate_cache
 
     def _answer(self, data):
         self.left -= 1
