@@ -8,11 +8,22 @@ import time
 from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
-from prismlm.errors import InputError, Interrupted, PrismError
+from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.lens.build import build_index, check_index, write_lens
+from prismlm.lens.layout import (
+    CELL_FILES,
+    COUNT_FILES,
+    META_FILE,
+    PROTOTYPES_FILE,
+    cell_files,
+    check_files,
+    read_meta,
+)
+from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
 from prismlm.parts import Parts
 from prismlm.progress import Silent
@@ -68,6 +79,101 @@ def test_shards_in_any_order_give_the_same_bytes(build, straight, tmp_path, seed
     assert results == [None] * (count - 1) + [tmp_path / "lens"]
     assert_same_lens(straight, tmp_path / "lens")
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+def test_ranges_of_cells_and_slices_of_contexts_make_the_same_lens(
+    build, straight, model, tmp_path
+):
+    """Of any number of parts; the files are those of one range, cut between cells."""
+    out = tmp_path / "lens"
+    for number in (2, 0, 1):
+        build(shard=Shard(number, 3), range_bytes=20_000)
+    parts = out.rename(tmp_path / "parts")
+    assert_same_lens(build(range_bytes=20_000), parts)
+    ranges = read_meta(out).cells["ranges"]
+    assert len(ranges) > 3
+    cells, whole = (Lens.open(path, *model).cells for path in (out, straight))
+    assert len(cells) == len(whole) == sum(row["rows"] for row in ranges)
+    rows = np.arange(len(whole))
+    np.testing.assert_array_equal(cells.records(rows), whole.records(rows))
+    for left, right in zip(cells.keys_and_starts, whole.keys_and_starts, strict=True):
+        np.testing.assert_array_equal(left, right)
+    changed = {META_FILE, PROTOTYPES_FILE}
+    others = {path.name for path in straight.iterdir()} - {*CELL_FILES, *changed}
+    for name in others:
+        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+    assert {path.name for path in out.iterdir()} == {
+        *others, *changed, *COUNT_FILES,
+        *(name for i in range(len(ranges)) for name in cell_files(i, len(ranges))),
+    }  # fmt: skip
+    check_files(out, read_meta(out))
+
+
+class KilledIn(Silent):
+    """A reporter that kills this process at the second step of some work, if it says so."""
+
+    def __init__(self, work):
+        self.work, self.left = work, 2
+
+    def task(self, description, total=None, unit="tokens"):
+        self.now = description == self.work
+        return super().task(description, total, unit)
+
+    def advance(self, amount=1):
+        self.left -= self.now
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("work", "finished"),
+    [
+        ("Indexing", set()),
+        ("Sorting positions", {"part", "cells"}),
+        ("Measuring support", {"part", "cells", "text"}),
+    ],
+)
+@pytest.mark.parametrize("codes", ["int8", "pq"])
+def test_what_is_finished_is_not_made_again_after_a_kill(build, tmp_path, work, finished, codes):
+    many = {"range_bytes": 20_000, "codes": codes}
+    expected = build(**many).rename(tmp_path / "expected")
+    child = index_in_child(lambda: build(progress=KilledIn(work), **many))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    partial = Parts(tmp_path / "lens", 1).path
+    before = {path: path.stat().st_mtime_ns for path in partial.glob("[!.]*/*")}
+    made = {path.parent.name.split("-")[0] for path in before}
+    assert made == finished | ({"centres"} if codes == "pq" else set())
+    after = {}
+
+    def note(*arguments, **settings):
+        after.update((path, path.stat().st_mtime_ns) for path in before)
+        return write_lens(*arguments, **settings)
+
+    with patch("prismlm.lens.build.write_lens", note):
+        assert_same_lens(build(**many), expected)
+    assert after == before
+
+
+def test_a_part_or_range_that_is_damaged_or_missing_is_named(build, straight, tmp_path):
+    """The same command makes it again once it is gone."""
+    parts, many = Parts(tmp_path / "lens", 2), {"range_bytes": 20_000}
+    expected = build(**many).rename(tmp_path / "expected")
+    build(shard=Shard(1, 2), **many)
+    positions = parts.part(1) / "positions"
+    positions.write_bytes(positions.read_bytes()[:-1])
+    with pytest.raises(FormatError, match=r"00001-of-00002 was damaged or removed .*positions"):
+        build(shard=Shard(0, 2), **many)
+    shutil.rmtree(parts.part(1))
+    with patch("prismlm.lens.build.write_lens", side_effect=PrismError("stopped")):
+        build(shard=Shard(0, 2), **many)
+        with pytest.raises(PrismError, match="stopped"):
+            build(shard=Shard(1, 2), **many)
+    made = next(parts.path.glob("cells-00001-of-*"))
+    (made / "cells-00001.npy").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"cells-00001.npy has 0 bytes.*Remove"):
+        build(shard=Shard(0, 2), **many)
+    shutil.rmtree(made)
+    assert_same_lens(build(shard=Shard(0, 2), **many), expected)
 
 
 @pytest.mark.parametrize("codes", ["pq", "pq12"])
