@@ -98,6 +98,8 @@ def test_ranges_of_cells_and_slices_of_contexts_make_the_same_lens(
     np.testing.assert_array_equal(cells.records(rows), whole.records(rows))
     for left, right in zip(cells.keys_and_starts, whole.keys_and_starts, strict=True):
         np.testing.assert_array_equal(left, right)
+    assert cells.sizes(48).tolist() == whole.sizes(48).tolist()
+    assert cells.token_rates.tolist() == whole.token_rates.tolist()
     changed = {META_FILE, PROTOTYPES_FILE}
     others = {path.name for path in straight.iterdir()} - {*CELL_FILES, *changed}
     for name in others:

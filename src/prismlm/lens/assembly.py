@@ -14,10 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_directory, read_json, write_json
 from prismlm.lens import layout, suffixes
-from prismlm.lens.cell_files import Range, Run, cells_entry, ranges_of, write_range
+from prismlm.lens.cell_files import (
+    Range,
+    Run,
+    cells_entry,
+    ranges_of,
+    total_counts,
+    write_range,
+)
 from prismlm.lens.cells import CellsMeta
 from prismlm.lens.scan import SCAN_FILE, Scan, scanned_positions
 from prismlm.parts import Parts
@@ -112,6 +121,11 @@ class Assembly:
     def finished(self) -> bool:
         """Return whether all jobs are finished."""
         return all(job.directory.is_dir() for job in self.jobs)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The positions of each cell, int64 [K]."""
+        return total_counts(self._scanned[1])
 
     def scan(self) -> Scan:
         """Return the scan of the whole corpus, without positions."""

@@ -277,10 +277,10 @@ def write_lens(
     Probe.measure(model, corpus, split, options.window).save(directory)
     write_documents(directory, corpus, split)
     entry, files = assembly.collect(directory)
-    cells = Cells(directory, entry)
-    if "ranges" in entry:  # Else a reader, perhaps of a store, would read all keys for them.
-        for name, counts in zip(layout.COUNT_FILES, cells.counts, strict=True):
+    if "ranges" in entry:  # so that a reader, perhaps of a store, need not read all keys
+        for name, counts in zip(layout.COUNT_FILES, (assembly.sizes, scan.following), strict=True):
             np.save(directory / name, counts)
+    cells = Cells(directory, entry)
     files = layout.describe_files(directory, files)
     support = measure_support(cells, model, head, corpus, split, progress)
     table = prototypes_table(model, head, corpus, scan)

@@ -132,6 +132,11 @@ def groups_of(corpus: Corpus, split: Split) -> Groups:
     return Groups(largest + other, torch.from_numpy(number[group]))
 
 
+def count_tokens(tokens: np.ndarray, vocabulary: int) -> Tensor:
+    """Return how often each token occurs, int64 [V]."""
+    return torch.from_numpy(np.bincount(tokens, minlength=vocabulary))
+
+
 def count_uses(mass: Tensor, group: Tensor, used: Nearest) -> None:
     """Add the uses of N positions, each of a group and k prototypes, to [2, groups, K].
 
@@ -167,6 +172,7 @@ class Scan:
     curve_tokens: Tensor  # the tokens read at each point of the curve, int64 [points]
     curve_nearest: Tensor  # the nearest cosines then, −2 for none, [points, K]
     seen: Tensor  # occurrences of each token, in all splits, int64 [V]
+    following: Tensor  # how often each token is predicted, int64 [V]
     tokens: int = 0
 
     @classmethod
@@ -178,7 +184,7 @@ class Scan:
             torch.zeros(2, len(source.groups.keys), prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), ABSENT),
-            torch.zeros(len(weight_of(source.model)), dtype=torch.int64),
+            *torch.zeros(2, len(weight_of(source.model)), dtype=torch.int64),
         )
 
     def record(self, points: Tensor) -> None:
@@ -193,6 +199,7 @@ class Scan:
         self.curve_tokens += other.curve_tokens
         self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
         self.seen += other.seen
+        self.following += other.following
         self.tokens += other.tokens
 
     def convergence(self) -> list[dict[str, float]]:
@@ -210,8 +217,8 @@ class Scan:
     ) -> None:
         """Write everything, with the counts of positions on disk and the format of their cells."""
         noted: dict[str, Any] = {"tokens": self.tokens}
-        names = ("mass", "curve_tokens", "curve_nearest", "seen")
-        tensors = {name: getattr(self, name).contiguous() for name in names} | self.top._asdict()
+        names = "mass", "curve_tokens", "curve_nearest", "seen", "following"
+        tensors = {name: getattr(self, name).clone() for name in names} | self.top._asdict()
         if positions is not None and cells is not None:
             tensors["counts"] = torch.from_numpy(positions.counts)
             noted["cells"] = asdict(cells)
@@ -230,6 +237,7 @@ class Scan:
                 file.get_tensor("curve_tokens"),
                 file.get_slice("curve_nearest")[:, prototypes],
                 file.get_tensor("seen"),
+                file.get_tensor("following"),
                 noted["tokens"],
             )
 
@@ -326,11 +334,13 @@ def scan_blocks(
     for slot in slots:
         first = source.order.block(slot) * size
         tokens = corpus.tokens(first, min(size, corpus.num_tokens - first))
-        scan.seen += torch.from_numpy(np.bincount(tokens, minlength=len(scan.seen)))
+        scan.seen += count_tokens(tokens, len(scan.seen))
         for batch, owned, z in read_block(source, slot, source.options.positions):
             with torch.inference_mode():
                 unit, cell = scan_pass(scan, source, batch, owned, z)
-                spool.add(records_of(source, batch, owned, z, unit, cell, codes))
+                records = records_of(source, batch, owned, z, unit, cell, codes)
+            spool.add(records)
+            scan.following += count_tokens(records["token"], len(scan.following))
             scan.tokens += len(unit)
             yield len(unit)
         scan.record(source.curve == slot + 1)
