@@ -34,6 +34,7 @@ from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
 from prismlm.lens.cell_files import Spool, cells_format, spooled_type
 from prismlm.lens.cells import Cells, neighbours
+from prismlm.lens.codes import check_codes
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.scan import POSITIONS_FILE, Scan
 from prismlm.ops import top_contexts
@@ -109,18 +110,18 @@ def run(work: Callable[..., Any], count: int, workers: int) -> dict[str, Any]:
     return {
         "workers": workers,
         "wall_seconds": time.perf_counter() - began,
-        "job_seconds": sum(seconds for seconds, _ in rows),
+        "cpu_seconds": sum(seconds for seconds, _ in rows),
         "memory_bytes": max(peak for _, peak in rows),
     }
 
 
 def timed(work: Callable[..., Any], number: int, count: int) -> tuple[float, int]:
-    """Return the seconds of a job, and the peak of its memory beyond what it begins with."""
+    """Return the CPU seconds of a job, and the peak of its memory beyond what it begins with."""
     torch.set_num_threads(1)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before, began = memory("VmRSS"), time.perf_counter()
+    before, began = memory("VmRSS"), time.process_time()
     work(None, number, count)
-    return time.perf_counter() - began, memory("VmHWM") - before
+    return time.process_time() - began, memory("VmHWM") - before
 
 
 def memory(name: str) -> int:
@@ -135,7 +136,7 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
     cells = Cells(source, meta.cells)
     keys, starts = cells.keys_and_starts
     width, vocabulary = cells.meta.width, cells.meta.vocabulary
-    made = cells_format(width, vocabulary, total, cells.meta.codes)
+    made = cells_format(width, vocabulary, total, check_codes(cells.meta.codes))
     dtype, prototypes = spooled_type(cells.codes, made), 1 + int(keys[-1]) // vocabulary
     directory = parts.part(number)
     directory.mkdir()
@@ -147,13 +148,13 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
         records, drawn = np.empty(len(rows), dtype), cells.records(rows)
         key = np.asarray(keys)[np.searchsorted(starts, rows, side="right") - 1]
         records["cell"], records["token"] = np.divmod(key, vocabulary)
-        for name in drawn.dtype.names:
+        for name in drawn.dtype.names or ():
             records[name] = drawn[name]
         records["position"] = np.arange(first, first + len(rows))
         spool.add(records)
     write_json(directory / RUN_FILE, {})
     top, (mass, nearest) = top_contexts.empty(prototypes, 1, 1), torch.zeros(2, 1, 1, prototypes)
-    scan = Scan(top, mass, torch.zeros(1), nearest, *torch.zeros(2, 1))
+    scan = Scan(top, mass, torch.zeros(1), nearest, torch.zeros(1), torch.zeros(1))
     scan.save(directory, spool.close(), made)
 
 
@@ -192,14 +193,15 @@ def extrapolated(row: dict[str, Any], positions: int, workers: int) -> dict[str,
     """Compute another size from a measured one: all but memory is linear in the positions."""
     factor = positions / row["positions"]
     stored = row["lens_bytes"] * factor
-    seconds = row["spooling"]["job_seconds"] + row["sorting"][0]["job_seconds"]
+    seconds = row["spooling"]["cpu_seconds"] + row["sorting"][0]["cpu_seconds"]
     return {
         "positions": positions,
         "workers": workers,
         "ranges": round(stored / IndexOptions.range_bytes),
         "spooled_bytes": row["spooled_bytes"] * factor,
         "lens_bytes": stored,
-        "hours": seconds * factor / workers / 3600,
+        "cpu_hours": seconds * factor / 3600,
+        "hours_of_a_worker": seconds * factor / workers / 3600,
         "memory_bytes": max(timing["memory_bytes"] for timing in row["sorting"]),
     }
 

@@ -51,7 +51,7 @@ def writing(
     directory = lock.parent
     with ExitStack() as stack:
         try:
-            descriptor = None
+            created, descriptor = list[Path](), None
             while descriptor is None:  # again if the directory is removed while waiting
                 created = [p for p in (directory, *directory.parents) if not p.exists()]
                 directory.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,8 @@ Where = Annotated[list[str] | None, option("COLUMN=VALUE", WHERE_HELP)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
 Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).", min=1)]
 Contexts = Annotated[int, option("L", "Contexts stored per prototype.", min=1)]
-PositionShare = Annotated[float, option("SHARE", "Share of positions stored for passages.")]
+SHARE_HELP = "Share of the windows to read: contexts, uses and passages are of this sample."
+PositionShare = Annotated[float, option("SHARE", SHARE_HELP)]
 Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]
 ENDPOINT_HELP = "Ask a language model at an OpenAI-compatible endpoint; key: OPENAI_API_KEY."
 Endpoint = Annotated[str | None, option("URL", ENDPOINT_HELP)]

@@ -179,12 +179,14 @@ class Scan:
     def empty(cls, source: ScanInput) -> Scan:
         """Return an empty scan."""
         points, prototypes = len(source.curve), source.head.num_prototypes
+        vocabulary = len(weight_of(source.model))
         return cls(
             top_contexts.empty(prototypes, source.options.contexts, source.head.width),
             torch.zeros(2, len(source.groups.keys), prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), ABSENT),
-            *torch.zeros(2, len(weight_of(source.model)), dtype=torch.int64),
+            torch.zeros(vocabulary, dtype=torch.int64),
+            torch.zeros(vocabulary, dtype=torch.int64),
         )
 
     def record(self, points: Tensor) -> None:
