@@ -163,12 +163,13 @@ def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:
 def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     """Write the first documents of a corpus, and as often anew as it takes, as a corpus."""
     from prismlm.corpus.documents import Document
-    from prismlm.corpus.writer import CorpusWriter
+    from prismlm.corpus.writer import PartWriter, merge_parts
 
-    out.mkdir()
+    part = out / "part"
+    part.mkdir(parents=True)
     step = max(1, corpus.num_tokens // tokens)
     written = turn = 0
-    with CorpusWriter(out, corpus.tokenizer, heldout_fraction=0.0) as writer:
+    with PartWriter(part, corpus.tokenizer, heldout_fraction=0.0) as writer:
         while written < tokens:
             for index in range(0, len(corpus), step):
                 ids = corpus.tokens(int(corpus.starts[index]), int(corpus.lengths[index]))
@@ -179,7 +180,9 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
                 if written >= tokens:
                     break
             turn += 1
-        writer.finish({})
+        writer.finish()
+    merge_parts([part], out, corpus.tokenizer, 0.0)
+    shutil.rmtree(part)
 
 
 def _own_bytes() -> int:

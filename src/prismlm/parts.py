@@ -212,11 +212,11 @@ class Parts:
             return f"Finished parts are kept in {self.path}. Run the same command again to resume."
         return "No part was finished: the same command starts over."
 
-    def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
+    def check(self, run: dict[str, Any], *, overwrite: bool = False, names: str = "[!.]*") -> None:
         """Check that finished parts are of the same run; discard others with ``overwrite``."""
         # Not while another process writes the result.
         with writing(self.path, wait=True):
-            for part in self.path.glob("[!.]*"):
+            for part in self.path.glob(names):
                 note = part / RUN_FILE
                 before = read_note(note, self.path) if note.is_file() else {}
                 if overwrite and before != run:

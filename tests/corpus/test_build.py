@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Columns, Corpus, Document, HubDataset, build_corpus, estimate_build
-from prismlm.corpus import build as module
-from prismlm.corpus.build import sample_documents
+from prismlm.corpus import estimate as module
+from prismlm.corpus.sampling import sample_documents
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError
 from prismlm.run_state import writing

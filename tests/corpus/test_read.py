@@ -350,12 +350,8 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "c.txt").symlink_to(inner / "a.txt")
     reader = DocumentReader([tmp_path / "d", inner, tmp_path / "c.txt", inner / "a.txt"])
     assert [document.text for document in reader] == ["one"]
-    assert (reader.duplicates, reader.total) == (4, 3)
-    assert reader.manifest() == {
-        "files": [{"name": "b.txt", "bytes": 3, "documents": 1}],
-        "named_again": 4,
-        "not_read": {},
-    }
+    assert (reader.duplicates, reader.total, reader.ignored) == (4, 3, {})
+    assert reader.documents == {str(tmp_path / "d" / "b.txt"): 1}
 
 
 def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
@@ -367,9 +363,8 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     reader = DocumentReader(tmp_path)
     for _ in range(2):
         assert len(list(reader)) == 2
-    manifest = reader.manifest()
-    assert [(file["name"], file["documents"]) for file in manifest["files"]] == [("texts.jsonl", 2)]
-    assert manifest["not_read"] == {".docx": 1, ".pdf": 3, "without extension": 1}
+    assert reader.documents == {str(tmp_path / "texts.jsonl"): 2}
+    assert reader.ignored == {".docx": 1, ".pdf": 3, "without extension": 1}
     (tmp_path / "old.txt").symlink_to(tmp_path / "nowhere.txt")
     assert "old.txt is a broken link" in error_of(tmp_path)
 
@@ -404,7 +399,9 @@ def test_a_store_is_read_as_a_directory_is(store):
     for address in (str(remote), str(remote).replace("//", "/"), remote, [remote]):
         reader = DocumentReader(address)
         assert list(reader) == documents
-        assert reader.manifest() == from_disk.manifest()
+        names = [(file.name, file.size) for file in reader.files]
+        assert names == [(file.name, file.size) for file in from_disk.files]
+        assert [*reader.documents.values()] == [*from_disk.documents.values()]
     files = [str(remote / name) for name in ("c.parquet", "d.arrow")]
     local_files = [local / name for name in ("c.parquet", "d.arrow")]
     expected = list(DocumentReader(local_files, Columns(id="id")))
@@ -452,19 +449,18 @@ def test_bad_rows_of_a_store_are_those_of_a_directory(store):
 
 
 def test_a_store_is_asked_once_for_the_size_of_a_file(store, monkeypatch):
-    asked, stat = Counter(), type(store[1]).stat
+    asked, state = Counter(), read._state
 
-    def counted(path, **options):
+    def counted(path):
         asked[path.name] += 1
-        return stat(path, **options)
+        return state(path)
 
-    monkeypatch.setattr(type(store[1]), "stat", counted)
+    monkeypatch.setattr(read, "_state", counted)
     monkeypatch.setattr(formats, "SMALL", 0)
     (store[1] / "sub" / "b.jsonl").write_text('{"text": "b"}\n' * 9)
     reader = DocumentReader(store[1])
     for _ in range(2):
         assert len(list(reader)) == 15
-    reader.manifest()
     assert set(asked.values()) == {1}
 
 

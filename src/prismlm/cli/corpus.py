@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,11 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import argument, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
@@ -29,6 +32,11 @@ INPUTS_HELP = (
 Column = Annotated[str | None, option("NAME", "Column name (default: its role's).")]
 Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
 SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
+LANGUAGE_HELP = "Leave out texts in other languages, by py3langid."
+Languages = Annotated[str | None, option("CODE[,CODE…]", LANGUAGE_HELP)]
+Quality = Annotated[bool, flag("--quality", "Leave out what fails Gopher's rules on quality.")]
+DUPLICATES_HELP = "Of near-duplicates, by datatrove's MinHash, keep the first."
+NearDuplicates = Annotated[bool, flag("--remove-near-duplicates", DUPLICATES_HELP)]
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
 
@@ -52,27 +60,54 @@ def build(
     vocab_size: Annotated[int, option("N", "Vocabulary of the trained tokenizer.")] = 8192,
     heldout: Heldout = 0.05,
     shard_tokens: Annotated[int, option("N", "Maximum tokens per file.")] = 2**27,
+    language: Languages = None,
+    quality: Quality = False,
+    remove_near_duplicates: NearDuplicates = False,
     skip_bad_rows: opt.SkipBadRows = False,
+    shard: opt.Part = None,
+    parts: opt.PartCount = None,
+    workers: opt.Workers = None,
+    engine: opt.Engine = "local",
     overwrite: opt.Overwrite = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Read texts, tokenise them and write a corpus directory."""
-    from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
+    """Read texts, tokenise them and write a corpus directory.
+
+    Finished parts are kept: run the same command again to resume.
+    """
+    from prismlm.corpus import Columns, Corpus, Filters, build_corpus, estimate_build, sample_path
+    from prismlm.corpus.part import CorpusPart
+    from prismlm.parts import Parts
 
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
     stream = open_dataset(dataset, dataset_config, split, data_files)
     opt.check_one_of("files or directories, or a --dataset", stream, paths)
     names = (text_column, id_column, source_column, domain_column, license_column, title_column)
+    number, count = opt.parse_shard(shard)
+    opt.count_parts(parts, workers, engine, shard)
+    languages = tuple(filter(None, (language or "").split(",")))
     settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
     settings |= {"columns": Columns(*names, url_column, split_column), "overwrite": overwrite}
     settings |= {"heldout_fraction": heldout, "shard_tokens": shard_tokens}
-    settings["skip_bad_rows"] = skip_bad_rows
+    settings |= {"filters": Filters(languages, quality, remove_near_duplicates)}
+    settings |= {"skip_bad_rows": skip_bad_rows}
     if dry_run:
         output.print_cost(estimate_build(stream or paths, out, **settings), as_json=as_json)
         return
-    corpus = build_corpus(stream or paths, out, **settings, progress=ConsoleReporter())
-    _print_corpus(corpus, as_json=as_json)
+    progress: Reporter = ConsoleReporter() if opt.is_first_process() else SILENT
+    with orderly_end():
+        if shard is None and count == 1:
+            how: dict[str, Any] = {"parts": parts, "workers": workers or 1, "engine": engine}
+            build_corpus(stream or paths, out, **settings, **how, progress=progress)
+        else:
+            CorpusPart(out, inputs=stream or paths, **settings, progress=progress)(
+                None, number, count
+            )
+    if not Parts(out, count).path.is_dir():
+        _print_corpus(Corpus.open(out), as_json=as_json)
+    elif "WORLD_SIZE" not in os.environ:
+        output.report_part("corpus", out, number, count, as_json=as_json)
 
 
 def open_dataset(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
@@ -28,15 +25,11 @@ if TYPE_CHECKING:
     from prismlm.lens.options import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
 
-# Per file of a streamed corpus: the most that an interruption loses.
-SHARD_TOKENS = 2**24
-
 CorpusDir = Annotated[Path | None, option("DIR", "The corpus; with --dataset, its destination.")]
 NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
 ColumnNames = Annotated[list[str] | None, option("ROLE=NAME", "Such as text=body; repeatable.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
-Part = Annotated[str | None, option("I/N", "Read one of N parts; the last writes the lens.")]
 
 
 def index(
@@ -55,7 +48,7 @@ def index(
     text: WithText = True,
     positions: opt.PositionShare = 1.0,
     codes: opt.Codes = "int8",
-    shard: Part = None,
+    shard: opt.Part = None,
     parts: opt.PartCount = None,
     workers: opt.Workers = None,
     engine: opt.Engine = "local",
@@ -74,16 +67,14 @@ def index(
     from prismlm.lens.build import check_lens, index_checkpoint, lens_directory
     from prismlm.lens.codes import check_codes
     from prismlm.lens.index_parts import IndexPart, index_in_parts
-    from prismlm.lens.options import IndexOptions, options_for
+    from prismlm.lens.options import IndexOptions, Shard, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
     hub_dataset = open_dataset(dataset, None, dataset_split, data_files)
     source = _source(model, hub_dataset, corpus, column, skip_bad_rows)
-    place, part = _local_device(device_named(device)), _parse_shard(shard)
-    count = opt.count_parts(parts, workers, engine)
-    if count and shard is not None:
-        raise InputError("--shard reads one part, and --parts or --workers all: use one of them.")
+    place, part = _local_device(device_named(device)), Shard(*opt.parse_shard(shard))
+    count = opt.count_parts(parts, workers, engine, shard)
     sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
     out = lens_directory(model, lens or source.name)
@@ -151,23 +142,24 @@ class _Stream:
         from prismlm.corpus import build_corpus
 
         settings: dict[str, Any] = {"columns": self.columns, "skip_bad_rows": self.skip_bad_rows}
-        settings |= {"tokenizer": self.model, "shard_tokens": SHARD_TOKENS, "progress": progress}
+        settings |= {"tokenizer": self.model, "progress": progress}
         with orderly_end():
             return build_corpus(self.dataset, self.out, **settings, reuse=True, wait=wait)
 
     def estimate(self, estimate_index: Callable[..., Cost]) -> Cost:
         """Return the cost of the index, and of its corpus if that is not built."""
-        from prismlm.corpus import build
+        from prismlm.corpus import build, estimate
+        from prismlm.corpus.part import open_reader
         from prismlm.corpus.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(self.model)
         existing = build.existing_corpus(self.dataset, self.out, tokenizer, self.columns)
         if existing is not None:
             return estimate_index(existing)
-        reader = build.open_reader(self.dataset, self.columns, self.skip_bad_rows, tokenizer)
-        sample = build.draw_sample(reader)
-        corpus_cost = replace(build.estimate_from(sample, tokenizer), name="corpus")
-        with build.sample_corpus(sample, tokenizer) as corpus:
+        how = self.columns, self.skip_bad_rows
+        sample = estimate.draw_sample(open_reader(self.dataset, *how, tokenizer=tokenizer))
+        corpus_cost = replace(estimate.estimate_from(sample, tokenizer), name="corpus")
+        with estimate.sample_corpus(sample, tokenizer) as corpus:
             cost = estimate_index(corpus, scale=sample.scale)
         return replace(cost, parts=(corpus_cost,), unknown=corpus_cost.unknown)
 
@@ -191,34 +183,11 @@ def _parse_columns(pairs: list[str] | None) -> Columns:
     return Columns(**columns)
 
 
-def _parse_shard(shard: str | None) -> Shard:
-    """Return the part to read: that of --shard, that of this process, or all."""
-    from prismlm.lens.options import Shard
-
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if shard is None:
-        return Shard(int(os.environ.get("RANK", "0")), processes)
-    if processes > 1:
-        raise InputError("--shard and torchrun both choose a part: use one of them.")
-    part = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
-    if part is None or not 1 <= int(part[1]) <= int(part[2]):
-        raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
-    return Shard(int(part[1]) - 1, int(part[2]))
-
-
 def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_json: bool) -> None:
     from prismlm.lens.inspection import lens_summary
-    from prismlm.parts import Parts
 
-    if written is not None:
-        summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
-        output.show(summary, as_json, lambda: output.print_facts(summary))
+    if written is None:
+        output.report_part("lens", out, part.number, part.count, as_json=as_json)
         return
-    parts, numbers = Parts(out, part.count), list(range(1, part.count + 1))
-    # Other processes may have finished in the meantime and written the lens.
-    done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else numbers
-    left = sorted(set(numbers) - set(done))
-    summary = {"lens": None, "shards": part.count, "done": done, "left": left}
-    missing = ", ".join(map(str, left)) or "none"
-    text = f"Part {part.number + 1} of {part.count} is done; left: {missing}."
-    output.show(summary, as_json, lambda: typer.echo(text))
+    summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
+    output.show(summary, as_json, lambda: output.print_facts(summary))

@@ -73,6 +73,7 @@ WORKERS_HELP = "Make the parts with so many processes; on GPUs, one each."
 Workers = Annotated[int | None, option("N", WORKERS_HELP, min=1)]
 PARTS_HELP = "Divide the work into parts, kept when finished (default: one per worker)."
 PartCount = Annotated[int | None, option("N", PARTS_HELP, "--parts", min=1)]
+Part = Annotated[str | None, option("I/N", "Make one of N parts; the last writes the output.")]
 Precision = Annotated[
     Literal["auto", "float32", "bf16"], option(None, "Precision of the forward passes.")
 ]
@@ -190,10 +191,27 @@ def open_endpoint(url: str | None, model: str | None, *limits: Any) -> NamedEndp
     return Endpoint(url, model, *limits)
 
 
-def count_parts(parts: int | None, workers: int | None, engine: str) -> int | None:
+def parse_shard(shard: str | None) -> tuple[int, int]:
+    """Return which part to make, from 0, of how many: that of --shard, of this process, or all."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if shard is None:
+        return int(os.environ.get("RANK", "0")), processes
+    if processes > 1:
+        raise InputError("--shard and torchrun both choose a part: use one of them.")
+    part = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
+    if part is None or not 1 <= int(part[1]) <= int(part[2]):
+        raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
+    return int(part[1]) - 1, int(part[2])
+
+
+def count_parts(
+    parts: int | None, workers: int | None, engine: str, shard: str | None = None
+) -> int | None:
     """Return the number of parts, or None for work that is not divided."""
     if parts is None and workers is None and engine == "local":
         return None
+    if shard is not None:
+        raise InputError("--shard makes one part, and --parts or --workers all: use one of them.")
     if "WORLD_SIZE" in os.environ:
         raise InputError("--workers, --parts and --engine do what torchrun does: use one of them.")
     return parts or workers or 1

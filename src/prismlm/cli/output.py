@@ -335,3 +335,17 @@ def quality_facts(quality: HeadQuality) -> dict[str, Any]:
         "in use": f"{quality.in_use:.1%}",
         "held-out tokens": quality.tokens,
     }
+
+
+def report_part(kind: str, out: Path, number: int, count: int, *, as_json: bool) -> None:
+    """Print which parts of an output are finished after one of them."""
+    from prismlm.parts import Parts
+
+    parts, numbers = Parts(out, count), list(range(1, count + 1))
+    # Other processes may have finished in the meantime and written the output.
+    done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else numbers
+    left = sorted(set(numbers) - set(done))
+    summary = {kind: None, "shards": count, "done": done, "left": left}
+    missing = ", ".join(map(str, left)) or "none"
+    text = f"Part {number + 1} of {count} is done; left: {missing}."
+    show(summary, as_json, lambda: typer.echo(text))

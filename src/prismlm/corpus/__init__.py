@@ -1,8 +1,10 @@
 """Text to tokens: documents keep their id, source, licence and offsets."""
 
-from prismlm.corpus.build import build_corpus, estimate_build
+from prismlm.corpus.build import build_corpus
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.estimate import estimate_build
+from prismlm.corpus.filters import Filters
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.read import DocumentReader, read_documents, sample_path
 from prismlm.corpus.store import Corpus
@@ -14,6 +16,7 @@ __all__ = [
     "Corpus",
     "Document",
     "DocumentReader",
+    "Filters",
     "HubDataset",
     "PackedDataset",
     "WindowBatch",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from prismlm.corpus.documents import Columns
-from prismlm.corpus.read import DocumentReader, InputFile, Located
+from prismlm.corpus.read import PART_BYTES, DocumentReader, InputFile, Located
 from prismlm.errors import InputError, PrismError, check_text, first_line
 from prismlm.hub import hub_error
 
@@ -60,14 +61,21 @@ class HubDataset:
             return Path(self.data_files[0]).name.partition(".")[0]
         return Path(self.name).name
 
+    def absolute(self) -> HubDataset:
+        """Return it with paths that do not depend on the current directory."""
+        local = Path(self.name)
+        name = str(local.resolve()) if local.exists() else self.name
+        files = (f if "://" in f else os.path.abspath(f) for f in self.data_files)
+        return replace(self, name=name, data_files=tuple(files))
+
     def origin(self, columns: Columns | None) -> dict[str, Any]:
-        """Return the entry ``origin`` of ``corpus.json``."""
-        local, names = Path(self.name), asdict(columns or Columns())
+        """Return the entry ``origin`` of ``corpus.json``, without the tokenizer."""
+        names, absolute = asdict(columns or Columns()), self.absolute()
         return {
-            "dataset": str(local.resolve()) if local.exists() else self.name,
+            "dataset": absolute.name,
             "config": self.config,
             "split": self.split,
-            "data_files": [f if "://" in f else os.path.abspath(f) for f in self.data_files],
+            "data_files": list(absolute.data_files),
             "columns": {role: name for role, name in names.items() if name is not None},
         }
 
@@ -75,7 +83,8 @@ class HubDataset:
 class DatasetReader(DocumentReader):
     """A :class:`DocumentReader` of a dataset, which is streamed.
 
-    ``total`` is None if neither the split nor its card says how many rows there are.
+    ``total`` is None if neither the split nor its card says how many rows there are. Parts divide
+    the files of a stream, and the rows of a dataset that was saved.
     """
 
     unit = "rows"
@@ -83,23 +92,48 @@ class DatasetReader(DocumentReader):
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
         self._dataset: HubDataset = inputs
         self._records = _load(inputs)
-        if hasattr(self._records, "num_rows"):
+        if self._is_stored:
             return [], int(self._records.num_rows)
         splits = None if inputs.data_files else self._records.info.splits
         split = splits.get(inputs.split) if splits else None
         return [], (split.num_examples or None) if split else None
 
     @property
+    def _is_stored(self) -> bool:
+        """Whether it has random access; others are streamed, file by file."""
+        return hasattr(self._records, "num_rows")
+
+    def default_parts(self) -> int:
+        """Return the number of parts: one for each file of a stream."""
+        if self._is_stored:
+            return max(1, math.ceil(self._records.data.nbytes / PART_BYTES))
+        return self._records.num_shards
+
+    @property
     def name(self) -> str:
         """The dataset, for error messages."""
         return f"the dataset {self._dataset}"
+
+    def _records_of_part(self) -> Iterator[tuple[str, Any]]:
+        """Yield each record with its number, or those of its file and in its file."""
+        (part, count), records = self._share, self._records
+        size = records.num_rows if self._is_stored else records.num_shards
+        mine = range(size * part // count, size * (part + 1) // count)
+        if self._is_stored:
+            rows = enumerate(records.select(mine), start=mine.start + 1)
+            yield from ((str(number), record) for number, record in rows)
+            return
+        for file in mine:
+            rows = records.shard(num_shards=size, index=file)
+            prefix = f"{file + 1}:" if size > 1 else ""
+            yield from ((f"{prefix}{n}", row) for n, row in enumerate(rows, start=1))
 
     def _rows(self) -> Iterator[Located]:
         label = self._dataset.label
         names: dict[str, str] = {}
         try:
-            for number, record in enumerate(self._records, start=1):
-                self.done = number
+            for done, (number, record) in enumerate(self._records_of_part(), start=1):
+                self.done = done
                 location = f"{self._dataset} ({self._dataset.split}), row {number}"
                 names = names or self._columns.resolve(record, location)
                 values = {role: record[name] for role, name in names.items()}
@@ -108,6 +142,31 @@ class DatasetReader(DocumentReader):
             raise
         except Exception as error:  # network, Arrow, a dozen libraries
             raise _unreadable(self._dataset, error) from error
+
+
+class PipelineReader(DocumentReader):
+    """A :class:`DocumentReader` of the documents of datatrove that the steps before yield."""
+
+    unit = "documents"
+
+    def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
+        self._stream = inputs
+        return [], None
+
+    @property
+    def name(self) -> str:
+        """The input, for error messages."""
+        return "the steps before"
+
+    def _rows(self) -> Iterator[Located]:
+        for document in self._stream:
+            self.done += 1
+            location = f"document {document.id}"
+            record = {**document.metadata, "text": document.text, "id": document.id}
+            names = self._columns.resolve(record, location)
+            values = {role: record[name] for role, name in names.items()}
+            source = Path(str(record.get("file_path", "datatrove"))).name
+            yield self._document(values, location, document.id, source), location
 
 
 def _load(dataset: HubDataset) -> Any:

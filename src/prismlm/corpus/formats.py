@@ -6,10 +6,12 @@ import csv
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, AnyStr, NamedTuple
 
@@ -29,12 +31,29 @@ ROWS_AT_ONCE = 64
 MAX_JSON = 2**30
 # Text compresses 3 to 5 times, repetitive text 50 times; the limit does not apply to small files.
 MAX_RATIO, SMALL = 100, 2**25
+# Files that parts share; the others belong to one part.
+DIVISIBLE = (".jsonl", ".ndjson", ".parquet")
+# Up to this size the lines before a part are counted, to number its own.
+MAX_COUNTED = 2**30
+
+
+class Span(NamedTuple):
+    """The records of a file whose first byte lies in [start, stop)."""
+
+    start: int = 0
+    stop: float = math.inf
+
+
+WHOLE = Span()
 
 
 class Row(NamedTuple):
-    """One record: its number in the file from 1, its values by role or the error, bytes read."""
+    """One record: its number in the file from 1, its values by role or the error, bytes read.
 
-    number: int
+    In large files of JSON lines, ``@`` and the offset of its line stand for the number.
+    """
+
+    number: int | str
     values: dict[str, Any] | BadRow
     bytes_read: int
 
@@ -45,16 +64,17 @@ def extension(path: Path) -> str | None:
     return next((known for known in EXTENSIONS if name.endswith(known)), None)
 
 
-def read_rows(path: Path, columns: Columns, size: int) -> Iterator[Row]:
+def read_rows(path: Path, columns: Columns, size: int, span: Span = WHOLE) -> Iterator[Row]:
     """Yield the rows of one file of ``size`` bytes, in order, a batch of them at a time.
 
-    Raises BadRow for a file that is not UTF-8 or not valid JSON as a whole.
+    Only divisible files have a ``span``. Raises BadRow for a file that is not UTF-8 or not valid
+    JSON as a whole.
     """
-    readers = {".json": _json, ".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
-    readers |= dict.fromkeys(WHOLE_FILES, _whole)
-    unpacked = 0
+    readers = {".json": _json, ".csv": _csv, ".arrow": _arrow} | dict.fromkeys(WHOLE_FILES, _whole)
+    kind, unpacked = extension(path) or "", 0
+    parts = partial(_parquet if kind == ".parquet" else _json_lines, span=span)
     try:
-        for row in readers.get(extension(path) or "", _json_lines)(path, columns, size):
+        for row in readers.get(kind, parts)(path, columns, size):
             values = row.values.values() if isinstance(row.values, dict) else ()
             unpacked += sum(len(value) for value in values if isinstance(value, str))
             _check_ratio(path, unpacked, size)
@@ -102,18 +122,25 @@ def _whole(path: Path, columns: Columns, size: int) -> Iterator[Row]:
         yield Row(1, {"text": read_text(str(path), file)}, size)
 
 
-def _json_lines(path: Path, columns: Columns, size: int) -> Iterator[Row]:
+def _json_lines(path: Path, columns: Columns, size: int, span: Span) -> Iterator[Row]:
     with ExitStack() as stack:
         # Progress is the position in the compressed file.
         raw = stack.enter_context(_opened(path))
         stream: Any = raw
+        counted = size <= MAX_COUNTED or extension(path) not in DIVISIBLE
+        first = _first_line(raw, span.start, counted=counted) if span.start else 1
+        offset = raw.tell()
         if path.name.lower().endswith(".gz"):
             # gzip, not Arrow: it notices a missing end and checks the CRC.
             stream = io.BufferedReader(stack.enter_context(gzip.GzipFile(fileobj=raw)), 1 << 16)
         elif path.name.lower().endswith(".zst"):
             unpacked: Any = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
             stream = io.BufferedReader(stack.enter_context(unpacked), 1 << 16)
-        for number, line in enumerate(_lines(stream, path), start=1):
+        for count, line in enumerate(_lines(stream, path, first), start=first):
+            if offset >= span.stop:
+                return
+            number = count if counted else f"@{offset}"
+            offset += len(line)
             where = f"{path}:{number}"
             try:
                 text = decoded(line, where).strip()
@@ -125,10 +152,24 @@ def _json_lines(path: Path, columns: Columns, size: int) -> Iterator[Row]:
                 yield Row(number, _values(record, where, columns), raw.tell())
 
 
-def _lines(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
-    for number, line in enumerate(iter(lambda: stream.readline(LARGEST_TEXT + 1), stream.read(0))):
+def _first_line(raw: IO[bytes], start: int, *, counted: bool) -> int:
+    """Move to the first line from ``start`` on, and return its number if they are counted."""
+    number, left = 2, start - 1
+    if not counted:
+        raw.seek(left)
+    while counted and (block := raw.read(min(left, 1 << 20))):
+        number += block.count(b"\n")
+        left -= len(block)
+    while (rest := raw.readline(1 << 20)) and not rest.endswith(b"\n"):
+        pass
+    return number
+
+
+def _lines(stream: IO[AnyStr], path: Path, first: int = 1) -> Iterator[AnyStr]:
+    lines = iter(lambda: stream.readline(LARGEST_TEXT + 1), stream.read(0))
+    for number, line in enumerate(lines, start=first):
         if len(line) > LARGEST_TEXT:
-            raise too_large(f"{path}:{number + 1}")
+            raise too_large(f"{path}:{number}")
         yield line
 
 
@@ -186,19 +227,28 @@ def _csv(path: Path, columns: Columns, size: int) -> Iterator[Row]:
             yield Row(number, values, raw.tell())
 
 
-def _parquet(path: Path, columns: Columns, size: int) -> Iterator[Row]:
+def _parquet(path: Path, columns: Columns, size: int, span: Span) -> Iterator[Row]:
     with _opened(path) as file, pq.ParquetFile(file) as table:
         metadata, names = table.metadata, columns.resolve(table.schema_arrow.names, str(path))
         used = sorted(set(names.values()))
-        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        groups = list(map(metadata.row_group, range(metadata.num_row_groups)))
         chunks = (group.column(number) for group in groups for number in range(group.num_columns))
         chunks = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in used)
         largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
         _check_ratio(path, largest, size)
         # A single row may be as large as all of its column.
         at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
-        batches = table.iter_batches(at_once, columns=used)
-        yield from _table_rows(batches, names, size, metadata.num_rows)
+        mine = [n for n, group in enumerate(groups) if span.start <= _offset(group) < span.stop]
+        if mine:
+            before = sum(group.num_rows for group in groups[: mine[0]])
+            batches = table.iter_batches(at_once, row_groups=mine, columns=used)
+            yield from _table_rows(batches, names, size, metadata.num_rows, before)
+
+
+def _offset(group: Any) -> int:
+    """Return the first byte of a row group."""
+    chunk = group.column(0)
+    return min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
 
 
 def _arrow(path: Path, columns: Columns, size: int) -> Iterator[Row]:
@@ -215,9 +265,9 @@ def _arrow(path: Path, columns: Columns, size: int) -> Iterator[Row]:
 
 
 def _table_rows(
-    batches: Iterable[pa.RecordBatch], names: dict[str, str], size: int, rows: int
+    batches: Iterable[pa.RecordBatch], names: dict[str, str], size: int, rows: int, before: int = 0
 ) -> Iterator[Row]:
-    number = 0
+    number = before
     for batch in batches:
         lists = [batch.column(name).to_pylist() for name in names.values()]
         for values in zip(*lists, strict=True):

@@ -48,9 +48,14 @@ def is_corpus(path: Path) -> bool:
     return (path / META_FILE).is_file()
 
 
+def id_hash(doc_id: str) -> int:
+    """Hash an id to 64 bits."""
+    return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little")
+
+
 def split_key(doc_id: str) -> float:
     """Hash an id to [0, 1); documents below the held-out fraction are held out."""
-    return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little") / 2**64
+    return id_hash(doc_id) / 2**64
 
 
 def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:
@@ -92,10 +97,9 @@ def digest(meta: dict[str, Any]) -> str:
     return fingerprints.of_json({name: part for name, part in meta.items() if name != "digest"})
 
 
-def check_files(
-    directory: Path, shards: list[dict[str, Any]], way_out: str = "Build the corpus again."
-) -> None:
+def check_files(directory: Path, shards: list[dict[str, Any]]) -> None:
     """Raise FormatError for a file of these shards that is missing or has a different size."""
+    way_out = "Build the corpus again."
     for name, size in (item for shard in shards for item in shard["files"].items()):
         path = directory / name
         if not path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prismlm.corpus.chat import ASSISTANT, as_messages, check_messages, is_messages, render_chat
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
-from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, extension, read_rows
+from prismlm.corpus.formats import DIVISIBLE, EXTENSIONS, WHOLE_FILES, Span, extension, read_rows
 from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text, first_line
 
 if TYPE_CHECKING:
@@ -33,20 +34,59 @@ KINDS |= dict.fromkeys((int, float, Decimal), "number")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # A document or what is wrong with its row, and the location of the row for error messages.
 Located = tuple[Document | BadRow, str]
+# What stores say of the version of a file.
+VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
+# Input of a part, unless it is chosen: the most that an interruption loses.
+PART_BYTES = 2**28
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read; without an id column, ids are made of ``name``."""
+    """A file to read; without an id column, ids are made of ``name``.
+
+    ``listed`` is its state when a build was started, if another process made the list.
+    """
 
     path: Path
     name: str
+    listed: tuple[int, str] | None = None
 
     @cached_property
+    def state(self) -> tuple[int, str]:
+        """Its bytes, and the version that its store states; a store is asked once."""
+        return self.listed or _state(self.path)
+
+    @property
     def size(self) -> int:
-        """Bytes; a store is asked once."""
-        return self.path.stat().st_size
+        """Its bytes."""
+        return self.state[0]
+
+    def check(self) -> None:
+        """Raise InputError if it is no longer as it was listed."""
+        if self.listed is None:
+            return
+        way_out = "Put it back, or start over with --overwrite (in Python: overwrite=True)."
+        try:
+            now = _state(self.path)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{self.path} was listed when the build started, and is missing now: it was "
+                f"removed, or its store does not show it to every machine yet. {way_out}"
+            ) from error
+        if now != self.listed:
+            raise InputError(
+                f"{self.path} has changed since the build started: {self.listed[0]:,} bytes of "
+                f"version {self.listed[1] or 'unknown'} then, {now[0]:,} of {now[1]} now. {way_out}"
+            )
+
+
+def _state(path: Any) -> tuple[int, str]:
+    if isinstance(path, Path):
+        status = path.stat()
+        return status.st_size, str(status.st_mtime_ns)
+    info = path.fs.info(path.path)
+    return info["size"], next((str(info[name]) for name in VERSIONS if info.get(name)), "")
 
 
 def sample_path() -> Path:
@@ -71,12 +111,14 @@ class DocumentReader:
         files: the files to read, in order.
         ignored: the number of files with other extensions in the directories, by extension.
         duplicates: how often a file was named again.
-        total, done: the size of all files, and how much of it this pass has read, in ``unit``.
+        documents: how many documents this pass has read, by file.
+        total, done: the size of what is read, and how much of it this pass has read, in ``unit``.
         left_out: how many documents this pass has left out, by reason.
         tokenizer: renders rows of messages by its chat template; None refuses them.
 
     Args:
-        paths: files and directories, also as addresses of a store or UPath objects.
+        paths: files and directories, also as addresses of a store or UPath objects; or a list of
+            :class:`InputFile`.
         columns: which columns hold the text and its metadata.
         tokenizer: see above.
         skip_bad_rows: leave out rows that cannot be used (invalid JSON, a text that is not a
@@ -84,6 +126,8 @@ class DocumentReader:
             mention this option.
         answered_chats: leave out chats without an answer of the assistant; ``"last"``: those that
             do not end in one.
+        share: ``(i, n)`` reads part i of n, from 0: a file, row group or line belongs to the part
+            in which its first byte lies, so that parts together read what one reader does.
     """
 
     unit = "bytes"
@@ -96,22 +140,26 @@ class DocumentReader:
         tokenizer: PreTrainedTokenizerBase | None = None,
         skip_bad_rows: bool | None = None,
         answered_chats: bool | Literal["last"] = False,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         expected = 'prismlm.corpus.Columns, as Columns(id="name")'
         columns = Columns() if columns is None else columns
         self._columns = check_kind("columns", columns, Columns, expected)
         self.tokenizer = tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
+        self._share, self._file = share, ""
         self.ignored, self.left_out = Counter[str](), Counter[str]()
-        self._documents = Counter[str]()
+        self.documents = Counter[str]()
         self.done = self.duplicates = 0
         self.files, self.total = self._open(paths)
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
         """Return the files to read, and ``total``."""
-        is_one = isinstance(inputs, (str, os.PathLike)) or _is_remote(inputs)
+        is_one = isinstance(inputs, (str, os.PathLike)) or is_remote(inputs)
         paths: Any = [inputs] if is_one else inputs
         check_kind("the input", paths, Iterable, "a path, or a list of paths")
+        if paths and all(isinstance(path, InputFile) for path in paths):
+            return list(paths), sum(file.size for file in paths)
         files = [file for path in paths for file in _expand(_located(path), self.ignored)]
         if not files:
             raise InputError("No input was named: give files or directories to read.")
@@ -122,25 +170,20 @@ class DocumentReader:
         self.duplicates = len(files) - len(distinct)
         return [*distinct.values()], sum(file.size for file in distinct.values())
 
+    def default_parts(self) -> int:
+        """Return the number of parts that a build divides this input into."""
+        return max(1, math.ceil((self.total or 0) / PART_BYTES))
+
     @property
     def name(self) -> str:
         """The input, for error messages."""
         names = ", ".join(str(file.path) for file in self.files[:3])
         return f"{names}{' …' if len(self.files) > 3 else ''}"
 
-    def manifest(self) -> dict[str, Any]:
-        """Return the entry ``read`` of ``corpus.json``, after a pass over all documents."""
-        counts = ((file, self._documents[str(file.path)]) for file in self.files)
-        files = [
-            {"name": file.name, "bytes": file.size, "documents": count} for file, count in counts
-        ]
-        not_read = dict(sorted(self.ignored.items()))
-        return {"files": files, "named_again": self.duplicates, "not_read": not_read}
-
     def __iter__(self) -> Iterator[Document]:
         self.done = 0
         self.left_out.clear()
-        self._documents.clear()
+        self.documents.clear()
         rows, seen = self._rows(), set[int]()
         for document, location in rows:
             problem = self._problem(document, location, seen)
@@ -151,28 +194,53 @@ class DocumentReader:
             if problem is not None:
                 self.left_out[problem] += 1
             elif isinstance(document, Document):
-                self._documents[location.rpartition(":")[0]] += 1
+                self._file = location.rpartition(":")[0]
+                self.documents[self._file] += 1
                 yield document
-        if not self._documents:
+        # Of several parts, some may be empty.
+        if not self.documents and self._share[1] == 1:
             left_out = f" Left out: {count_list(self.left_out)}." if self.left_out else ""
             raise InputError(f"No documents: no text in {self.name}.{left_out}")
 
+    def leave_out(self, reason: str) -> None:
+        """Count the last document as left out."""
+        self.left_out[reason] += 1
+        self.documents[self._file] -= 1
+
+    def locate(self, doc_id: str) -> str:
+        """Return the location of the first document with this id."""
+        return next(
+            location
+            for document, location in self._rows()
+            if isinstance(document, Document) and document.doc_id == doc_id
+        )
+
     def _rows(self) -> Iterator[Located]:
+        (number, count), size = self._share, self.total or 0
+        begin, end = size * number // count, size * (number + 1) // count
         before = 0
         for file in self.files:
-            ending = extension(file.path) or ""
-            # The files of a saved dataset are only numbered.
-            source = file.path.parent.name if ending == ".arrow" else file.path.name[: -len(ending)]
-            try:
-                for row in read_rows(file.path, self._columns, file.size):
-                    self.done = before + row.bytes_read
-                    location = f"{file.path}:{row.number}"
-                    doc_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
-                    yield self._document(row.values, location, doc_id, source), location
-            except BadRow as bad:
-                yield bad, str(file.path)
+            # Files without bytes may come after the last byte.
+            start, stop = begin - before, math.inf if number == count - 1 else end - before
+            is_shared = (extension(file.path) or "") in DIVISIBLE and start < file.size and stop > 0
+            if start <= 0 < stop or is_shared:
+                yield from self._rows_of(file, Span(max(0, start), stop), before - begin)
             before += file.size
-            self.done = before
+
+    def _rows_of(self, file: InputFile, span: Span, before: int) -> Iterator[Located]:
+        file.check()
+        ending = extension(file.path) or ""
+        # The files of a saved dataset are only numbered.
+        source = file.path.parent.name if ending == ".arrow" else file.path.name[: -len(ending)]
+        try:
+            for row in read_rows(file.path, self._columns, file.size, span):
+                self.done = max(0, before + row.bytes_read)
+                location = f"{file.path}:{row.number}"
+                doc_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
+                yield self._document(row.values, location, doc_id, source), location
+        except BadRow as bad:
+            yield bad, str(file.path)
+        self.done = max(0, before + file.size)
 
     def _document(
         self, values: dict[str, Any] | BadRow, location: str, doc_id: str, source: str
@@ -233,12 +301,7 @@ class DocumentReader:
                 return NO_ANSWER
         # Eight bytes of each id use less memory than the ids.
         if hash(document.doc_id) in seen:
-            return BadRow(
-                f"{location}: another document has the id {document.doc_id!r} too. Ids must be "
-                "unique: change one, choose another column with --id-column, or, if they are made "
-                "of file names, name the directory above the files instead.",
-                "id used before",
-            )
+            return repeated_id(location, document.doc_id)
         seen.add(hash(document.doc_id))
         return None
 
@@ -263,12 +326,22 @@ class DocumentReader:
         return InputError("\n  ".join([title, *map(str, listed)]) + f"\n{way_out}.")
 
 
+def repeated_id(location: str, doc_id: str, first: str = "") -> BadRow:
+    """Return the error for an id that was used before, at ``first`` if that is known."""
+    return BadRow(
+        f"{location}: another document{first and f', {first},'} has the id {doc_id!r} too. Ids "
+        "must be unique: change one, choose another column with --id-column, or, if they are made "
+        "of file names, name the directory above the files instead.",
+        "id used before",
+    )
+
+
 def count_list(reasons: Mapping[str, int]) -> str:
     """Return counts by reason as "no text: 3, not valid JSON: 1"."""
     return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
 
 
-def _is_remote(path: Any) -> bool:
+def is_remote(path: Any) -> bool:
     """Return whether a path is a UPath of a store, which has a file system of fsspec."""
     return not isinstance(path, os.PathLike) and hasattr(path, "fs")
 
@@ -276,7 +349,7 @@ def _is_remote(path: Any) -> bool:
 def _located(given: Any) -> Path:
     """Return a path of this machine, or of a store that has an address, such as s3://bucket/dir."""
     remote: Any = given
-    if not _is_remote(given):
+    if not is_remote(given):
         path = check_path("the input", given)
         # A path on the command line has lost one of the two slashes.
         address = ADDRESS.match(str(path))

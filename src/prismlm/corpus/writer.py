@@ -1,28 +1,28 @@
-"""Writing a corpus directory: documents and their tokens as shards, and ``corpus.json``."""
+"""Writing a corpus: parts, each with shards of its own, and the directory that they become."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.tokenizer import fingerprint
-from prismlm.errors import FormatError, InputError
-from prismlm.files import json_text, write_json
+from prismlm.errors import InputError
+from prismlm.files import json_text, read_json, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,19 +30,43 @@ if TYPE_CHECKING:
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
 # Size of a row group: one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
+TABLE: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 6,
+    "write_page_checksum": True,
+}
+# Files of a part: what the corpus says of it, sorted hashes of its ids, digests of its documents.
+PART_FILE, IDS_FILE, DIGESTS_FILE = "part.json", "ids.npy", "digests.bin"
+SHARD_FILES = (layout.TOKENS, layout.DOCUMENTS, layout.TEXTS)
 
 
-class CorpusWriter:
-    """Writes documents, in order, as a corpus directory.
+def describe_tokenizer(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the entry ``tokenizer`` of ``corpus.json``."""
+    prefix, suffix = around_text(tokenizer)
+    # Every document ends with the end-of-text token anyway.
+    if suffix[-1:] == [tokenizer.eos_token_id]:
+        suffix.pop()
+    around = {"prefix": prefix, "suffix": suffix}
+    return {
+        "fingerprint": fingerprint(tokenizer),
+        "vocab_size": max(len(tokenizer), int(tokenizer.eos_token_id) + 1),  # pyright: ignore
+        "eos_token": str(tokenizer.eos_token),
+        "eos_token_id": tokenizer.eos_token_id,
+        **{name: ids for name, ids in around.items() if ids},
+    }
+
+
+def dtype_of(tokenizer: Mapping[str, Any]) -> np.dtype[Any]:
+    """Return the type of stored tokens, little endian."""
+    return np.dtype("<u2" if tokenizer["vocab_size"] <= 2**16 else "<u4")
+
+
+class PartWriter:
+    """Writes documents, in order, as a part of a corpus: a directory of shards.
 
     A document is never split between shards: a shard is closed before the document that would
-    take it beyond ``shard_tokens``. Use it as a context manager and end with :meth:`finish`.
-
-    Attributes:
-        meta: the description of the tokenizer in ``corpus.json``.
-        shards: the closed shards: documents, tokens and files with their sizes.
-        closed_digest: digest of the documents in the closed shards.
-        fingerprints: of the files of the closed shards, by name.
+    take it beyond ``shard_tokens``. Positions count from the first token of the part. Use it as a
+    context manager and end with :meth:`finish`.
     """
 
     def __init__(
@@ -55,38 +79,24 @@ class CorpusWriter:
     ) -> None:
         self._directory, self._tokenizer = directory, tokenizer
         self._heldout_fraction, self._shard_tokens = heldout_fraction, shard_tokens
-        self._eos = cast(int, tokenizer.eos_token_id)
-        vocabulary = max(len(tokenizer), self._eos + 1)
-        self._prefix, self._suffix = around_text(tokenizer)
-        # Every document ends with the end-of-text token anyway.
-        if self._suffix[-1:] == [self._eos]:
-            self._suffix.pop()
-        around = {"prefix": self._prefix, "suffix": self._suffix}
-        self.meta: dict[str, Any] = {
-            "fingerprint": fingerprint(tokenizer),
-            "vocab_size": vocabulary,
-            "eos_token": str(tokenizer.eos_token),
-            "eos_token_id": self._eos,
-            **{name: ids for name, ids in around.items() if ids},
-        }
-        self._dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
+        meta = describe_tokenizer(tokenizer)
+        self._eos, self._dtype = meta["eos_token_id"], dtype_of(meta)
+        self._prefix, self._suffix = meta.get("prefix", []), meta.get("suffix", [])
         self._shard: _Shard | None = None
-        self.shards: list[dict[str, Any]] = []
-        self.closed_digest, self.fingerprints = "", dict[str, str]()
+        self._shards: list[dict[str, Any]] = []
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
-        self._digests = {"tokens": hashlib.sha256(), "documents": hashlib.sha256()}
+        self._heldout, self._stated = Counter[str](documents=0, tokens=0), Counter[str]()
+        # Documents and tokens by domain and license.
+        self._totals: dict[str, dict[str | None, list[int]]] = {"domain": {}, "license": {}}
+        self._least: list[float] | None = None
+        self._ids, self._digests = list[int](), bytearray()
 
-    def __enter__(self) -> CorpusWriter:
+    def __enter__(self) -> PartWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._shard is not None:
             self._shard.open_files.close()
-
-    @property
-    def num_documents(self) -> int:
-        """How many documents have been written."""
-        return self._counts["documents"]
 
     def write(self, documents: Iterable[Document]) -> Iterator[None]:
         """Tokenise and write documents; yields after each batch of about a megabyte of text."""
@@ -125,143 +135,71 @@ class CorpusWriter:
         if self._shard is not None and self._shard.counts["tokens"] + length > self._shard_tokens:
             self._close_shard()
         if self._shard is None:
-            self._shard = _Shard(self._directory, len(self.shards))
+            self._shard = _Shard(self._directory, len(self._shards))
         tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
-        document = self._digested(document)
-        self._shard.add(document, tokens, self._counts["tokens"], length)
-        self._digests["tokens"].update(tokens)
-        self._counts.update(documents=1, tokens=length)
-
-    def resume(
-        self,
-        shards: list[dict[str, Any]],
-        digest: str,
-        written: dict[str, str],
-        documents: Iterator[Document],
-    ) -> None:
-        """Continue after the closed shards of an earlier writer, whose documents come first.
-
-        ``shards``, ``digest`` and ``written`` are its shards, digest and fingerprints.
-        """
-        way_out = f"Remove {self._directory} to start again."
-        layout.check_files(self._directory, shards, way_out)
-        for name, expected in written.items():
-            if fingerprints.of_file(self._directory / name) != expected:
-                raise FormatError(
-                    f"{self._directory / name} is damaged: it is not what was written. {way_out}"
-                )
-        self.fingerprints = dict(written)
-        for number, shard in enumerate(shards):
-            for document in islice(documents, shard["documents"]):
-                self._digested(document)
-            path = self._directory / layout.TOKENS.format(number)
-            self._digests["tokens"].update(np.memmap(path, mode="r").data)
-            self._counts.update(documents=shard["documents"], tokens=shard["tokens"])
-        self.shards, self.closed_digest = list(shards), self._digests["documents"].hexdigest()
-        if self.closed_digest != digest:
-            raise InputError(
-                f"the input documents have changed since {self._directory} was begun. Remove that "
-                "directory to start again."
-            )
-
-    def _digested(self, document: Document) -> Document:
-        """Add a document to the digest; return it with the normalised name of its split."""
+        # The normalised name of its split.
         document, text = replace(document, split=document.part), document.text.encode()
-        facts = [document.doc_id, document.source, document.domain]
-        facts += [document.license, document.title, document.url, len(text)]
-        # Omitted if absent: the fingerprints of older corpora do not include it.
-        facts += [document.split] if document.split is not None else []
-        self._digests["documents"].update(json_text(facts, ensure_ascii=True).encode() + text)
-        self._counts["characters"] += len(document.text)
-        return document
+        self._shard.add(document, len(text), tokens, self._counts["tokens"], length)
+        facts = [document.doc_id, document.source, document.domain, document.license]
+        facts += [document.title, document.url, document.split, len(text)]
+        digest = hashlib.sha256(json_text(facts, ensure_ascii=True).encode() + text)
+        digest.update(tokens)
+        self._digests += digest.digest()
+        self._counts.update(documents=1, tokens=length, characters=len(document.text))
+        for column, totals in self._totals.items():
+            total = totals.setdefault(getattr(document, column), [0, 0])
+            total[0] += 1
+            total[1] += length
+        self._add_to_split(document, length)
+
+    def _add_to_split(self, document: Document, length: int) -> None:
+        number = layout.id_hash(document.doc_id)
+        self._ids.append(number)
+        key = number / 2**64
+        if document.split is not None:
+            self._stated[document.split] += 1
+        elif self._least is None or key < self._least[0]:
+            self._least = [key, length]
+        if (document.split or (key < self._heldout_fraction and "heldout")) == "heldout":
+            self._heldout.update(documents=1, tokens=length)
 
     def _close_shard(self) -> None:
         if self._shard is not None:
-            shard = self._shard.close()
-            self.shards.append(shard)
-            for name in shard["files"]:
-                self.fingerprints[name] = fingerprints.of_file(self._directory / name)
-            self.closed_digest = self._digests["documents"].hexdigest()
+            self._shards.append(self._shard.close())
             self._shard = None
 
-    def finish(self, left_out: Mapping[str, int], **more: Any) -> None:
-        """Close the last shard; write the tokenizer and ``corpus.json``.
+    def finish(
+        self, left_out: Mapping[str, int] | None = None, read: Mapping[str, int] | None = None
+    ) -> None:
+        """Close the last shard, and write what the corpus will say of this part.
 
         Args:
             left_out: the number of rows that are not in the corpus, by reason.
-            more: further entries of ``corpus.json``, such as the input files.
+            read: the number of documents by file.
         """
         self._close_shard()
-        names = ["doc_id", "domain", "license", "length", "split"]
-        paths = [self._directory / layout.DOCUMENTS.format(n) for n in range(len(self.shards))]
-        documents = pa.concat_tables(pq.read_table(path, columns=names) for path in paths)
-        split = self._split(documents)
-        lengths = documents["length"].to_numpy()[layout.held_out(documents, split)]
-        meta = {
-            "format": layout.FORMAT,
-            "version": layout.FORMAT_VERSION,
-            "dtype": self._dtype.name,
-            "tokenizer": self.meta,
-            "left_out": dict(sorted(left_out.items())),
-            "split": split,
-            "counts": dict(self._counts) | {"skipped": sum(left_out.values())},
-            "heldout": {"documents": len(lengths), "tokens": int(lengths.sum())},
-            "domains": _totals(documents, "domain"),
-            "licenses": _totals(documents, "license"),
-            "shards": self.shards,
-            "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
-            **more,
+        np.save(self._directory / IDS_FILE, np.sort(np.array(self._ids, np.uint64)))
+        (self._directory / DIGESTS_FILE).write_bytes(self._digests)
+        totals = {
+            name: [[key, *total] for key, total in values.items()]
+            for name, values in self._totals.items()
         }
-        self._tokenizer.save_pretrained(self._directory / layout.TOKENIZER_DIRECTORY)
-        write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
-
-    def _split(self, documents: pa.Table) -> dict[str, Any]:
-        """Return the split rule, with a fraction that holds at least one document out.
-
-        That of two or more documents, unless the fraction is 0 or all are stated to be in training.
-        """
-        fraction = self._heldout_fraction
-        split: dict[str, Any] = {"rule": layout.SPLIT_RULE, "heldout_fraction": fraction}
-        parts = documents["split"]
-        if parts.null_count < len(parts):
-            counts = {row["values"]: row["counts"] for row in parts.value_counts().to_pylist()}
-            stated = {part: counts.get(part, 0) for part in ("train", "heldout")}
-            split |= {"rule": layout.STATED_RULE, "stated": stated}
-        ids = documents["doc_id"].filter(parts.is_null())
-        if (
-            fraction
-            and len(documents) > 1
-            and len(ids)
-            and not layout.held_out(documents, split).any()
-        ):
-            split["heldout_fraction"] = math.nextafter(
-                min(map(layout.split_key, ids.to_pylist())), 1.0
-            )
-        return split
-
-
-def _totals(documents: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Return the number of documents and tokens by a column."""
-    table = documents.group_by(name).aggregate([("length", "count"), ("length", "sum")])
-    rows = table.select([name, "length_count", "length_sum"]).rename_columns(
-        [name, "documents", "tokens"]
-    )
-    return sorted(rows.to_pylist(), key=lambda row: row[name] or "")
+        summary = {"shards": self._shards, "counts": self._counts, "heldout": self._heldout}
+        summary |= {"stated": self._stated, "least": self._least, "totals": totals}
+        summary |= {"left_out": left_out or {}, "read": read or {}}
+        write_json(self._directory / PART_FILE, summary)
 
 
 class _Shard:
     """The open files of one shard, and the rows of the next row group."""
 
     def __init__(self, directory: Path, number: int) -> None:
-        names = (layout.TOKENS, layout.DOCUMENTS, layout.TEXTS)
-        self._paths = [directory / name.format(number) for name in names]
+        self._paths = [directory / name.format(number) for name in SHARD_FILES]
         self.open_files = ExitStack()
         self._token_file = self.open_files.enter_context(self._paths[0].open("wb"))
-        options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
-        options["write_page_checksum"] = True
         # Dictionaries and statistics of whole texts only waste space and time.
         plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-        kinds = ((layout.STORED_SCHEMA, options), (layout.TEXT_SCHEMA, options | plain))
+        kinds = ((layout.STORED_SCHEMA, TABLE), (layout.TEXT_SCHEMA, TABLE | plain))
         self._tables = [
             self.open_files.enter_context(pq.ParquetWriter(path, schema, **settings))
             for path, (schema, settings) in zip(self._paths[1:], kinds, strict=True)
@@ -269,8 +207,7 @@ class _Shard:
         self.counts = {"documents": 0, "tokens": 0}
         self._rows, self._text_bytes = list[dict[str, Any]](), 0
 
-    def add(self, document: Document, tokens: bytes, start: int, length: int) -> None:
-        size = len(document.text.encode())
+    def add(self, document: Document, size: int, tokens: bytes, start: int, length: int) -> None:
         if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
             self._flush()
         row = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
@@ -290,3 +227,119 @@ class _Shard:
         self._flush()
         self.open_files.close()
         return {**self.counts, "files": {path.name: path.stat().st_size for path in self._paths}}
+
+
+def merge_parts(
+    parts: Sequence[Path],
+    out: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    heldout_fraction: float,
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """Move the shards of all parts to ``out``, and write ``corpus.json``; return the shards.
+
+    Texts and tokens are not read, only the tables of documents. What an interrupted call has moved
+    is not moved again.
+
+    Args:
+        parts: directories of :class:`PartWriter`, in the order of their documents.
+        out: an existing directory of the same file system.
+        tokenizer: that of all parts.
+        heldout_fraction: likewise.
+        more: further entries of ``corpus.json``, such as the input files.
+    """
+    summaries = [read_json(part / PART_FILE) for part in parts]
+    counts, left_out = _sum(summaries, "counts"), _sum(summaries, "left_out")
+    if not counts["documents"]:
+        raise InputError(f"No documents: no text in the input. Left out: {dict(left_out)}.")
+    shards, start, digest = list[dict[str, Any]](), 0, hashlib.sha256()
+    for part, summary in zip(parts, summaries, strict=True):
+        for shard in summary["shards"]:
+            shards.append(shard | {"files": _move_shard(part, shard, out, len(shards), start)})
+        start += summary["counts"]["tokens"]
+        with (part / DIGESTS_FILE).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    described = describe_tokenizer(tokenizer)
+    split, heldout = _split(summaries, counts["documents"], heldout_fraction)
+    meta = {
+        "format": layout.FORMAT,
+        "version": layout.FORMAT_VERSION,
+        "dtype": dtype_of(described).name,
+        "tokenizer": described,
+        "left_out": dict(sorted(left_out.items())),
+        "split": split,
+        "counts": {**counts, "skipped": sum(left_out.values())},
+        "heldout": heldout,
+        "domains": _totals(summaries, "domain"),
+        "licenses": _totals(summaries, "license"),
+        "shards": shards,
+        "digests": {"documents": digest.hexdigest()},
+        **more,
+    }
+    if not (out / layout.TOKENIZER_DIRECTORY).is_dir():
+        tokenizer.save_pretrained(out / layout.TOKENIZER_DIRECTORY)
+    write_json(out / layout.META_FILE, meta | {"digest": layout.digest(meta)})
+    return shards
+
+
+def _move_shard(
+    part: Path, shard: dict[str, Any], out: Path, number: int, start: int
+) -> dict[str, int]:
+    """Move one shard, and return its files with their sizes; ``start`` is that of its part."""
+    files = dict[str, int]()
+    for name, source in zip(SHARD_FILES, shard["files"], strict=True):
+        target = out / name.format(number)
+        if name == layout.DOCUMENTS and start:
+            _shift(part / source, target, start)
+        elif (part / source).exists():
+            os.replace(part / source, target)
+        files[target.name] = target.stat().st_size
+    return files
+
+
+def _shift(source: Path, target: Path, start: int) -> None:
+    """Rewrite a table of documents, by row group, with positions of the whole corpus."""
+    schema = layout.STORED_SCHEMA
+    with pq.ParquetFile(source) as old, pq.ParquetWriter(target, schema, **TABLE) as new:
+        for group in range(old.num_row_groups):
+            table = old.read_row_group(group)
+            position, field = table.schema.get_field_index("start"), schema.field("start")
+            shifted = pc.add(table["start"], start)  # pyright: ignore[reportAttributeAccessIssue]
+            new.write_table(table.set_column(position, field, shifted))
+
+
+def _sum(summaries: list[dict[str, Any]], name: str) -> Counter[str]:
+    total = Counter[str]()
+    for summary in summaries:
+        total.update(summary[name])
+    return total
+
+
+def _totals(summaries: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return the number of documents and tokens by a column."""
+    totals = dict[str | None, list[int]]()
+    for key, documents, tokens in (row for s in summaries for row in s["totals"][name]):
+        total = totals.setdefault(key, [0, 0])
+        totals[key] = [total[0] + documents, total[1] + tokens]
+    rows = sorted(totals.items(), key=lambda item: item[0] or "")
+    return [{name: key, "documents": total[0], "tokens": total[1]} for key, total in rows]
+
+
+def _split(
+    summaries: list[dict[str, Any]], documents: int, fraction: float
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the split rule, and what it holds out: at least one document.
+
+    That of two or more documents, unless the fraction is 0 or all are stated to be in training.
+    """
+    split: dict[str, Any] = {"rule": layout.SPLIT_RULE, "heldout_fraction": fraction}
+    heldout, stated = dict(_sum(summaries, "heldout")), _sum(summaries, "stated")
+    if stated:
+        split |= {"rule": layout.STATED_RULE}
+        split["stated"] = {part: stated[part] for part in ("train", "heldout")}
+    least = min((summary["least"] for summary in summaries if summary["least"]), default=None)
+    if fraction and documents > 1 and least and not heldout["documents"]:
+        split["heldout_fraction"] = math.nextafter(least[0], 1.0)
+        heldout = {"documents": 1, "tokens": least[1]}
+    return split, heldout

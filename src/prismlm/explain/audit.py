@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
-from prismlm.corpus.build import draw_sample, sample_corpus
+from prismlm.corpus.estimate import draw_sample, sample_corpus
 from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError

@@ -1,0 +1,422 @@
+"""A corpus made in parts: equal however it is divided, resumed part by part, filtered."""
+
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prismlm.corpus import Columns, Corpus, Filters, HubDataset, build_corpus, formats, sampling
+from prismlm.corpus import part as module
+from prismlm.corpus.part import CorpusPart
+from prismlm.corpus.tokenizer import train_tokenizer
+from prismlm.errors import InputError, Interrupted
+from prismlm.parts import ENGINES
+from tests.corpus.test_build import contents
+from tests.helpers import forked
+from tests.helpers.records import write_jsonl
+
+COLUMNS = Columns(text="body", license="licence")
+# Every seventh is empty and skipped.
+ROWS = [
+    {
+        "body": f"Document {i} says {i * i}. " * (i % 7),
+        "licence": "CC0" if i % 2 else None,
+        "split": (None, "train", "validation")[i % 3],
+    }
+    for i in range(900)
+]
+WORDS = "the sea and the land that have been with us to be of use in every year".split()  # noqa: SIM905
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAfter:
+    """A reporter that raises an error at its n-th report."""
+
+    def __init__(self, reports, error=Stop):
+        self.left, self.error = reports, error
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        yield self
+
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """The directory of a tokenizer."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer((row["body"] for row in ROWS), 300).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset of three Parquet files."""
+    directory = tmp_path_factory.mktemp("folder") / "numbers"
+    directory.mkdir()
+    for part in range(3):
+        rows = pa.Table.from_pylist(ROWS[part * 300 : (part + 1) * 300])
+        pq.write_table(rows, directory / f"train-{part}.parquet", row_group_size=17)
+    return directory
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Files that parts share, and files that belong to one part."""
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for number in range(3):
+        (directory / f"{number}.txt").write_text(f"Text {number} of three. " * 9)
+    (directory / "4.txt").write_text("")
+    lines = [f'{{"text": "Row {number} of many é."}}' for number in range(200)]
+    (directory / "rows.jsonl").write_text("\ufeff" + "\r\n\n".join(lines))
+    with pa.CompressedOutputStream(str(directory / "z.jsonl.gz"), "gzip") as file:
+        file.write("\n".join(lines[:50]).encode())
+    table = pa.table({"text": [f"Cell {n} of a table." for n in range(200)]})
+    pq.write_table(table, directory / "table.parquet", row_group_size=9)
+    (directory / "zz.txt").write_text("")
+    return directory
+
+
+@pytest.fixture
+def build(texts, tokenizer, tmp_path):
+    """Build a corpus from files, in four parts."""
+    options = {"tokenizer": tokenizer, "parts": 4}
+
+    def build(out="out", inputs=texts, **others):
+        return build_corpus(inputs, tmp_path / out, **options | others)
+
+    return build
+
+
+def written(corpus):
+    """Return all that a corpus says of its documents."""
+    columns = [corpus.column(name) for name in ("doc_id", "source", "license")]
+    facts = {name: corpus.meta.get(name) for name in ("counts", "left_out", "heldout", "read")}
+    texts = [corpus.text(number) for number in range(len(corpus))]
+    splits = corpus.split("heldout").tolist(), corpus.starts.tolist(), corpus.meta["domains"]
+    return corpus.fingerprint, columns, facts, texts, splits, corpus.tokens(0, 99).tolist()
+
+
+@pytest.mark.parametrize("counted", [2**30, 0])
+def test_a_corpus_is_the_same_in_any_number_of_parts(build, counted, monkeypatch):
+    monkeypatch.setattr(formats, "MAX_COUNTED", counted)
+    whole = build("whole", parts=1)
+    assert len(whole) == 453
+    rows = [name for name in whole.doc_ids if name.startswith("rows.jsonl:")]
+    assert rows[:2] == (["rows.jsonl:1", "rows.jsonl:3"] if counted else ["rows.jsonl:@0", rows[1]])
+    for parts in (2, 7, 40):
+        assert written(build(f"in {parts}", parts=parts)) == written(whole)
+    trained = [build(f"t{n}", parts=n, tokenizer=None, vocab_size=290) for n in (1, 5)]
+    assert written(trained[0]) == written(trained[1])
+
+
+def test_the_text_to_train_a_tokenizer_on_does_not_depend_on_parts(build, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sampling, "TRAINING_CHARACTERS", 3000)
+    train = module.train_tokenizer
+    monkeypatch.setattr(
+        module,
+        "train_tokenizer",
+        lambda texts, size: train(iter(seen.append(list(texts)) or seen[-1]), size),
+    )
+    for parts in (1, 3, 11):
+        build(f"in {parts}", parts=parts, tokenizer=None, vocab_size=290)
+    assert seen[0] == seen[1] == seen[2]
+    assert 2000 < sum(map(len, seen[0])) <= 3000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_workers_of_every_engine_write_the_same_files(engine, build):
+    if engine != "local":
+        pytest.importorskip(engine)
+    pytest.importorskip("datatrove")
+    # Ray takes long to start the workers of each step.
+    options = {"tokenizer": None, "vocab_size": 290, "filters": Filters(near_duplicates=True)}
+    options = {} if engine == "ray" else options
+    expected = build("one", **options)
+    workers = build("workers", engine=engine, workers=2, **options)
+    assert contents(workers.path) == contents(expected.path)
+    assert not list(expected.path.parent.glob(".*"))
+
+
+def test_finished_parts_are_kept(build, tmp_path):
+    whole = build("whole")
+    with pytest.raises(Stop):
+        build(progress=StopAfter(3))
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.partial/part-*")}
+    assert len(kept) == 2
+    with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
+        build(heldout_fraction=0.5)
+    with pytest.raises(InputError, match="parts: 4 → 5"):
+        build(parts=5)
+    with pytest.raises(Interrupted, match=r"kept in .*\.out\.partial"):
+        build(progress=StopAfter(1, KeyboardInterrupt))
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    assert contents(build().path) == contents(whole.path)
+    with pytest.raises(Stop):
+        build(overwrite=True, progress=StopAfter(3))
+    assert contents(tmp_path / "out") == contents(whole.path)
+    assert build(overwrite=True, heldout_fraction=0.5).split("heldout").size > 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
+
+
+@pytest.mark.parametrize("at", [12, 19, 20])
+def test_a_merge_that_was_stopped_is_finished(at, build, monkeypatch):
+    """Before a shard is moved, before corpus.json is written, and before the last renaming."""
+    whole, calls, real = build("whole"), [], os.replace
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) == at:
+            raise Stop
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        with pytest.raises(Stop):
+            build()
+    assert contents(build().path) == contents(whole.path)
+
+
+def test_input_that_changed_is_refused(build, texts):
+    with pytest.raises(Stop):
+        build(progress=StopAfter(3))
+    rows = texts / "rows.jsonl"
+    before, times = rows.read_bytes(), rows.stat()
+    # Size and ids are unchanged.
+    rows.write_bytes(before.replace(b"Row 5 of", b"Row 6 of"))
+    with pytest.raises(InputError, match=r"another input: .*rows\.jsonl has changed.*--overwrite"):
+        build()
+    rows.write_bytes(before)
+    os.utime(rows, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (texts / "new.txt").write_text("Another text.")
+    with pytest.raises(InputError, match=r"new\.txt is new"):
+        build()
+    (texts / "new.txt").unlink()
+    assert len(build()) == 453
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_that_changes_during_the_build_is_named(remote, texts, tokenizer, tmp_path):
+    if remote:
+        upath = pytest.importorskip("upath")
+        copy = upath.UPath(f"memory://{tmp_path.name}")
+        copy.mkdir()
+        for path in texts.iterdir():
+            (copy / path.name).write_bytes(path.read_bytes())
+        texts = copy
+    part = CorpusPart(tmp_path / "out", tokenizer, texts if remote else [texts], merge=False)
+    part(None, 0, 3)
+    listed = replace(part, listed=True)
+    table = (texts / "table.parquet").read_bytes()
+    (texts / "table.parquet").write_bytes(table + b" ")
+    with pytest.raises(InputError, match=r"table\.parquet has changed since the build started"):
+        listed(None, 2, 3)
+    (texts / "table.parquet").unlink()
+    with pytest.raises(InputError, match=r"table\.parquet was listed .* and is missing now"):
+        listed(None, 2, 3)
+
+
+def test_parts_by_themselves_and_the_last_one_writes_the_corpus(build, texts, tokenizer, tmp_path):
+    expected = build("whole", parts=3)
+    part = CorpusPart(tmp_path / "out", tokenizer, texts)
+    for number in (2, 0, 1):
+        assert not (tmp_path / "out").exists()
+        part(None, number, 3)
+    assert contents(tmp_path / "out") == contents(expected.path)
+    for other, message in (
+        (replace(part, tokenizer=None), "name a --tokenizer"),
+        (replace(part, filters=Filters(near_duplicates=True)), "MinHash before it"),
+        (replace(part, inputs=None), "nothing to read"),
+        (part, "--overwrite"),
+    ):
+        with pytest.raises(InputError, match=message):
+            other(None, 0, 2)
+
+
+def test_an_id_in_two_parts_is_refused_or_left_out(build, tmp_path):
+    rows = [{"id": f"d{n % 95}", "text": f"Text {n} of a hundred."} for n in range(100)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(
+        InputError, match=r"rows\.jsonl:96: another document, .*:1, has the id 'd0'"
+    ):
+        build(inputs=path, parts=3)
+    options = {"inputs": path, "skip_bad_rows": True}
+    one, three = (
+        build("one", parts=1, **options),
+        build("three", parts=3, overwrite=True, **options),
+    )
+    assert written(one) == written(three)
+    assert three.meta["left_out"] == {"id used before": 5}
+
+
+def test_what_cannot_be_started_leaves_no_files(build, texts, tmp_path):
+    with pytest.raises(InputError, match="5 workers for 4 part"):
+        build(workers=5)
+    with pytest.raises(InputError, match="the number of parts"):
+        build(parts=0)
+    with pytest.raises(InputError, match="the engine"):
+        build(engine="dask")
+    with pytest.raises(InputError, match="unknown language xq"):
+        build(filters=Filters(languages=("en", "xq")))
+    (texts / "2.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"2\.txt is not UTF-8"):
+        build(parts=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+
+
+def near_duplicates(tmp_path):
+    """Write 60 texts in threes: a text, the same with another last word, and others."""
+    rows = []
+    for n in range(60):
+        words = [
+            WORDS[(n // 3 * 7 + k * k) % len(WORDS)] + "xyz"[n // 3 % 3] * (n // 9)
+            for k in range(60)
+        ]
+        rows.append({"id": f"d{n}", "text": " ".join([*words, "end" if n % 3 else "last"])})
+    return write_jsonl(tmp_path / "near.jsonl", [*rows[20:], *rows[:20]])
+
+
+def test_of_near_duplicates_the_first_is_kept(build, tmp_path):
+    pytest.importorskip("datatrove")
+    options = {"inputs": near_duplicates(tmp_path), "filters": Filters(near_duplicates=True)}
+    built = [build(f"in {parts}", parts=parts, **options) for parts in (1, 3, 5)]
+    first = {
+        int(name[1:]) // 3: name
+        for name in reversed(build("all", inputs=options["inputs"]).doc_ids)
+    }
+    assert sorted(built[0].doc_ids) == sorted(first.values())
+    assert built[0].meta["left_out"] == {"near-duplicate": 40}
+    assert written(built[0]) == written(built[1]) == written(built[2])
+
+
+def test_texts_are_left_out_by_language_and_quality(build, tmp_path):
+    pytest.importorskip("datatrove")
+    pytest.importorskip("py3langid")
+    german = "Das Meer und das Land to be with gehören uns allen. " * 12
+    english = " ".join(WORDS * 5)
+    rows = [
+        {"text": english},
+        {"text": german},
+        {"text": "The sea."},
+        {"text": "# " * 90 + english},
+    ]
+    inputs = write_jsonl(tmp_path / "rows.jsonl", rows)
+    built = build(inputs=inputs, filters=Filters(("en",), quality=True))
+    assert built.doc_ids == ["rows.jsonl:1"]
+    reasons = {"language de": 1, "quality: short doc": 1, "quality: too many hashes": 1}
+    assert built.meta["left_out"] == reasons
+    both = build("both", inputs=inputs, filters=Filters(("en", "de"), quality=True))
+    assert both.doc_ids == ["rows.jsonl:1", "rows.jsonl:2"]
+
+
+def without_seven(document):
+    return "7" not in document.text
+
+
+@pytest.mark.slow
+def test_a_part_is_a_step_of_datatrove(tokenizer, tmp_path):
+    pytest.importorskip("datatrove")
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.filters import LambdaFilter
+    from datatrove.pipeline.readers import JsonlReader
+
+    (tmp_path / "in").mkdir()
+    for file in range(3):
+        rows = [{"id": f"{file}-{n}", "text": f"Text {n}", "license": "CC0"} for n in range(10)]
+        write_jsonl(tmp_path / "in" / f"{file}.jsonl", rows)
+    steps = [
+        JsonlReader(str(tmp_path / "in")),
+        LambdaFilter(without_seven),
+        CorpusPart(tmp_path / "out", tokenizer),
+    ]
+    for _ in range(2):
+        LocalPipelineExecutor(steps, tasks=3, workers=1, logging_dir=str(tmp_path / "logs")).run()
+    corpus = Corpus.open(tmp_path / "out")
+    assert corpus.doc_ids == [f"{file}-{n}" for file in range(3) for n in range(10) if n != 7]
+    assert set(corpus.column("license")) == {"CC0"}
+
+
+def test_parts_of_a_dataset_are_its_files(folder, tokenizer, tmp_path):
+    options = {"columns": COLUMNS, "tokenizer": tokenizer}
+    built = {
+        n: build_corpus(HubDataset(str(folder)), tmp_path / str(n), parts=n, **options)
+        for n in (None, 1, 5)
+    }
+    assert len(built[None].meta["shards"]) == 3
+    assert built[None].doc_ids[:2] == ["numbers:1:2", "numbers:1:3"]
+    assert [built[None].text(n) for n in range(len(built[None]))] == [
+        row["body"] for row in ROWS if row["body"]
+    ]
+    assert written(built[None]) == written(built[1]) == written(built[5])
+
+
+def test_an_existing_corpus_is_reused_only_for_equal_settings(folder, tokenizer, tmp_path):
+    options = {"columns": COLUMNS, "tokenizer": tokenizer, "reuse": True}
+
+    def stream(out="out", **others):
+        return build_corpus(HubDataset(str(folder)), tmp_path / out, **options | others)
+
+    with pytest.raises(InputError, match="the columns are: body, licence"):
+        stream(columns=Columns())
+    assert list(tmp_path.iterdir()) == []
+    first = stream()
+    times = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    assert stream().fingerprint == first.fingerprint
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == times
+    with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
+        stream(heldout_fraction=0.5)
+    train_tokenizer(iter(["other text"]), 260).save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match=r"another input \(tokenizer: "):
+        stream(tokenizer=tmp_path / "other")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(InputError, match="is not a corpus"):
+        stream("notes")
+    (tmp_path / "a.txt").write_text("A text.")
+    build_corpus(tmp_path / "a.txt", tmp_path / "files", vocab_size=300)
+    with pytest.raises(InputError, match="from files, not from a dataset"):
+        stream("files")
+
+
+def test_data_files_of_a_named_format(tokenizer, tmp_path):
+    for part in range(2):
+        lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
+        (tmp_path / f"part-{part}.jsonl").write_text("".join(lines))
+
+    def stream(files):
+        dataset = HubDataset("json", data_files=(str(tmp_path / files),))
+        options = {"tokenizer": tokenizer, "columns": COLUMNS, "reuse": True}
+        return build_corpus(dataset, tmp_path / f"from {files}", **options)
+
+    corpus = stream("part-*.jsonl")
+    texts = [corpus.text(i) for i in range(len(corpus))]
+    assert texts == [row["body"] for row in ROWS[:100] if row["body"]]
+    corpus = stream("part-1.jsonl")
+    assert corpus.doc_ids[0] == "part-1:1"
+    assert corpus.meta["origin"]["data_files"] == [str(tmp_path / "part-1.jsonl")]
+    assert Corpus.open(corpus.path).fingerprint == corpus.fingerprint
+
+
+def test_a_missing_package_or_network_is_named():
+    def message(code):
+        return forked.run(code=code).stderr.splitlines()[-1]
+
+    read = "from prismlm.corpus.datasets import *; DatasetReader(HubDataset('no-one/nothing'))"
+    assert "pip install 'prismlm[datasets]'" in message(
+        "import sys; sys.modules['datasets'] = None; " + read
+    )
+    # HF_HUB_OFFLINE is set in all tests.
+    assert "no-one/nothing cannot be reached" in message(read)
