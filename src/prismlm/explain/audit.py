@@ -312,7 +312,9 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
 
 
-def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
+def read_audit(
+    path: Path, columns: list[str] | None = None
+) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
     """Return the identity in an audit's Parquet, and its rows as they are read."""
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
@@ -323,12 +325,12 @@ def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
         raise FormatError(
             f"{path} is not the Parquet of `prismlm audit` of this version. Run the audit again."
         )
-    return json.loads(metadata[IDENTITY_KEY]), _rows(path)
+    return json.loads(metadata[IDENTITY_KEY]), _rows(path, columns)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, columns: list[str] | None) -> Iterator[dict[str, Any]]:
     with _read_errors(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(BATCH_ROWS):
+        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
             yield from batch.to_pylist()
 
 

@@ -50,8 +50,12 @@ class TextUses(NamedTuple):
 
 
 def _sorted_uses(texts: Iterable[TextUse], least: float | None = None) -> TextUses:
-    ordered = sorted(texts, key=lambda text: -text.share)
-    return TextUses([text for text in ordered if text.share > 0], len(ordered), least)
+    sharing, read = list[TextUse](), 0
+    for text in texts:
+        read += 1
+        if text.share > 0:
+            sharing.append(text)
+    return TextUses(sorted(sharing, key=lambda text: -text.share), read, least)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def texts_that_rely(
 
 def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
     """Return the texts of an audit's Parquet that rely on a document."""
-    identity, rows = read_audit(audit)
+    identity, rows = read_audit(audit, ["text_id", "opening", "documents"])
     expected = audit_identity(lens, "evidence")
     differing = [key for key in expected if key != "method" and identity.get(key) != expected[key]]
     if differing:
@@ -190,8 +194,12 @@ def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
             "`prismlm audit` again with this one."
         )
     least = identity.get("least_share")
-    texts: list[TextUse] = []
-    for row in rows:
-        shares = [one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id]
-        texts.append(TextUse(row["text_id"], row["opening"], sum(shares)))
-    return _sorted_uses(texts, None if least is None else float(least))
+    uses = (
+        TextUse(
+            row["text_id"],
+            row["opening"],
+            sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id),
+        )
+        for row in rows
+    )
+    return _sorted_uses(uses, None if least is None else float(least))
