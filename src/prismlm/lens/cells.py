@@ -159,6 +159,7 @@ class Cells:
         self._first_keys = np.array([part.first_key for part in self._ranges])
         self._first_rows = np.array([part.first_row for part in self._ranges])
         self._keys_of: dict[str, Keys] = {}
+        self._base_rates: dict[str, np.ndarray] = {}
         self.facts = lru_cache(CACHED_FACTS)(self._read_facts)
 
     def _open_ranges(self) -> list[CellRange]:
@@ -322,7 +323,11 @@ class Cells:
 
     def base_rates(self, column: str) -> np.ndarray:
         """Return the share of each value of a column in all positions, float64 [values]."""
-        return np.bincount(self.keys(column).codes, self.document_rates)
+        if column not in self._base_rates:
+            rates = np.bincount(self.keys(column).codes, self.document_rates)
+            rates.flags.writeable = False
+            self._base_rates[column] = rates
+        return self._base_rates[column]
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return the number of positions in each of K cells, int64 [K]."""
