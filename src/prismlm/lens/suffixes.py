@@ -39,9 +39,9 @@ DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 # Tokens that are sorted together in memory, unless a single document has more.
 PART = 2**21
-# Tokens of a text whose look-ups take 5 ms (docs/results/verbatim.json); larger ones are sorted on
-# disk, in parts of as many tokens, but in no more than MAX_PARTS unless a part would be larger than
-# MAX_PART_BYTES, which are in memory while it is sorted.
+# Tokens of a text whose look-ups take some 5 ms (docs/results/verbatim.md). Larger ones are sorted
+# on disk, in parts of as many tokens, but in no more than MAX_PARTS unless a part would be larger
+# than MAX_PART_BYTES, which are in memory while it is sorted.
 LARGE = 2**28
 MAX_PARTS, MAX_PART_BYTES = 64, 3 * 2**30
 # Tokens of a query that are compared first, since few longer sequences occur.
