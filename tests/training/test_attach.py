@@ -2,14 +2,17 @@
 
 import json
 import os
+import pickle
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -23,6 +26,7 @@ from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
 from prismlm.training.tuning import LoraOptions, TableOptions, adapt
+from tests.helpers import forked
 
 # The package has a function of the module's name.
 module = sys.modules[attach.__module__]
@@ -69,6 +73,37 @@ def test_it_explains_and_records_its_base(attached, base, short_corpus):
     read = meta["provenance"]["attached"]["read"]
     assert read["fingerprint"] == Corpus.open(short_corpus).fingerprint
     assert not (attached.directory / module.WORK).exists()
+
+
+TRAINED = {"lora": LoraOptions(0.2, batch=4, rank=2), "uncertainty": TableOptions(0.2, batch=4)}
+
+
+@pytest.mark.parametrize("changes", [{}, pytest.param(TRAINED, marks=pytest.mark.slow)])
+def test_two_processes_attach_the_head_of_one(attached, base, short_corpus, tmp_path, changes):
+    """Each reads some of the states, and takes half of every step."""
+    options = replace(OPTIONS, **changes | ({"states_gb": 2e-3} if changes else {}))
+    jobs = [(str(base), [short_corpus], tmp_path / "two", options)]
+    (tmp_path / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+    worker = Path(__file__).parents[1] / "helpers" / "attach_processes.py"
+    done = forked.run_script(worker, tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, two = attached.directory, tmp_path / "two"
+    if changes:
+        one = attach(*jobs[0][:2], tmp_path / "one", options).directory
+    assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
+    for file in (path.name for path in one.glob("*.safetensors")):
+        ours, theirs = load_file(two / file), load_file(one / file)
+        for key, value in theirs.items():
+            # Prototypes are rounded to bfloat16 at the end, where a last digit may turn.
+            torch.testing.assert_close(ours[key], value, rtol=1e-2, atol=1e-4, msg=key)
+    history = [(path / "training.jsonl").read_text().splitlines() for path in (two, one)]
+    for ours, theirs in zip(*(map(json.loads, lines) for lines in history), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    ours, theirs = (load_sidecar(path).provenance for path in (two, one))
+    assert ours["attached"] == theirs["attached"]
+    assert ours["quality"] == pytest.approx(theirs["quality"], rel=1e-2)
+    lenses = [prismlm.load(path).lens for path in (two, one)]
+    assert lenses[0].meta.tokens == lenses[1].meta.tokens
 
 
 def test_the_head_carries_more_than_before_it_was_fitted(base, short_corpus, attached, tmp_path):

@@ -35,7 +35,7 @@ from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown
 
 # lm-eval starts processes through accelerate by itself.
 DISTRIBUTED_COMMANDS, SINGLE_PROCESS_FLAGS = (
-    ("train", "index", "lm-eval"),
+    ("train", "attach", "index", "lm-eval"),
     ("--dry-run", "--search"),
 )
 BAD_INPUT = 2

@@ -9,6 +9,7 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
+from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
     from prismlm.training import AttachResult
@@ -62,6 +63,7 @@ def attach(
     checkpoint. With --lora they are fine-tuned on the text first. With --uncertainty a table
     of 64 rows is trained to feed the entropy of each prediction back to the next input, by two
     passes over each text; prismlm.attach_uncertainty has the source's form. Run again to resume.
+    Processes of torchrun divide the work.
     """
     if lora:
         opt.require_packages("peft")
@@ -82,8 +84,11 @@ def attach(
     if dry_run:
         output.print_cost(training.estimate_attach(model, corpus, options), as_json=as_json)
         return
-    result = training.attach(model, corpus, out, options, progress=ConsoleReporter())
-    output.show(result.to_dict(), as_json, lambda: _print_result(result))
+    first = opt.is_first_process()
+    progress = ConsoleReporter() if first else SILENT
+    result = training.attach(model, corpus, out, options, progress=progress)
+    if first:
+        output.show(result.to_dict(), as_json, lambda: _print_result(result))
 
 
 def _print_result(result: AttachResult) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts, window
 from prismlm.errors import InputError
 from prismlm.files import atomic_file, room_to_write, write_json
 from prismlm.lens.layout import array_file, open_array
-from prismlm.lens.options import IndexOptions
+from prismlm.lens.options import IndexOptions, Shard
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
 FORMAT_VERSION = 2
+WHOLE = Shard()
 ADVICE = "Remove the directory to read the states again."
 # Small passes leave a GPU idle; larger ones need more memory.
 GPU_PASS_TOKENS = 4 * PASS_TOKENS
@@ -205,11 +207,13 @@ def read_states(
     options: IndexOptions,
     *,
     limit_bytes: float,
+    shard: Shard = WHOLE,
     progress: Reporter = SILENT,
 ) -> HiddenStates:
     """Read a corpus with a model and store its hidden states, or open them if they are there.
 
-    Whole blocks are read until the files have ``limit_bytes``.
+    Whole blocks are read until the files have ``limit_bytes``; of these a process reads its
+    ``shard``, and :func:`join_states` puts all of them together.
 
     Raises:
         InputError: the directory has states of something else; a state is not finite.
@@ -217,6 +221,7 @@ def read_states(
     run: dict[str, Any] = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
     run["limit_bytes"] = limit_bytes
+    run |= {} if shard == WHOLE else {"shard": [shard.number, shard.count]}
     if (directory / META_FILE).is_file():
         stored = HiddenStates.open(directory)
         if stored.run != run:
@@ -230,6 +235,9 @@ def read_states(
     most = int(limit_bytes / bytes_per_position(width))
     documents, tokens = split_counts(corpus, options.split)
     ends, order = [0], BlockOrder.for_tokens(corpus.num_tokens)
+    slots = range(order.count)
+    if shard != WHOLE:
+        slots = _slots_of(shard, order, model, corpus, options, most)
     with (
         room_to_write("hidden states", directory, "Make room or lower --states-gb."),
         atomic_file(directory / STATES_FILE) as states_file,
@@ -239,7 +247,7 @@ def read_states(
         evaluating(model),
         progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
     ):
-        for slot in range(order.count):
+        for slot in slots:
             ends.append(ends[-1])
             for batch, owned in passes(model, corpus, order, slot, options):
                 with torch.inference_mode():
@@ -251,6 +259,45 @@ def read_states(
                 task.advance(len(states))
             if ends[-1] >= most:
                 break
+    return _finish(directory, run, width, ends)
+
+
+def _finish(directory: Path, run: dict[str, Any], width: int, ends: list[int]) -> HiddenStates:
     note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends[1:]}
     write_json(directory / META_FILE, note)
     return HiddenStates.open(directory)
+
+
+def _slots_of(
+    shard: Shard,
+    order: BlockOrder,
+    model: PreTrainedModel,
+    corpus: Corpus,
+    options: IndexOptions,
+    most: int,
+) -> range:
+    """Return the blocks of a shard, of those that one process would read: counted, not read."""
+    slot = positions = 0
+    while slot < order.count and positions < most:
+        blocks = passes(model, corpus, order, slot, options)
+        positions += sum(int(owned.sum()) for _, owned in blocks)
+        slot += 1
+    return range(slot * shard.number // shard.count, slot * (shard.number + 1) // shard.count)
+
+
+def join_states(parts: list[HiddenStates], directory: Path) -> HiddenStates:
+    """Store the hidden states of all shards as one process would have."""
+    ends, run = [0], {name: value for name, value in parts[0].run.items() if name != "shard"}
+    with (
+        room_to_write("hidden states", directory, "Make room or lower --states-gb."),
+        atomic_file(directory / STATES_FILE) as states_file,
+        atomic_file(directory / TOKENS_FILE) as tokens_file,
+        array_file(states_file, np.dtype("<i2")) as add_states,
+        array_file(tokens_file, np.dtype("<u4")) as add_tokens,
+    ):
+        for part in parts:
+            for start, end in pairwise(part.ends):
+                add_states(part.bits[start:end].reshape(-1))
+                add_tokens(part.following[start:end])
+                ends.append(ends[-1] + end - start)
+    return _finish(directory, run, parts[0].width, ends)

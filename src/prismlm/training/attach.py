@@ -6,7 +6,9 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,12 @@ from prismlm.lens.codes import CodeName
 from prismlm.lens.labels.write import label_lens
 from prismlm.lens.layout import read_meta
 from prismlm.lens.lens import Lens
+from prismlm.lens.options import Shard
 from prismlm.lens.states import (
     META_FILE,
     HiddenStates,
     bytes_per_position,
+    join_states,
     pass_tokens,
     read_states,
 )
@@ -52,7 +56,7 @@ from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertaint
 from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, keeping, read_note, writing
-from prismlm.training import tuning
+from prismlm.training import parallel, tuning
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe import flat
@@ -150,6 +154,9 @@ def attach(
     lens. The model reads the corpus once; its hidden states are stored until the head is fitted
     and the lens is written. Running the same command again keeps finished parts.
 
+    The processes of ``torchrun``, which need one file system, divide the reading, the rows of each
+    step of a fit, and the lens.
+
     Args:
         model: a directory, a GGUF file or a name on the hub.
         corpus: a corpus directory with this model's tokenizer, or text files to build a corpus of.
@@ -160,8 +167,9 @@ def attach(
     Raises:
         InputError: an input cannot be used; PrismError: the disk is full; Interrupted: Ctrl-C.
     """
+    parallel.join()
     options, out = options or AttachOptions(), Path(out)
-    base = find_base(model, options.revision)
+    base = parallel.on_main(lambda: find_base(model, options.revision))
     if options.lora and importlib.util.find_spec("peft") is None:
         raise InputError(
             "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
@@ -171,22 +179,20 @@ def attach(
             f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
             "a head to it."
         )
-    check_ours(out, ATTACH_FILE, "attach")
-    with writing(out, within=True), keeping(lambda: f"The finished parts are kept in {out}."):
-        _begin(out, base, corpus, options)
+    parallel.on_main(lambda: check_ours(out, ATTACH_FILE, "attach"))
+    with ExitStack() as stack:
+        parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
+        stack.enter_context(keeping(lambda: f"The finished parts are kept in {out}."))
+        parallel.on_main(lambda: _begin(out, base, corpus, options))
         run = _AttachRun(out, base, corpus, options, progress)
         lens = out / "lens" / run.corpus.name
-        if not (has_sidecar(out) and lens.exists()):
+        if not parallel.on_main(lambda: has_sidecar(out) and lens.exists()):
             run.check()
             run.tune()
             run.train_table()
             states = run.states()
             run.index(run.head(states), states, lens)
-        if read_meta(lens).labels is None:
-            opened = Lens.open(lens, run.model, load_sidecar(out).head)
-            label_lens(opened, run.model, progress=progress)
-        if not options.keep_states:
-            shutil.rmtree(out / WORK, ignore_errors=True)
+        parallel.on_main(lambda: run.finish(lens))
     provenance = load_sidecar(out).provenance
     return AttachResult(
         directory=out,
@@ -238,8 +244,10 @@ class _AttachRun:
     ) -> None:
         self.out, self.base, self.options, self.progress = out, base, options, progress
         self.device = device_named(options.device)
+        if self.device == "cuda" and parallel.world_size() > 1:
+            self.device = f"cuda:{torch.cuda.current_device()}"
         # With --lora, out holds the fine-tuned weights, once there are any.
-        self.tuned = options.lora is None or (out / CONFIG_FILE).is_file()
+        self.tuned = options.lora is None or parallel.on_main((out / CONFIG_FILE).is_file)
         self._open(out if self.tuned else out / WORK / BASE)
         self.reading = options.index(self.model)
         self.passes: dict[str, Any] = {
@@ -252,11 +260,11 @@ class _AttachRun:
 
     def _open(self, source: Path) -> None:
         if self.base.is_gguf:
-            put_base(self.base, source)
+            parallel.on_main(lambda: put_base(self.base, source))
         # Opened before it is copied, so that errors name the original.
-        copied = (source / CONFIG_FILE).is_file()
+        copied = parallel.on_main(lambda: (source / CONFIG_FILE).is_file())
         opened = read_checkpoint(source if copied else self.base.path, device=self.device)
-        put_base(self.base, source)
+        parallel.on_main(lambda: put_base(self.base, source))
         self.source, self.model, self.tokenizer = source, *opened
         self.logit_map = LogitMap.of(self.model)
         verify_logit_map(self.model, self.logit_map)
@@ -266,16 +274,16 @@ class _AttachRun:
         if _is_corpus(paths):
             return Corpus.open(Path(paths[0]))
         directory = self.out / CORPORA / (Path(paths[0]).resolve().stem or "corpus")
-        if (directory / "corpus.json").is_file():
-            return Corpus.open(directory)
-        check_tokenizer(self.tokenizer, self.base.name)
-        return build_corpus(
-            list(paths),
-            directory,
-            tokenizer=self.source,
-            skip_bad_rows=self.options.skip_bad_rows,
-            progress=self.progress,
-        )
+
+        def build() -> None:
+            if not (directory / "corpus.json").is_file():
+                check_tokenizer(self.tokenizer, self.base.name)
+                skip, progress = self.options.skip_bad_rows, self.progress
+                settings: dict[str, Any] = {"skip_bad_rows": skip, "progress": progress}
+                build_corpus(list(paths), directory, tokenizer=self.source, **settings)
+
+        parallel.on_main(build)
+        return Corpus.open(directory)
 
     def check(self) -> None:
         """Check the inputs before hours of work."""
@@ -303,9 +311,13 @@ class _AttachRun:
         adapter, tokens = self.out / ADAPTER, self.options.heldout_tokens
         if self.options.lora is None or self.tuned:
             return
-        if not adapter.exists():
+
+        def measure() -> float:
             with self.progress.task("Measuring the model", tokens, "tokens") as task:
-                ce_before = cross_entropy(self.model, self.heldout.counted(tokens, task))
+                return cross_entropy(self.model, self.heldout.counted(tokens, task))
+
+        if not parallel.on_main(adapter.exists):
+            ce_before = parallel.on_main(measure)
             tuning.adapt(
                 self.model,
                 self.corpus,
@@ -315,38 +327,60 @@ class _AttachRun:
                 note={"ce_before": ce_before},
                 **self.passes,
             )
-        put_adapted(self.source, adapter, self.out)
+        parallel.on_main(lambda: put_adapted(self.source, adapter, self.out))
         self._open(self.out)
 
     def train_table(self) -> None:
         """Train a table of uncertainty codes and measure its effect."""
         options = self.options
-        if options.uncertainty is None or (self.out / EFFECT_FILE).is_file():
+        done = parallel.on_main((self.out / EFFECT_FILE).is_file)
+        if options.uncertainty is None or done:
             return
         tuning.train_table(self.model, self.corpus, options.uncertainty, **self.passes)
         feedback = uncertainty_of(self.model)
         assert feedback is not None
-        effect = tuning.effect_of_table(self.model, self.heldout, options.heldout_tokens)
-        save_uncertainty(self.out, feedback)
-        keep_json(self.out / EFFECT_FILE, effect)
+
+        def save() -> None:
+            effect = tuning.effect_of_table(self.model, self.heldout, options.heldout_tokens)
+            save_uncertainty(self.out, feedback)
+            keep_json(self.out / EFFECT_FILE, effect)
+
+        parallel.on_main(save)
 
     def states(self) -> HiddenStates:
-        """Return the hidden states of the corpus, stored on disk."""
-        return read_states(
-            self.model,
-            self.corpus,
-            self.out / WORK / STATES,
-            self.reading,
-            limit_bytes=self.options.states_gb * 1e9,
-            progress=self.progress,
-        )
+        """Return the hidden states of the corpus, stored on disk; each process reads some."""
+        limit, count, whole = self.options.states_gb * 1e9, parallel.world_size(), self._states
+        read = partial(read_states, self.model, self.corpus, limit_bytes=limit)
+        if count > 1 and not parallel.on_main((whole / META_FILE).is_file):
+            parts = [whole / f"{number + 1}-of-{count}" for number in range(count)]
+            shard = Shard(parallel.rank(), count)
+            read(parts[shard.number], self.reading, shard=shard, progress=self.progress)
+            parallel.barrier()
+            parallel.on_main(lambda: self._join(parts))
+        return read(whole, self.reading, progress=self.progress)
+
+    @property
+    def _states(self) -> Path:
+        return self.out / WORK / STATES
+
+    def _join(self, parts: list[Path]) -> None:
+        join_states([HiddenStates.open(part) for part in parts], self._states)
+        for part in parts:
+            shutil.rmtree(part)
 
     def head(self, states: HiddenStates) -> PrototypeHead:
         """Fit, measure and write the head."""
-        if has_sidecar(self.out):
-            return load_sidecar(self.out, self.model).head
-        options, tokens = self.options.fit, self.options.heldout_tokens
-        head, history = fit(self.model, states, options, device=self.device, progress=self.progress)
+        if not parallel.on_main(lambda: has_sidecar(self.out)):
+            options, progress = self.options.fit, self.progress
+            head, history = fit(self.model, states, options, device=self.device, progress=progress)
+            parallel.on_main(lambda: self._save(head, history, states))
+        return load_sidecar(self.out, self.model).head
+
+    def _save(
+        self, head: PrototypeHead, history: list[dict[str, float]], states: HiddenStates
+    ) -> None:
+        """Measure and write a head."""
+        tokens = self.options.heldout_tokens
         with self.progress.task("Measuring the head", tokens, "tokens") as task:
             text = self.heldout.counted(tokens, task)
             quality = measure_quality(self.model, head.to(self.device), self.logit_map, text)
@@ -355,7 +389,6 @@ class _AttachRun:
         with room_to_write("the head", self.out, WAY_OUT):
             write_history(self.out, history)
             save_sidecar(self.out, Sidecar(head.cpu(), self.logit_map, base, provenance))
-        return head
 
     def _provenance(self, states: HiddenStates, quality: HeadQuality) -> dict[str, Any]:
         count, corpus = len(states), self.corpus
@@ -379,18 +412,29 @@ class _AttachRun:
         return provenance
 
     def index(self, head: PrototypeHead, states: HiddenStates, lens: Path) -> None:
-        """Write the lens from the stored states."""
-        if not lens.exists():
-            build_index(
-                self.model,
-                head.to(self.device),
-                self.corpus,
-                lens,
-                self.reading,
-                trained_on="fine-tuned" if self.options.lora else False,
-                states=states,
-                progress=self.progress,
-            )
+        """Write the lens from the stored states; each process writes a part."""
+        if parallel.on_main(lens.exists):
+            return
+        shard = Shard(parallel.rank(), parallel.world_size())
+        build_index(
+            self.model,
+            head.to(self.device),
+            self.corpus,
+            lens,
+            replace(self.reading, shard=shard),
+            trained_on="fine-tuned" if self.options.lora else False,
+            states=states,
+            progress=self.progress,
+        )
+        parallel.barrier()
+
+    def finish(self, lens: Path) -> None:
+        """Name the prototypes, and remove what is no longer needed."""
+        if read_meta(lens).labels is None:
+            opened = Lens.open(lens, self.model, load_sidecar(self.out).head)
+            label_lens(opened, self.model, progress=self.progress)
+        if not self.options.keep_states:
+            shutil.rmtree(self.out / WORK, ignore_errors=True)
 
 
 def _is_corpus(paths: Sequence[Path | str]) -> bool:

@@ -53,7 +53,8 @@ class HeadSchedule(TrainerCallback):
         if step >= start and not model.initialised:
             generator = torch.Generator().manual_seed(self.recipe.seed)
             initialise_prototypes(model, self.rows, generator, self.recipe.head.initialise)
-            parallel.broadcast_parameters(model.prototype_head)
+            for parameter in model.prototype_head.parameters():
+                parallel.broadcast(parameter)
         rising = self.recipe.losses.warmup * state.max_steps - start
         model.loss_scale = min(1.0, max(0, step - start) / rising) if rising > 0 else 1.0
         model.step = step

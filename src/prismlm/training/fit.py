@@ -22,6 +22,7 @@ from prismlm.lens.states import HiddenStates
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product
 from prismlm.progress import SILENT, Reporter
+from prismlm.training import parallel
 from prismlm.training.model import OutputMap, VocabularySample, cluster_centres, divergence
 
 HISTORY_EVERY = 50
@@ -68,11 +69,13 @@ def batches(count: int, size: int, steps: int, seed: int) -> Iterator[np.ndarray
 class Loop(ABC):
     """Trains parameter groups, each with a peak learning rate ``lr``, for a number of steps.
 
-    By Adam; the rate rises over a twentieth of the steps and falls as a cosine.
+    By Adam; the rate rises over a twentieth of the steps and falls as a cosine. Several processes
+    divide the rows of a step.
     """
 
     what: str  # for error messages, such as "the fit"
     remedy: str  # how to fix divergence
+    share = 1.0  # of the rows of a step, in this process
 
     def __init__(self, groups: list[dict[str, Any]], steps: int) -> None:
         self.steps, self.step = steps, 0
@@ -84,12 +87,20 @@ class Loop(ABC):
 
     @abstractmethod
     def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Accumulate the gradients of some rows; return their losses, including "loss"."""
+        """Accumulate the gradients of some rows, a ``share`` of a step's.
+
+        Returns their parts of the step's losses, including "loss".
+        """
 
     def take(self, rows: np.ndarray) -> dict[str, float]:
         """Take one step; return its losses."""
         self._optimizer.zero_grad()
-        losses = self.losses(rows)
+        own = rows[parallel.rank() :: parallel.world_size()]
+        self.share = len(own) / len(rows)
+        parts = self.losses(own)
+        parallel.sum_gradients(self._parameters())
+        sums = parallel.sum_over_processes(torch.tensor([*parts.values()], dtype=torch.float64))
+        losses = dict(zip(parts, sums.tolist(), strict=True))
         self._optimizer.step()
         self._schedule.step()
         self.step += 1
@@ -113,16 +124,21 @@ class Loop(ABC):
 
     def run(self, rows: Iterable[np.ndarray], title: str, shown: str, progress: Reporter) -> None:
         """Take a step for each batch of rows, showing the loss named ``shown``."""
+        for parameter in self._parameters():
+            # On GPUs too, processes may have started from other roundings.
+            parallel.broadcast(parameter)
         with progress.task(title, self.steps, "steps") as task:
             for batch in rows:
                 losses = self.take(batch)
                 task.advance()
                 task.note(f"{shown} {losses[shown]:.3f}")
-        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
-        if not all(bool(p.isfinite().all()) for p in parameters):
+        if not all(bool(p.isfinite().all()) for p in self._parameters()):
             raise DivergenceError(
                 f"after the last step of {self.what}, some weights are not finite: {self.remedy}."
             )
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
 
 @dataclass(frozen=True)
@@ -262,16 +278,21 @@ class Fitting(Loop):
         self._vocabulary = VocabularySample(counts, options.frequent, options.drawn)
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Accumulate the gradients of some states; return their losses."""
-        options, head = self.options, self.head
+        """Accumulate the gradients of some states; return their parts of the losses."""
+        options, head, share = self.options, self.head, self.share
         z = self.states.states(rows).to(self._device)
         output = head(z)
         tokens, log_weights = self._vocabulary.draw(options.seed * 2**32 + self.step)
         output_map = self._output_map.restricted_to(tokens.to(self._device))
         kl = mean_divergence(z, output.reconstruction, output_map, log_weights.to(self._device))
+        routing, kl = output.routing, kl * share
+        # Of a prototype's nearest states in all processes, R1 takes the nearest.
+        nearest = routing.nearest_point_cosine >= parallel.largest(routing.nearest_point_cosine)
+        routing = routing._replace(nearest_point=routing.nearest_point.where(nearest, -1))
         # Not head.losses(): DIV would take longer than the routing.
-        residual = ops.residual(z, output.reconstruction) / z.square().mean()
-        pull = ops.prototype_pull(output.routing) + ops.point_pull(output.routing)
+        mean_square = parallel.sum_over_processes(z.square().mean() * share)
+        residual = ops.residual(z, output.reconstruction) * share / mean_square
+        pull = ops.prototype_pull(routing) + ops.point_pull(routing) * share
         loss = kl + options.residual * residual + options.pull * pull
         loss.backward()
         return {"prototype_only_kl": kl.item(), "residual": residual.item(), "loss": loss.item()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -74,6 +74,22 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     return reduced
 
 
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum gradients over the processes, each of which has those of its rows."""
+    if world_size() > 1:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+
+
+def largest(tensor: Tensor) -> Tensor:
+    """Return the elementwise maximum of a tensor over all processes, without gradient."""
+    reduced = tensor.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(reduced, dist.ReduceOp.MAX)
+    return reduced
+
+
 def concatenate(rows: Tensor) -> Tensor:
     """Return the rows [n, d] of all processes, in order of rank."""
     if world_size() == 1:
@@ -100,11 +116,10 @@ def on_main(function: Callable[[], T]) -> T:
 
 
 @torch.no_grad()
-def broadcast_parameters(module: nn.Module) -> None:
-    """Copy the first process's parameters to all processes."""
+def broadcast(parameter: Tensor) -> None:
+    """Copy the first process's value of a parameter to all processes."""
     if world_size() > 1:
-        for parameter in module.parameters():
-            dist.broadcast(parameter.data, src=0)
+        dist.broadcast(parameter.data, src=0)
 
 
 def average_gradients(module: nn.Module) -> None:

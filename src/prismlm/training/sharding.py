@@ -16,10 +16,13 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -44,7 +47,7 @@ class _DrawForMeta(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        target = args[0] if args else None
+        target: Any = args[0] if args else None
         if torch.Tag.nondeterministic_seeded in func.tags and getattr(target, "is_meta", False):
             func(torch.empty_like(target, device="cpu"), *args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -159,9 +162,9 @@ def save(
     """Write the shards of model and optimizer; in the background if given a group for that."""
     state = {"model": state_of(model), "optimizer": optimizer.state_dict()["state"]}
     if group is None:
-        dcp.save(state, checkpoint_id=directory)
+        save_checkpoint(state, checkpoint_id=directory)
         return None
-    future: Any = dcp.async_save(state, checkpoint_id=directory, process_group=group)
+    future: Any = async_save(state, checkpoint_id=directory, process_group=group)
     return future
 
 
@@ -172,7 +175,7 @@ def load_model(directory: Path, model: nn.Module) -> None:
 
 def load_optimizer(directory: Path, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
     """Return the optimizer state of a checkpoint, divided as the parameters are."""
-    saved = dcp.FileSystemReader(directory).read_metadata().state_dict_metadata
+    saved = FileSystemReader(directory).read_metadata().state_dict_metadata
     order = list(parameters)
     state: dict[int, dict[str, Tensor]] = {}
     for key, entry in saved.items():
@@ -186,7 +189,7 @@ def load_optimizer(directory: Path, parameters: Iterable[Tensor]) -> dict[int, d
 
 
 def _load(directory: Path, state: dict[str, Any]) -> None:
-    dcp.load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
+    load_checkpoint(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
 
 
 def save_pretrained(decoder: Any, directory: Path) -> None:
@@ -195,11 +198,13 @@ def save_pretrained(decoder: Any, directory: Path) -> None:
     Weights are gathered one at a time; the first process holds those of one file.
     """
     state, inputs = state_of(decoder), decoder.get_input_embeddings().weight
-    names = {name for name, p in decoder.named_parameters() if p is inputs}
-    apart = {n: parallel.full(state[n]).cpu() for n in state if n in names or n.startswith(TABLE)}
-    ignored = {n for n in apart if n.startswith(TABLE)} | {*(decoder._keys_to_ignore_on_save or ())}
+    table = {name for name in state if name.startswith(TABLE)}
+    ignored = table | {*(decoder._keys_to_ignore_on_save or ())}
+    # A table is saved with the fingerprint of the embeddings.
+    names = {name for name, p in decoder.named_parameters() if table and p is inputs} | table
+    apart = {name: parallel.full(state[name]).cpu() for name in sorted(names)}
     if parallel.is_main():
-        # Configuration and table of uncertainty codes; the weights are written below.
+        # Configuration and table; the weights are written below.
         decoder.save_pretrained(directory, state_dict=apart)
         (directory / "model.safetensors").unlink(missing_ok=True)
     sizes = {

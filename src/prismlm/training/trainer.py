@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -101,7 +100,7 @@ class PrismTrainer(Trainer):
         self.ddp = parallel.world_size() > 1 and not self.sharded
         # A checkpoint that is written in the background, and what its writers talk through.
         self._writing: Future[Any] | None = None
-        self._writers: ProcessGroup | None = None
+        self._writers: Any = None
         if self.sharded and recipe.checkpoint.asynchronous:
             self._writers = dist.new_group(backend="gloo")
             self.add_callback(PublishWhenWritten(self))
@@ -312,10 +311,10 @@ class PrismTrainer(Trainer):
             self.write_model(directory, provenance)
             state["head"] = self.model.prototype_head.state_dict()
         elif self.optimizer is not None:
-            assert self.lr_scheduler is not None
+            scheduler: Any = self.lr_scheduler
             # The shards have the rest.
             state["optimizer_groups"] = self.optimizer.state_dict()["param_groups"]
-            state["scheduler"] = self.lr_scheduler.state_dict()
+            state["scheduler"] = scheduler.state_dict()
         if parallel.is_main():
             directory.mkdir(parents=True, exist_ok=True)
             torch.save(state, directory / STATE_FILE)
@@ -349,14 +348,14 @@ class PrismTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         assert self.optimizer is not None
-        assert self.lr_scheduler is not None
+        scheduler: Any = self.lr_scheduler
         with resumable(Path(checkpoint)):
             saved = torch.load(Path(checkpoint) / STATE_FILE, weights_only=True)
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
             state = sharding.load_optimizer(Path(checkpoint) / SHARDS, parameters)
             groups = saved["optimizer_groups"]
             self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-            self.lr_scheduler.load_state_dict(saved["scheduler"])
+            scheduler.load_state_dict(saved["scheduler"])
 
     def load_finished(self, checkpoint: Path) -> None:
         """Load model and state from the last checkpoint of a finished run."""

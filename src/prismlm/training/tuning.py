@@ -22,6 +22,7 @@ from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncer
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
+from prismlm.training import parallel
 from prismlm.training.evaluation import HeldOut, summed_cross_entropy
 from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
@@ -118,7 +119,7 @@ def adapt(
     training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
     note = {**(note or {}), "tokens": tokens, "steps": training.steps}
-    write_adapter(training.learned, adapted, base, out, note)
+    parallel.on_main(lambda: write_adapter(training.learned, adapted, base, out, note))
 
 
 def write_adapter(
@@ -192,9 +193,10 @@ class Tuning(Loop):
             self.run(rows, title, "ce", progress)
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Accumulate the gradients of the mean cross-entropy; return it in nats per token."""
+        """Accumulate the gradients of the mean cross-entropy; return its part in nats per token."""
         batch = [self._rows[row] for row in rows.tolist()]
-        count = max(1, sum(int((row["labels"] != IGNORED).sum()) for row in batch))
+        labelled = sum(int((row["labels"] != IGNORED).sum()) for row in batch)
+        count = max(1, int(parallel.sum_over_processes(torch.tensor(labelled))))
         total = 0.0
         size = max(1, TOKENS_PER_PASS // self._rows.length)
         for first in range(0, len(batch), size):
