@@ -37,6 +37,20 @@ def test_build_then_info(prism, document, texts, tmp_path):
     assert summary["counts"]["documents"] == 40
 
 
+def test_the_last_part_writes_the_corpus(prism, document, refused, texts, tmp_path):
+    whole = document("corpus", "build", texts, "--out", tmp_path / "whole", "--vocab-size", 300)
+    tokenizer = ("--tokenizer", tmp_path / "whole" / "tokenizer")
+    build = ("corpus", "build", texts, "--out", tmp_path / "out", *tokenizer)
+    first = document(*build, "--shard", "2/2")
+    assert first == {"corpus": None, "shards": 2, "done": [2], "left": [1]}
+    assert "use one of them" in refused(*build, "--shard", "1/2", "--workers", 2)
+    assert "parts: 2 → 3" in refused(*build, "--shard", "1/3")
+    last = document(*build, "--shard", "1/2")
+    assert last["fingerprint"] == whole["fingerprint"]
+    assert "unknown language xq" in refused(*build, "--language", "en,xq", "--overwrite")
+    assert "name a --tokenizer" in refused(*build[:-2], "--shard", "1/2", "--overwrite")
+
+
 def test_dry_run_writes_nothing(prism, document, texts, tmp_path):
     arguments = ("corpus", "build", texts, "--out", tmp_path / "out", "--dry-run")
     assert document(*arguments)["documents"] == 40

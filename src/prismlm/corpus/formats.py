@@ -127,7 +127,8 @@ def _json_lines(path: Path, columns: Columns, size: int, span: Span) -> Iterator
         # Progress is the position in the compressed file.
         raw = stack.enter_context(_opened(path))
         stream: Any = raw
-        counted = size <= MAX_COUNTED or extension(path) not in DIVISIBLE
+        is_packed = extension(path) not in DIVISIBLE
+        counted = size <= MAX_COUNTED or is_packed
         first = _first_line(raw, span.start, counted=counted) if span.start else 1
         offset = raw.tell()
         if path.name.lower().endswith(".gz"):
@@ -141,15 +142,16 @@ def _json_lines(path: Path, columns: Columns, size: int, span: Span) -> Iterator
                 return
             number = count if counted else f"@{offset}"
             offset += len(line)
+            done = raw.tell() if is_packed else offset
             where = f"{path}:{number}"
             try:
                 text = decoded(line, where).strip()
                 record = _parsed(text, where, "one JSON object on each line") if text else None
             except BadRow as bad:
-                yield Row(number, bad, raw.tell())
+                yield Row(number, bad, done)
                 continue
             if text:
-                yield Row(number, _values(record, where, columns), raw.tell())
+                yield Row(number, _values(record, where, columns), done)
 
 
 def _first_line(raw: IO[bytes], start: int, *, counted: bool) -> int:

@@ -240,7 +240,7 @@ class DocumentReader:
                 yield self._document(row.values, location, doc_id, source), location
         except BadRow as bad:
             yield bad, str(file.path)
-        self.done = max(0, before + file.size)
+        self.done = max(0, before + int(min(file.size, span.stop)))
 
     def _document(
         self, values: dict[str, Any] | BadRow, location: str, doc_id: str, source: str
