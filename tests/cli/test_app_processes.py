@@ -14,7 +14,7 @@ def run(*arguments, **environment):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("attach", "model", "--corpus", "corpus", "--out", "out"),
+        ("attach", "model", "--corpus", "corpus", "--out", "out", "--dry-run"),
         ("corpus", "build", "text.txt", "--out", "out"),
         ("eval", "judge", "model", "text.txt"),
         ("explain", "model", "The"),
