@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from prismlm.errors import InputError
+from prismlm.lens.assembly import Assembly
 from prismlm.lens.build import index
 from prismlm.lens.index_parts import IndexPart, index_in_parts
 from prismlm.lens.layout import read_meta
@@ -68,6 +69,19 @@ def test_workers_of_each_engine_give_the_lens_of_one(part, in_ranges, engine, mo
     assert_same_lens(in_ranges, index_in_parts(part, 5, engine=engine, workers=2))
     assert len(read_meta(part.lens).cells["ranges"]) > 2
     assert [path.name for path in part.lens.absolute().parent.iterdir()] == ["lens"]
+
+
+def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
+    part = replace(part, options=RANGES)
+    for number in range(3):
+        replace(part, merge=False)(None, number, 3)
+    assembly = Assembly(part.lens, 3, RANGES.range_bytes, part.corpus, RANGES.split)
+    for number in range(2):
+        replace(assembly)(None, number, 2)
+    assert assembly.finished()
+    with patch("prismlm.lens.assembly.write_range", pytest.fail):
+        part(None, 0, 3)
+    assert_same_lens(in_ranges, part.lens)
 
 
 def drive(part):

@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Assembly:
-    """The jobs of a lens whose parts are finished; a call makes one, as a step of datatrove.
+    """The jobs of a lens whose parts are finished; a call makes some, as a step of datatrove.
 
     ``parts`` is the number of parts, ``range_bytes`` the size of a range of cells. Without a
     ``corpus``, the lens has no text.
@@ -63,8 +63,9 @@ class Assembly:
     split: Split
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Make a job unless it is finished, or wait for the process that makes it."""
-        self.make(rank, wait=True)
+        """Make every ``world_size``-th job that is not finished, or wait for who makes it."""
+        for number in range(rank, len(self.jobs), world_size):
+            self.make(number, wait=True)
 
     def make(self, number: int, *, wait: bool, progress: Reporter = SILENT) -> None:
         """Make a job unless it is finished; ``wait`` for another process or leave it to that."""
