@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
-from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
@@ -95,9 +93,9 @@ def build(
     if dry_run:
         output.print_cost(estimate_build(stream or paths, out, **settings), as_json=as_json)
         return
-    progress: Reporter = ConsoleReporter() if opt.is_first_process() else SILENT
+    progress = ConsoleReporter()
     with orderly_end():
-        if shard is None and count == 1:
+        if shard is None:
             how: dict[str, Any] = {"parts": parts, "workers": workers or 1, "engine": engine}
             build_corpus(stream or paths, out, **settings, **how, progress=progress)
         else:
@@ -106,7 +104,7 @@ def build(
             )
     if not Parts(out, count).path.is_dir():
         _print_corpus(Corpus.open(out), as_json=as_json)
-    elif "WORLD_SIZE" not in os.environ:
+    else:
         output.report_part("corpus", out, number, count, as_json=as_json)
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from prismlm.corpus import layout
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
+from prismlm.corpus.read import count_list
 from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import InputError
 from prismlm.files import json_text, read_json, write_json
@@ -251,7 +252,7 @@ def merge_parts(
     summaries = [read_json(part / PART_FILE) for part in parts]
     counts, left_out = _sum(summaries, "counts"), _sum(summaries, "left_out")
     if not counts["documents"]:
-        raise InputError(f"No documents: no text in the input. Left out: {dict(left_out)}.")
+        raise InputError(f"No documents: no text in the input. Left out: {count_list(left_out)}.")
     shards, start, digest = list[dict[str, Any]](), 0, hashlib.sha256()
     for part, summary in zip(parts, summaries, strict=True):
         for shard in summary["shards"]:
