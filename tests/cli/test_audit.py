@@ -33,6 +33,7 @@ def test_every_report(document, tiny_model, texts, tmp_path):
     summary = document("audit", tiny_model, texts, *options)
     assert (summary["texts"], summary["left_out"]) == (3, {})
     assert summary["corpus"]["trained_on"] is True
+    assert summary["corpus"]["share_read"] == 1
     assert sorted(out.iterdir()) == sorted(files.values())
     rows = [json.loads(line) for line in files["jsonl"].read_text().splitlines()]
     assert [row["text_id"] for row in rows] == ["law", "tale", "dose"]

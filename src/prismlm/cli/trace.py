@@ -179,10 +179,10 @@ def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:
 
 def _describe_lens(lens: Lens) -> str:
     meta = lens.meta
-    documents = "1 document" if meta.documents == 1 else f"{format_count(meta.documents)} documents"
     trained = trained_on_words(meta.trained_on, meta.split)
-    size = f"{format_count(meta.tokens)} tokens of {documents}"
-    return f"Lens {lens.name}: {size}; model trained on them: {trained}. {CAVEAT}"
+    return (
+        f"Lens {lens.name}: {meta.size(format_count)}; model trained on them: {trained}. {CAVEAT}"
+    )
 
 
 def _print_predictions(steps: Sequence[Step], top: int) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.language_model import PrismLM
 
-CORPUS_FIELDS = ("split", "documents", "tokens", "trained_on")
+CORPUS_FIELDS = ("split", "documents", "tokens", "share_read", "trained_on")
 MAX_KEYS = 20  # of each column and text; the rest is summed as "others"
 MAX_TEXTS = 20
 MAX_DOCUMENTS = 20

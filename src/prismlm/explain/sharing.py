@@ -221,10 +221,9 @@ def _text(lens: Lens) -> list[str]:
             rows.append((f"{len(rest)} others", f"{sum(share for _, share in rest):.1%}"))
         tables.append(_table((column, "share of the text"), rows))
     return [
-        f"The lens `{lens.name}` holds {meta.tokens:,} tokens of {meta.documents:,} documents "
-        f"({meta.corpus_name}). Was the model trained on them: "
-        f"{trained_on_words(meta.trained_on, meta.split)}. The lens contains this text, under its "
-        "own licences:",
+        f"The lens `{lens.name}` holds {meta.size()} ({meta.corpus_name}). Was the model trained "
+        f"on them: {trained_on_words(meta.trained_on, meta.split)}. The lens contains this text, "
+        "under its own licences:",
         *tables,
     ]
 

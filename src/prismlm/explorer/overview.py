@@ -71,6 +71,7 @@ def _lens(lens: Lens) -> dict[str, Any]:
     trained_on = meta.trained_on
     return {
         "tokens": meta.tokens,
+        "sampled": meta.sampled,
         "documents": meta.documents,
         "trained_on": None if trained_on is None else trained_on_words(trained_on, meta.split),
         "map": meta.map is not None,

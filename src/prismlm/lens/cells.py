@@ -96,7 +96,7 @@ class CellsMeta:
     """The format of the cells of a lens."""
 
     codes: str
-    share: float  # of all positions that were kept
+    share: float  # of the windows that were read
     rows: int
     vocabulary: int  # V in the key of a range, cell · V + token
     width: int

@@ -19,12 +19,14 @@ NEAR_DUPLICATE = 0.999
 CONVERGED = 0.99
 # Enough text: converged after this share of it, with this share of prototypes having all contexts.
 ENOUGH_AT, FILLED = 0.5, 0.95
+META_FIELDS = ("tokens", "share_read", "documents", "split", "trained_on")
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
 def inspect_lens(lens: Lens) -> dict[str, Any]:
     """Measure a lens, as JSON values; every file is compared with its digest.
 
+    - ``share_read``: of the windows of the corpus; ``tokens`` and all other figures are of these
     - ``with_contexts``, ``in_use``: prototypes with a context, and those used at least once
     - ``kept``, ``filled``: contexts kept per prototype, and prototypes in use that have as many
     - ``converged_at``: the first share of the text at which the mean nearest cosine is within 1 %
@@ -48,7 +50,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     columns = {"prototype": np.arange(lens.num_prototypes), **spread}
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return {
-        **{name: getattr(meta, name) for name in ("tokens", "documents", "split", "trained_on")},
+        **{name: getattr(meta, name) for name in META_FIELDS},
         "prototypes": lens.num_prototypes,
         "with_contexts": int((spread["documents"] > 0).sum()),
         "in_use": in_use,
@@ -131,6 +133,7 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
     contexts = _column(directory, layout.INDEX_FILE, "prototype")
     return {
         "tokens": meta.tokens,
+        "share_read": meta.share_read,
         "documents": meta.documents,
         "positions": int(meta.cells["rows"]),
         "prototypes": len(usage),

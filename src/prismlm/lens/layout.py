@@ -101,7 +101,7 @@ class LensMeta:
     stride: int
     contexts: int
     documents: int
-    tokens: int  # predicted in these documents
+    tokens: int  # predicted in these documents, or in the sample of their windows
     with_text: bool
     cells: dict[str, Any]
     precision: str | None = None  # of the passes: float32, which is the model's own, or bf16
@@ -113,6 +113,21 @@ class LensMeta:
     # The size and digest of every file that is written once.
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
+    @property
+    def share_read(self) -> float:
+        """The share of the windows that were read (``--positions``)."""
+        return float(self.cells["share"])
+
+    def size(self, shown: Callable[[int], str] = "{:,}".format) -> str:
+        """Say how many tokens of how many documents were read, and whether they are a sample."""
+        documents = "1 document" if self.documents == 1 else f"{shown(self.documents)} documents"
+        return f"{shown(self.tokens)} tokens {'sampled from' if self.sampled else 'of'} {documents}"
+
+    @property
+    def sampled(self) -> bool:
+        """Whether only some windows were read."""
+        return self.share_read < 1
+
 
 def trained_on_words(trained_on: TrainedOn, split: str) -> str:
     """Say whether a model was trained on the documents of its lens."""
@@ -121,7 +136,7 @@ def trained_on_words(trained_on: TrainedOn, split: str) -> str:
     if not trained_on:
         return "no"
     if trained_on == "fine-tuned" and split != "heldout":
-        return "fine-tuned on it; its earlier training text is not in this lens"
+        return "yes, by fine-tuning; its earlier training text is not in this lens"
     return {"train": "yes", "heldout": "no, held out"}.get(split, "yes, except held-out documents")
 
 

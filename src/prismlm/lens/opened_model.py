@@ -72,8 +72,7 @@ class OpenedModel:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         head, lens = self.head, "none"
         if self.lens is not None:
-            meta = self.lens.meta
-            lens = f"{self.lens.name}, {meta.tokens:,} tokens of {meta.documents:,} documents"
+            lens = f"{self.lens.name}, {self.lens.meta.size()}"
         return (
             f"{type(self).__name__} {self.path}: {type(self.model).__name__}, {parameters:,} "
             f"parameters\nhead: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} "

@@ -73,10 +73,10 @@ def options_for(
 
 
 def check_share(share: float) -> float:
-    """Return a share of positions; InputError unless it is above 0 and at most 1."""
+    """Return a share of windows; InputError unless it is above 0 and at most 1."""
     if not 0 < share <= 1:  # rejects NaN too
         raise InputError(
-            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
+            f"--positions is {share:g}: expected a share of the corpus's windows, above 0 and up "
             "to 1."
         )
     return share

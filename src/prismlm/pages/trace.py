@@ -152,7 +152,7 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
     if trace.lens is not None:
         meta = trace.lens.meta
         facts.append(("lens", trace.lens.name))
-        facts.append(("corpus", f"{meta.tokens:,} tokens of {meta.documents:,} documents"))
+        facts.append(("corpus", meta.size()))
         if meta.trained_on is not None:
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
     data = {

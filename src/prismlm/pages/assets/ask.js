@@ -133,8 +133,8 @@ const putIn = (words, form, tried) => {
   form.querySelector(".x-go").focus({ preventScroll: true });
 };
 
-const corpusFacts = ({ documents, tokens, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What the answers can be traced to</h2>
-  ${facts([["documents", count(documents)], ["tokens", count(tokens)], ["trained on it", trained_on ?? "not known"]])}
+const corpusFacts = ({ documents, tokens, sampled, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What the answers can be traced to</h2>
+  ${facts([["documents", count(documents)], [sampled ? "tokens, sampled from them" : "tokens", count(tokens)], ["trained on it", trained_on ?? "not known"]])}
   ${shares ? html`<h3>${heading[shares.by]}</h3><ul class="p-bars">${bars(shares)}</ul>` : nothing}</section>`;
 
 const bars = ({ items, others: [number, rest] }) => {

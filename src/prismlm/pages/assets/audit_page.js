@@ -16,7 +16,7 @@ const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
 const { summary } = JSON.parse(root.querySelector("script").textContent);
 
 const known = ({ model, lens, corpus, method, window: width, stride, where }) => /** @type {[string, string][]} */ ([
-  ["model", model], ["lens", lens], ["corpus", `${count(corpus.tokens)} tokens, ${count(corpus.documents)} documents`], ["trained on it", corpus.trained_on],
+  ["model", model], ["lens", lens], ["corpus", `${count(corpus.tokens)} tokens ${corpus.share_read < 1 ? "sampled from" : "of"} ${count(corpus.documents)} documents`], ["trained on it", corpus.trained_on],
   ["shares of", METHODS[method]], ["windows", `${width} tokens every ${stride}`],
   ...Object.entries(where).map(([column, values]) => [`only ${column}`, values.join(" or ")])]);
 
