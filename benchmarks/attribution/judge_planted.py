@@ -70,11 +70,9 @@ def main() -> None:
     facts = read_json(args.planted / "facts.json")["facts"]
     args.out.mkdir(exist_ok=True)
     lens = find_lens(args.planted / "model", None)
-    assert lens is not None, "the model has no lens"
-    meta = read_meta(lens)
-    assert meta.cells is not None, "the lens has no cells"
+    assert isinstance(lens, Path), "the model has no lens"
     every = {n: (lambda m=m: m) for n, m in methods(setting, args.seed).items()}
-    every |= explained(setting, Cells(lens, meta.cells), args.seed)
+    every |= explained(setting, Cells(lens, read_meta(lens).cells), args.seed)
     for name, make in every.items():
         if args.methods and name not in args.methods:
             continue

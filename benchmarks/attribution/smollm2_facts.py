@@ -133,10 +133,8 @@ class Bench:
     def methods(self, setting: Setting, name: str) -> dict[str, Method]:
         """Return every method by its name on the page."""
         lens = find_lens(self.attached(name), None)
-        assert lens is not None, "the model has no lens"
-        meta = read_meta(lens)
-        assert meta.cells is not None, "the lens has no cells"
-        makers = explained(setting, Cells(lens, meta.cells), SEED)
+        assert isinstance(lens, Path), "the model has no lens"
+        makers = explained(setting, Cells(lens, read_meta(lens).cells), SEED)
         return methods(setting, SEED) | {n: make() for n, make in makers.items()}
 
     def teaching(self, bank: PassageBank) -> LoraTeaching:

@@ -132,7 +132,7 @@ def time_recipe(
         initialise_prototypes(prepared.model, prepared.rows, generator)
         trainer.train()
     seconds = np.array(turns.seconds).reshape(-1, 2)[WARM_UP:]
-    return ratios(seconds[:, 1], seconds[:, 0]) | {
+    return ratios(seconds[:, 1].tolist(), seconds[:, 0].tolist()) | {
         "plain_ms": float(1000 * np.median(seconds[:, 0])),
         "head_ms": float(1000 * np.median(seconds[:, 1])),
     }
