@@ -294,7 +294,7 @@ def test_a_share_of_the_windows_is_read(lm, few, lens_of_few, tmp_path, monkeypa
     assert sorted(records["position"].tolist()) == sorted(expected)
     meta = layout.read_meta(some)
     assert (cells.meta.share, meta.tokens) == (0.3, len(expected))
-    assert meta.size() == f"{meta.tokens} tokens sampled from {meta.documents} documents"
+    assert meta.size() == f"{meta.tokens:,} tokens sampled from {meta.documents} documents"
     assert set(pq.read_table(some / layout.INDEX_FILE)["position"].to_pylist()) <= set(expected)
     mass = pq.read_table(some / layout.MASS_FILE)["tokens"].to_numpy().sum()
     assert mass <= len(expected) * lm.head.prototypes_per_token
