@@ -1,5 +1,7 @@
 """Cells are written from runs in any order, read back, and refused where they were changed."""
 
+import os
+import resource
 import shutil
 import sys
 from unittest.mock import patch
@@ -16,8 +18,10 @@ from prismlm.errors import FormatError, InputError
 from prismlm.lens import cell_files as module
 from prismlm.lens import layout
 from prismlm.lens.cell_files import (
+    Run,
     Spool,
     cells_format,
+    ranges_of,
     spooled_type,
     write_cells,
     write_documents,
@@ -120,6 +124,27 @@ def test_neither_parts_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, me
         assert write(root / "many", records[order], cuts) == one
     for name in layout.CELL_FILES:
         assert (root / "one" / name).read_bytes() == (root / "many" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("memory", [200, 2000])
+def test_many_runs_are_merged_with_few_open_files(tmp_path, memory):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = max(int(name) for name in os.listdir("/proc/self/fd")) + 10
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        with patch.object(module, "SORT_BYTES", memory):
+            write(tmp_path / "lens", random_records(4000), list(range(100, 4000, 100)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_ranges_are_few_whatever_the_corpus(tmp_path):
+    records = random_records(1)
+    run = Run(tmp_path, records.dtype, np.full(10_000, 100))
+    ranges = ranges_of([run], records.itemsize)
+    assert [first for first, _ in ranges] == [0, *(last for _, last in ranges[:-1])]
+    assert ranges[-1][1] == 10_000
+    assert len(ranges) < 70
 
 
 @pytest.mark.parametrize("range_bytes", [1, 1000, 2500])

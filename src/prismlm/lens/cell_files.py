@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # Records that are sorted in memory, at least those of one cell and next token.
 SORT_BYTES = 2**25
 DOCUMENTS_AT_ONCE = 2**12
+# Shares of the positions that a range may have whatever its bytes. A reader maps three files of
+# each, and processes may often open no more than 1,024 files.
+LARGE_RANGES = 64
 Range = tuple[int, int]
 
 
@@ -67,7 +70,10 @@ class Run:
         return np.append(0, np.cumsum(self.counts))
 
     def cells(self, first: int, last: int) -> np.ndarray:
-        """Return the records of cells from ``first`` up to, not including, ``last``, as a map."""
+        """Return the records of cells from ``first`` up to, not including, ``last``.
+
+        They are a map, which holds a file descriptor as long as it exists.
+        """
         begin, end = self.ends[[first, last]].tolist()
         if begin == end:
             return np.empty(0, self.dtype)
@@ -120,17 +126,19 @@ def merged(runs: Sequence[Run], cells: Range) -> Iterator[np.ndarray]:
     most = max(1, SORT_BYTES // dtype.itemsize)
     counts = total_counts(runs)[slice(*cells)]
     for begin, end in grouped(counts, most):
-        parts = [run.cells(first + begin, first + end) for run in runs]
+        part = first + begin, first + end
+        # Copies, since maps of all runs at once could be more files than a process may open.
         if counts[begin:end].sum() <= most:
-            yield _sorted(parts, dtype)
+            yield _sorted([np.array(run.cells(*part)) for run in runs], dtype)
             continue
         # A single cell that is too large: a few next tokens at a time.
-        columns = [np.ascontiguousarray(part["token"]) for part in parts]
+        columns = [np.array(run.cells(*part)["token"]) for run in runs]
         size = 1 + max(int(column[-1]) for column in columns if len(column))
         tokens = np.sum([np.bincount(column, minlength=size) for column in columns], axis=0)
         for pair in grouped(tokens, most):
             rows = [slice(*np.searchsorted(column, pair)) for column in columns]
-            yield _sorted([part[some] for part, some in zip(parts, rows, strict=True)], dtype)
+            some = zip(runs, rows, strict=True)
+            yield _sorted([np.array(run.cells(*part)[of_pair]) for run, of_pair in some], dtype)
 
 
 def _sorted(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
@@ -149,9 +157,10 @@ def grouped(counts: np.ndarray, most: int) -> Iterator[Range]:
 
 
 def ranges_of(runs: Sequence[Run], range_bytes: int = IndexOptions.range_bytes) -> list[Range]:
-    """Divide the cells into ranges, by the bytes of their records alone."""
-    most = max(1, range_bytes // stored_type(runs[0].dtype).itemsize)
-    return list(grouped(total_counts(runs), most))
+    """Divide the cells into ranges of ``range_bytes``, or larger ones if they would be many."""
+    counts = total_counts(runs)
+    most = max(1, range_bytes // stored_type(runs[0].dtype).itemsize, counts.sum() // LARGE_RANGES)
+    return list(grouped(counts, int(most)))
 
 
 def write_range(
