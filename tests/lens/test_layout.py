@@ -1,6 +1,7 @@
 """Files of a lens that are damaged are refused, whatever of them it is."""
 
 import shutil
+from unittest.mock import patch
 
 import pytest
 
@@ -8,6 +9,22 @@ from prismlm.errors import FormatError
 from prismlm.lens import layout, suffixes
 from prismlm.lens.inspection import inspect_lens
 from prismlm.lens.lens import Lens
+
+
+def test_files_are_compared_up_to_a_sum_of_bytes(lm):
+    files, read = lm.lens.meta.files, []
+    most = max(entry["bytes"] for entry in files.values())
+
+    def note(path):
+        read.append(path.stat().st_size)
+        return files[path.name]["digest"]
+
+    with patch("prismlm.fingerprints.of_file", note):
+        layout.check_files(lm.lens.path, lm.lens.meta, most=most)
+        assert 0 < sum(read) <= most
+        read.clear()
+        layout.check_files(lm.lens.path, lm.lens.meta)
+        assert len(read) == len(files)
 
 
 def test_a_flipped_bit_in_any_file_is_refused(lm, tmp_path, monkeypatch):
