@@ -305,6 +305,15 @@ def test_a_lens_whose_writer_was_killed_before_discarding_parts_is_returned(
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
+def test_parts_that_another_process_used_and_removed_meanwhile_are_not_damaged(
+    build, tmp_path, monkeypatch
+):
+    """The second check waits for the other process, which writes the lens."""
+    partial, checks = Parts(tmp_path / "lens", 1).path, iter([list, lambda: shutil.rmtree(partial)])
+    monkeypatch.setattr(Parts, "check", lambda *_, **__: next(checks)())
+    assert build() is None
+
+
 @pytest.mark.parametrize("changed", [{"contexts": 5}, {"positions": 0.5}, {"codes": "pq"}])
 def test_a_lens_of_another_run_written_while_waiting_is_refused_before_reading(
     build, straight, tmp_path, monkeypatch, changed

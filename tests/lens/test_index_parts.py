@@ -1,6 +1,7 @@
 """An index by real workers of each engine equals that of one process."""
 
 import os
+import pickle
 import signal
 import time
 from contextlib import suppress
@@ -11,8 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from prismlm.errors import InputError
-from prismlm.lens.assembly import Assembly
+from prismlm.errors import InputError, PrismError
 from prismlm.lens.build import index
 from prismlm.lens.index_parts import IndexPart, index_in_parts
 from prismlm.lens.layout import read_meta
@@ -75,13 +75,20 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
     part = replace(part, options=RANGES)
     for number in range(3):
         replace(part, merge=False)(None, number, 3)
-    assembly = Assembly(part.lens, 3, RANGES.range_bytes, part.corpus, RANGES.split)
+    stop = patch("prismlm.lens.index_parts.run_parts", side_effect=[None, PrismError("stop")])
+    with stop as started, pytest.raises(PrismError, match="stop"):
+        index_in_parts(part, 3, workers=2)
+    assembly = started.call_args.args[0]
+    assert len(pickle.dumps(assembly)) < 2000  # without what was read of the parts
     for number in range(2):
         replace(assembly)(None, number, 2)
     assert assembly.finished()
     with patch("prismlm.lens.assembly.write_range", pytest.fail):
         part(None, 0, 3)
     assert_same_lens(in_ranges, part.lens)
+    # Another process may have written the lens, and removed the parts.
+    assert replace(assembly).jobs == []
+    replace(assembly)(None, 0, 2)
 
 
 def drive(part):

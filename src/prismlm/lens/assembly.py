@@ -95,17 +95,24 @@ class Assembly:
 
     @cached_property
     def jobs(self) -> list[Job]:
-        """All jobs; their results are independent of the workers."""
-        return [
-            Job(kind, number, self._parts.path / f"{kind}-{number:05d}-of-{count:05d}")
-            for kind, count in self._counts.items()
-            for number in range(count)
-        ]
+        """All jobs; none if parts are missing, perhaps since another process wrote the lens.
+
+        Their results are independent of the workers.
+        """
+        # Whoever writes the lens, and then discards the parts, has this lock.
+        with writing(self._parts.path, wait=True):
+            if len(self._parts.complete()) < self.parts:
+                return []
+            return [
+                Job(kind, number, self._parts.path / f"{kind}-{number:05d}-of-{count:05d}")
+                for kind, count in self._counts.items()
+                for number in range(count)
+            ]
 
     @property
     def divided(self) -> bool:
         """Whether there are several jobs of a kind."""
-        return max(self._counts.values()) > 1
+        return len(self.jobs) > len({job.kind for job in self.jobs})
 
     @cached_property
     def _counts(self) -> dict[str, int]:

@@ -163,11 +163,13 @@ def build_index(
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
                     _scan_part(source, directory, parts.path / CENTRES, progress)
-        if not merge or len(parts.complete()) < options.shard.count:
+        if not merge:
             return None
         parts.check(run)
         text = corpus.path if options.with_text else None
         assembly = Assembly(out, parts.count, options.range_bytes, text, options.split)
+        if not assembly.jobs:
+            return None
         for number in range(len(assembly.jobs)):
             assembly.make(number, wait=False, progress=progress)
         if not assembly.finished():  # another process makes the others, and then writes the lens

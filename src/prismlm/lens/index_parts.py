@@ -67,9 +67,9 @@ def index_in_parts(
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
     text = part.corpus if part.options.with_text else None
     jobs = Assembly(part.lens, count, part.options.range_bytes, text, part.options.split)
-    # Without parts, another command has written the lens meanwhile; the last step does few jobs.
-    if Parts(part.lens, count).complete() and jobs.divided:
+    if jobs.divided:  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
-        run_parts(jobs, len(jobs.jobs), name="Files", **how)
+        # A copy, without what it has read, since it is sent with each job.
+        run_parts(replace(jobs), len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens
