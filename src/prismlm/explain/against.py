@@ -36,7 +36,7 @@ from prismlm.explain.prediction import Predictions
 from prismlm.lens.cells import STRETCH, Where, compared, largest
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
-from prismlm.lens.probe import Probe
+from prismlm.lens.probe import PROBE_FILE, Probe
 from prismlm.lens.states import probabilities
 from prismlm.models.seam import capture
 
@@ -163,6 +163,7 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
     chosen = chosen[np.argsort(nearby.position[chosen], kind="stable")]
     prediction = query[nearby.pair[chosen]]
     # The output layer at the coded states, with the length of the lens's states.
+    lens.files.check(lens.meta, [PROBE_FILE])
     length = Probe.open(lens.path).states.norm(dim=1).median()
     z = length * cells.codes.states(cells.records(nearby.row[chosen]))
     tokens = targets[prediction].to(lm.model.device)

@@ -123,9 +123,11 @@ class Lens:
         if current == self._opened:
             return
         with suppress(FormatError, InputError):
-            meta = self.files.read_meta()
+            # Of its own: what other threads read stays that of the lens that was opened.
+            files = files_of(self.address)
+            meta = files.read_meta()
             if meta == replace(self.meta, labels=meta.labels, map=meta.map):
-                self.meta, self._opened = meta, current
+                self.files, self.meta, self._opened = files, meta, current
                 for name in ("prototypes", "names", "categories", "by_size"):
                     self.__dict__.pop(name, None)
                 return

@@ -137,8 +137,8 @@ class StoredFiles(LensFiles):
         """Raise InputError, since a store has neither locks nor renames."""
         raise InputError(
             f"`prismlm {command}` needs a lens on a disk, and {self.address} is in a store: copy "
-            f"it to a disk, give --lens DIR, and copy what changes ({layout.META_FILE}, "
-            f"{layout.PROTOTYPES_FILE}) back."
+            f"it to a disk, give --lens DIR, and copy back what changes: {layout.PROTOTYPES_FILE}, "
+            f"then {layout.META_FILE}."
         )
 
     def too_large(self, names: Collection[str]) -> str | None:
@@ -186,9 +186,10 @@ class StoredFiles(LensFiles):
         """Return ranges of bytes of files, fetched at once; StaleLensError for changed files."""
         names = sorted({name for name, *_ in spans})
         with self._errors(", ".join(names)):
-            states = _pool().map(self._state, names)
             parts = list(_pool().map(lambda span: self._bytes(*span), spans))
-            if any(state != self._states[name] for name, state in zip(names, states, strict=True)):
+            # Afterwards, as a file may be replaced meanwhile.
+            states = list(_pool().map(self._state, names))
+            if states != [self._states[name] for name in names]:
                 raise self._stale()
         for (name, start, stop), part in zip(spans, parts, strict=True):
             self._check_size(name, len(part), stop - start)
