@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -34,6 +35,9 @@ from prismlm.training.search import (
 )
 from tests.helpers import forked
 from tests.helpers.toy_search import SPACE, settings_of, with_search
+
+# The package has a function of the module's name.
+module = sys.modules[search.__module__]
 
 
 def outcomes(result):
@@ -236,6 +240,22 @@ def test_another_search_is_not_resumed_and_the_differences_are_named(toy):
         assert expected in str(error.value)
 
 
+def test_a_search_with_other_settings_cannot_join_while_the_first_starts(toy, monkeypatch):
+    recipe = build_recipe(with_search(toy, sampler="random", trials=1, seeds=1))
+    other = build_recipe(with_search(toy | {"steps": 9}, sampler="random", trials=1, seeds=1))
+
+    @contextmanager
+    def joined(*args, **kwargs):
+        with writing(*args, **kwargs):
+            yield
+        monkeypatch.setattr(module, "writing", writing)
+        with pytest.raises(InputError, match="steps: 8 → 9"):
+            search(other, resume=True)
+
+    monkeypatch.setattr(module, "writing", joined)
+    assert len(search(recipe).trials) == 1
+
+
 def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
     recipe = build_recipe(with_search(toy, trials=1, seeds=1, sampler="random"))
     recipe.out.mkdir(parents=True)
@@ -356,6 +376,27 @@ def test_trials_of_other_processes_are_left_to_them(toy):
         result = search(recipe, resume=True)
     assert (result.trials, result.best) == ((), None)
     assert len(search(recipe, resume=True).trials) == 1
+
+
+def test_a_trial_that_cannot_be_written_is_an_error(toy):
+    recipe = build_recipe(with_search(toy, sampler="random", trials=1, seeds=1))
+    (recipe.out / "search").mkdir(parents=True)
+    (recipe.out / "search" / "trials").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot write to .*trials"):
+        search(recipe, resume=True)
+
+
+def test_a_search_whose_trials_have_no_numbers_is_resumed(toy, straight):
+    """Those of an earlier version, which trained them in order."""
+    shutil.copytree(straight[0].out, toy["out"])
+    journal = build_recipe(toy).out / "search" / JOURNAL
+    lines = journal.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "number" not in json.loads(line).get("user_attr", {})]
+    assert len(kept) == len(lines) - 3
+    journal.write_text("".join(kept))
+    resumed = search(build_recipe(with_search(toy, trials=4)), resume=True)
+    assert outcomes(resumed)[:3] == outcomes(straight[1])
+    assert [trial.trial for trial in resumed.trials] == [0, 1, 2, 3]
 
 
 def wait_for(condition, seconds=120):

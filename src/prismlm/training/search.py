@@ -7,7 +7,7 @@ import shutil
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from prismlm.errors import DivergenceError, InputError, PrismError, suggest
 from prismlm.files import atomic_file, finite, read_json, room_to_write, write_json
 from prismlm.outputs import put_csv
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, writing
+from prismlm.run_state import Busy, check_same, writing
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity
 from prismlm.training.layer_logs import CHANNELS_FILE, HEADS_FILE, REPORT_FILE
@@ -75,9 +75,9 @@ class TrialResult:
     seeds: list[float]  # the cross-entropy of each run
 
     @classmethod
-    def from_study(cls, trial: Any) -> TrialResult:
+    def from_study(cls, number: int, trial: Any) -> TrialResult:
         """Return the result of a finished trial of Optuna."""
-        number, seeds, failed = (trial.user_attrs[name] for name in ("number", "seeds", "failed"))
+        seeds, failed = trial.user_attrs["seeds"], trial.user_attrs["failed"]
         state, ce, deviation = "failed", None, None
         if failed is None:
             state, ce = "complete", statistics.fmean(seeds)
@@ -157,12 +157,14 @@ def search(
     with room, warnings.catch_warnings():
         # BoTorch warns of few and unscaled data, and Optuna of its experimental sampler.
         warnings.simplefilter("ignore")
+        # Written under the lock of the check, so that no search with other settings can join.
         with writing(directory, within=True, wait=True):
             _check_same_search(directory, run)
             study = _open_study(directory)
-        result = _write(recipe, study, run)
-        while (number := _take_trial(recipe, study, progress)) is not None:
             result = _write(recipe, study, run)
+        while (number := _take_trial(recipe, study, progress)) is not None:
+            with writing(directory, within=True, wait=True):
+                result = _write(recipe, study, run)
             on_trial(next(trial for trial in result.trials if trial.trial == number))
     if result.best is None and len(result.trials) == recipe.search.trials:
         raise PrismError(
@@ -281,13 +283,8 @@ def _open_study(directory: Path) -> Any:
 def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
     """Train the first trial that is neither finished nor another process's; None without one."""
     for number in range(recipe.search.trials):
-        if number in _finished(study):
-            continue
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(writing(_directory_of(recipe, number), within=True))
-            except InputError:  # another process is training it
-                continue
+        # Another process may be training it.
+        with suppress(Busy), writing(_directory_of(recipe, number), within=True):
             if number in _finished(study):
                 continue
             for trial in study.get_trials(deepcopy=False):
@@ -305,7 +302,8 @@ def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
 def _finished(study: Any) -> dict[int, Any]:
     """Return Optuna's trials with a result, by number."""
     trials = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
-    return {trial.user_attrs["number"]: trial for trial in trials}
+    # Older trials have no number; they were trained in order.
+    return {t.user_attrs.get("number", order): t for order, t in enumerate(trials)}
 
 
 def _directory_of(recipe: Recipe, number: int) -> Path:
@@ -373,16 +371,9 @@ def _remove_model(out: Path) -> None:
 
 def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
     """Write ``search.json``, ``search.csv`` and, if a trial is complete, ``best.yaml``."""
-    with writing(recipe.out / SEARCH, within=True, wait=True):
-        finished = sorted(_finished(study).items())
-        trials = tuple(TrialResult.from_study(trial) for _, trial in finished)
-        result = SearchResult(recipe.out / SEARCH, trials)
-        _write_files(recipe, result, run)
-    return result
-
-
-def _write_files(recipe: Recipe, result: SearchResult, run: dict[str, Any]) -> None:
-    trials = result.trials
+    finished = sorted(_finished(study).items())
+    trials = tuple(TrialResult.from_study(number, trial) for number, trial in finished)
+    result = SearchResult(recipe.out / SEARCH, trials)
     if (best := result.best) is not None:
         best_recipe = recipe_with(recipe, best.values, out=recipe.out / BEST_MODEL).to_dict()
         head = (
@@ -398,6 +389,7 @@ def _write_files(recipe: Recipe, result: SearchResult, run: dict[str, Any]) -> N
     with atomic_file(result.directory / TABLE_FILE) as temporary:
         put_csv(temporary, columns, ({name: row.get(name) for name in columns} for row in rows))
     write_json(result.directory / RESULTS_FILE, run | result.to_dict())
+    return result
 
 
 def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
