@@ -9,10 +9,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from prismlm.errors import InputError, Interrupted
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, parallel, train
+from prismlm.training.setup import prepare
 from prismlm.training.sharding import Sharding
 from prismlm.training.trainer import latest_checkpoint
 from tests.helpers.runs import InterruptAfter
@@ -39,10 +41,13 @@ def main(directory):
     parallel.join()
     jobs = pickle.loads((directory / "jobs.pickle").read_bytes())
     results = {name: initial_of(settings) for name, settings in jobs["initial"].items()}
-    for name, settings, stop_at in jobs["runs"]:
+    for name, settings, stop_at, resume in jobs["runs"]:
         recipe = build_recipe(settings)
+        if name == "hsdp":
+            decoder = prepare(recipe).model.model
+            results["prepared"] = all(isinstance(p, DTensor) for p in decoder.parameters())
         try:
-            result = train(recipe, progress=InterruptAfter(stop_at))
+            result = train(recipe, resume=resume, progress=InterruptAfter(stop_at))
             results[name] = (result.history, result.quality)
         except Interrupted:
             results[name] = latest_checkpoint(recipe.out / "checkpoints").name

@@ -280,10 +280,22 @@ except PrismError as error:
 """
 
 
-# The tensors of the model; its optimizer state, beyond the size of the tensors.
-@pytest.mark.parametrize("size", [20_000, 400_000])
-def test_a_write_that_fails_leaves_the_checkpoint_before(settings, straight, tmp_path, size):
+# The tensors of the model; its optimizer state, beyond the size of the tensors; shards.
+@pytest.mark.parametrize(
+    ("size", "shards", "background"),
+    [
+        (20_000, False, False),
+        (400_000, False, False),
+        (20_000, True, False),
+        (20_000, True, True),
+    ],
+)
+def test_a_write_that_fails_leaves_the_checkpoint_before(
+    settings, straight, tmp_path, size, shards, background
+):
     path, out = tmp_path / "recipe.yaml", Path(settings["out"])
+    settings["checkpoint"]["asynchronous"] = background
+    settings["parallel"] = "fsdp2" if shards else "auto"
     path.write_text(yaml.safe_dump(settings))
     done = forked.run(path, str(size), code=FILLED_DISK)
     assert done.returncode == 1, done.stderr

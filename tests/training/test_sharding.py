@@ -11,11 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, sharding, train
 from prismlm.training.trainer import SHARDS, latest_checkpoint
 from tests.helpers import forked
+from tests.helpers.runs import InterruptAfter
 from tests.helpers.spread_runs import assert_same_history, base_settings
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2}
@@ -36,6 +37,8 @@ RUNS = {
     "bf16": {"parallel": "fsdp2", "precision": "bf16"},
     "three": {"parallel": "hsdp", "shard_processes": 3},
     "stopped": {"parallel": "fsdp2"},
+    "resumed": {"parallel": "fsdp2"},
+    "plain": {"parallel": "fsdp2"},
 }
 # Micro-batches of another size have another R1.
 NO_R1 = {"losses": {"prototype_pull": 0.0, "residual": 1.0, "warmup": 0.5}}
@@ -43,7 +46,7 @@ NO_R1 = {"losses": {"prototype_pull": 0.0, "residual": 1.0, "warmup": 0.5}}
 
 def settings_of(corpus, name):
     settings = base_settings(corpus) | {"batch_size": 2} | RUNS[name]
-    if name == "stopped":
+    if name in ("stopped", "resumed", "plain"):
         settings |= NO_R1 | {"checkpoint": {"every": 3, "keep": 1, "asynchronous": True}}
     return settings
 
@@ -53,7 +56,15 @@ def launched(tiny_corpus, tmp_path_factory):
     """Do everything in one start of four processes."""
     directory = tmp_path_factory.mktemp("four")
     settings = {n: settings_of(tiny_corpus, n) | {"out": str(directory / n)} for n in RUNS}
-    runs = [(name, one, 5 if name == "stopped" else 100) for name, one in settings.items()]
+    here = build_recipe(settings["resumed"] | {"batch_size": 8})
+    with pytest.raises(Interrupted):
+        train(here, progress=InterruptAfter(5))
+    shutil.copytree(here.out, directory / "plain")
+    shutil.rmtree(latest_checkpoint(directory / "plain" / "checkpoints") / SHARDS)
+    runs = [
+        (name, one, 5 if name == "stopped" else 100, name in ("resumed", "plain"))
+        for name, one in settings.items()
+    ]
     (directory / "jobs.pickle").write_bytes(pickle.dumps({"initial": FAMILIES, "runs": runs}))
     worker = Path(__file__).parents[1] / "helpers" / "four_processes.py"
     done = forked.run_script(worker, directory)
@@ -109,8 +120,8 @@ def test_bf16_shards_learn_what_float32_does(launched):
     assert [row["step"] for row in history if "loss" in row] == [2, 4, 6, 8, 10, 12]
 
 
-def test_a_checkpoint_of_four_processes_resumes_in_one(launched, tmp_path):
-    """It was written in the background, and its four parts of a step are one here."""
+def test_checkpoints_of_four_processes_and_of_one_resume_in_the_other(launched, tmp_path):
+    """They were written in the background, and the four parts of a step are one here."""
     settings, results = launched
     assert len({one["stopped"] for one in results}) == 1
     out = Path(settings["stopped"]["out"])
@@ -131,6 +142,44 @@ def test_a_checkpoint_of_four_processes_resumes_in_one(launched, tmp_path):
         assert ours == pytest.approx(theirs, rel=5e-4)
     assert resumed.quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
     assert resumed.tokens == reference.tokens
+    # R1 and RES are of a micro-batch, which is a quarter of one here.
+    history, quality = results[0]["resumed"]
+    pairs = [[r["ce"] for r in rows if "ce" in r] for rows in (reference.history, history)]
+    assert pairs[1] == pytest.approx(pairs[0], rel=1e-3)
+    assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-3)
+
+
+def test_a_checkpoint_of_the_whole_model_is_refused_by_several_processes(launched):
+    for results in launched[1]:
+        assert "holds the whole model" in results["plain"]
+        assert "Resume in one process" in results["plain"]
+
+
+def test_groups_may_change_on_resuming(launched, tmp_path):
+    here = launched[0]["hsdp"] | {"out": str(tmp_path / "resumed")}
+    shutil.copytree(launched[0]["hsdp"]["out"], here["out"])
+    resumed = train(build_recipe(here | {"batch_size": 8, "shard_processes": 1}), resume=True)
+    assert resumed.quality.ce == pytest.approx(launched[1][0]["hsdp"][1].ce, rel=1e-5)
+
+
+def test_a_model_is_sharded_after_its_rows_are_packed(launched):
+    assert all(results["prepared"] for results in launched[1])
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_failed_write_raises_its_cause(tmp_path, background):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    (tmp_path / "file").write_text("")
+    shards = tmp_path / "file" / "shards"
+
+    @sharding.cause_raised()
+    def save():
+        if future := sharding.save(shards, model, optimizer, background=background):
+            future.result()
+
+    with pytest.raises(OSError, match="file"):
+        save()
 
 
 def test_a_damaged_shard_is_named(launched, tmp_path):

@@ -55,6 +55,7 @@ SEARCH, BEST_FILE = "search", "best.yaml"
 FREE_TO_CHANGE = (
     "corpus",
     "out",
+    "shard_processes",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.asynchronous",

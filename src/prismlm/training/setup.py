@@ -29,7 +29,7 @@ from prismlm.models.watch import evaluating
 from prismlm.training import parallel
 from prismlm.training.evaluation import MAX_PASSES, HeldOut, token_counts
 from prismlm.training.model import PrismForCausalLM, VocabularySample
-from prismlm.training.parallel import blocks
+from prismlm.training.parallel import blocks, unsharded
 from prismlm.training.recipe import EXEMPT, Exempt, Recipe
 from prismlm.training.sharding import Sharding
 
@@ -265,7 +265,8 @@ def supports_packed_documents(model: Any) -> bool:
     rows = torch.stack([torch.cat([tokens[0], tokens[2]]), torch.cat([tokens[1], tokens[2]])])
     positions = torch.arange(PROBE_LENGTH).repeat(2).expand(2, -1)
     inputs = {"input_ids": rows.to(weight.device), "position_ids": positions.to(weight.device)}
-    with evaluating(model):
+    # Otherwise a sharded model would keep the weights outside its blocks whole.
+    with unsharded(model), evaluating(model):
         logits = model(**inputs, use_cache=False).logits[:, PROBE_LENGTH:]
     difference = (logits[0] - logits[1]).abs().max().item()
     return difference <= TOLERANCE * logits.abs().max().item()

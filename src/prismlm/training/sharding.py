@@ -8,8 +8,10 @@ call these functions.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -39,6 +42,9 @@ from prismlm.training.recipe import SHARDED, Recipe
 # Bytes of a file of weights: what the first process holds at a time, if no weight is larger.
 FILE_BYTES = 2 * 10**9
 INDEX_FILE = "model.safetensors.index.json"
+
+# One process writes and reads checkpoints too.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 
 class _DrawForMeta(TorchDispatchMode):
@@ -153,19 +159,36 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: state[name].detach() for name in state if first[id(state[name])] == name}
 
 
+@contextmanager
+def cause_raised() -> Iterator[None]:
+    """Raise the cause of a CheckpointException, which is a BaseException, in its place."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise cause from None
+
+
 def save(
     directory: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    *,
+    background: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Future[Any] | None:
-    """Write the shards of model and optimizer; in the background if given a group for that."""
+    """Write the shards of model and optimizer; in the background, a copy of them.
+
+    That needs a group of its own, unless there is one process, and is awaited within
+    :func:`cause_raised`.
+    """
     state = {"model": state_of(model), "optimizer": optimizer.state_dict()["state"]}
-    if group is None:
+    if background:
+        future: Any = async_save(state, checkpoint_id=directory, process_group=group)
+        return future
+    with cause_raised():
         save_checkpoint(state, checkpoint_id=directory)
-        return None
-    future: Any = async_save(state, checkpoint_id=directory, process_group=group)
-    return future
+    return None
 
 
 def load_model(directory: Path, model: nn.Module) -> None:
@@ -189,7 +212,8 @@ def load_optimizer(directory: Path, parameters: Iterable[Tensor]) -> dict[int, d
 
 
 def _load(directory: Path, state: dict[str, Any]) -> None:
-    load_checkpoint(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
+    with cause_raised():
+        load_checkpoint(state, checkpoint_id=directory)
 
 
 def save_pretrained(decoder: Any, directory: Path) -> None:

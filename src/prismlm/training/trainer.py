@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -23,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.packing import IGNORED
 from prismlm.corpus.windows import WindowBatch
-from prismlm.errors import DivergenceError, FormatError, NotFiniteError
+from prismlm.errors import DivergenceError, FormatError, InputError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import discard, room_to_write, share
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
@@ -35,10 +34,10 @@ from prismlm.training import parallel, sharding
 from prismlm.training.callbacks import recipe_callbacks
 from prismlm.training.layer_logs import LayerLog
 from prismlm.training.model import PrismForCausalLM
-from prismlm.training.recipe import Recipe
+from prismlm.training.recipe import SHARDED, Recipe
 from prismlm.training.setup import Prepared, decayed_names, device_of
 
-# In a checkpoint, SHARDS has model and optimizer of a run that is sharded.
+# In a checkpoint, SHARDS has model and optimizer of a run with fsdp2 or hsdp.
 CHECKPOINTS, SHARDS = "checkpoints", "shards"
 # Where a checkpoint is written before it is renamed.
 SAVING = ".saving"
@@ -96,13 +95,16 @@ class PrismTrainer(Trainer):
             callbacks=[*recipe_callbacks(prepared), *callbacks],
         )
         self.remove_callback(PrinterCallback)
+        several = parallel.world_size() > 1
         self.sharded = sharding.is_sharded(model.model)
-        self.ddp = parallel.world_size() > 1 and not self.sharded
+        self.ddp = several and not self.sharded
+        # Of one process too, so that several can resume.
+        self._writes_shards = recipe.parallel in SHARDED
         # A checkpoint that is written in the background, and what its writers talk through.
         self._writing: Future[Any] | None = None
         self._writers: Any = None
-        if self.sharded and recipe.checkpoint.asynchronous:
-            self._writers = dist.new_group(backend="gloo")
+        if recipe.checkpoint.asynchronous:
+            self._writers = dist.new_group(backend="gloo") if several else None
             self.add_callback(PublishWhenWritten(self))
         # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
@@ -267,13 +269,19 @@ class PrismTrainer(Trainer):
         if self.model.uncertainty is not None:
             self._codes_seen()
         needed = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
+        with self._unfinished_removed(needed):
+            remove_unfinished(self._checkpoints)
+            parallel.barrier()
+            super()._save_checkpoint(model, trial)
+            if self._writing is None:
+                self._publish(step)
+
+    @contextmanager
+    def _unfinished_removed(self, needed: float = 0) -> Iterator[None]:
+        """Remove the checkpoint that is being written if the block fails."""
         with guard_writing(f"a checkpoint in {self._checkpoints}", self._checkpoints, needed):
             try:
-                remove_unfinished(self._checkpoints)
-                parallel.barrier()
-                super()._save_checkpoint(model, trial)
-                if self._writing is None:
-                    self._publish(step)
+                yield
             except BaseException:
                 remove_unfinished(self._checkpoints)
                 raise
@@ -293,7 +301,7 @@ class PrismTrainer(Trainer):
         done = parallel.sum_over_processes(torch.tensor(int(self._writing.done())))
         if wait or int(done) == parallel.world_size():
             writing, self._writing = self._writing, None
-            with guard_writing(f"a checkpoint in {self._checkpoints}", self._checkpoints):
+            with self._unfinished_removed(), sharding.cause_raised():
                 writing.result()
             self._publish(self._written_step)
 
@@ -307,10 +315,11 @@ class PrismTrainer(Trainer):
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         state: dict[str, Any] = {"head_placed": self.model.initialised, "tokens": tokens}
         state["gradient_norms"] = self.layer_log.gradient_norms
-        if not self.sharded:
+        if not self._writes_shards:
             self.write_model(directory, provenance)
             state["head"] = self.model.prototype_head.state_dict()
-        elif self.optimizer is not None:
+        else:
+            assert self.optimizer is not None
             scheduler: Any = self.lr_scheduler
             # The shards have the rest.
             state["optimizer_groups"] = self.optimizer.state_dict()["param_groups"]
@@ -336,12 +345,18 @@ class PrismTrainer(Trainer):
                 save_sidecar(directory, Sidecar(head, logit_map, base, provenance))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.sharded:
+        if not self._writes_shards:
             super()._save_optimizer_and_scheduler(output_dir)
             return
         assert self.optimizer is not None
-        shards, self._written_step = Path(output_dir) / SHARDS, self.state.global_step
-        self._writing = sharding.save(shards, self.model, self.optimizer, self._writers)
+        self._written_step = self.state.global_step
+        self._writing = sharding.save(
+            Path(output_dir) / SHARDS,
+            self.model,
+            self.optimizer,
+            background=self.prepared.recipe.checkpoint.asynchronous,
+            group=self._writers,
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not (Path(checkpoint) / SHARDS).is_dir():
@@ -366,6 +381,12 @@ class PrismTrainer(Trainer):
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         directory, prism = Path(resume_from_checkpoint), self.model
+        if self.sharded and not (directory / SHARDS).is_dir():
+            raise InputError(
+                f"the checkpoint {directory} was written by an earlier version and holds the whole "
+                "model, which sharded processes cannot resume from. Resume in one process, with "
+                "batch_size times the number of processes, or train into another out."
+            )
         with resumable(directory):
             state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
             if (directory / SHARDS).is_dir():
@@ -411,8 +432,7 @@ def resumable(checkpoint: Path) -> Iterator[None]:
     """Turn errors of reading a checkpoint into a FormatError."""
     try:
         yield
-    # torch, safetensors and transformers raise various errors; CheckpointException is no Exception.
-    except (Exception, CheckpointException) as error:
+    except Exception as error:  # torch, safetensors and transformers raise various errors
         raise FormatError(
             f"the checkpoint {checkpoint} cannot be resumed from "
             f"({str(error) or type(error).__name__}). Delete it to resume from the previous one."
