@@ -500,7 +500,7 @@ class _WithUncertainty:
             tensors = {name: value for name, value in tensors.items() if name not in table}
         parent: Any = super()
         parent.save_pretrained(save_directory, is_main_process, tensors, **kwargs)
-        if is_main_process:
+        if is_main_process and table:
             save_uncertainty(save_directory, getattr(self, ATTACHED), state_dict)
 
     @classmethod

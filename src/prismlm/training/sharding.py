@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError
 from prismlm.files import write_json
 from prismlm.models.device import uses_bf16
-from prismlm.models.uncertainty_feedback import TABLE
+from prismlm.models.uncertainty_feedback import TABLE, save_uncertainty, uncertainty_of
 from prismlm.training import parallel
 from prismlm.training.recipe import SHARDED, Recipe
 
@@ -221,16 +221,19 @@ def save_pretrained(decoder: Any, directory: Path) -> None:
 
     Weights are gathered one at a time; the first process holds those of one file.
     """
-    state, inputs = state_of(decoder), decoder.get_input_embeddings().weight
+    state, feedback = state_of(decoder), uncertainty_of(decoder)
     table = {name for name in state if name.startswith(TABLE)}
     ignored = table | {*(decoder._keys_to_ignore_on_save or ())}
-    # A table is saved with the fingerprint of the embeddings.
-    names = {name for name, p in decoder.named_parameters() if table and p is inputs} | table
-    apart = {name: parallel.full(state[name]).cpu() for name in sorted(names)}
     if parallel.is_main():
-        # Configuration and table; the weights are written below.
-        decoder.save_pretrained(directory, state_dict=apart)
-        (directory / "model.safetensors").unlink(missing_ok=True)
+        # The configuration alone.
+        decoder.save_pretrained(directory, state_dict={})
+    if feedback is not None:
+        # A table is saved with the fingerprint of the embeddings.
+        inputs = decoder.get_input_embeddings().weight
+        names = table | {name for name, p in decoder.named_parameters() if p is inputs}
+        whole = {name: parallel.full(state[name]).cpu() for name in sorted(names)}
+        if parallel.is_main():
+            save_uncertainty(directory, feedback, whole)
     sizes = {
         name: torch.empty(value.shape, dtype=value.dtype, device="meta")
         for name, value in state.items()
@@ -240,9 +243,9 @@ def save_pretrained(decoder: Any, directory: Path) -> None:
     for file, members in plan.filename_to_tensors.items():
         tensors: dict[str, Tensor] = {}
         for name in members:
-            whole = parallel.full(state[name])
+            tensor = parallel.full(state[name])
             if parallel.is_main():
-                tensors[name] = whole.cpu().contiguous()
+                tensors[name] = tensor.cpu().contiguous()
         if parallel.is_main():
             save_file(tensors, str(directory / file), metadata={"format": "pt"})
     if plan.is_sharded and parallel.is_main():
