@@ -21,6 +21,7 @@ from prismlm.cli.app import app
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted, PrismError
 from prismlm.files import read_json
+from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
@@ -58,6 +59,25 @@ def test_the_model_is_unchanged(attached, base):
     weights = base / "model.safetensors"
     # Linked, not copied: both names are of one file.
     assert os.path.samefile(weights, attached.directory / "model.safetensors")
+
+
+def test_a_model_whose_layers_are_on_disk(base, attached, short_corpus, tmp_path, monkeypatch):
+    layers = dict.fromkeys(("model.layers", "model.embed_tokens", "lm_head"), "disk")
+
+    def opened(path, *, device):
+        assert device == "balanced"
+        places = layers | {"model.norm": "cpu", "model.rotary_emb": "cpu"}
+        return read_checkpoint(path, device=places)
+
+    monkeypatch.setattr(module, "read_checkpoint", opened)
+    options = replace(OPTIONS, device="balanced")
+    assert estimate_attach(str(base), [short_corpus], options).states == attached.states
+    result = attach(str(base), [short_corpus], tmp_path / "spread", options)
+    assert result.quality == attached.quality
+    heads = [load_sidecar(each.directory).head for each in (result, attached)]
+    assert torch.equal(heads[0].prototypes, heads[1].prototypes)
+    with pytest.raises(InputError, match="through which --lora and --uncertainty cannot train"):
+        replace(options, uncertainty=TableOptions())
 
 
 def test_it_explains_and_records_its_base(attached, base, short_corpus):

@@ -42,7 +42,7 @@ from prismlm.lens.states import (
 )
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.device import device_named, uses_bf16
+from prismlm.models.device import BALANCED, device_named, uses_bf16
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.models.sidecar import (
     Sidecar,
@@ -100,6 +100,11 @@ class AttachOptions:
     def __post_init__(self) -> None:
         if not self.states_gb > 0:
             raise InputError(f"--states-gb is {self.states_gb:g}: expected a positive number.")
+        if self.device == BALANCED and (self.lora or self.uncertainty):
+            raise InputError(
+                "--device balanced may leave layers on disk, through which --lora and "
+                "--uncertainty cannot train: choose one device, such as cuda or cpu."
+            )
 
     def index(self, model: PreTrainedModel) -> IndexOptions:
         """Return how a model reads the corpus, for the hidden states and for the lens."""
@@ -372,7 +377,7 @@ class _AttachRun:
         """Fit, measure and write the head."""
         if not parallel.on_main(lambda: has_sidecar(self.out)):
             options, progress = self.options.fit, self.progress
-            head, history = fit(self.model, states, options, device=self.device, progress=progress)
+            head, history = fit(self.model, states, options, progress=progress)
             parallel.on_main(lambda: self._save(head, history, states))
         return load_sidecar(self.out, self.model).head
 
@@ -383,7 +388,7 @@ class _AttachRun:
         tokens = self.options.heldout_tokens
         with self.progress.task("Measuring the head", tokens, "tokens") as task:
             text = self.heldout.counted(tokens, task)
-            quality = measure_quality(self.model, head.to(self.device), self.logit_map, text)
+            quality = measure_quality(self.model, head.to(self.model.device), self.logit_map, text)
         base = replace(base_of(self.model), name=self.base.name, revision=self.base.revision)
         provenance = self._provenance(states, quality)
         with room_to_write("the head", self.out, WAY_OUT):
@@ -418,7 +423,7 @@ class _AttachRun:
         shard = Shard(parallel.rank(), parallel.world_size())
         build_index(
             self.model,
-            head.to(self.device),
+            head.to(self.model.device),
             self.corpus,
             lens,
             replace(self.reading, shard=shard),
@@ -471,7 +476,7 @@ def estimate_attach(
     fit_options = options.fit.of_states(states)
     head = fit_options.head(sample.width)
     head.reset_parameters(torch.Generator().manual_seed(0))
-    fitting = Fitting(opened, sample, fit_options, head.to(device))
+    fitting = Fitting(opened, sample, fit_options, head.to(opened.device))
     rows = np.arange(min(fit_options.batch, len(sample)))
     per_step = seconds_of(lambda: fitting.take(rows), MEASURED_STEPS)
     steps = fit_options.steps(states)
@@ -492,7 +497,7 @@ def estimate_attach(
     }
     return Cost(
         sum(seconds.values()),
-        peak_memory(device),
+        peak_memory(opened.device.type),
         sum(disk.values()),
         {"tokens": tokens, "states": states, "steps": steps, **seconds, **disk},
         basis="Measured on one forward pass and a few steps.",

@@ -19,6 +19,7 @@ from prismlm.errors import DivergenceError, InputError, check_choice, check_numb
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.lens.states import HiddenStates
+from prismlm.models.sidecar import weight_of
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product
 from prismlm.progress import SILENT, Reporter
@@ -232,7 +233,6 @@ def fit(
     states: HiddenStates,
     options: FitOptions,
     *,
-    device: str = "cpu",
     progress: Reporter = SILENT,
 ) -> tuple[PrototypeHead, list[dict[str, float]]]:
     """Fit a head to hidden states of a model; return it on the CPU, with the history of losses.
@@ -244,7 +244,7 @@ def fit(
         DivergenceError: the loss is not finite.
     """
     options = options.of_states(len(states))
-    head = options.head(states.width).to(device)
+    head = options.head(states.width).to(weight_of(model).device)
     init_prototypes(head, states, options.seed)
     fitting = Fitting(model, states, options, head)
     rows = batches(len(states), options.batch, fitting.steps, options.seed)
@@ -272,7 +272,7 @@ class Fitting(Loop):
         super().__init__(groups, options.steps(len(states)))
         self.states, self.options, self.head = states, options, head
         self._device = head.prototypes.device
-        self._output_map = OutputMap.from_model(model.to(self._device))
+        self._output_map = OutputMap.from_model(model)
         size = len(self._output_map.weight)
         counts = torch.bincount(states.tokens(), minlength=size)[:size]
         self._vocabulary = VocabularySample(counts, options.frequent, options.drawn)
