@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from prismlm.errors import DivergenceError, FormatError, InputError
 from prismlm.eval.glue import (
-    METRICS,
     TASKS,
     Classifier,
     GlueModel,
@@ -18,7 +18,6 @@ from prismlm.eval.glue import (
     constant,
     encode,
     fine_tune,
-    interval,
     measure,
     parameter_groups,
     read_split,
@@ -26,6 +25,7 @@ from prismlm.eval.glue import (
     search,
     select_tasks,
     server_file,
+    summarise,
     with_rate,
 )
 from prismlm.models.presets import build_model
@@ -65,20 +65,31 @@ def test_every_layout_is_read(tmp_path, name, text, label, number):
     assert source == f"{name}_train_subset.parquet"
 
 
-def test_the_dev_set_of_cola_consists_of_two_files(tmp_path):
-    write_rows(tmp_path, "cola_dev", [{"sentence": "a", "label": 1, "id": "x"}] * 527)
+def test_all_files_of_a_split_are_read_rather_than_its_subset(tmp_path):
+    write_rows(tmp_path, "cola_dev", [{"sentence": "a", "label": 1, "id": "x"}] * 5)
     with pytest.raises(InputError, match=r"has no cola_dev_ood\.parquet, which CoLA needs"):
         read_split(BY_NAME["cola"], "dev", tmp_path)
-    write_rows(tmp_path, "cola_dev_ood", [{"label": 0, "sentence": "b"}] * 516)
+    write_rows(tmp_path, "cola_dev_subset", [{"sentence": "c", "label": 1}])
+    assert read_split(BY_NAME["cola"], "dev", tmp_path).source == "cola_dev_subset.parquet"
+    write_rows(tmp_path, "cola_dev_ood", [{"label": 0, "sentence": "b"}] * 3)
     texts, labels, source = read_split(BY_NAME["cola"], "dev", tmp_path)
-    assert (len(texts), labels.sum()) == (1043, 527)
+    assert (len(texts), labels.sum()) == (8, 5)
     assert source == "cola_dev.parquet and cola_dev_ood.parquet"
 
 
-def test_a_complete_set_is_preferred_to_a_subset(tmp_path):
-    write_rows(tmp_path, "wnli_dev", [PAIR | {"label": 1}] * 71)
-    write_rows(tmp_path, "wnli_dev_subset", [PAIR | {"label": 1}])
-    assert len(read_split(BY_NAME["wnli"], "dev", tmp_path).inputs) == 71
+def test_mnli_has_two_dev_and_test_sets(tmp_path):
+    mnli, rows = BY_NAME["mnli"], [{"premise": "a", "hypothesis": "b", "label": 0}]
+    for split, file, title in (
+        ("train", "train", "MNLI"),
+        ("dev", "dev_matched", "MNLI"),
+        ("dev_mismatched", "dev_mismatched", "MNLI-MM"),
+        ("test", "test_matched", "MNLI-m"),
+        ("test_mismatched", "test_mismatched", "MNLI-mm"),
+    ):
+        assert split in ("train", "dev") or read_split(mnli, split, tmp_path) is None
+        write_rows(tmp_path, f"mnli_{file}", rows)
+        assert read_split(mnli, split, tmp_path).source == f"mnli_{file}.parquet"
+        assert mnli.split_title(split) == title
 
 
 @pytest.mark.parametrize(
@@ -201,7 +212,7 @@ def test_options_out_of_range_are_refused(options):
         (
             [("a b c d e f", "g h"), ("a", "g h i j k l"), ("a b c d", "e f g h"), ("a", "b")],
             7,
-            ["a b c <eos> g h <eos>", "a <eos> g h i j <eos>", "a b c <eos> e f <eos>",
+            ["a b c <eos> g h <eos>", "a <eos> g h i j <eos>", "a b <eos> e f g <eos>",
              "a <eos> b <eos>"],
         ),
     ],
@@ -209,6 +220,16 @@ def test_options_out_of_range_are_refused(options):
 def test_one_or_two_sentences_are_encoded_and_the_longer_is_cut(texts, length, expected):
     rows = encode(words_tokenizer(), texts, length)
     assert [" ".join(WORDS[token] for token in row) for row in rows] == expected
+
+
+@pytest.mark.parametrize(("eos", "row"), [("<eos>", "x x a <eos> b <eos>"), (None, "x x a b")])
+def test_rows_begin_as_the_tokenizers_do(eos, row):
+    tokenizer, x = words_tokenizer(), WORDS.index("x")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("x x $A", None, [("x", x)])
+    # This tokenizer has no token for the newline that takes the place of the end token.
+    tokenizer.eos_token = eos
+    (tokens,) = encode(tokenizer, [("a", "b")], 512)
+    assert " ".join(WORDS[token] for token in tokens) == row
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -328,6 +349,11 @@ def test_a_search_is_stored_and_used(models, tmp_path):
     assert [(row["learning_rate"], row["warmup"]) for row in result["tried"]] == [
         (1e-9, 0.06), (1e-9, 0.1), (1e-2, 0.06), (1e-2, 0.1)
     ]  # fmt: skip
+    for row in result["tried"]:
+        trial = out / "search" / f"{row['learning_rate']:g}-{row['warmup']:g}"
+        for task in ("sst2", "mnli"):
+            run = json.loads((trial / "runs" / f"{task}-0.json").read_text())
+            assert row[task] == max(run["dev_history"])
     best = max(result["tried"], key=lambda row: row["sst2"] + row["mnli"])
     assert result["warmup"] == best["warmup"]
     searched = replace(options, learning_rate=1e-2, warmup=best["warmup"])
@@ -338,9 +364,20 @@ def test_a_search_is_stored_and_used(models, tmp_path):
     # It is not used for another model.
     with pytest.raises(FormatError, match="of another version or damaged"):
         with_rate(models["gpt2"], out, options)
-    (out / "search" / "runs" / "sst2-0-0.01-0.1.json").write_text('{"task": "sst2"}')
-    with pytest.raises(FormatError, match=r"0\.1\.json is not what a run writes"):
+    (trial / "runs" / "sst2-0.json").write_text('{"task": "sst2"}')
+    with pytest.raises(FormatError, match=r"sst2-0\.json is not what a run writes"):
         search(lm, out, options, rates=rates)
+
+
+def test_a_rate_that_diverges_is_not_chosen(models, tmp_path):
+    data, lm = write_toy(tmp_path / "data", rows=16), models["llama"]
+    mnli = [{"premise": "a", "hypothesis": "x", "label": n % 3} for n in range(8)]
+    for split in ("train", "dev"):
+        write_rows(data, f"mnli_{split}_subset", mnli)
+    result = search(lm, tmp_path, GlueOptions(data=data, epochs=2), rates=(1e30, 1e-4))
+    assert result["learning_rate"] == 1e-4
+    assert all(row["sst2"] == row["mnli"] == 0 for row in result["tried"][:2])
+    assert result["tried"][2]["sst2"] > 0
 
 
 @pytest.mark.parametrize(
@@ -387,14 +424,18 @@ def test_a_constant_answer():
     assert constant("matthews", gold) == constant("pearson", gold) == 0
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson"])
-def test_an_interval_contains_the_mean_of_the_metric(metric):
-    rng = np.random.default_rng(0)
-    gold = rng.integers(0, 2, 200)
+@pytest.mark.parametrize("task", ["sst2", "mrpc", "cola", "stsb"])
+def test_an_interval_contains_the_mean_over_seeds(task):
+    rng, task = np.random.default_rng(0), BY_NAME[task]
+    gold = rng.integers(0, 2, 200).astype(float)
     predicted = [np.where(rng.random(200) < 0.8, gold, 1 - gold) for _ in range(2)]
-    spread = interval(metric, gold, predicted)
-    assert spread.value == pytest.approx(np.mean([METRICS[metric](gold, p) for p in predicted]))
-    assert spread.low < spread.value < spread.high < spread.low + 0.3
+    summary = summarise(task, [{"seed": 0, "gold": gold, "given": given} for given in predicted])
+    by_seed = [measure(task, gold, given) for given in predicted]
+    for metric in task.metrics:
+        assert summary["values"][metric] == [values[metric] for values in by_seed]
+        assert summary["mean"][metric] == pytest.approx(np.mean(summary["values"][metric]))
+    mean, low, high = summary["mean"][task.metrics[0]], summary["low"], summary["high"]
+    assert low < mean < high < low + 0.3
 
 
 def test_outputs_become_classes_or_scores_within_their_range():

@@ -11,7 +11,7 @@ and seed starts from the same weights.
 
 A directory holds ``run.json`` (the settings), ``runs/TASK-SEED.json`` of each finished run,
 ``predictions/SEED/*.tsv`` for GLUE's server, and ``glue.json``, the figures; its ``search`` holds
-the runs that chose rate and warm-up, and ``search/search.json`` the choice.
+such a directory for each rate and warm-up, and ``search/search.json`` the choice.
 
 Source: ProtoT, A.4, which leaves weight decay, clipping, patience and batching by length open.
 """
@@ -19,16 +19,18 @@ Source: ProtoT, A.4, which leaves weight decay, clipping, patience and batching 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
+from scipy.stats import rankdata
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -36,10 +38,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     get_linear_schedule_with_warmup,
 )
-from transformers.trainer_pt_utils import get_length_grouped_indices, get_parameter_names
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from prismlm import fingerprints
-from prismlm.corpus.encode import around_text, encoder_of
+from prismlm.corpus.encode import around_text, check_fast, text_encoder
 from prismlm.errors import (
     DivergenceError,
     FormatError,
@@ -61,24 +63,25 @@ from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
 from prismlm.progress import Task as Progress
 from prismlm.run_state import read_note, writing
-from prismlm.statistics import Interval, interval_of, spearman
+from prismlm.statistics import interval_of
+from prismlm.training.setup import decayed_names
 
 HUB = "nyu-mll/glue"
 HIDDEN = -1  # the hub's label of a test row
 MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
+SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+MNLI_SPLITS = {
+    "train": "train",
+    "dev": "validation_matched",
+    "test": "test_matched",
+    "dev_mismatched": "validation_mismatched",
+    "test_mismatched": "test_mismatched",
+}
+MNLI_TITLES = {"dev_mismatched": "MNLI-MM", "test": "MNLI-m", "test_mismatched": "MNLI-mm"}
 
 
-class Split(NamedTuple):
-    """The files of a split, its name on the hub, and its title in tables."""
-
-    files: tuple[str, ...]
-    hub: str
-    title: str
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A task: its sentence columns, class names, official metrics and irregular splits.
+class Task(NamedTuple):
+    """A task: its sentence columns, class names and official metrics.
 
     Without class names, labels are scores from 0 to 5. Tables show the first metric.
     """
@@ -87,7 +90,6 @@ class Task:
     columns: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    other_splits: dict[str, Split] = field(default_factory=dict[str, Split])
 
     @property
     def name(self) -> str:
@@ -95,27 +97,27 @@ class Task:
         return self.title.lower().replace("-", "")
 
     @property
-    def splits(self) -> dict[str, Split]:
-        """The splits by name: dev splits are scored, predictions are written for test splits."""
-        hub = {"train": "train", "dev": "validation", "test": "test"}
-        default = {k: Split((f"{self.name}_{k}",), name, self.title) for k, name in hub.items()}
-        return default | self.other_splits
+    def splits(self) -> dict[str, str]:
+        """The hub's names of the splits: dev splits are scored, test splits predicted."""
+        return MNLI_SPLITS if self.name == "mnli" else SPLITS
+
+    def files(self, split: str) -> list[str]:
+        """Return the names of a split's files."""
+        name = f"{self.name}_{self.splits[split].replace('validation', 'dev')}.parquet"
+        # GLUE's dev set of CoLA includes out-of-domain sentences, which come in their own file.
+        return [name, "cola_dev_ood.parquet"] if name == "cola_dev.parquet" else [name]
+
+    def split_title(self, split: str) -> str:
+        """Return the title of a split in tables and for GLUE's server."""
+        return MNLI_TITLES.get(split, self.title) if self.name == "mnli" else self.title
 
 
 ONE, TWO = ("sentence",), ("sentence1", "sentence2")
 BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-# GLUE's dev set of CoLA includes out-of-domain sentences, which come in their own file.
-COLA = {"dev": Split(("cola_dev", "cola_dev_ood"), "validation", "CoLA")}
-MNLI = {
-    "dev": Split(("mnli_dev_matched",), "validation_matched", "MNLI"),
-    "dev_mismatched": Split(("mnli_dev_mismatched",), "validation_mismatched", "MNLI-MM"),
-    "test": Split(("mnli_test_matched",), "test_matched", "MNLI-m"),
-    "test_mismatched": Split(("mnli_test_mismatched",), "test_mismatched", "MNLI-mm"),
-}
 NLI = ("entailment", "neutral", "contradiction")
 # In the order of ProtoT's tables (A.4, Table 10), with the metrics of these.
 TASKS = (
-    Task("CoLA", ONE, BINARY, ("matthews",), COLA),
+    Task("CoLA", ONE, BINARY, ("matthews",)),
     Task("SST-2", ONE, BINARY, ("accuracy",)),
     Task("MRPC", TWO, BINARY, ("f1", "accuracy")),
     Task("STS-B", TWO, (), ("pearson", "spearman")),
@@ -123,14 +125,14 @@ TASKS = (
     Task("WNLI", TWO, BINARY, ("accuracy",)),
     Task("QQP", ("question1", "question2"), BINARY, ("f1", "accuracy")),
     Task("QNLI", ("question", "sentence"), ENTAILMENT, ("accuracy",)),
-    Task("MNLI", ("premise", "hypothesis"), NLI, ("accuracy",), MNLI),
+    Task("MNLI", ("premise", "hypothesis"), NLI, ("accuracy",)),
 )
 
 
 def select_tasks(names: Sequence[str] | None = None) -> tuple[Task, ...]:
     """Return all tasks, or the named ones, in the order of ProtoT's tables."""
-    known = [task.name for task in TASKS]
     for name in names or ():
+        known = [task.name for task in TASKS]
         check_choice("a task of GLUE (MNLI-MM is measured with mnli)", name, known)
     return tuple(task for task in TASKS if not names or task.name in names)
 
@@ -148,54 +150,54 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
 
     ``data`` is a directory of Parquet files; None for the hub.
     """
-    table, source = _from_hub(task, split) if data is None else _from_files(task, split, data)
-    if table is None:
-        return None
-    texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
+    tables: list[Any]
+    if data is None:
+        from datasets import load_dataset
+
+        hub = task.splits[split]
+        with fetching(f"the {split} set of {task.title}", "a directory of Parquet files"):
+            dataset: Any = load_dataset(HUB, task.name, split=hub)
+        tables, source = [dataset.with_format("arrow")[:]], f"{HUB} {task.name} {hub}"
+    else:
+        files = _files(task, split, data)
+        expected = f"{', '.join(task.columns)} and label"
+        tables = [read_columns(path, task.columns, expected) for path in files]
+        source = " and ".join(path.name for path in files)
+    texts: list[tuple[str, ...]] = []
+    labels: list[Any] = []
+    for table in tables:
+        texts += zip(*(table[name].to_pylist() for name in task.columns), strict=True)
+        # Files of STS-B call the label a score.
+        label = next((name for name in ("label", "score") if name in table.column_names), None)
+        labels += [HIDDEN] * len(table) if label is None else table[label].to_pylist()
     for number, row in enumerate(texts):
         if not all(isinstance(text, str) for text in row):
             raise FormatError(f"row {number} of {source} is {shown(row)}: expected text.")
-    labels = table["label"].to_pylist() if "label" in table.column_names else []
-    if all(label == HIDDEN for label in labels):
-        if not split.startswith("test"):
-            raise FormatError(f"{source} has no labels: expected a column label.")
-        return Rows(texts, None, source)
-    numbers = [_label(task, label, f"row {row} of {source}") for row, label in enumerate(labels)]
-    return Rows(texts, np.array(numbers), source)
+    if any(label != HIDDEN for label in labels):
+        numbers = [_label(task, label, f"row {n} of {source}") for n, label in enumerate(labels)]
+        return Rows(texts, np.array(numbers), source)
+    if texts and not split.startswith("test"):
+        raise FormatError(f"{source} has no labels: expected a column label.")
+    return Rows(texts, None, source) if texts else None
 
 
-def _from_files(task: Task, split: str, data: Path) -> tuple[pa.Table | None, str]:
+def _files(task: Task, split: str, data: Path) -> list[Path]:
+    """Return the files of a split; none for a missing test or mismatched one."""
     if not data.is_dir():
         raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
-    files = [data / f"{name}.parquet" for name in task.splits[split].files]
+    files = [data / name for name in task.files(split)]
     subset = data / f"{task.name}_{split}_subset.parquet"
     missing = [path.name for path in files if not path.is_file()]
-    if missing and subset.is_file():
-        files = [subset]
-    elif missing and (len(missing) < len(files) or split in ("train", "dev")):
-        raise InputError(
-            f"{data} has no {' and no '.join(missing)}, which {task.title} needs, nor "
-            f"{subset.name}. Put it there, leave the task out with --tasks, or leave --data out "
-            "to read from the hub."
-        )
-    source = " and ".join(path.name for path in files)
-    if missing and files != [subset]:
-        return None, source
-    tables: list[pa.Table] = []
-    for path in files:
-        table = read_columns(path, task.columns, f"{', '.join(task.columns)} and label")
-        # Files of STS-B call the label a score.
-        names = [name for name in (*task.columns, "label", "score") if name in table.column_names]
-        tables.append(table.select(names).rename_columns([*task.columns, "label"][: len(names)]))
-    return pa.concat_tables(tables), source
-
-
-def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
-    from datasets import load_dataset
-
-    with fetching(f"the {split} set of {task.title}", "a directory of Parquet files"):
-        rows: Any = load_dataset(HUB, task.name, split=task.splits[split].hub)
-    return rows.with_format("arrow")[:], f"{HUB} {task.name} {task.splits[split].hub}"
+    if not missing:
+        return files
+    if subset.is_file():
+        return [subset]
+    if split not in ("train", "dev"):
+        return []
+    raise InputError(
+        f"{data} has no {' and no '.join(missing)}, which {task.title} needs, nor {subset.name}. "
+        "Put it there, leave the task out with --tasks, or leave --data out to read from the hub."
+    )
 
 
 def _label(task: Task, value: Any, row: str) -> float:
@@ -273,6 +275,8 @@ class GlueModel:
         self.identity = fingerprints.of_model(self.model)
         self.length = min(MAX_LENGTH, learned_positions(self.model) or MAX_LENGTH)
         self._weights = _copy_weights(self.model)
+        # A search reads two tasks in turn.
+        self.read_task = lru_cache(maxsize=2)(self._read_task)
 
     def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
         """Return the model under a new layer, with its weights or freshly initialised."""
@@ -283,28 +287,40 @@ class GlueModel:
         self.model.load_state_dict(self._weights)
         return Classifier(self.model, len(task.labels) or 1)
 
+    def _read_task(
+        self, task: Task, data: Path | None, dev_limit: int | None, test: bool
+    ) -> dict[str, Rows]:
+        """Return the tokens and labels of the available splits of a task."""
+        splits: dict[str, Rows] = {}
+        for split in task.splits:
+            skip = split.startswith("test") and not test
+            rows = None if skip else read_split(task, split, data)
+            if rows is not None:
+                limit = dev_limit if split.startswith("dev") else None
+                chosen = sample_rows(len(rows.inputs), limit, 0)
+                tokens = encode(self.tokenizer, [rows.inputs[row] for row in chosen], self.length)
+                labels = None if rows.labels is None else rows.labels[chosen]
+                splits[split] = Rows(tokens, labels, rows.source)
+        return splits
+
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]], length: int
 ) -> list[list[int]]:
     """Return the tokens of rows; in rows that are too long, the longer sentence is cut."""
-    encoder = encoder_of(tokenizer).text
-    columns = [
-        [text.ids for text in encoder.encode_batch(list(column), add_special_tokens=False)]
-        for column in zip(*texts, strict=True)
-    ]
-    begin, eos = around_text(tokenizer)[0], tokenizer.eos_token_id
-    end = encoder.encode("\n", add_special_tokens=False).ids if eos is None else [eos]
-    room = length - len(begin) - len(columns) * len(end)
-    rows: list[list[int]] = []
-    for first, *others in zip(*columns, strict=True):
-        rest = sum(map(len, others))
-        first = first[: max(room - rest, -(-room // len(columns)))]
-        row = begin + first + end
-        for other in others:
-            row += other[: room - len(first)] + end
-        rows.append(row)
-    return rows
+    check_fast(tokenizer, tokenizer.name_or_path)
+    fast: Any = tokenizer
+    encoder: Any = text_encoder(fast.backend_tokenizer, fast.eos_token)
+    eos = tokenizer.eos_token_id
+    end = encoder.encode("\n").ids if eos is None else [eos]
+    marks = {"begin": around_text(tokenizer)[0], "end": end}
+    templates = ("begin", "$A", "end"), ("begin", "$A", "end", "$B", "end")
+    single, pair = ([name for name in names if marks.get(name) != []] for names in templates)
+    special: Any = [{"id": k, "ids": v, "tokens": [k] * len(v)} for k, v in marks.items() if v]
+    encoder.post_processor = TemplateProcessing(single, pair, special)
+    encoder.enable_truncation(length)
+    rows = encoder.encode_batch([row if len(row) > 1 else row[0] for row in texts])
+    return [row.ids for row in rows]
 
 
 class Classifier(nn.Module):
@@ -401,12 +417,10 @@ def _copy_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
     """Return parameters with and without weight decay, tied ones once."""
-    not_embedded = set(get_parameter_names(classifier, [nn.Embedding]))
+    decayed = decayed_names(classifier)
     groups: dict[float, list[nn.Parameter]] = {WEIGHT_DECAY: [], 0.0: []}
-    for name, p in classifier.named_parameters():
-        decays = p.ndim > 1 and name in not_embedded and not getattr(p, "_no_weight_decay", False)
-        if p.requires_grad:
-            groups[WEIGHT_DECAY if decays else 0.0].append(p)
+    for name, parameter in classifier.named_parameters():
+        groups[WEIGHT_DECAY if name in decayed else 0.0].append(parameter)
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items()]
 
 
@@ -441,17 +455,13 @@ def run_glue(
     Model and options must be those that ``out`` was started with.
     """
     options, rate_from = with_rate(lm, out, options)
-    data = lru_cache(maxsize=1)(partial(_read_task, lm, options))
-    parts = {
-        f"{task.name}-{seed}{'-from-scratch' if fresh else ''}": partial(
-            _run, lm, out, task, data, options, seed, progress, from_scratch=fresh
-        )
-        for task, fresh, seed in product(
-            select_tasks(tasks), (False, True)[: 1 + from_scratch], seeds
-        )
-    }
+    parts: dict[str, Callable[[], Any]] = {}
+    for task, fresh, seed in product(select_tasks(tasks), {False, from_scratch}, seeds):
+        name = f"{task.name}-{seed}{'-from-scratch' if fresh else ''}"
+        parts[name] = partial(_run, lm, out, task, options, seed, progress, from_scratch=fresh)
+        if not (out / RUNS / f"{name}.json").is_file():
+            check_data(task, options.data)
     with writing(out / RESULT_FILE):
-        _check_data(out, options, parts)
         make_parts(out, RUNS, options.note(lm), parts)
         result = {"name": lm.name, **options.note(lm), "rate_from": rate_from}
         result["tasks"] = figures(out)
@@ -459,20 +469,24 @@ def run_glue(
     return result
 
 
+@cache
+def check_data(task: Task, data: Path | None) -> None:
+    """Check once, before the first run, that the data of all tasks can be read."""
+    for split in ("train", "dev"):
+        read_split(task, split, data)
+
+
 def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptions, str]:
     """Return options with rate and warm-up, and the origin of these."""
     path = out / SEARCH / SEARCH_FILE
     rate, warmup = SOURCE_SETTINGS.get(lm.model.config.model_type, SOURCE_SETTINGS["llama"])
-    rate_from = "the source's"
+    default, rate_from = {"learning_rate": rate, "warmup": warmup}, "the source's"
     if path.is_file():
         choice = read_note(path, path.parent, model=lm.identity)
-        check_json(choice, {"learning_rate": float, "warmup": float}, str(path))
-        rate, warmup, rate_from = choice["learning_rate"], choice["warmup"], "searched"
-    if options.learning_rate is not None or options.warmup is not None:
-        rate_from = "given"
-    rate = rate if options.learning_rate is None else options.learning_rate
-    warmup = warmup if options.warmup is None else options.warmup
-    return replace(options, learning_rate=rate, warmup=warmup), rate_from
+        check_json(choice, dict.fromkeys(default, float), str(path))
+        default, rate_from = {name: choice[name] for name in default}, "searched"
+    given = {name: getattr(options, name) for name in default if getattr(options, name) is not None}
+    return replace(options, **(default | given)), "given" if given else rate_from
 
 
 def search(
@@ -485,69 +499,35 @@ def search(
 ) -> dict[str, Any]:
     """Choose rate and warm-up by the mean dev accuracy on SST-2 and MNLI, and store the choice.
 
-    A run that diverges counts as 0.
+    Each pair of the two is a study of its own in ``search``; one with a run that diverges counts
+    as 0.
     """
     directory = out / SEARCH
     options = replace(options, learning_rate=None, warmup=None, test=False)
-    data = lru_cache(maxsize=1)(partial(_read_task, lm, options))
-
-    def trial(task: Task, rate: float, warmup: float) -> dict[str, Any]:
-        trial_options = replace(options, learning_rate=rate, warmup=warmup)
-        try:
-            return _run(lm, directory, task, data, trial_options, seed, progress)
-        except DivergenceError as error:
-            return {"dev_history": [], "diverged": str(error)}
-
-    def accuracy(task: str, rate: float, warmup: float) -> float:
-        path = directory / RUNS / f"{task}-{seed}-{rate:g}-{warmup:g}.json"
-        return read_part(path, lambda run: max([0.0, *run["dev_history"]]))
-
-    parts = {
-        f"{task.name}-{seed}-{rate:g}-{warmup:g}": partial(trial, task, rate, warmup)
-        for task, rate, warmup in product(select_tasks(SEARCH_TASKS), rates, WARMUPS)
-    }
+    tried: list[dict[str, Any]] = []
     with writing(directory / SEARCH_FILE):
-        _check_data(directory, options, parts)
-        make_parts(directory, RUNS, options.note(lm), parts)
-        tried = [
-            {"learning_rate": rate, "warmup": warmup}
-            | {task: accuracy(task, rate, warmup) for task in SEARCH_TASKS}
-            for rate, warmup in product(rates, WARMUPS)
-        ]
+        for rate, warmup in product(rates, WARMUPS):
+            trial, place = {"learning_rate": rate, "warmup": warmup}, f"{rate:g}-{warmup:g}"
+            arguments = replace(options, **trial), SEARCH_TASKS, [seed]
+            accuracies = dict.fromkeys(SEARCH_TASKS, 0.0)
+            with suppress(DivergenceError):
+                rows = run_glue(lm, directory / place, *arguments, progress=progress)["tasks"]
+                for task, runs in (
+                    (r["task"], r["fine_tuned"]) for r in rows if r["split"] == "dev"
+                ):
+                    values = runs["values"]["accuracy"]
+                    accuracies[task] = values[runs["seeds"].index(seed)]
+            tried.append(trial | accuracies)
         best = max(tried, key=lambda row: sum(row[task] for task in SEARCH_TASKS))
         result = options.note(lm) | {"seed": seed} | best | {"tried": tried}
         keep_json(directory / SEARCH_FILE, result)
     return result
 
 
-def _check_data(out: Path, options: GlueOptions, parts: Iterable[str]) -> None:
-    """Check before the first run that the data of all runs are available."""
-    missing = {name.split("-")[0] for name in parts if not (out / RUNS / f"{name}.json").is_file()}
-    for task in select_tasks(sorted(missing)) if missing else ():
-        for split in ("train", "dev"):
-            read_split(task, split, options.data)
-
-
-def _read_task(lm: GlueModel, options: GlueOptions, task: Task) -> dict[str, Rows]:
-    """Return the tokens and labels of the available splits of a task."""
-    splits: dict[str, Rows] = {}
-    for split in task.splits:
-        skip = split.startswith("test") and not options.test
-        rows = None if skip else read_split(task, split, options.data)
-        if rows is not None:
-            limit = options.dev_limit if split.startswith("dev") else None
-            chosen = sample_rows(len(rows.inputs), limit, 0)
-            tokens = encode(lm.tokenizer, [rows.inputs[row] for row in chosen], lm.length)
-            labels = None if rows.labels is None else rows.labels[chosen]
-            splits[split] = Rows(tokens, labels, rows.source)
-    return splits
-
-
 def _run(
     lm: GlueModel,
     out: Path,
     task: Task,
-    data: Callable[[Task], dict[str, Rows]],
     options: GlueOptions,
     seed: int,
     progress: Reporter,
@@ -555,8 +535,8 @@ def _run(
     from_scratch: bool = False,
 ) -> dict[str, Any]:
     """Return the record of a run, after writing the files for GLUE's server."""
-    splits: dict[str, Any] = dict(data(task))
-    train, dev = splits.pop("train"), splits["dev"]
+    splits: dict[str, Any] = lm.read_task(task, options.data, options.dev_limit, options.test)
+    train, dev = splits["train"], splits["dev"]
     chosen = sample_rows(len(train.inputs), options.limit, seed)
     rows, labels = [train.inputs[row] for row in chosen], train.labels[chosen].tolist()
     classifier = lm.classifier(task, seed, from_scratch=from_scratch)
@@ -574,11 +554,11 @@ def _run(
     measured: dict[str, Any] = {}
     for name, split in splits.items():
         submitted = name.startswith("test") and not from_scratch
-        if not submitted and split.labels is None:
+        if name == "train" or (not submitted and split.labels is None):
             continue
         predictions = predict(split)
         if submitted:
-            file = out / "predictions" / str(seed) / f"{task.splits[name].title}.tsv"
+            file = out / "predictions" / str(seed) / f"{task.split_title(name)}.tsv"
             write_text(file, server_file(task, predictions))
         if split.labels is not None:
             both = {"gold": split.labels.tolist(), "given": predictions.tolist()}
@@ -608,11 +588,18 @@ def figures(out: Path) -> list[dict[str, Any]]:
     runs.sort(key=lambda run: run["seed"])
     rows: list[dict[str, Any]] = []
     for task in select_tasks():
-        for split, description in task.splits.items():
-            of_split = [run for run in runs if (run["task"], run["split"]) == (task.name, split)]
-            if of_split:
-                row = {"task": task.name, "title": description.title, "split": split}
-                rows.append(row | _figure(task, of_split))
+        for split in task.splits:
+            matching = [run for run in runs if (run["task"], run["split"]) == (task.name, split)]
+            if matching:
+                row = {"task": task.name, "title": task.split_title(split), "split": split}
+                row |= {"metrics": list(task.metrics), "train": matching[0]["train"]}
+                row["measured"] = {key: matching[0][key] for key in ("rows", "where")}
+                gold = matching[0]["gold"]
+                row["constant"] = {metric: constant(metric, gold) for metric in task.metrics}
+                for arm, fresh in (("fine_tuned", False), ("from_scratch", True)):
+                    runs_of_arm = [run for run in matching if run["from_scratch"] == fresh]
+                    row[arm] = summarise(task, runs_of_arm)
+                rows.append(row)
     return rows
 
 
@@ -627,31 +614,28 @@ def _measured_splits(run: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _figure(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of one split, from fine-tuned runs and those from scratch."""
-    first = runs[0]
-    row: dict[str, Any] = {
-        "metrics": list(task.metrics),
-        "measured": {key: first[key] for key in ("rows", "where")},
-        "train": first["train"],
-        "constant": {metric: constant(metric, first["gold"]) for metric in task.metrics},
-        "fine_tuned": None,
-        "from_scratch": None,
+def summarise(task: Task, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the metrics of runs that differ in their seed, and their means.
+
+    ``low`` and ``high`` bound the mean of the first metric in 95 % of resamples of the dev rows,
+    which are the same for all seeds.
+    """
+    if not runs:
+        return None
+    gold, predicted = runs[0]["gold"], [run["given"] for run in runs]
+    measured = [measure(task, gold, answer) for answer in predicted]
+    values = {metric: [m[metric] for m in measured] for metric in task.metrics}
+    first = METRICS[task.metrics[0]]
+    spread = interval_of(
+        lambda rows: np.mean([first(gold[rows], p[rows]) for p in predicted], axis=0), len(gold)
+    )
+    return {
+        "seeds": [run["seed"] for run in runs],
+        "values": values,
+        "mean": {metric: float(np.mean(values[metric])) for metric in task.metrics},
+        "low": spread.low,
+        "high": spread.high,
     }
-    for arm, from_scratch in (("fine_tuned", False), ("from_scratch", True)):
-        arm_runs = [run for run in runs if run["from_scratch"] == from_scratch]
-        if arm_runs:
-            measured = [measure(task, run["gold"], run["given"]) for run in arm_runs]
-            values = {metric: [m[metric] for m in measured] for metric in task.metrics}
-            spread = interval(task.metrics[0], first["gold"], [run["given"] for run in arm_runs])
-            row[arm] = {
-                "seeds": [run["seed"] for run in arm_runs],
-                "values": values,
-                "mean": {metric: float(np.mean(values[metric])) for metric in task.metrics},
-                "low": spread.low,
-                "high": spread.high,
-            }
-    return row
 
 
 def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
@@ -669,7 +653,7 @@ def _pearson(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     return _ratio((g * p).sum(-1), np.sqrt((g * g).sum(-1) * (p * p).sum(-1)))
 
 
-# Official metrics of resamples [..., N], 0 where they are undefined; Spearman's of [N] only.
+# Official metrics of resamples [..., N], 0 where they are undefined.
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "accuracy": lambda gold, predicted: (gold == predicted).mean(-1),
     "f1": lambda gold, predicted: _ratio(
@@ -678,7 +662,9 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     # Matthews' correlation of the classes 0 and 1 is Pearson's.
     "matthews": _pearson,
     "pearson": _pearson,
-    "spearman": lambda gold, predicted: spearman(gold, predicted).rho,
+    "spearman": lambda gold, predicted: _pearson(
+        *(rankdata(v, axis=-1) for v in (gold, predicted))
+    ),
 }
 
 
@@ -695,14 +681,3 @@ def constant(metric: str, gold: np.ndarray) -> float:
     if metric not in ("accuracy", "f1"):
         return 0.0
     return max(float(METRICS[metric](gold, np.full_like(gold, c))) for c in np.unique(gold))
-
-
-def interval(metric: str, gold: np.ndarray, predicted: Sequence[np.ndarray]) -> Interval:
-    """Return the mean of a metric over seeds with its 95 % interval over resampled dev rows.
-
-    All seeds answer the same rows [N], which are resampled together.
-    """
-    metric_of = METRICS[metric]
-    return interval_of(
-        lambda rows: np.mean([metric_of(gold[rows], p[rows]) for p in predicted], axis=0), len(gold)
-    )
