@@ -133,7 +133,7 @@ def test_many_runs_are_merged_with_few_open_files(tmp_path, memory):
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
     try:
         with patch.object(module, "SORT_BYTES", memory):
-            write(tmp_path / "lens", random_records(4000), list(range(100, 4000, 100)))
+            write(tmp_path / "lens", random_records(4000), list(range(10, 4000, 10)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
