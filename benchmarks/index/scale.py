@@ -32,7 +32,7 @@ from prismlm.__main__ import set_environment
 from prismlm.files import read_json, write_json
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import Spool, cells_format, spooled_type
+from prismlm.lens.cell_files import RANGE_SHARE, Spool, cells_format, spooled_type
 from prismlm.lens.cells import Cells, neighbours
 from prismlm.lens.codes import check_codes
 from prismlm.lens.options import IndexOptions
@@ -197,7 +197,7 @@ def extrapolated(row: dict[str, Any], positions: int, workers: int) -> dict[str,
     return {
         "positions": positions,
         "workers": workers,
-        "ranges": round(stored / IndexOptions.range_bytes),
+        "ranges": round(min(stored / IndexOptions.range_bytes, 1 / RANGE_SHARE)),
         "spooled_bytes": row["spooled_bytes"] * factor,
         "lens_bytes": stored,
         "cpu_hours": seconds * factor / 3600,

@@ -1,14 +1,27 @@
 """Files of a lens that are damaged are refused, whatever of them it is."""
 
+import os
 import shutil
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from prismlm.errors import FormatError
 from prismlm.lens import layout, suffixes
 from prismlm.lens.inspection import inspect_lens
 from prismlm.lens.lens import Lens
+
+
+def test_maps_of_arrays_hold_no_file_descriptor(tmp_path):
+    table = np.arange(12).reshape(3, 4)
+    for array in (np.empty(0), table, np.asfortranarray(table), np.zeros(3, [("a", "<u4")])):
+        np.save(tmp_path / "array.npy", array)
+        before = len(os.listdir("/proc/self/fd"))
+        maps = [layout.open_array(tmp_path / "array.npy") for _ in range(3)]
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert maps[0].dtype == array.dtype
+        np.testing.assert_array_equal(maps[0], array)
 
 
 def test_files_are_compared_up_to_a_sum_of_bytes(lm):

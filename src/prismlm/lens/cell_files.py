@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # Records that are sorted in memory, at least those of one cell and next token.
 SORT_BYTES = 2**25
 DOCUMENTS_AT_ONCE = 2**12
-# Shares of the positions that a range may have whatever its bytes. A reader maps three files of
-# each, and processes may often open no more than 1,024 files.
-LARGE_RANGES = 64
+# A range may have this share of all positions, whatever its bytes: a reader maps its three files,
+# and Linux allows some 65,000 maps.
+RANGE_SHARE = 1 / 4096
 Range = tuple[int, int]
 
 
@@ -159,8 +159,8 @@ def grouped(counts: np.ndarray, most: int) -> Iterator[Range]:
 def ranges_of(runs: Sequence[Run], range_bytes: int = IndexOptions.range_bytes) -> list[Range]:
     """Divide the cells into ranges of ``range_bytes``, or larger ones if they would be many."""
     counts = total_counts(runs)
-    most = max(1, range_bytes // stored_type(runs[0].dtype).itemsize, counts.sum() // LARGE_RANGES)
-    return list(grouped(counts, int(most)))
+    most = max(1, range_bytes // stored_type(runs[0].dtype).itemsize)
+    return list(grouped(counts, max(most, int(counts.sum() * RANGE_SHARE))))
 
 
 def write_range(

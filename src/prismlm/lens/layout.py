@@ -248,9 +248,16 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
 
 
 def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
-    """Memory-map an array."""
+    """Memory-map an array.
+
+    Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
+    """
     try:
-        return np.load(path, mmap_mode="r")
+        with pa.memory_map(str(path)) as file:
+            np.lib.format.read_magic(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            array = np.frombuffer(file.read_buffer(), dtype)
+        return array.reshape(shape, order="F" if fortran else "C")
     except Exception as error:  # numpy raises half a dozen unrelated types here
         raise damaged(path, error, advice) from error
 

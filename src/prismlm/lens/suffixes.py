@@ -12,6 +12,7 @@ each, ``suffixes-tokens-00000.npy`` and ``suffixes-order-00000.npy``, whose indi
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import mmap
@@ -194,9 +195,12 @@ class StoredTokens:
     def _arrays(self, name: str) -> list[Any]:
         arrays = self._files.arrays(*(numbered(name, number) for number in self._numbers))
         for array in arrays:
-            mapped = getattr(getattr(array, "base", None), "_mmap", None)
-            if mapped is not None:  # Otherwise the kernel reads megabytes around each place.
-                mapped.madvise(mmap.MADV_RANDOM)
+            if isinstance(array, np.ndarray):
+                # Otherwise the kernel reads megabytes around each place.
+                before = array.ctypes.data % mmap.PAGESIZE
+                page = ctypes.c_void_p(array.ctypes.data - before)
+                size = ctypes.c_size_t(array.nbytes + before)
+                ctypes.CDLL(None).madvise(page, size, mmap.MADV_RANDOM)
         return arrays
 
     def __len__(self) -> int:
