@@ -97,7 +97,9 @@ def measure(work: Path, tokens: int, parts: int) -> dict[str, Any]:
     measured = ["/usr/bin/time", "-f", "%M", "-a", "-o", log.resolve()]
     with patch.multiple(suffixes, **sizes), patch.object(external_sort, "_run") as patched:
         patched.side_effect = lambda command, where: run([*measured, *command], where)
-        suffixes.write_suffixes(directory, corpus, "all")
+        for number in range(suffixes.count_parts(corpus, "all")):
+            suffixes.write_part(directory, corpus, "all", number)
+        suffixes.finish(directory, corpus, "all")
     seconds, search = sum(os.times()[:4]) - began, Suffixes(directory)
     disk = sum(512 * path.stat().st_blocks for path in directory.iterdir())
     starts = np.random.default_rng(1).integers(0, tokens - LENGTH, LOOKUPS).tolist()

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.explain.support import VerbatimSpan, verbatim_spans
-from prismlm.lens.suffixes import Suffixes, write_suffixes
+from prismlm.lens.suffixes import Suffixes
 from tests.helpers.token_corpus import TokenCorpus
+from tests.helpers.written_suffixes import write_suffixes
 
 TEXTS = (
     "the heart pumps blood through the body",

@@ -18,9 +18,10 @@ from prismlm.corpus import build_corpus
 from prismlm.errors import InputError, PrismError
 from prismlm.lens import external_sort, layout, suffixes
 from prismlm.lens.lens import Lens
-from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part, write_suffixes
+from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part
 from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
+from tests.helpers.written_suffixes import write_suffixes
 
 END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]

@@ -68,19 +68,13 @@ def suffix_bytes(documents: int, tokens: int, width: int) -> int:
     return tokens * (width + 4) + 24 * documents
 
 
-def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the tokens of a split into a lens directory; their order if a sorter is installed.
-
-    Sorting takes 5·w bytes of memory for each token of a part, with w bytes in the largest token
-    id; that of a large text takes what :mod:`prismlm.lens.external_sort` says.
-    """
-    for number in range(count_parts(corpus, split)):
-        write_part(directory, corpus, split, number)
-    finish(directory, corpus, split)
-
-
 def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> None:
-    """Write one of :func:`count_parts` parts; other processes may write others meanwhile."""
+    """Write one of :func:`count_parts` parts; its order if a sorter is installed.
+
+    Other processes may write others meanwhile. Sorting takes 5·w bytes of memory for each token of
+    a part, with w bytes in the largest token id; that of a large text takes what
+    :mod:`prismlm.lens.external_sort` says.
+    """
     texts = _Texts.of(corpus, split)
     firsts = texts.parts()
     if texts.large:
