@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prismlm.lens import layout
 
 
@@ -61,8 +59,7 @@ class LensFiles:
 
     def arrays(self, *names: str) -> list[Any]:
         """Open arrays: memory-mapped, or as :class:`StoredArray`."""
-        # Without the class np.memmap, which makes reading an element slower.
-        return [np.asarray(layout.open_array(self.path / name)) for name in names]
+        return [layout.open_array(self.path / name) for name in names]
 
     def table(self, name: str) -> Path | Callable[[], Any]:
         """Return a file for :class:`~prismlm.corpus.tables.ParquetTable`."""
