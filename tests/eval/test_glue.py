@@ -77,19 +77,18 @@ def test_all_files_of_a_split_are_read_rather_than_its_subset(tmp_path):
     assert source == "cola_dev.parquet and cola_dev_ood.parquet"
 
 
-def test_mnli_has_two_dev_and_test_sets(tmp_path):
+@pytest.mark.parametrize(
+    ("split", "file", "title"),
+    [("train", "train", "MNLI"), ("dev", "dev_matched", "MNLI"), ("test", "test_matched", "MNLI-m"),
+     ("dev_mismatched", "dev_mismatched", "MNLI-MM"),
+     ("test_mismatched", "test_mismatched", "MNLI-mm")],
+)  # fmt: skip
+def test_splits_of_mnli(tmp_path, split, file, title):
     mnli, rows = BY_NAME["mnli"], [{"premise": "a", "hypothesis": "b", "label": 0}]
-    for split, file, title in (
-        ("train", "train", "MNLI"),
-        ("dev", "dev_matched", "MNLI"),
-        ("dev_mismatched", "dev_mismatched", "MNLI-MM"),
-        ("test", "test_matched", "MNLI-m"),
-        ("test_mismatched", "test_mismatched", "MNLI-mm"),
-    ):
-        assert split in ("train", "dev") or read_split(mnli, split, tmp_path) is None
-        write_rows(tmp_path, f"mnli_{file}", rows)
-        assert read_split(mnli, split, tmp_path).source == f"mnli_{file}.parquet"
-        assert mnli.split_title(split) == title
+    assert split in ("train", "dev") or read_split(mnli, split, tmp_path) is None
+    write_rows(tmp_path, f"mnli_{file}", rows)
+    assert read_split(mnli, split, tmp_path).source == f"mnli_{file}.parquet"
+    assert mnli.split_title(split) == title
 
 
 @pytest.mark.parametrize(
@@ -188,21 +187,13 @@ def test_divergence_ends_the_run(classifier):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"learning_rate": 0},
-        {"warmup": 1.5},
-        {"limit": 0},
-        {"dev_limit": 2},
-        {"epochs": 0},
-        {"epochs": None},
-        {"batch_size": 1.5},
-    ],
-)
-def test_options_out_of_range_are_refused(options):
-    ((name, value),) = options.items()
+    ("name", "value"),
+    [("learning_rate", 0), ("warmup", 1.5), ("limit", 0), ("dev_limit", 2), ("epochs", 0),
+     ("epochs", None), ("batch_size", 1.5)],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(name, value):
     with pytest.raises(InputError, match=f"{name} is {value}"):
-        GlueOptions(**options)
+        GlueOptions(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -280,11 +271,6 @@ def data(tmp_path_factory):
     return write_toy(tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture
-def quick(data):
-    return GlueOptions(data=data, limit=16, dev_limit=8, learning_rate=5e-3, warmup=0.1, epochs=1)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "protot"])
 def test_a_learnable_task_is_learned(models, data, tmp_path, family):
     options = GlueOptions(data=data, learning_rate=5e-3, warmup=0.1)
@@ -321,7 +307,8 @@ def test_scores_are_fitted_and_missing_test_sets_are_left_out(models, tmp_path):
     assert not (tmp_path / "out" / "predictions").exists()
 
 
-def test_other_settings_another_model_and_damaged_runs_are_refused(models, quick, tmp_path):
+def test_other_settings_another_model_and_damaged_runs_are_refused(models, data, tmp_path):
+    quick = GlueOptions(data=data, limit=16, dev_limit=8, learning_rate=5e-3, warmup=0.1, epochs=1)
     run_glue(models["llama"], tmp_path, quick, ["sst2"], [0])
     other = replace(quick, learning_rate=1e-4)
     with pytest.raises(InputError, match=r"learning_rate: 0.005 → 0.0001"):
@@ -417,11 +404,13 @@ def test_metrics_by_hand(task, gold, predicted, expected):
     assert result == pytest.approx(expected)
 
 
-def test_a_constant_answer():
-    gold = np.array([0, 0, 0, 1])
-    assert constant("accuracy", gold) == 3 / 4
-    assert constant("f1", gold) == 2 * 1 / (4 + 1)  # always 1
-    assert constant("matthews", gold) == constant("pearson", gold) == 0
+@pytest.mark.parametrize(
+    ("metric", "best"),
+    # F1 of the answer 1 for every row is 2 tp / (answers + positives).
+    [("accuracy", 3 / 4), ("f1", 2 * 1 / (4 + 1)), ("matthews", 0), ("pearson", 0)],
+)
+def test_a_constant_answer(metric, best):
+    assert constant(metric, np.array([0, 0, 0, 1])) == best
 
 
 @pytest.mark.parametrize("task", ["sst2", "mrpc", "cola", "stsb"])
