@@ -247,7 +247,7 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
     assert result.quality.ce < provenance["fine_tuned"]["ce_before"] - 0.5
     lm = prismlm.load(result.directory)
     assert lm.lens.meta.trained_on == "fine-tuned"
-    assert "fine-tuned" in lm.explain("House number", generate=2).to_html()
+    assert "by fine-tuning" in lm.explain("House number", generate=2).to_html()
     adapter = result.directory / "adapter"
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
