@@ -218,6 +218,9 @@ def test_output_files(prism, tiny_model, tmp_path):
     (block,) = Reader(page.read_text(encoding="utf-8")).blocks
     assert len(block["answers"][0]["steps"]) == len(positions)
     assert result.stderr == f"wrote {page}\nwrote {table}\n"
+    before, _ = pq.read_table(table), table.unlink()
+    prism("explain", tiny_model, "--file", text, "--parquet", table, "--parts", "1")
+    assert pq.read_table(table).drop(["text"]).to_pylist() == before.to_pylist()
 
 
 def test_bad_input_is_refused(refused, tiny_model, tmp_path):
@@ -238,6 +241,11 @@ def test_bad_input_is_refused(refused, tiny_model, tmp_path):
         ([TEXT, "--tokens", "900:"], ["predictions"]),
         ([""], ["empty"]),
         (["word " * 600], ["reads 512"]),
+        ([TEXT, "--workers", "2"], ["--parquet FILE"]),
+        (
+            [TEXT, "--parts", "2", "--json", "--parquet", tmp_path / "t.parquet"],
+            ["--json", "--parts"],
+        ),
     ):
         message = refused("explain", tiny_model, *arguments)
         assert all(word in message for word in words), message

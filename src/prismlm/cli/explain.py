@@ -16,9 +16,12 @@ from prismlm.cli.progress import spinner
 from prismlm.errors import InputError
 from prismlm.files import read_text
 from prismlm.outputs import write_text
+from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
+    from prismlm.cli.trace import PrintOptions
     from prismlm.corpus.chat import Messages
+    from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
 STDIN = "-"
@@ -55,15 +58,21 @@ def explain(
     html: opt.Html = None,
     parquet: Annotated[Path | None, option("FILE", "Write a row per active prototype.")] = None,
     overwrite: opt.Overwrite = False,
+    parts: opt.PartCount = None,
+    workers: opt.Workers = None,
+    engine: opt.Engine = "local",
 ) -> None:
-    """Show which training text an answer, or each prediction along a text, relies on."""
+    """Show which training text an answer, or each prediction along a text, relies on.
+
+    With --parts or --workers, only --parquet is written, and finished parts are kept.
+    """
     opt.check_output_files(model, lens, file, overwrite=overwrite, html=html, parquet=parquet)
     prompts = _prompts(read_texts(model, text, file, lines), chat, system)
-    selection, heads = _parse_span(tokens), opt.parse_layer_pairs("--attention", "HEAD", attention)
-    if heads and not as_json:
-        raise InputError("--attention is a part of the JSON document: add --json.")
+    if count := opt.count_parts(parts, workers, engine):
+        return _explain_in_parts(prompts, count, locals())
+    selection, heads = _parse_span(tokens), _heads(attention, as_json)
     import prismlm
-    from prismlm.cli.trace import PrintOptions, explain_and_print, select
+    from prismlm.cli.trace import PrintOptions
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
@@ -74,20 +83,67 @@ def explain(
     if by or conditions or against or method != "evidence":
         lm.lens_for("training text to point to")
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
-    parts = {"by": column, "table": tokens is not None, "where": conditions}
-    printed: PrintOptions = opt.fill(PrintOptions, locals(), **parts)
-    settings: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
-    traces: list[Trace] = []
-    for prompt in prompts:
-        settings["generate"] = _default_tokens(prompt) if generate is None else generate
-        if as_json:
-            traces.append(select(lm.explain(prompt, **settings), selection))
-        else:
-            traces.append(explain_and_print(lm, prompt, printed, selection, **settings))
+    shown = {"by": column, "table": tokens is not None, "where": conditions}
+    printed: PrintOptions = opt.fill(PrintOptions, locals(), **shown)
+    how: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
+    traces = _explain_all(lm, prompts, generate, selection, None if as_json else printed, **how)
     output.write(html, lambda path: write_text(path, page(traces, against=against)))
     output.write(parquet, partial(write_parquet, traces))
     if as_json:
         _print_json(traces, column, documents, method=method, where=conditions, against=against)
+
+
+def _heads(attention: list[str] | None, as_json: bool) -> Any:
+    """Return the layers and heads of --attention."""
+    if attention and not as_json:
+        raise InputError("--attention is a part of the JSON document: add --json.")
+    return opt.parse_layer_pairs("--attention", "HEAD", attention)
+
+
+def _explain_all(
+    lm: PrismLM,
+    prompts: list[str | Messages],
+    generate: int | None,
+    selection: slice | None,
+    printed: PrintOptions | None,
+    **settings: Any,
+) -> list[Trace]:
+    """Explain texts; print each explanation, unless there are no options for that."""
+    from prismlm.cli.trace import explain_and_print, select
+
+    traces: list[Trace] = []
+    for prompt in prompts:
+        settings["generate"] = _default_tokens(prompt) if generate is None else generate
+        if printed is None:
+            traces.append(select(lm.explain(prompt, **settings), selection))
+        else:
+            traces.append(explain_and_print(lm, prompt, printed, selection, **settings))
+    return traces
+
+
+def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[str, Any]) -> None:
+    """Explain texts with workers, and write their table."""
+    if options["parquet"] is None:
+        raise InputError("workers write a table of all texts: add --parquet FILE.")
+    defaults = {"tokens": None, "attention": None, "by": None, "where": None, "method": "evidence"}
+    defaults |= {"html": None, "as_json": False, "against": 0}
+    if any(options[name] != value for name, value in defaults.items()):
+        raise InputError(
+            "workers write --parquet alone: leave out --json, --html, --tokens, --attention, --by, "
+            "--where, --method and --against, or --parts, --workers and --engine."
+        )
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.explain.trace_parts import TracePart, explain_in_parts
+
+    generate = options["generate"]
+    texts = [(p, _default_tokens(p) if generate is None else generate) for p in prompts]
+    part: TracePart = opt.fill(TracePart, options, texts=tuple(texts), out=options["parquet"])
+    how: dict[str, Any] = {name: options[name] for name in ("engine", "overwrite")}
+    with orderly_end():
+        explain_in_parts(
+            part, count, **how, workers=options["workers"] or 1, progress=ConsoleReporter()
+        )
+    output.report_written(part.out)
 
 
 def _print_json(traces: list[Trace], by: str, documents: int, **options: Any) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from prismlm import progress
 from prismlm.cli.output import sanitize
 
-LINE = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}\n"
+LINE = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left{postfix}\n"
 
 
 def spinner(description: str) -> AbstractContextManager[object]:
