@@ -45,7 +45,7 @@ def test_tokens_across_shards(corpus: Corpus) -> None:
         np.flatnonzero(whole == corpus.eos_token_id).tolist()
         == (corpus.starts + corpus.lengths - 1).tolist()
     )
-    assert np.array_equal(np.concatenate(corpus.parts), whole)
+    assert np.array_equal(np.concatenate([*corpus.parts()]), whole)
     assert len(corpus.tokens(corpus.num_tokens, 0)) == 0
     for start in (corpus.num_tokens - 1, -1):
         with pytest.raises(InputError, match="outside"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "heldout", "all"]
 REBUILD = "Build the corpus again."
+# Shards that are open at once; the system limits open files, often to 1,024.
+OPEN_SHARDS = 64
 
 
 class Corpus:
@@ -59,6 +62,8 @@ class Corpus:
         self.suffix: list[int] = meta["tokenizer"].get("suffix", [])
         shards = meta["shards"]
         self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
+        dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+        self._shard = lru_cache(OPEN_SHARDS)(partial(_mapped, path, dtype))
         self._columns: dict[str, list[str | None]] = {}
         # Older corpora have no split column.
         schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
@@ -184,16 +189,17 @@ class Corpus:
         while start < end:
             shard = int(np.searchsorted(self._shard_ends, start, side="right"))
             first, stop = self._shard_ends[shard - 1] if shard else 0, self._shard_ends[shard]
-            parts.append(self.parts[shard][start - first : min(end, stop) - first])
+            part = self._shard(shard)[start - first : min(end, stop) - first]
+            if len(part) == length:
+                return part
+            # A view would keep its file open.
+            parts.append(part.copy())
             start = int(stop)
-        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
+        return np.concatenate(parts)
 
-    @cached_property
-    def parts(self) -> list[np.ndarray]:
-        """The tokens of each shard, as read-only views of the files."""
-        paths = (self.path / layout.TOKENS.format(n) for n in range(len(self._shard_ends)))
-        dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
-        return [np.memmap(path, dtype=dtype, mode="r") for path in paths]
+    def parts(self) -> Iterator[np.ndarray]:
+        """Yield the tokens of each shard, as a read-only view of the file."""
+        return map(self._shard, range(len(self._shard_ends)))
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
         """Return a copy of :meth:`tokens`."""
@@ -258,3 +264,7 @@ class Corpus:
                 f"which has {self.num_tokens}."
             )
         return start, length
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], shard: int) -> np.ndarray:
+    return np.memmap(path / layout.TOKENS.format(shard), dtype=dtype, mode="r")

@@ -411,7 +411,7 @@ def check_index(
         )
     if len(corpus.tokenizer) > weight_of(model).shape[0]:
         # Tokens without embeddings do no harm unless the text has them.
-        largest = [int(part.max()) for part in corpus.parts]
+        largest = [int(part.max()) for part in corpus.parts()]
         check_embedded(model, corpus.tokenizer, largest, str(model.name_or_path))
 
 
