@@ -111,16 +111,21 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        if target.exists():
-            replaced = temporary_sibling(target).with_suffix(ASIDE)
-            os.rename(target, replaced)
-            os.rename(temporary, target)
-            shutil.rmtree(replaced)
-        else:
-            os.rename(temporary, target)
+        replace_directory(temporary, target)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
+
+
+def replace_directory(source: Path, target: Path) -> None:
+    """Rename a directory, and remove the one that had its new name."""
+    if not target.exists():
+        os.rename(source, target)
+        return
+    replaced = temporary_sibling(target).with_suffix(ASIDE)
+    os.rename(target, replaced)
+    os.rename(source, target)
+    shutil.rmtree(replaced)
 
 
 @contextmanager

@@ -2,14 +2,26 @@
 
 import json
 import os
+import resource
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Columns, Corpus, Filters, HubDataset, build_corpus, formats, sampling
+from prismlm.corpus import (
+    Columns,
+    Corpus,
+    Filters,
+    HubDataset,
+    build_corpus,
+    formats,
+    sampling,
+    store,
+)
 from prismlm.corpus import part as module
 from prismlm.corpus.part import CorpusPart
 from prismlm.corpus.tokenizer import train_tokenizer
@@ -173,9 +185,9 @@ def test_finished_parts_are_kept(build, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
 
 
-@pytest.mark.parametrize("at", [12, 19, 20])
+@pytest.mark.parametrize("at", [16, 23])
 def test_a_merge_that_was_stopped_is_finished(at, build, monkeypatch):
-    """Before a shard is moved, before corpus.json is written, and before the last renaming."""
+    """Before a shard is moved, and before corpus.json is written."""
     whole, calls, real = build("whole"), [], os.replace
 
     def failing(*given):
@@ -189,6 +201,99 @@ def test_a_merge_that_was_stopped_is_finished(at, build, monkeypatch):
         with pytest.raises(Stop):
             build()
     assert contents(build().path) == contents(whole.path)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_cleanup_that_was_killed_is_finished(parts, build, monkeypatch):
+    whole, real = build("whole", parts=parts), shutil.rmtree
+
+    def killed(path, **options):
+        if not (Path(path) / "run.json").is_file():
+            return real(path, **options)
+        (Path(path) / "run.json").unlink()
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Stop):
+            build(parts=parts)
+    assert contents(build(parts=parts).path) == contents(whole.path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_corpus_whose_renaming_was_stopped_is_not_made_again(
+    overwrite, build, texts, tmp_path, monkeypatch
+):
+    whole, real = build("whole"), os.rename
+    if overwrite:
+        build(inputs=texts / "rows.jsonl")
+
+    def stopped(source, target):
+        if Path(target) == tmp_path / "out" and not str(source).endswith(".old"):
+            raise Stop
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", stopped)
+        with pytest.raises(Stop):
+            build(overwrite=overwrite)
+    monkeypatch.setattr(CorpusPart, "_write", None)
+    assert contents(build(overwrite=overwrite).path) == contents(whole.path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
+
+
+class AtFirstReport(StopAfter):
+    """A reporter that calls a function at its first report."""
+
+    def __init__(self, call):
+        super().__init__(1)
+        self.error, self.call = None, call
+
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            self.call()
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_parts_of_two_commands_are_not_mixed(grown, tokenizer, tmp_path):
+    rows = [{"text": f"Text {n} of many."} for n in range(140)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows[:100] if grown else rows)
+    first = CorpusPart(tmp_path / "out", tokenizer, path)
+    second = first if grown else replace(first, heldout_fraction=0.5)
+
+    def start_another():
+        if grown:
+            write_jsonl(path, rows)
+        second.list_inputs(2)
+
+    replace(first, progress=AtFirstReport(start_another))(None, 0, 2)
+    with pytest.raises(InputError, match="files: " if grown else r"heldout_fraction: 0\.05 → 0\.5"):
+        second(None, 1, 2)
+    with pytest.raises(InputError, match="by another command with other settings"):
+        replace(first, listed={})(None, 1, 2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_part_does_not_replace_its_own_input(build, tokenizer, tmp_path):
+    (text,) = build(parts=1).path.glob("text-*.parquet")
+    with pytest.raises(InputError, match=r"lies in .* which the corpus would replace"):
+        CorpusPart(tmp_path / "out", tokenizer, text, overwrite=True)(None, 0, 1)
+
+
+def test_more_parts_than_files_may_be_open(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "OPEN_SHARDS", 8, raising=False)
+    rows = [{"id": f"d{n % 98}", "text": f"Text {n} of many."} for n in range(100)]
+    options = {"inputs": write_jsonl(tmp_path / "rows.jsonl", rows), "skip_bad_rows": True}
+    one, limits = build("one", parts=1, **options), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, limits[1]))
+    try:
+        many = build("many", parts=40, **options)
+        assert many.tokens(0, many.num_tokens).tolist() == one.tokens(0, one.num_tokens).tolist()
+        assert sum(map(len, many.parts())) == one.num_tokens
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert written(many) == written(one)
 
 
 def test_input_that_changed_is_refused(build, texts):
@@ -220,7 +325,7 @@ def test_a_file_that_changes_during_the_build_is_named(remote, texts, tokenizer,
         texts = copy
     part = CorpusPart(tmp_path / "out", tokenizer, texts if remote else [texts], merge=False)
     part(None, 0, 3)
-    listed = replace(part, listed=True)
+    listed = replace(part, listed=part.list_inputs(3))
     table = (texts / "table.parquet").read_bytes()
     (texts / "table.parquet").write_bytes(table + b" ")
     with pytest.raises(InputError, match=r"table\.parquet has changed since the build started"):
@@ -301,6 +406,35 @@ def test_of_near_duplicates_the_first_is_kept(build, tmp_path):
     assert sorted(built[0].doc_ids) == sorted(first.values())
     assert built[0].meta["left_out"] == {"near-duplicate": 40}
     assert written(built[0]) == written(built[1]) == written(built[2])
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_id_used_before_is_judged_before_near_duplicates_and_training(trained, build, tmp_path):
+    pytest.importorskip("datatrove")
+    rows = [json.loads(line) for line in near_duplicates(tmp_path).read_text().splitlines()]
+    rows = [row | {"id": f"d{n % 23}"} for n, row in enumerate(rows)]
+    options = {"inputs": write_jsonl(tmp_path / "rows.jsonl", rows), "skip_bad_rows": True}
+    if trained:
+        options |= {"tokenizer": None, "vocab_size": 290}
+    else:
+        options["filters"] = Filters(near_duplicates=True)
+    built = [build(f"in {parts}", parts=parts, **options) for parts in (1, 2, 5)]
+    assert built[0].meta["left_out"]["id used before"] == 37
+    assert written(built[0]) == written(built[1]) == written(built[2])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_id_of_a_text_that_a_filter_leaves_out_is_used(parts, build, tmp_path):
+    pytest.importorskip("datatrove")
+    good = " ".join(WORDS * 5)
+    rows = [{"id": "a", "text": "Short."}, {"id": "b", "text": good}, {"id": "a", "text": good}]
+    inputs = write_jsonl(tmp_path / "rows.jsonl", rows)
+    options = {"inputs": inputs, "parts": parts, "filters": Filters(quality=True)}
+    with pytest.raises(InputError, match=r"rows\.jsonl:3: another document.* has the id 'a'"):
+        build(**options)
+    built = build(skip_bad_rows=True, overwrite=True, **options)
+    assert built.doc_ids == ["b"]
+    assert built.meta["left_out"] == {"id used before": 1, "quality: short doc": 1}
 
 
 def test_texts_are_left_out_by_language_and_quality(build, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.filters import Filters
 from prismlm.corpus.part import SHARD_TOKENS, CorpusPart, origin_of
-from prismlm.corpus.read import DocumentReader, Paths
+from prismlm.corpus.read import Paths
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer
 from prismlm.errors import InputError, Interrupted, check_path, check_whole
@@ -99,13 +100,14 @@ def build_corpus(
         )
         part.check()
         reader = part.open_inputs(inputs)
-        _check_target(target, inputs, reader)
+        size = OUTPUT_PER_INPUT * sum(file.size for file in reader.files)
+        check_room(f"the corpus {target}", target, size, part.partial)
         check_whole("the number of workers", workers, 1)
         count = max(workers, reader.default_parts()) if parts is None else parts
         if workers > 1 or engine != "local":
             part = part.absolute()
         with _cleanup(Parts(target, check_whole("the number of parts", count, 1))):
-            part.list_inputs(count, reader)
+            part = replace(part, listed=part.list_inputs(count, reader))
             part.build(count, engine, workers, progress)
     return Corpus.open(target)
 
@@ -133,28 +135,15 @@ def existing_corpus(
     return corpus
 
 
-def _check_target(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) -> None:
-    """Raise InputError if the corpus would replace its own input, or does not fit on the disk."""
-    named = [inputs.name, *inputs.data_files] if isinstance(inputs, HubDataset) else []
-    local = (file.path for file in reader.files if isinstance(file.path, Path))
-    for path in [*map(Path, named), *local]:
-        if path.exists() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out)):
-            raise InputError(
-                f"{path} lies in {out}, which the corpus would replace. Choose another directory."
-            )
-    size = sum(file.size for file in reader.files)
-    check_room(f"the corpus {out}", out, size * OUTPUT_PER_INPUT, Parts(out, 1).path)
-
-
 @contextmanager
 def _cleanup(parts: Parts) -> Iterator[None]:
     """Remove what no later run can use after a failure; on Ctrl-C, name what is kept."""
     try:
         yield
     except BaseException as error:
-        useful = ("part-*", "steps/*.parquet", "steps/minhash/*.done", "tokenizer")
-        if isinstance(error, InputError):
-            useful = useful[:1]
+        useful = (layout.META_FILE, "part-*")
+        if not isinstance(error, InputError):
+            useful += ("steps/*.parquet", "steps/minhash/*.done", "tokenizer")
         if parts.path.is_dir() and not any(any(parts.path.glob(name)) for name in useful):
             discard(parts.path)
         if isinstance(error, KeyboardInterrupt):

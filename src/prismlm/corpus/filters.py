@@ -124,7 +124,11 @@ class NearDuplicates(NamedTuple):
 
         words: Any = _words()
         step = MinhashDedupSignature(self._folder("signatures"), _config(), words)
-        self._once(f"signatures-{rank:05d}", lambda: step.run(map(to_datatrove, documents), rank))
+        self._once(self.signed(rank).stem, lambda: step.run(map(to_datatrove, documents), rank))
+
+    def signed(self, rank: int) -> Path:
+        """Return the mark of a part whose signatures are written."""
+        return self.directory / f"signatures-{rank:05d}.done"
 
     def compare(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Find pairs with equal signatures: one of :meth:`buckets` tasks."""

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.filters import NEAR_DUPLICATE, Filters, NearDuplicates
 from prismlm.corpus.read import DocumentReader, InputFile, is_remote, repeated_id
 from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
-from prismlm.corpus.writer import IDS_FILE, PART_FILE, PartWriter, merge_parts
+from prismlm.corpus.writer import PART_FILE, PartWriter, merge_parts
 from prismlm.errors import (
     InputError,
     check_kind,
@@ -34,15 +35,17 @@ from prismlm.errors import (
 )
 from prismlm.files import (
     atomic_directory,
+    atomic_file,
     discard,
     read_json,
+    replace_directory,
     room_to_write,
     write_json,
 )
 from prismlm.outputs import check_outputs
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter, Task
-from prismlm.run_state import RUN_FILE, writing
+from prismlm.run_state import RUN_FILE, check_same, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -64,7 +67,7 @@ class CorpusPart:
         inputs: as :func:`build_corpus` takes them; None: documents of the steps before, whose
             metadata has the columns.
         merge: the last part to be finished writes the corpus.
-        listed: another process has listed the input, and checked the arguments.
+        listed: the settings that :meth:`list_inputs` returned; None: a part lists the input itself.
 
     The others are arguments of :func:`build_corpus`.
     """
@@ -80,15 +83,16 @@ class CorpusPart:
     skip_bad_rows: bool = False
     overwrite: bool = False
     merge: bool = True
-    listed: bool = False
+    listed: dict[str, Any] | None = None
     progress: Reporter = SILENT
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write a part, unless it is finished; the last one writes the corpus."""
         parts = Parts(self.out, world_size)
-        if not self.listed:
+        if self.listed is None:
             self._check_alone(data)
-            self.list_inputs(world_size)
+            replace(self, listed=self.list_inputs(world_size))(data, rank, world_size)
+            return
         directory = parts.part(rank)
         with writing(directory), self._room():
             if not directory.is_dir() and not (parts.path / layout.META_FILE).is_file():
@@ -144,11 +148,15 @@ class CorpusPart:
         """Return a reader of inputs."""
         return open_reader(inputs, self.columns, self.skip_bad_rows, **how)
 
-    def list_inputs(self, count: int, reader: DocumentReader | None = None) -> None:
-        """Record the input of all parts; InputError for finished parts of another one."""
+    def list_inputs(self, count: int, reader: DocumentReader | None = None) -> dict[str, Any]:
+        """Record the input of all parts, and return what they share.
+
+        InputError for finished parts of another input, or if the corpus would replace its input.
+        """
         self.check()
         if reader is None and self.inputs is not None:
             reader = self.open_inputs(self.inputs)
+        self._check_inputs(reader.files if reader else [])
         plan: dict[str, Any] = {"files": None, "not_read": {}, "named_again": 0}
         if reader is not None and not isinstance(self.inputs, HubDataset):
             files = [[_address(file.path), file.name, list(file.state)] for file in reader.files]
@@ -168,6 +176,20 @@ class CorpusPart:
                 (parts.path / layout.META_FILE).unlink(missing_ok=True)
                 parts.path.mkdir(exist_ok=True)
                 write_json(path, plan)
+        return plan["run"]
+
+    def _check_inputs(self, files: Sequence[InputFile]) -> None:
+        """Raise InputError if the corpus would replace its own input."""
+        paths = [file.path for file in files if isinstance(file.path, Path)]
+        if isinstance(self.inputs, HubDataset):
+            paths += map(Path, (self.inputs.name, *self.inputs.data_files))
+        for path in paths if self.out.exists() else ():
+            real = Path(os.path.realpath(path))
+            if path.exists() and real.is_relative_to(os.path.realpath(self.out)):
+                raise InputError(
+                    f"{path} lies in {self.out}, which the corpus would replace. Choose another "
+                    "directory."
+                )
 
     def _run(self, count: int, files: list[Any] | None) -> dict[str, Any]:
         """Return what all parts share."""
@@ -207,7 +229,15 @@ class CorpusPart:
             )
 
     def _plan(self) -> dict[str, Any]:
-        return read_json(self.partial / PLAN_FILE)
+        """Return what was listed; InputError if another command with other settings listed since.
+
+        It may replace the list as long as no part is finished.
+        """
+        plan = read_json(self.partial / PLAN_FILE)
+        what = f"{self.out} is being built by another command with other settings"
+        way_out = "Let one of them finish, or choose another output for one."
+        check_same(what, plan["run"], self.listed or {}, way_out)
+        return plan
 
     def reader(
         self,
@@ -230,28 +260,34 @@ class CorpusPart:
             # This process may have listed them long ago.
             for store in {file.path.fs for file in inputs if is_remote(file.path)}:
                 store.invalidate_cache()
-        return self.open_inputs(inputs, tokenizer=tokenizer, share=(rank, count))
+        used = np.load(self._used(rank)).tolist() if self._used(rank).exists() else ()
+        return self.open_inputs(inputs, tokenizer=tokenizer, share=(rank, count), used=used)
 
-    def documents(
-        self, reader: DocumentReader, rank: int, used: Sequence[str] = ()
-    ) -> Iterator[Document]:
-        """Yield the documents of a part that the filters keep, without ids that are ``used``."""
+    def documents(self, reader: DocumentReader, rank: int) -> Iterator[Document]:
+        """Yield the documents of a part that the filters keep."""
         removed = self.near_duplicates.of_part(rank) if self.filters.near_duplicates else ()
-        for number, document in enumerate(self.filtered(reader)):
+        for number, document in enumerate(self.filtered(reader, rank)):
             if number in removed:
                 reader.leave_out(NEAR_DUPLICATE)
-            elif document.doc_id in used:
-                reader.leave_out(repeated_id("", document.doc_id).reason)
             else:
                 yield document
 
-    def filtered(self, reader: DocumentReader) -> Iterator[Document]:
-        """Yield the documents of a part, with near-duplicates."""
+    def filtered(self, reader: DocumentReader, rank: int) -> Iterator[Document]:
+        """Yield the documents of a part, with near-duplicates; then save hashes of all its ids."""
         for document in reader:
             if (reason := self.filters.reason(document)) is None:
                 yield document
             else:
                 reader.leave_out(reason)
+        _save(self._ids(rank), reader.ids())
+
+    def _ids(self, rank: int) -> Path:
+        """Hashes of the ids of a part, of documents that the filters leave out as well."""
+        return self.steps / f"ids-{rank:05d}.npy"
+
+    def _used(self, rank: int) -> Path:
+        """Those that an earlier part has; without any, there is no such file."""
+        return self.steps / f"used-{rank:05d}.npy"
 
     @property
     def steps(self) -> Path:
@@ -266,17 +302,20 @@ class CorpusPart:
     def sign(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the signatures of a part, for the search for near-duplicates."""
         reader = self.reader(rank, world_size, self.open_tokenizer())
-        self.near_duplicates.sign(self.filtered(reader), rank)
+        self.near_duplicates.sign(self.filtered(reader, rank), rank)
 
     def sample(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write a sample of a part, to train a tokenizer on."""
-        path = self.steps / f"sample-{rank:05d}.parquet"
+        path = self._sample(rank)
         with writing(path):
             if not path.is_file():
                 reader = self.reader(rank, world_size)
                 with self._task("Sampling text", reader, rank, world_size) as task:
                     documents = _reporting(self.documents(reader, rank), reader, task)
                     sampling.write_sample(documents, path)
+
+    def _sample(self, rank: int) -> Path:
+        return self.steps / f"sample-{rank:05d}.parquet"
 
     @contextmanager
     def _task(self, name: str, reader: DocumentReader, rank: int, count: int) -> Iterator[Task]:
@@ -290,9 +329,7 @@ class CorpusPart:
         what = f"the corpus {self.out}"
         return room_to_write(what, self.out.parent, lambda: f"Make room. {kept()}")
 
-    def _write(
-        self, directory: Path, rank: int, count: int, data: Any = None, used: Sequence[str] = ()
-    ) -> None:
+    def _write(self, directory: Path, rank: int, count: int, data: Any = None) -> None:
         tokenizer = self.open_tokenizer()
         assert tokenizer is not None
         reader = self.reader(rank, count, tokenizer, data)
@@ -304,16 +341,16 @@ class CorpusPart:
             self._task("Tokenising", reader, rank, count) as task,
         ):
             done = 0
-            for _ in writer.write(self.documents(reader, rank, used)):
+            for _ in writer.write(self.documents(reader, rank)):
                 task.advance(reader.done - done)
                 done = reader.done
             writer.finish(reader.left_out, reader.documents)
-            write_json(new / RUN_FILE, self._plan()["run"])
+            write_json(new / RUN_FILE, self.listed)
 
     def build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
         """Make all parts with workers, and write the corpus."""
         alone = workers == 1 and engine == "local"
-        part = replace(self, listed=True, merge=False, progress=progress if alone else SILENT)
+        part = replace(self, merge=False, progress=progress if alone else SILENT)
 
         def run(work: Callable[[Any, int, int], object], tasks: int = count) -> None:
             reporter = SILENT if alone else progress
@@ -324,10 +361,14 @@ class CorpusPart:
         if not (self.partial / layout.META_FILE).is_file():
             if self.filters.near_duplicates:
                 run(part.sign)
+                if part.drop_repeated(count, self.near_duplicates.signed):
+                    run(part.sign)
                 run(self.near_duplicates.compare, self.near_duplicates.buckets())
                 self.near_duplicates.cluster()
             if self.tokenizer is None and not self.trained.is_dir():
                 run(part.sample)
+                if part.drop_repeated(count, part._sample):
+                    run(part.sample)
                 part.train(progress)
             run(part)
         part.finish(count)
@@ -350,19 +391,18 @@ class CorpusPart:
             parts.check(plan["run"], names=PARTS)
         with writing(parts.path, wait=True), self._room():
             if not (parts.path / layout.META_FILE).is_file():
-                self._check_ids(parts)
+                for number in self.drop_repeated(count, parts.part):
+                    self._write(parts.part(number), number, count)
                 self._merge(parts, plan)
             meta = read_json(parts.path / layout.META_FILE)
             names = {name for shard in meta["shards"] for name in shard["files"]}
             names |= {layout.META_FILE, layout.TOKENIZER_DIRECTORY, PLAN_FILE}
             for path in parts.path.iterdir():
-                if path.is_dir() and path.name not in names:
-                    shutil.rmtree(path)
-                elif path.name not in names:
-                    path.unlink(missing_ok=True)
-            (parts.path / PLAN_FILE).unlink()
-            with atomic_directory(self.out) as empty:
-                os.replace(parts.path, empty)
+                if path.name not in names:
+                    _remove(path)
+            replace_directory(parts.path, self.out)
+            # Without its plan, what is finished would be taken for other parts and discarded.
+            (self.out / PLAN_FILE).unlink()
 
     def _merge(self, parts: Parts, plan: dict[str, Any]) -> None:
         tokenizer = self.open_tokenizer()
@@ -376,22 +416,37 @@ class CorpusPart:
             more["read"] = _manifest(plan, directories)
         merge_parts(directories, parts.path, tokenizer, self.heldout_fraction, **more)
 
-    def _check_ids(self, parts: Parts) -> None:
-        """Raise InputError for an id in several parts, or leave out all but its first document."""
-        repeated = _repeated_ids(parts)
-        for doc_id, numbers in repeated.items():
-            if not self.skip_bad_rows or self.inputs is None:
-                first, second = (self._place(n, parts.count, doc_id) for n in numbers[:2])
-                raise InputError(f"{repeated_id(second, doc_id, first)} Fix the row.")
-        for number in sorted({n for numbers in repeated.values() for n in numbers[1:]}):
-            used = [doc_id for doc_id, numbers in repeated.items() if number in numbers[1:]]
-            discard(parts.part(number))
-            self._write(parts.part(number), number, parts.count, used=used)
+    def drop_repeated(self, count: int, result: Callable[[int], Path]) -> list[int]:
+        """Remove results of parts with an id of an earlier part, which make them again without it.
 
-    def _place(self, number: int, count: int, doc_id: str) -> str:
-        if self.inputs is None:
-            return f"part {number + 1} of {count}"
-        return self.reader(number, count, self.open_tokenizer()).locate(doc_id)
+        An id is judged before the filters: the first document in the order of the input keeps it.
+        InputError for such an id, unless bad rows are left out.
+        """
+        paths = [self._ids(number) for number in range(count)]
+        repeated = _repeated_ids(paths)
+        if repeated and (not self.skip_bad_rows or self.inputs is None):
+            number = min(repeated)
+            second, doc_id = self._locate(number, count, repeated[number])
+            key = layout.id_hash(doc_id) if doc_id else repeated[number][0]
+            earlier = next(n for n, path in enumerate(paths) if np.uint64(key) in np.load(path))
+            first, same_id = self._locate(earlier, count, [key])
+            raise InputError(f"{repeated_id(second, doc_id or same_id, first)} Fix the row.")
+        for number, hashes in repeated.items():
+            _save(self._used(number), np.array(hashes, np.uint64))
+            _remove(result(number))
+        return sorted(repeated)
+
+    def _locate(self, number: int, count: int, hashes: list[int]) -> tuple[str, str]:
+        """Return where a part first has one of these hashes of ids, and the id."""
+        keys = {*hashes}
+        if self.inputs is not None:
+            return self.reader(number, count, self.open_tokenizer()).locate(keys)
+        # Documents of the steps before cannot be read again, and filters may have left it out.
+        tables = sorted(Parts(self.out, count).part(number).glob("documents-*.parquet"))
+        ids = (i for path in tables for i in pq.read_table(path)["doc_id"].to_pylist())
+        return f"part {number + 1} of {count}", next(
+            (i for i in ids if layout.id_hash(i) in keys), ""
+        )
 
 
 def open_reader(
@@ -452,25 +507,38 @@ def _manifest(plan: dict[str, Any], parts: list[Path]) -> dict[str, Any]:
     return {"files": files, "named_again": plan["named_again"], "not_read": not_read}
 
 
-def _repeated_ids(parts: Parts) -> dict[str, list[int]]:
-    """Return ids that several parts have, with the parts; ids are compared by their hashes."""
-    hashes = [np.load(parts.part(n) / IDS_FILE, mmap_mode="r") for n in range(parts.count)]
-    ranges = max(1, sum(map(len, hashes)) // IDS_AT_ONCE)
-    bounds = [np.uint64(2**64 * n // ranges) for n in range(1, ranges)]
-    cuts = [[0, *np.searchsorted(ids, bounds), len(ids)] for ids in hashes]
-    repeated = set[int]()
-    for at in range(ranges):
-        chosen = [ids[cut[at] : cut[at + 1]] for ids, cut in zip(hashes, cuts, strict=True)]
-        together = np.sort(np.concatenate(chosen))
-        repeated.update(together[1:][together[1:] == together[:-1]].tolist())
-    places = dict[str, list[int]]()
-    if repeated:
-        for number in range(parts.count):
-            for path in sorted(parts.part(number).glob("documents-*.parquet")):
-                for doc_id in pq.read_table(path, columns=["doc_id"])["doc_id"].to_pylist():
-                    if layout.id_hash(doc_id) in repeated:
-                        places.setdefault(doc_id, []).append(number)
-    return {doc_id: numbers for doc_id, numbers in places.items() if len(numbers) > 1}
+def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
+    """Return, by part, the hashes of ids that an earlier part has too; one file is open at once."""
+    total = sum(len(np.load(path, mmap_mode="r")) for path in paths)
+    ranges = max(1, total // IDS_AT_ONCE)
+    bounds = [np.uint64((2**64 - 1) * n // ranges) for n in range(ranges + 1)]
+    repeated = dict[int, list[int]]()
+    for low, high in pairwise(bounds):
+        chosen = list[np.ndarray]()
+        for path in paths:
+            ids = np.load(path, mmap_mode="r")
+            begin, end = np.searchsorted(ids, low), np.searchsorted(ids, high, side="right")
+            chosen.append(np.array(ids[begin:end]))
+        keys = np.concatenate(chosen)
+        owners = np.repeat(np.arange(len(paths)), [len(ids) for ids in chosen])
+        order = np.argsort(keys, kind="stable")
+        again = order[1:][keys[order[1:]] == keys[order[:-1]]]
+        for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
+            repeated.setdefault(number, []).append(key)
+    return repeated
+
+
+def _save(path: Path, hashes: np.ndarray) -> None:
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.save(file, hashes)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or directory; a directory's name is free at once."""
+    if path.is_dir():
+        discard(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _reporting(

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -15,9 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from prismlm.corpus.chat import ASSISTANT, as_messages, check_messages, is_messages, render_chat
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import DIVISIBLE, EXTENSIONS, WHOLE_FILES, Span, extension, read_rows
+from prismlm.corpus.layout import id_hash
 from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text, first_line
 
 if TYPE_CHECKING:
@@ -128,6 +131,7 @@ class DocumentReader:
             do not end in one.
         share: ``(i, n)`` reads part i of n, from 0: a file, row group or line belongs to the part
             in which its first byte lies, so that parts together read what one reader does.
+        used: hashes of ids that count as used before.
     """
 
     unit = "bytes"
@@ -141,6 +145,7 @@ class DocumentReader:
         skip_bad_rows: bool | None = None,
         answered_chats: bool | Literal["last"] = False,
         share: tuple[int, int] = (0, 1),
+        used: Sequence[int] = (),
     ) -> None:
         expected = 'prismlm.corpus.Columns, as Columns(id="name")'
         columns = Columns() if columns is None else columns
@@ -148,6 +153,7 @@ class DocumentReader:
         self.tokenizer = tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
         self._share, self._file = share, ""
+        self._used, self._seen = used, set[int]()
         self.ignored, self.left_out = Counter[str](), Counter[str]()
         self.documents = Counter[str]()
         self.done = self.duplicates = 0
@@ -184,7 +190,8 @@ class DocumentReader:
         self.done = 0
         self.left_out.clear()
         self.documents.clear()
-        rows, seen = self._rows(), set[int]()
+        rows, seen = self._rows(), set(self._used)
+        self._seen = seen
         for document, location in rows:
             problem = self._problem(document, location, seen)
             if isinstance(problem, BadRow):
@@ -207,12 +214,17 @@ class DocumentReader:
         self.left_out[reason] += 1
         self.documents[self._file] -= 1
 
-    def locate(self, doc_id: str) -> str:
-        """Return the location of the first document with this id."""
+    def ids(self) -> np.ndarray:
+        """Return the sorted hashes of the ids of this pass: uint64, without those used before."""
+        ids = np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
+        return np.setdiff1d(ids, np.array(self._used, np.uint64), assume_unique=True)
+
+    def locate(self, hashes: Collection[int]) -> tuple[str, str]:
+        """Return the location and id of the first document with one of these hashes of ids."""
         return next(
-            location
+            (location, document.doc_id)
             for document, location in self._rows()
-            if isinstance(document, Document) and document.doc_id == doc_id
+            if isinstance(document, Document) and id_hash(document.doc_id) in hashes
         )
 
     def _rows(self) -> Iterator[Located]:
@@ -300,9 +312,10 @@ class DocumentReader:
             if all(one["role"] != ASSISTANT for one in answers):
                 return NO_ANSWER
         # Eight bytes of each id use less memory than the ids.
-        if hash(document.doc_id) in seen:
+        key = id_hash(document.doc_id)
+        if key in seen:
             return repeated_id(location, document.doc_id)
-        seen.add(hash(document.doc_id))
+        seen.add(key)
         return None
 
     def _refusal(self, first: BadRow, rows: Iterator[Located], seen: set[int]) -> InputError:

@@ -36,8 +36,8 @@ TABLE: dict[str, Any] = {
     "compression_level": 6,
     "write_page_checksum": True,
 }
-# Files of a part: what the corpus says of it, sorted hashes of its ids, digests of its documents.
-PART_FILE, IDS_FILE, DIGESTS_FILE = "part.json", "ids.npy", "digests.bin"
+# Files of a part: what the corpus says of it, and digests of its documents.
+PART_FILE, DIGESTS_FILE = "part.json", "digests.bin"
 SHARD_FILES = (layout.TOKENS, layout.DOCUMENTS, layout.TEXTS)
 
 
@@ -90,7 +90,7 @@ class PartWriter:
         # Documents and tokens by domain and license.
         self._totals: dict[str, dict[str | None, list[int]]] = {"domain": {}, "license": {}}
         self._least: list[float] | None = None
-        self._ids, self._digests = list[int](), bytearray()
+        self._digests = bytearray()
 
     def __enter__(self) -> PartWriter:
         return self
@@ -154,9 +154,7 @@ class PartWriter:
         self._add_to_split(document, length)
 
     def _add_to_split(self, document: Document, length: int) -> None:
-        number = layout.id_hash(document.doc_id)
-        self._ids.append(number)
-        key = number / 2**64
+        key = layout.split_key(document.doc_id)
         if document.split is not None:
             self._stated[document.split] += 1
         elif self._least is None or key < self._least[0]:
@@ -179,7 +177,6 @@ class PartWriter:
             read: the number of documents by file.
         """
         self._close_shard()
-        np.save(self._directory / IDS_FILE, np.sort(np.array(self._ids, np.uint64)))
         (self._directory / DIGESTS_FILE).write_bytes(self._digests)
         totals = {
             name: [[key, *total] for key, total in values.items()]
