@@ -95,26 +95,51 @@ def test_it_explains_and_records_its_base(attached, base, short_corpus):
     assert not (attached.directory / module.WORK).exists()
 
 
-def test_two_processes_attach_the_head_of_one(attached, base, short_corpus, tmp_path):
+TABLE = {"uncertainty": TableOptions(0.2, batch=4), "states_gb": 2e-3}
+FLOAT32 = {"lora": LoraOptions(0.2, batch=4, rank=2), "precision": "float32", **TABLE}
+# In steps of one row, the second process has none.
+BF16 = {"lora": LoraOptions(0.05, batch=1, rank=2), "precision": "bf16", **TABLE}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({}, 1e-3),
+        pytest.param(FLOAT32, 1e-3, marks=pytest.mark.slow),
+        # Each process rounds its gradients to bf16 before they are summed.
+        pytest.param(BF16, 1e-1, marks=pytest.mark.slow),
+    ],
+    ids=["head", "float32", "bf16"],
+)
+def test_two_processes_attach_the_head_of_one(
+    attached, base, short_corpus, tmp_path, changes, error
+):
     """Each reads some of the states, and takes half of every step."""
-    jobs = [(str(base), [short_corpus], tmp_path / "two", OPTIONS)]
+    options = replace(OPTIONS, **changes)
+    jobs = [(str(base), [short_corpus], tmp_path / "two", options)]
     (tmp_path / "jobs.pickle").write_bytes(pickle.dumps(jobs))
     worker = Path(__file__).parents[1] / "helpers" / "attach_processes.py"
     done = forked.run_script(worker, tmp_path)
     assert done.returncode == 0, done.stderr
     one, two = attached.directory, tmp_path / "two"
+    if changes:
+        one = attach(*jobs[0][:2], tmp_path / "one", options).directory
     assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
-    for file in (path.name for path in one.glob("*.safetensors")):
-        ours, theirs = load_file(two / file), load_file(one / file)
+    for path in (*one.glob("*.safetensors"), *one.glob("adapter/*.safetensors")):
+        ours, theirs = load_file(two / path.relative_to(one)), load_file(path)
         for key, value in theirs.items():
-            # Prototypes are rounded to bfloat16 at the end, where a last digit may turn.
-            torch.testing.assert_close(ours[key], value, rtol=1e-2, atol=1e-4, msg=key)
+            if key == "seen":
+                # Of codes, whose number is more stable than which they are.
+                assert int(ours[key].sum()) == pytest.approx(int(value.sum()), rel=5e-2)
+            else:
+                assert (ours[key] - value).norm() <= error * value.norm(), key
     history = [(path / "training.jsonl").read_text().splitlines() for path in (two, one)]
     for ours, theirs in zip(*(map(json.loads, lines) for lines in history), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert ours == pytest.approx(theirs, rel=error)
     ours, theirs = (load_sidecar(path).provenance for path in (two, one))
     assert ours["attached"] == theirs["attached"]
-    assert ours["quality"] == pytest.approx(theirs["quality"], rel=1e-2)
+    for part in {"quality", "fine_tuned", "uncertainty_feedback"} & theirs.keys():
+        assert ours[part] == pytest.approx(theirs[part], rel=max(error, 1e-2))
     lenses = [prismlm.load(path).lens for path in (two, one)]
     assert lenses[0].meta.tokens == lenses[1].meta.tokens
 

@@ -75,10 +75,11 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
 
 
 def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Sum gradients over the processes, each of which has those of its rows."""
+    """Sum gradients over the processes, each of which has those of its rows, if it has any."""
     if world_size() > 1:
         for parameter in parameters:
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
 
 

@@ -161,6 +161,8 @@ def train_table(
     model.train()
     training = Tuning(model, rows, options, bf16=bf16)
     training.run_all("Training the table of uncertainty codes", progress)
+    # Each process has seen the codes of its own rows.
+    table.seen.copy_(parallel.sum_over_processes(table.seen.int()) > 0)
     model.eval()
     table.to(dtype).requires_grad_(False)
 
