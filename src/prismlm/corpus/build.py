@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,8 +106,7 @@ def build_corpus(
         if workers > 1 or engine != "local":
             part = part.absolute()
         with _cleanup(Parts(target, check_whole("the number of parts", count, 1))):
-            part = replace(part, listed=part.list_inputs(count, reader))
-            part.build(count, engine, workers, progress)
+            part.list_inputs(count, reader).build(count, engine, workers, progress)
     return Corpus.open(target)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -67,7 +68,7 @@ class CorpusPart:
         inputs: as :func:`build_corpus` takes them; None: documents of the steps before, whose
             metadata has the columns.
         merge: the last part to be finished writes the corpus.
-        listed: the settings that :meth:`list_inputs` returned; None: a part lists the input itself.
+        listed: what :meth:`list_inputs` recorded; None: a part lists the input itself.
 
     The others are arguments of :func:`build_corpus`.
     """
@@ -91,7 +92,7 @@ class CorpusPart:
         parts = Parts(self.out, world_size)
         if self.listed is None:
             self._check_alone(data)
-            replace(self, listed=self.list_inputs(world_size))(data, rank, world_size)
+            self.list_inputs(world_size)(data, rank, world_size)
             return
         directory = parts.part(rank)
         with writing(directory), self._room():
@@ -122,8 +123,6 @@ class CorpusPart:
         inputs, tokenizer = self.inputs, self.tokenizer
         if isinstance(inputs, HubDataset):
             inputs = inputs.absolute()
-        elif not isinstance(inputs, (str, os.PathLike)) and not is_remote(inputs):
-            inputs = list(inputs)  # which can be pickled
         if tokenizer is not None and os.path.exists(tokenizer):
             tokenizer = Path(tokenizer).absolute()
         return replace(self, out=self.out.absolute(), inputs=inputs, tokenizer=tokenizer)
@@ -148,41 +147,39 @@ class CorpusPart:
         """Return a reader of inputs."""
         return open_reader(inputs, self.columns, self.skip_bad_rows, **how)
 
-    def list_inputs(self, count: int, reader: DocumentReader | None = None) -> dict[str, Any]:
-        """Record the input of all parts, and return what they share.
+    def list_inputs(self, count: int, reader: DocumentReader | None = None) -> CorpusPart:
+        """Record what all parts share, and return this part with its files listed.
 
         InputError for finished parts of another input, or if the corpus would replace its input.
         """
         self.check()
-        if reader is None and self.inputs is not None:
-            reader = self.open_inputs(self.inputs)
-        self._check_inputs(reader.files if reader else [])
-        plan: dict[str, Any] = {"files": None, "not_read": {}, "named_again": 0}
-        if reader is not None and not isinstance(self.inputs, HubDataset):
-            files = [[_address(file.path), file.name, list(file.state)] for file in reader.files]
-            again = reader.duplicates
-            plan = {"files": files, "not_read": reader.ignored, "named_again": again}
-        plan["run"] = self._run(count, plan["files"])
-        parts = Parts(self.out, count)
+        inputs, listed = self.inputs, dict[str, Any]()
+        if reader is None and inputs is not None:
+            reader = self.open_inputs(inputs)
+        if reader is not None and not isinstance(inputs, HubDataset):
+            inputs = [InputFile(_absolute(f.path), f.name, f.state) for f in reader.files]
+            not_read = dict(sorted(reader.ignored.items()))
+            listed = {"named_again": reader.duplicates, "not_read": not_read}
+        part = replace(self, inputs=inputs)
+        part._check_inputs()
+        run, parts = part._run(count), Parts(self.out, count)
+        parts.check(run, overwrite=self.overwrite, names=PARTS)
         path = parts.path / PLAN_FILE
-        before = read_json(path) if path.is_file() else None
-        if before is not None and any(parts.path.glob(PARTS)) and not self.overwrite:
-            _check_listed(self.out, before["files"], plan["files"])
-        parts.check(plan["run"], overwrite=self.overwrite, names=PARTS)
         with writing(parts.path, wait=True):
-            if before is None or before["run"] != plan["run"]:
+            if not path.is_file() or read_json(path) != run:
                 for name in (STEPS, layout.TOKENIZER_DIRECTORY):
                     shutil.rmtree(parts.path / name, ignore_errors=True)
                 (parts.path / layout.META_FILE).unlink(missing_ok=True)
                 parts.path.mkdir(exist_ok=True)
-                write_json(path, plan)
-        return plan["run"]
+                write_json(path, run)
+        return replace(part, listed=listed | {"run": run})
 
-    def _check_inputs(self, files: Sequence[InputFile]) -> None:
+    def _check_inputs(self) -> None:
         """Raise InputError if the corpus would replace its own input."""
-        paths = [file.path for file in files if isinstance(file.path, Path)]
         if isinstance(self.inputs, HubDataset):
-            paths += map(Path, (self.inputs.name, *self.inputs.data_files))
+            paths = [*map(Path, (self.inputs.name, *self.inputs.data_files))]
+        else:
+            paths = [file.path for file in self.inputs or () if isinstance(file.path, Path)]
         for path in paths if self.out.exists() else ():
             real = Path(os.path.realpath(path))
             if path.exists() and real.is_relative_to(os.path.realpath(self.out)):
@@ -191,7 +188,7 @@ class CorpusPart:
                     "directory."
                 )
 
-    def _run(self, count: int, files: list[Any] | None) -> dict[str, Any]:
+    def _run(self, count: int) -> dict[str, Any]:
         """Return what all parts share."""
         tokenizer: Any = {"vocab_size": self.vocab_size}
         if self.tokenizer is not None:
@@ -202,7 +199,11 @@ class CorpusPart:
         run["filters"]["languages"] = list(self.filters.languages)
         if isinstance(self.inputs, HubDataset):
             return run | self.inputs.origin(self.columns)
-        return run | {"columns": asdict(self.columns), "files": fingerprints.of_json(files)}
+        files = [[str(file.path), file.name, file.state] for file in self.inputs or ()]
+        size = sum(state[0] for _, _, state in files)
+        # Names and versions of many files would be long.
+        listing = f"{len(files):,} files, {size:,} bytes, listing {fingerprints.of_json(files)}"
+        return run | {"columns": asdict(self.columns), "files": listing}
 
     def check(self) -> None:
         """Raise InputError for arguments that a build would refuse, before anything is read."""
@@ -228,16 +229,16 @@ class CorpusPart:
                 "(in Python: overwrite=True)."
             )
 
-    def _plan(self) -> dict[str, Any]:
-        """Return what was listed; InputError if another command with other settings listed since.
+    def _check_plan(self) -> dict[str, Any]:
+        """Return what all parts share; InputError if another command has replaced it since.
 
-        It may replace the list as long as no part is finished.
+        It may do so as long as no part is finished.
         """
-        plan = read_json(self.partial / PLAN_FILE)
+        run = (self.listed or {})["run"]
         what = f"{self.out} is being built by another command with other settings"
         way_out = "Let one of them finish, or choose another output for one."
-        check_same(what, plan["run"], self.listed or {}, way_out)
-        return plan
+        check_same(what, read_json(self.partial / PLAN_FILE), run, way_out)
+        return run
 
     def reader(
         self,
@@ -251,12 +252,8 @@ class CorpusPart:
         if inputs is None:
             skip, share = self.skip_bad_rows, (rank, count)
             return PipelineReader(data, self.columns, skip_bad_rows=skip, share=share)
+        self._check_plan()
         if not isinstance(inputs, HubDataset):
-            options = _store_options(inputs)
-            inputs: Any = [
-                InputFile(_path_at(address, options), name, tuple(state))
-                for address, name, state in self._plan()["files"]
-            ]
             # This process may have listed them long ago.
             for store in {file.path.fs for file in inputs if is_remote(file.path)}:
                 store.invalidate_cache()
@@ -345,7 +342,7 @@ class CorpusPart:
                 task.advance(reader.done - done)
                 done = reader.done
             writer.finish(reader.left_out, reader.documents)
-            write_json(new / RUN_FILE, self.listed)
+            write_json(new / RUN_FILE, (self.listed or {})["run"])
 
     def build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
         """Make all parts with workers, and write the corpus."""
@@ -386,14 +383,14 @@ class CorpusPart:
         parts = Parts(self.out, count)
         if not parts.path.is_dir():
             return
-        plan = self._plan()
+        run = self._check_plan()
         if not (parts.path / layout.META_FILE).is_file():
-            parts.check(plan["run"], names=PARTS)
+            parts.check(run, names=PARTS)
         with writing(parts.path, wait=True), self._room():
             if not (parts.path / layout.META_FILE).is_file():
                 for number in self.drop_repeated(count, parts.part):
                     self._write(parts.part(number), number, count)
-                self._merge(parts, plan)
+                self._merge(parts)
             meta = read_json(parts.path / layout.META_FILE)
             names = {name for shard in meta["shards"] for name in shard["files"]}
             names |= {layout.META_FILE, layout.TOKENIZER_DIRECTORY, PLAN_FILE}
@@ -404,7 +401,7 @@ class CorpusPart:
             # Without its plan, what is finished would be taken for other parts and discarded.
             (self.out / PLAN_FILE).unlink()
 
-    def _merge(self, parts: Parts, plan: dict[str, Any]) -> None:
+    def _merge(self, parts: Parts) -> None:
         tokenizer = self.open_tokenizer()
         assert tokenizer is not None
         more: dict[str, Any] = {}
@@ -412,9 +409,21 @@ class CorpusPart:
         if isinstance(self.inputs, HubDataset):
             settings = self.columns, tokenizer, self.heldout_fraction
             more["origin"] = origin_of(self.inputs, *settings)
-        elif plan["files"] is not None:
-            more["read"] = _manifest(plan, directories)
+        elif self.inputs is not None:
+            more["read"] = self._manifest(directories)
         merge_parts(directories, parts.path, tokenizer, self.heldout_fraction, **more)
+
+    def _manifest(self, parts: list[Path]) -> dict[str, Any]:
+        """Return the entry ``read`` of ``corpus.json``."""
+        documents = Counter[str]()
+        for part in parts:
+            documents.update(read_json(part / PART_FILE)["read"])
+        files = [
+            {"name": file.name, "bytes": file.size, "documents": documents[str(file.path)]}
+            for file in self.inputs
+        ]
+        others = {name: value for name, value in (self.listed or {}).items() if name != "run"}
+        return {"files": files} | others
 
     def drop_repeated(self, count: int, result: Callable[[int], Path]) -> list[int]:
         """Remove results of parts with an id of an earlier part, which make them again without it.
@@ -457,54 +466,8 @@ def open_reader(
     return kind(inputs, columns, skip_bad_rows=skip_bad_rows, answered_chats=True, **how)
 
 
-def _address(path: Any) -> str:
-    return str(path.absolute() if isinstance(path, Path) else path)
-
-
-def _store_options(inputs: Any) -> dict[str, dict[str, Any]]:
-    """Return the options of the stores of UPath objects, by protocol: they are not written down."""
-    is_one = isinstance(inputs, (str, os.PathLike)) or is_remote(inputs)
-    paths: Any = [inputs] if is_one else inputs
-    return {path.protocol: dict(path.storage_options) for path in paths if is_remote(path)}
-
-
-def _path_at(address: str, options: Mapping[str, dict[str, Any]]) -> Path:
-    """Return the path of a listed file; a store is not asked yet."""
-    protocol, separator, _ = address.partition("://")
-    if not separator:
-        return Path(address)
-    from upath import UPath
-
-    path: Any = UPath(address, **options.get(protocol, {}))
-    return path
-
-
-def _check_listed(out: Path, before: list[Any] | None, now: list[Any] | None) -> None:
-    """Raise InputError if the input is not what was listed before; it names a file."""
-    if before is None or now is None or before == now:
-        return
-    old, new = ({address: state for address, _, state in files} for files in (before, now))
-    changed = [address for address in {**old, **new} if old.get(address) != new.get(address)]
-    name = changed[0] if changed else "the order of its files"
-    what = "is missing" if name not in new else "has changed" if name in old else "is new"
-    raise InputError(
-        f"{out} was started with another input: {name} {what if changed else 'has changed'}. Put "
-        "it back, choose another output, or start over with --overwrite."
-    )
-
-
-def _manifest(plan: dict[str, Any], parts: list[Path]) -> dict[str, Any]:
-    """Return the entry ``read`` of ``corpus.json``."""
-    documents = dict[str, int]()
-    for part in parts:
-        for address, count in read_json(part / PART_FILE)["read"].items():
-            documents[address] = documents.get(address, 0) + count
-    files = [
-        {"name": name, "bytes": state[0], "documents": documents.get(address, 0)}
-        for address, name, state in plan["files"]
-    ]
-    not_read = dict(sorted(plan["not_read"].items()))
-    return {"files": files, "named_again": plan["named_again"], "not_read": not_read}
+def _absolute(path: Path) -> Path:
+    return path.absolute() if isinstance(path, Path) else path
 
 
 def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
