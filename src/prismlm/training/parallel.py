@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -22,6 +23,11 @@ from prismlm.errors import InputError
 
 T = TypeVar("T")
 
+# One process may build a corpus or merge a lens for hours while the others wait: the defaults of
+# 10 and 30 minutes would abort them. If a process fails, torchrun ends the others. The milliseconds
+# fit in 32 bits.
+PATIENCE = timedelta(days=20)
+
 
 def join() -> None:
     """Initialise the process group of ``torchrun``, if there is one: gloo on CPUs, NCCL on GPUs."""
@@ -29,9 +35,9 @@ def join() -> None:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=PATIENCE)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=PATIENCE)
 
 
 def end(code: int) -> NoReturn:
