@@ -105,11 +105,13 @@ BF16 = {"lora": LoraOptions(0.05, batch=1, rank=2), "precision": "bf16", **TABLE
     ("changes", "error"),
     [
         ({}, 1e-3),
+        # In steps of one row, the second process has none.
+        ({"fit": replace(FIT, batch=1, epochs=0.01)}, 1e-2),
         pytest.param(FLOAT32, 1e-3, marks=pytest.mark.slow),
         # Each process rounds its gradients to bf16 before they are summed.
         pytest.param(BF16, 1e-1, marks=pytest.mark.slow),
     ],
-    ids=["head", "float32", "bf16"],
+    ids=["head", "one row", "float32", "bf16"],
 )
 def test_two_processes_attach_the_head_of_one(
     attached, base, short_corpus, tmp_path, changes, error
@@ -166,6 +168,20 @@ def test_files_become_a_corpus_of_the_models_tokenizer(base, texts, tmp_path):
     result = attach(str(base), [texts], tmp_path / "model", OPTIONS)
     assert result.corpus == tmp_path / "model" / "corpora" / "texts"
     assert prismlm.load(result.directory).explain("The story of house").passages(1)
+
+
+def test_parts_of_a_lens_by_another_number_of_processes_are_discarded(
+    attached, base, short_corpus, tmp_path
+):
+    out = tmp_path / "model"
+    shutil.copytree(attached.directory, out)
+    lens = out / attached.lens.relative_to(attached.directory)
+    shutil.rmtree(lens)
+    left = lens.with_name(f".{lens.name}.partial") / "part-00000-of-00002"
+    left.mkdir(parents=True)
+    (left / "run.json").write_text('{"shards": 2}')
+    assert attach(str(base), [short_corpus], out, OPTIONS).lens == lens
+    assert [path.name for path in lens.parent.iterdir()] == [lens.name]
 
 
 def test_the_same_command_returns_the_result_and_other_settings_are_refused(

@@ -16,7 +16,15 @@ from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import read_states
 from prismlm.progress import SILENT
 from prismlm.training import fit as module
-from prismlm.training.fit import FitOptions, Loop, batches, fit, init_prototypes, mean_divergence
+from prismlm.training.fit import (
+    FitOptions,
+    Fitting,
+    Loop,
+    batches,
+    fit,
+    init_prototypes,
+    mean_divergence,
+)
 from prismlm.training.model import OutputMap, VocabularySample, divergence
 
 SMALL = FitOptions(
@@ -124,6 +132,23 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, fitted):
     init_prototypes(placed, states, seed=0)
     before, after = (full_divergence(lm.model, z, h(z).reconstruction) for h in (placed, head))
     assert after < 0.8 * before
+
+
+def test_a_process_without_rows_of_a_step_adds_nothing(lm, states):
+    head = SMALL.head(states.width)
+    init_prototypes(head, states, 0)
+    fitting = Fitting(lm.model, states, SMALL, head)
+    fitting.share = 0.0
+    assert [*fitting.losses(np.empty(0, np.int64)).values()] == [0.0] * 3
+    assert head.prototypes.grad is None
+
+
+def test_the_rate_is_that_of_the_first_process(lm, states, monkeypatch):
+    rates = []
+    monkeypatch.setattr(module.parallel, "broadcast", lambda weight: weight.data.fill_(2.0))
+    monkeypatch.setattr(Fitting, "run", lambda self, *_: rates.append(self._schedule.base_lrs[0]))
+    fit(lm.model, states, SMALL)
+    assert rates == [pytest.approx(2 * SMALL.learning_rate)]
 
 
 def test_fitted_weights_predict_better(lm, states, fitted):

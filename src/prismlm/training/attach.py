@@ -23,7 +23,7 @@ from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import WAY_OUT, check_room, keep_json, read_json, room_to_write
+from prismlm.files import WAY_OUT, check_room, discard, keep_json, read_json, room_to_write
 from prismlm.layers import PrototypeHead
 from prismlm.lens.build import IndexOptions, build_index, check_index, index_bytes, options_for
 from prismlm.lens.cell_files import cells_format
@@ -54,8 +54,9 @@ from prismlm.models.sidecar import (
 )
 from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertainty, uncertainty_of
 from prismlm.models.watch import evaluating
+from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, keeping, read_note, writing
+from prismlm.run_state import RUN_FILE, check_same, keeping, read_note, writing
 from prismlm.training import parallel, tuning
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import FitOptions, Fitting, fit
@@ -421,6 +422,7 @@ class _AttachRun:
         if parallel.on_main(lens.exists):
             return
         shard = Shard(parallel.rank(), parallel.world_size())
+        parallel.on_main(lambda: _discard_other_parts(lens, shard.count))
         build_index(
             self.model,
             head.to(self.model.device),
@@ -440,6 +442,15 @@ class _AttachRun:
             label_lens(opened, self.model, progress=self.progress)
         if not self.options.keep_states:
             shutil.rmtree(self.out / WORK, ignore_errors=True)
+
+
+def _discard_other_parts(lens: Path, count: int) -> None:
+    """Discard what a run with another number of processes left of a lens."""
+    partial = Parts(lens, count).path
+    with writing(partial, wait=True):
+        for note in [*partial.glob(f"[!.]*/{RUN_FILE}")]:
+            if read_json(note).get("shards") != count:
+                discard(note.parent)
 
 
 def _is_corpus(paths: Sequence[Path | str]) -> bool:

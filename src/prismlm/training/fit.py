@@ -246,6 +246,8 @@ def fit(
     options = options.of_states(len(states))
     head = options.head(states.width).to(weight_of(model).device)
     init_prototypes(head, states, options.seed)
+    # Their size determines the rate, and processes may have rounded otherwise.
+    parallel.broadcast(head.prototypes)
     fitting = Fitting(model, states, options, head)
     rows = batches(len(states), options.batch, fitting.steps, options.seed)
     fitting.run(rows, "Fitting prototypes", "prototype_only_kl", progress)
@@ -280,6 +282,11 @@ class Fitting(Loop):
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Accumulate the gradients of some states; return their parts of the losses."""
         options, head, share = self.options, self.head, self.share
+        if not len(rows):
+            # A step of fewer rows than processes: means would not be numbers, but the others wait.
+            parallel.largest(head.prototypes.new_full((head.num_prototypes,), -math.inf))
+            parallel.sum_over_processes(head.prototypes.new_zeros(()))
+            return {"prototype_only_kl": 0.0, "residual": 0.0, "loss": 0.0}
         z = self.states.states(rows).to(self._device)
         output = head(z)
         tokens, log_weights = self._vocabulary.draw(options.seed * 2**32 + self.step)
