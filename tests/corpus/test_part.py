@@ -23,6 +23,7 @@ from prismlm.corpus import (
     store,
 )
 from prismlm.corpus import part as module
+from prismlm.corpus import read as reading
 from prismlm.corpus.part import CorpusPart
 from prismlm.corpus.tokenizer import train_tokenizer
 from prismlm.errors import InputError, Interrupted
@@ -338,6 +339,20 @@ def test_a_file_that_changes_during_the_build_is_named(remote, texts, tokenizer,
         listed(None, 2, 3)
 
 
+def test_a_failed_read_is_not_called_a_failed_write(texts, tokenizer, tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied")
+
+    listed = CorpusPart(tmp_path / "out", tokenizer, [texts], merge=False).list_inputs(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "_state", refused)
+        with pytest.raises(InputError, match=r"0\.txt cannot be read \(.*Permission denied"):
+            listed(None, 0, 3)
+    (tmp_path / ".out.partial" / module.PLAN_FILE).unlink()
+    with pytest.raises(InputError, match=r"plan\.json is missing: another command"):
+        listed(None, 0, 3)
+
+
 def test_parts_by_themselves_and_the_last_one_writes_the_corpus(build, texts, tokenizer, tmp_path):
     expected = build("whole", parts=3)
     part = CorpusPart(tmp_path / "out", tokenizer, texts)
@@ -369,6 +384,22 @@ def test_an_id_in_two_parts_is_refused_or_left_out(build, tmp_path):
     )
     assert written(one) == written(three)
     assert three.meta["left_out"] == {"id used before": 5}
+
+
+def test_workers_leave_out_ids_of_earlier_parts(build, tmp_path, monkeypatch):
+    """The last step, which is one process, tokenises nothing again."""
+    rows = [{"id": f"d{n % 95}", "text": f"Text {n} of a hundred."} for n in range(100)]
+    finish = CorpusPart.finish
+
+    def without_writing(part, count):
+        with monkeypatch.context() as patch:
+            patch.setattr(CorpusPart, "_write", None)
+            finish(part, count)
+
+    monkeypatch.setattr(CorpusPart, "finish", without_writing)
+    inputs = write_jsonl(tmp_path / "rows.jsonl", rows)
+    built = build(inputs=inputs, parts=3, skip_bad_rows=True)
+    assert built.meta["left_out"] == {"id used before": 5}
 
 
 def test_what_cannot_be_started_leaves_no_files(build, texts, tmp_path):

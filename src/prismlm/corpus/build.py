@@ -12,10 +12,11 @@ from prismlm.corpus import layout
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.filters import Filters
-from prismlm.corpus.part import SHARD_TOKENS, CorpusPart, origin_of
+from prismlm.corpus.part import CorpusPart, origin_of
 from prismlm.corpus.read import Paths
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer
+from prismlm.corpus.writer import SHARD_TOKENS
 from prismlm.errors import InputError, Interrupted, check_path, check_whole
 from prismlm.files import check_room, discard
 from prismlm.parts import Engine, Parts

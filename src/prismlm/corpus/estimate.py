@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.filters import Filters
-from prismlm.corpus.part import SHARD_TOKENS, CorpusPart, open_reader
+from prismlm.corpus.part import CorpusPart, open_reader
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.sampling import TRAINING_CHARACTERS, sample_documents
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
-from prismlm.corpus.writer import PartWriter, merge_parts
+from prismlm.corpus.writer import SHARD_TOKENS, PartWriter, merge_parts
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import check_path
 

@@ -27,7 +27,7 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.filters import NEAR_DUPLICATE, Filters, NearDuplicates
 from prismlm.corpus.read import DocumentReader, InputFile, is_remote, repeated_id
 from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
-from prismlm.corpus.writer import PART_FILE, PartWriter, merge_parts
+from prismlm.corpus.writer import PART_FILE, SHARD_TOKENS, PartWriter, merge_parts
 from prismlm.errors import (
     InputError,
     check_kind,
@@ -51,7 +51,6 @@ from prismlm.run_state import RUN_FILE, check_same, writing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SHARD_TOKENS = 2**27
 # Beside the parts: what was listed, and steps before the tokens, which may be discarded.
 PLAN_FILE, STEPS, PARTS = ".plan.json", "steps", "part-*"
 # Hashes of ids that are compared at once, 8 bytes each.
@@ -237,7 +236,13 @@ class CorpusPart:
         run = (self.listed or {})["run"]
         what = f"{self.out} is being built by another command with other settings"
         way_out = "Let one of them finish, or choose another output for one."
-        check_same(what, read_json(self.partial / PLAN_FILE), run, way_out)
+        path = self.partial / PLAN_FILE
+        if not path.is_file():
+            raise InputError(
+                f"{path} is missing: another command has finished {self.out} or removed its parts. "
+                "Run the same command again."
+            )
+        check_same(what, read_json(path), run, way_out)
         return run
 
     def reader(
@@ -368,6 +373,10 @@ class CorpusPart:
                     run(part.sample)
                 part.train(progress)
             run(part)
+            with self._room():
+                repeated = part.drop_repeated(count, Parts(self.out, count).part)
+            if repeated:
+                run(part)
         part.finish(count)
 
     def train(self, progress: Reporter) -> None:

@@ -77,6 +77,11 @@ class InputFile:
                 f"{self.path} was listed when the build started, and is missing now: it was "
                 f"removed, or its store does not show it to every machine yet. {way_out}"
             ) from error
+        except Exception as error:  # each store has its own errors
+            raise InputError(
+                f"{self.path} cannot be read ({first_line(error)}). Make it readable, or wait "
+                "until its store answers, and run the same command again."
+            ) from error
         if now != self.listed:
             raise InputError(
                 f"{self.path} has changed since the build started: {self.listed[0]:,} bytes of "

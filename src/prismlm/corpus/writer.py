@@ -28,6 +28,7 @@ from prismlm.files import json_text, read_json, write_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+SHARD_TOKENS = 2**27
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
 # Size of a row group: one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
@@ -76,7 +77,7 @@ class PartWriter:
         tokenizer: PreTrainedTokenizerFast,
         *,
         heldout_fraction: float = 0.05,
-        shard_tokens: int = 2**27,
+        shard_tokens: int = SHARD_TOKENS,
     ) -> None:
         self._directory, self._tokenizer = directory, tokenizer
         self._heldout_fraction, self._shard_tokens = heldout_fraction, shard_tokens
@@ -233,8 +234,8 @@ def merge_parts(
     tokenizer: PreTrainedTokenizerFast,
     heldout_fraction: float,
     **more: Any,
-) -> list[dict[str, Any]]:
-    """Move the shards of all parts to ``out``, and write ``corpus.json``; return the shards.
+) -> None:
+    """Move the shards of all parts to ``out``, and write ``corpus.json``.
 
     Texts and tokens are not read, only the tables of documents. What an interrupted call has moved
     is not moved again.
@@ -278,7 +279,6 @@ def merge_parts(
     if not (out / layout.TOKENIZER_DIRECTORY).is_dir():
         tokenizer.save_pretrained(out / layout.TOKENIZER_DIRECTORY)
     write_json(out / layout.META_FILE, meta | {"digest": layout.digest(meta)})
-    return shards
 
 
 def _move_shard(

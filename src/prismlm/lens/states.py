@@ -285,7 +285,7 @@ def _slots_of(
     return range(slot * shard.number // shard.count, slot * (shard.number + 1) // shard.count)
 
 
-def join_states(parts: list[HiddenStates], directory: Path) -> HiddenStates:
+def join_states(parts: list[HiddenStates], directory: Path) -> None:
     """Store the hidden states of all shards as one process would have."""
     ends, run = [0], {name: value for name, value in parts[0].run.items() if name != "shard"}
     with (
@@ -300,4 +300,4 @@ def join_states(parts: list[HiddenStates], directory: Path) -> HiddenStates:
                 add_states(part.bits[start:end].reshape(-1))
                 add_tokens(part.following[start:end])
                 ends.append(ends[-1] + end - start)
-    return _finish(directory, run, parts[0].width, ends)
+    _finish(directory, run, parts[0].width, ends)
