@@ -33,8 +33,8 @@ def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(
     _search(recipe, resume=False, as_json=False)
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
-        f"trial 0 ({TEXT}): CE 3.2500 ± 0.0125 · 1 of 2 trials done",
-        f"trial 1 ({TEXT}): failed: the loss is nan · 2 of 2 trials done",
+        f"trial 0 of 2 ({TEXT}): CE 3.2500 ± 0.0125",
+        f"trial 1 of 2 ({TEXT}): failed: the loss is nan",
     ]
     (row,) = (line for line in shown.out.splitlines() if "3.2500" in line)
     assert row.split() == ["0", "3.2500", "0.0125", "25.8", *TEXT.split()]

@@ -126,11 +126,15 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
     if options["parquet"] is None:
         raise InputError("workers write a table of all texts: add --parquet FILE.")
     defaults = {"tokens": None, "attention": None, "by": None, "where": None, "method": "evidence"}
-    defaults |= {"html": None, "as_json": False, "against": 0}
-    if any(options[name] != value for name, value in defaults.items()):
+    defaults |= {"html": None, "as_json": False, "against": 0, "top": 3, "documents": 5}
+    defaults |= {"passages": False}
+    ignored = [
+        f"--{name.removeprefix('as_')}" for name in defaults if options[name] != defaults[name]
+    ]
+    if ignored:
         raise InputError(
-            "workers write --parquet alone: leave out --json, --html, --tokens, --attention, --by, "
-            "--where, --method and --against, or --parts, --workers and --engine."
+            f"workers write --parquet alone: leave out {', '.join(ignored)}, or --parts, --workers "
+            "and --engine."
         )
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.explain.trace_parts import TracePart, explain_in_parts

@@ -93,7 +93,7 @@ def build_corpus(
             vocab_size=vocab_size,
             columns=Columns() if columns is None else columns,
             heldout_fraction=heldout_fraction,
-            shard_tokens=shard_tokens,
+            shard_tokens=check_whole("the number of tokens in a shard", shard_tokens, 1),
             filters=filters or Filters(),
             skip_bad_rows=skip_bad_rows,
             overwrite=overwrite,

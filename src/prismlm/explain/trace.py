@@ -14,10 +14,11 @@ import torch
 
 from prismlm.corpus.encode import around_text
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.explain.against import Opposition
 from prismlm.explain.attention_maps import AttentionMap
 from prismlm.explain.attribution import (
+    METHODS,
     Attribution,
     Carriers,
     Method,
@@ -272,6 +273,7 @@ class Trace:
 
     def attribution(self, method: Method = "evidence") -> Attribution:
         """Return what the answer relies on, computed once for each method."""
+        check_choice("the method", method, METHODS)
         if method not in self._attributions:
             attribution = attribute(self.carriers(method), self._lens(), method)
             self._attributions[method] = attribution

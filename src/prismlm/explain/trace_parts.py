@@ -103,8 +103,9 @@ def explain_in_parts(
     }
     part = replace(part, out=part.out.absolute(), **paths)
     parts = Parts(part.out, count)
-    parts.check(part.run(part.open()), overwrite=overwrite)
     gpus = device_named(part.device) == "cuda"
+    # On the CPU, since the first worker needs the GPU.
+    parts.check(part.run(replace(part, device="cpu").open()), overwrite=overwrite)
     run_parts(part, count, engine=engine, workers=workers, gpus=gpus, progress=progress)
     _put_together([parts.part(number) / ROWS_FILE for number in range(count)], part.out)
     discard(parts.path)

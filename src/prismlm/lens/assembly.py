@@ -61,9 +61,16 @@ class Assembly:
     range_bytes: int
     corpus: Path | None
     split: Split
+    # The number of jobs of each kind, if it is known: counting them reads the parts and the corpus.
+    counts: dict[str, int] | None = None
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Make every ``world_size``-th job that is not finished, or wait for who makes it."""
+        if not self.jobs and not (self.lens / layout.META_FILE).is_file():
+            raise InputError(
+                f"{self._parts.path} has {len(self._parts.complete())} of {self.parts} parts: make "
+                "the others before the files of the lens."
+            )
         for number in range(rank, len(self.jobs), world_size):
             self.make(number, wait=True)
 
@@ -105,7 +112,7 @@ class Assembly:
                 return []
             return [
                 Job(kind, number, self._parts.path / f"{kind}-{number:05d}-of-{count:05d}")
-                for kind, count in self._counts.items()
+                for kind, count in (self.counts or self.counted()).items()
                 for number in range(count)
             ]
 
@@ -114,8 +121,8 @@ class Assembly:
         """Whether there are several jobs of a kind."""
         return len(self.jobs) > len({job.kind for job in self.jobs})
 
-    @cached_property
-    def _counts(self) -> dict[str, int]:
+    def counted(self) -> dict[str, int]:
+        """Count the jobs of each kind."""
         text = 0 if self.corpus is None else suffixes.count_parts(self._corpus, self.split)
         return {"cells": len(self.ranges), "text": text, "contexts": self._slices}
 

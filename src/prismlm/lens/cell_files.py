@@ -134,7 +134,9 @@ def merged(runs: Sequence[Run], cells: Range) -> Iterator[np.ndarray]:
         # A single cell that is too large: a few next tokens at a time.
         columns = [np.array(run.cells(*part)["token"]) for run in runs]
         size = 1 + max(int(column[-1]) for column in columns if len(column))
-        tokens = np.sum([np.bincount(column, minlength=size) for column in columns], axis=0)
+        tokens = np.zeros(size, np.int64)
+        for column in columns:
+            tokens += np.bincount(column, minlength=size)
         for pair in grouped(tokens, most):
             rows = [slice(*np.searchsorted(column, pair)) for column in columns]
             some = zip(runs, rows, strict=True)

@@ -5,6 +5,7 @@ A last step, of one process, writes what does not grow with the corpus, and docu
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def index_in_parts(
     if jobs.divided:  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
         # A copy, without what it has read, since it is sent with each job.
-        run_parts(replace(jobs), len(jobs.jobs), name="Files", **how)
+        counted = replace(jobs, counts=Counter(job.kind for job in jobs.jobs))
+        run_parts(counted, len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens
