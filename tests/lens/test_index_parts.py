@@ -89,6 +89,8 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
     # Another process may have written the lens, and removed the parts.
     assert replace(assembly).jobs == []
     replace(assembly)(None, 0, 2)
+    with pytest.raises(InputError, match="0 of 3 parts"):
+        replace(assembly, lens=part.lens.with_name("other"))(None, 0, 2)
 
 
 def drive(part):
