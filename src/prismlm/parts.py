@@ -107,10 +107,11 @@ def _local(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None
             for future in as_completed(futures):
                 future.result()
                 task.advance()
-        except BrokenProcessPool as error:
-            raise PrismError(KILLED) from error
-        finally:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise PrismError(KILLED) from error
+            raise
 
 
 def _begin(names: Any, workers: int) -> None:

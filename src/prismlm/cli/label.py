@@ -75,13 +75,13 @@ def map_prototypes(
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.lens.labels.map import map_lens, regions
     from prismlm.lens.layout import find_lens
-    from prismlm.lens.lens_files import LensFiles
+    from prismlm.lens.store import files_of
     from prismlm.outputs import write_text
     from prismlm.pages.prototype_map import prototype_map_page
 
     opt.check_output_files(model, overwrite=overwrite, html=html)
     address = find_lens(model, lens_name)
-    if overwrite or address is None or LensFiles.of(address).read_meta().map is None:
+    if overwrite or address is None or files_of(address).read_meta().map is None:
         opt.require_packages("umap")
     lm, lens = opt.load_with_lens(model, lens_name)
     if lens.meta.map is None or overwrite:
