@@ -12,12 +12,13 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from prismlm.errors import InputError, PrismError, check_choice, check_whole
 from prismlm.files import discard
@@ -25,6 +26,7 @@ from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import RUN_FILE, check_same, read_note, writing
 
 Engine = Literal["local", "ray", "datatrove"]
+Step = TypeVar("Step", bound=Any)
 ENGINES: tuple[str, ...] = get_args(Engine)
 # Makes a part: work(None, number, count), the signature of a step of datatrove. It is pickled.
 Work = Callable[[Any, int, int], object]
@@ -190,6 +192,12 @@ def _datatrove(work: Work, count: int, workers: int, gpus: bool, task: Task) -> 
             start_method="spawn",
         ).run()
     task.advance(count)
+
+
+def located(step: Step, *names: str) -> Step:
+    """Return a step whose paths hold in any directory; names on the hub and addresses stay."""
+    paths: dict[str, Path | None] = {name: getattr(step, name) for name in names}
+    return replace(step, **{n: p.absolute() for n, p in paths.items() if p and p.exists()})
 
 
 class Parts:

@@ -136,6 +136,9 @@ def test_many_runs_are_merged_with_few_open_files(tmp_path, memory):
             write(tmp_path / "lens", random_records(4000), list(range(10, 4000, 10)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    write(tmp_path / "one", random_records(4000), [])
+    for name in layout.CELL_FILES:
+        assert (tmp_path / "lens" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
 def test_ranges_are_few_whatever_the_corpus(tmp_path):

@@ -74,9 +74,8 @@ def build(
 
     Finished parts are kept: run the same command again to resume.
     """
-    from prismlm.corpus import Columns, Corpus, Filters, build_corpus, estimate_build, sample_path
+    from prismlm.corpus import Columns, Filters, build_corpus, estimate_build, sample_path
     from prismlm.corpus.part import CorpusPart
-    from prismlm.parts import Parts
 
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
     stream = open_dataset(dataset, dataset_config, split, data_files)
@@ -84,28 +83,33 @@ def build(
     names = (text_column, id_column, source_column, domain_column, license_column, title_column)
     number, count = opt.parse_shard(shard)
     opt.count_parts(parts, workers, engine, shard)
-    languages = tuple(filter(None, (language or "").split(",")))
     settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
     settings |= {"columns": Columns(*names, url_column, split_column), "overwrite": overwrite}
     settings |= {"heldout_fraction": heldout, "shard_tokens": shard_tokens}
-    settings |= {"filters": Filters(languages, quality, remove_near_duplicates)}
-    settings |= {"skip_bad_rows": skip_bad_rows}
+    filters = Filters(tuple(opt.split_names(language) or ()), quality, remove_near_duplicates)
+    settings |= {"filters": filters, "skip_bad_rows": skip_bad_rows}
     if dry_run:
         output.print_cost(estimate_build(stream or paths, out, **settings), as_json=as_json)
         return
-    progress = ConsoleReporter()
     with orderly_end():
         if shard is None:
             how: dict[str, Any] = {"parts": parts, "workers": workers or 1, "engine": engine}
-            build_corpus(stream or paths, out, **settings, **how, progress=progress)
+            build_corpus(stream or paths, out, **settings, **how, progress=ConsoleReporter())
         else:
-            CorpusPart(out, inputs=stream or paths, **settings, progress=progress)(
-                None, number, count
-            )
-    if not Parts(out, count).path.is_dir():
-        _print_corpus(Corpus.open(out), as_json=as_json)
-    else:
+            part = CorpusPart(out, inputs=stream or paths, **settings, progress=ConsoleReporter())
+            part(None, number, count)
+    _report(out, number, count, as_json)
+
+
+def _report(out: Path, number: int, count: int, as_json: bool) -> None:
+    """Print a finished corpus, or that other parts are missing."""
+    from prismlm.corpus import Corpus
+    from prismlm.parts import Parts
+
+    if Parts(out, count).path.is_dir():
         output.report_part("corpus", out, number, count, as_json=as_json)
+    else:
+        _print_corpus(Corpus.open(out), as_json=as_json)
 
 
 def open_dataset(

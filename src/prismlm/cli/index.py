@@ -22,6 +22,7 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus
     from prismlm.cost import Cost
+    from prismlm.lens.index_parts import IndexPart
     from prismlm.lens.options import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
 
@@ -64,9 +65,9 @@ def index(
     --shard), or one that streams a dataset into a corpus. Under torchrun every process reads one
     part.
     """
-    from prismlm.lens.build import check_lens, index_checkpoint, lens_directory
+    from prismlm.lens.build import check_lens, lens_directory
     from prismlm.lens.codes import check_codes
-    from prismlm.lens.index_parts import IndexPart, index_in_parts
+    from prismlm.lens.index_parts import IndexPart
     from prismlm.lens.options import IndexOptions, Shard, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
@@ -86,20 +87,32 @@ def index(
     if dry_run:
         _print_estimate(checkpoint, source, options, as_json)
         return
-    progress, start = ConsoleReporter() if opt.is_first_process() else SILENT, time.monotonic()
-    if isinstance(source, _Stream):
-        source = source.build(progress, wait=part.count > 1)
-    how: dict[str, Any]
-    if count:
-        del checkpoint  # workers open their own
-        one = IndexPart(model, source.path, out, options, device, overwrite)
-        how = {"engine": engine, "workers": workers or 1, "progress": progress}
-        written = index_in_parts(one, count, **how)
-    else:
-        how = {"overwrite": overwrite, "progress": progress}
-        written = index_checkpoint(checkpoint, source, out, options, **how)
+    start, one = time.monotonic(), IndexPart(model, Path(), out, options, device, overwrite)
+    opened = None if count else checkpoint
+    del checkpoint  # workers open their own
+    written = _write(one, source, opened, count or 1, engine=engine, workers=workers or 1)
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
+
+
+def _write(
+    one: IndexPart,
+    source: Corpus | _Stream,
+    checkpoint: Checkpoint | None,
+    count: int,
+    **how: Any,
+) -> Path | None:
+    """Write a lens, or a part of it, in this process; without a checkpoint by workers."""
+    from prismlm.lens.build import index_checkpoint
+    from prismlm.lens.index_parts import index_in_parts
+
+    how["progress"] = ConsoleReporter() if opt.is_first_process() else SILENT
+    if isinstance(source, _Stream):
+        source = source.build(how["progress"], wait=one.options.shard.count > 1)
+    if checkpoint is None:
+        return index_in_parts(replace(one, corpus=source.path), count, **how)
+    how = {"progress": how["progress"], "overwrite": one.overwrite}
+    return index_checkpoint(checkpoint, source, one.lens, one.options, **how)
 
 
 def _print_estimate(

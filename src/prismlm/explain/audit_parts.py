@@ -23,7 +23,7 @@ from prismlm.explain.texts import text_options
 from prismlm.files import atomic_directory, discard, read_json, write_json
 from prismlm.lens.cells import Where
 from prismlm.models.device import device_named
-from prismlm.parts import Engine, Parts, run_parts
+from prismlm.parts import Engine, Parts, located, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, writing
 
@@ -139,14 +139,8 @@ def audit_in_parts(
     ``overwrite`` discards parts that were made with other inputs. Errors are those of
     :func:`prismlm.parts.run_parts`, and InputError for such parts.
     """
-    # Workers may have another current directory; names on the hub and addresses stay.
-    paths = {
-        name: path.absolute() if path.exists() else path
-        for name in ("model", "corpus")
-        if (path := getattr(part, name)) is not None
-    }
     files = tuple(path.absolute() if path.exists() else path for path in part.files)
-    part = replace(part, files=files, out=part.out.absolute(), **paths)
+    part = replace(located(part, "model", "corpus"), files=files, out=part.out.absolute())
     audit, parts = replace(part, device="cpu").empty(), Parts(part.out, count)
     reader = part.reader(audit.tokenizer)
     for _ in reader:

@@ -19,7 +19,7 @@ from prismlm.files import atomic_directory, discard, write_json
 from prismlm.lens.layout import key_of
 from prismlm.models.device import device_named
 from prismlm.outputs import output_file
-from prismlm.parts import Engine, Parts, run_parts
+from prismlm.parts import Engine, Parts, located, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, writing
 
@@ -95,13 +95,7 @@ def explain_in_parts(
     Finished parts are not made again; ``overwrite`` discards those of other inputs. Errors are
     those of :func:`prismlm.parts.run_parts`, and InputError for such parts.
     """
-    # Workers may have another current directory; names on the hub stay.
-    paths = {
-        name: path.absolute() if path.exists() else path
-        for name in ("model", "corpus")
-        if (path := getattr(part, name)) is not None
-    }
-    part = replace(part, out=part.out.absolute(), **paths)
+    part = replace(located(part, "model", "corpus"), out=part.out.absolute())
     parts = Parts(part.out, count)
     gpus = device_named(part.device) == "cuda"
     # On the CPU, since the first worker needs the GPU.

@@ -8,7 +8,8 @@ size is an even sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
+Append = Callable[[np.ndarray], None]
 STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
 FORMAT_VERSION = 2
 WHOLE = Shard()
@@ -239,11 +241,7 @@ def read_states(
     if shard != WHOLE:
         slots = _slots_of(shard, order, model, corpus, options, most)
     with (
-        room_to_write("hidden states", directory, "Make room or lower --states-gb."),
-        atomic_file(directory / STATES_FILE) as states_file,
-        atomic_file(directory / TOKENS_FILE) as tokens_file,
-        array_file(states_file, np.dtype("<i2")) as add_states,
-        array_file(tokens_file, np.dtype("<u4")) as add_tokens,
+        _new_store(directory) as (add_states, add_tokens),
         evaluating(model),
         progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
     ):
@@ -260,6 +258,19 @@ def read_states(
             if ends[-1] >= most:
                 break
     return _finish(directory, run, width, ends)
+
+
+@contextmanager
+def _new_store(directory: Path) -> Iterator[tuple[Append, Append]]:
+    """Yield what appends states, as bits, and the tokens that follow them."""
+    with (
+        room_to_write("hidden states", directory, "Make room or lower --states-gb."),
+        atomic_file(directory / STATES_FILE) as states_file,
+        atomic_file(directory / TOKENS_FILE) as tokens_file,
+        array_file(states_file, np.dtype("<i2")) as add_states,
+        array_file(tokens_file, np.dtype("<u4")) as add_tokens,
+    ):
+        yield add_states, add_tokens
 
 
 def _finish(directory: Path, run: dict[str, Any], width: int, ends: list[int]) -> HiddenStates:
@@ -288,13 +299,7 @@ def _slots_of(
 def join_states(parts: list[HiddenStates], directory: Path) -> None:
     """Store the hidden states of all shards as one process would have."""
     ends, run = [0], {name: value for name, value in parts[0].run.items() if name != "shard"}
-    with (
-        room_to_write("hidden states", directory, "Make room or lower --states-gb."),
-        atomic_file(directory / STATES_FILE) as states_file,
-        atomic_file(directory / TOKENS_FILE) as tokens_file,
-        array_file(states_file, np.dtype("<i2")) as add_states,
-        array_file(tokens_file, np.dtype("<u4")) as add_tokens,
-    ):
+    with _new_store(directory) as (add_states, add_tokens):
         for part in parts:
             for start, end in pairwise(part.ends):
                 add_states(part.bits[start:end].reshape(-1))

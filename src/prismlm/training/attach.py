@@ -176,15 +176,7 @@ def attach(
     parallel.join()
     options, out = options or AttachOptions(), Path(out)
     base = parallel.on_main(lambda: find_base(model, options.revision))
-    if options.lora and importlib.util.find_spec("peft") is None:
-        raise InputError(
-            "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
-        )
-    if options.uncertainty and has_uncertainty(base.path):
-        raise InputError(
-            f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
-            "a head to it."
-        )
+    _check_options(model, base, options)
     parallel.on_main(lambda: check_ours(out, ATTACH_FILE, "attach"))
     with ExitStack() as stack:
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
@@ -208,6 +200,19 @@ def attach(
         quality=HeadQuality(**provenance["quality"]),
         uncertainty=provenance.get("uncertainty_feedback"),
     )
+
+
+def _check_options(model: str, base: BaseCheckpoint, options: AttachOptions) -> None:
+    """Raise InputError for options that this base or installation does not allow."""
+    if options.lora and importlib.util.find_spec("peft") is None:
+        raise InputError(
+            "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
+        )
+    if options.uncertainty and has_uncertainty(base.path):
+        raise InputError(
+            f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
+            "a head to it."
+        )
 
 
 def _begin(
