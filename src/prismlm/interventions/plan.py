@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
+from prismlm.interventions.controller import Controller
 from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Only, Scale, members_of
 from prismlm.layers import PrototypeHead
+from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import signature_ids, tokens_of_group
 from prismlm.models.seam import LogitMap, output_embedding
@@ -162,7 +164,7 @@ class Plan:
                 after[:, columns] = self._target(edit, members, z, current)[:, columns]
                 raised.append(Step(after - current, self.rows[edit], edit))
             else:
-                after[:, columns] *= _factor(edit)
+                after[:, columns] *= after.new_tensor(_factors(edit))
                 scaled += after - current
             current = after
         rows = self.head.prototypes[self.prototypes].detach()
@@ -200,10 +202,13 @@ def raises(edit: Edit) -> TypeGuard[Clamp | Group]:
     return isinstance(edit, Clamp) or (isinstance(edit, Group) and edit.strength > 0)
 
 
-def _factor(edit: Edit) -> float:
+def _factors(edit: Edit) -> list[float]:
+    """Return the factor of each member, or of all."""
+    if isinstance(edit, Controller):
+        return edit.factors
     if isinstance(edit, Group):
-        return 1 + edit.strength
-    return edit.factor if isinstance(edit, Scale) else 0.0
+        return [1 + edit.strength]
+    return [edit.factor if isinstance(edit, Scale) else 0.0]
 
 
 def card_direction(weight: Tensor, prototype: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -254,10 +259,13 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
     """Check edits against an opened model, its head and its lens."""
     members: list[tuple[Edit, tuple[int, ...]]] = []
     for edit in edits:
-        if not isinstance(edit, (Scale, Ablate, Clamp, Group)):
+        if not isinstance(edit, (Scale, Ablate, Clamp, Group, Controller)):
             raise InputError(
-                f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp or Group."
+                f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp, Group or "
+                "Controller."
             )
+        if isinstance(edit, Controller):
+            edit.check_head(prototypes_fingerprint(lm.head))
         members.append((edit, tuple(members_of(edit, lm.head.num_prototypes, lm.lens))))
     plan = Plan(
         output_embedding(lm.model),

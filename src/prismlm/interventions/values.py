@@ -1,4 +1,4 @@
-"""Edits of prototype activations, as values: scale, ablate, clamp, and act on a group.
+"""Edits of prototype activations, as values: scale, ablate, clamp, act on a group or many at once.
 
 An edit gives prototypes another activation α′ and leaves the rest of the state unchanged:
 
@@ -17,6 +17,7 @@ from typing import Literal
 import pyarrow.compute as pc
 
 from prismlm.errors import InputError, check_kind, check_number, check_text, check_whole, suggest
+from prismlm.interventions.controller import Controller
 from prismlm.lens.lens import Lens
 
 MAX_CATEGORIES_LISTED = 20
@@ -112,14 +113,15 @@ class Group:
             object.__setattr__(self, "prototypes", members)
 
 
-Edit = Scale | Ablate | Clamp | Group
+Edit = Scale | Ablate | Clamp | Group | Controller
 
 
 def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
     """Return the prototypes an edit acts on, ascending."""
     if isinstance(edit, Group) and edit.prototypes is None:
         return _members_in_lens(edit, lens)
-    members = sorted(edit.prototypes or ()) if isinstance(edit, Group) else [edit.prototype]
+    several = isinstance(edit, (Group, Controller))
+    members = sorted(edit.prototypes or ()) if several else [edit.prototype]
     for prototype in members:
         if not 0 <= prototype < num_prototypes:
             raise InputError(
