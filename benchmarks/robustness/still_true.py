@@ -4,13 +4,12 @@
 
 makes a small Mistral with a head, a lens and its corpus, changes one thing at a time on disk, opens
 the model and asks it. Two thirds of the changes come before it is opened, the others between
-opening and asking. Then single bits of every file of lens and corpus are turned.
+opening and asking.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -53,7 +51,6 @@ LENS, WEIGHTS = "model/lens/sample", "model/model.safetensors"
 CONFIG, TOKENIZER = "model/config.json", "model/tokenizer.json"
 ASKED = "The heart is a muscle that pumps blood through the body of most animals"
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
-FLIPS, SEED = 8, 5
 # How much shares may move where the same weights are computed in half precision.
 HALF = 0.05
 
@@ -543,76 +540,9 @@ VARIANTS = (
 )  # fmt: skip
 
 
-# -- single bits
-
-
-def flipped(tree: Path, name: str, flips: int, chance: random.Random, at: Path) -> dict[str, Any]:
-    """Turn one bit of a file at a time, open everything anew and ask; count what came of it."""
-    shutil.copytree(tree, at)
-    _move_corpus(at / LENS, at / "corpus")
-    lm = prismlm.load(at / "model")
-    expected = _everything(at, lm)
-    data = (at / name).read_bytes()
-    counts = {"file": name, "bytes": len(data), "flips": flips, "refused": 0, "right": 0}
-    wrong: list[int] = []
-    for _ in range(flips):
-        bit = chance.randrange(8 * len(data))
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        (at / name).write_bytes(damaged)
-        try:
-            result = _everything(at, lm)
-        except PrismError:
-            counts["refused"] += 1
-        else:
-            if result == expected:
-                counts["right"] += 1
-            else:
-                wrong.append(bit)
-    shutil.rmtree(at)
-    return counts | {"wrong": wrong}
-
-
-def _everything(root: Path, lm: PrismLM) -> Any:
-    """Return an answer, all tables of the lens, and the documents and texts of the corpus."""
-    lens = Lens.open(root / LENS, lm.model, lm.head)
-    assert lens.cells is not None
-    # Without the check of the lens: a corpus that has changed would be left out of the answer.
-    corpus = Corpus.open(root / "corpus")
-    texts = [corpus.text(number) for number in range(len(corpus))]
-    suffixes = lens.suffixes
-    counted = None if suffixes is None else suffixes.count(corpus.tokens(3, 2))
-    documents = lens.cells.documents
-    documents = documents.take(np.arange(len(documents)))
-    tables = [one.to_pylist() for one in (lens.index, lens.mass, lens.prototypes, documents)]
-    tables += [lens.cells.positions(0, len(lens.cells)).tolist()]
-    columns = [corpus.column(name) for name in ("doc_id", "source", "license", "title", "url")]
-    spans = [corpus.starts.tolist(), corpus.lengths.tolist()]
-    return (
-        answer(replace(lm, lens=lens)),
-        tables,
-        texts,
-        columns,
-        spans,
-        counted,
-        lens.states.tolist(),
-    )
-
-
-def flips_of(tree: Path, work: Path, count: int) -> list[dict[str, Any]]:
-    """Return the counts of every file of the lens and of the corpus."""
-    chance = random.Random(SEED)
-    names = [f"{LENS}/{path.name}" for path in sorted((tree / LENS).iterdir())]
-    names += [
-        f"corpus/{path.name}" for path in sorted((tree / "corpus").iterdir()) if path.is_file()
-    ]
-    return [flipped(tree, name, count, chance, work / "flips") for name in names]
-
-
 def main() -> int:
     """Try everything and write the result; exit 1 where something was answered wrongly."""
     parser = script_options(__doc__, RESULTS / "robustness_still_true.json")
-    parser.add_argument("--flips", type=int, default=FLIPS, help="bits turned in each file")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -621,11 +551,9 @@ def main() -> int:
         (work / "trees").mkdir()
         trees = make(work / "trees")
         variants = [outcome(one, trees, work / f"{n}") for n, one in enumerate(VARIANTS)]
-        flips = flips_of(trees / "plain", work, args.flips)
-    result = {"environment": environment(), "seed": SEED, "variants": variants, "flips": flips}
+    result = {"environment": environment(), "variants": variants}
     write_json(args.out, result)
     wrong = [one["name"] for one in variants if not one["fine"]]
-    wrong += [one["file"] for one in flips if one["wrong"]]
     print("\n".join(wrong) or "all refused or right")
     return int(bool(wrong))
 
