@@ -35,9 +35,6 @@ SIGNAL_NOISE = {
     "source": {},
     "untied": {"tied_output": False, "bias": True, "frequency_scaling": "angle"},
     "R = 4": {"expansion": 4, "frequency_ratio": 2.0, "tie_word_embeddings": False},
-    "sparse coding": {"mlp": "sparse_coding"},
-    "complete dictionary": {"mlp": "sparse_coding", "sparse_coding_form": "complete"},
-    "experts": {"mlp": "experts", "num_local_experts": 4, "bias": True},
 }
 FAMILIES = RECURRENT | {
     name: {"model_type": "prismlm_signal_noise", "head_size": 6, "num_hidden_layers": 2} | settings

@@ -29,13 +29,6 @@ MAMBA2 = {
 PACKED = {"protot": PROTOT, "deltanet": DELTANET, "signal-noise": SIGNAL_NOISE}
 ALONE = {"mamba": MAMBA, "mamba2": MAMBA2}
 RATES = {"mamba": 3e-2, "mamba2": 3e-2}
-ONE_LAYER = {"model_type": "prismlm_signal_noise", "hidden_size": 24, "num_hidden_layers": 1}
-MLPS = {
-    "gelu": {},
-    "sparse coding": {"mlp": "sparse_coding"},
-    "complete dictionary": {"mlp": "sparse_coding", "sparse_coding_form": "complete"},
-    "experts": {"mlp": "experts", "num_local_experts": 3, "router_aux_loss_coef": 0.2},
-}
 
 
 def recipe_of(settings, model, rate=1e-2):
@@ -109,21 +102,6 @@ def test_a_family_trains_with_a_head_and_is_indexed_and_explained(settings, name
     assert sum(step.target_from == "generated" for step in trace) == 3
     shares = trace.sources("domain")
     assert sum(i.share for i in shares.items) + shares.unattributed == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", MLPS)
-def test_each_mlp_trains_with_a_head_and_generates(name, settings):
-    settings["gradient_accumulation"] = 2
-    model = ONE_LAYER | {"hidden_size": 32, "head_size": 8} | MLPS[name]
-    recipe = recipe_of(settings, model)
-    result = train(recipe)
-    losses = [row["ce"] for row in result.history if "ce" in row]
-    # The complete dictionary, d² parameters and a stream of ReLU's output, learns slowest: 7.28.
-    assert losses[-1] < losses[0] - 0.25
-    # A uniform guess costs log 2048 = 7.62.
-    assert result.quality.ce < 7.4
-    trace = prismlm.load(recipe.out).explain("The river", generate=2)
-    assert sum(step.target_from == "generated" for step in trace) == 2
 
 
 TABLE = "uncertainty_feedback.safetensors"

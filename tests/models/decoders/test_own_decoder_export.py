@@ -19,15 +19,12 @@ BY_TOKEN = {
     "decay_half_lives": [0.1, 64.0],
 }
 SIGNAL_NOISE = {"model_type": "prismlm_signal_noise", "head_size": 6, "num_hidden_layers": 2}
-EXPERTS = SIGNAL_NOISE | {"mlp": "experts", "num_local_experts": 4}
 CASES = {
     "protot": (PROTOT, False),
     "protot, padded": (PROTOT, True),
     "protot, by token": (PROTOT | BY_TOKEN, False),
     "signal/noise": (SIGNAL_NOISE, False),
     "signal/noise, padded": (SIGNAL_NOISE, True),
-    "experts": (EXPERTS, False),
-    "experts, padded": (EXPERTS, True),
 }
 
 

@@ -31,6 +31,20 @@ def build(**settings):
     return SignalNoiseForCausalLM(SignalNoiseConfig(**sizes | initial | settings)).eval()
 
 
+@pytest.mark.parametrize(("bias", "mlp"), [(False, 8 * 24**2), (True, 8 * 24**2 + 5 * 24)])
+def test_sizes(bias, mlp):
+    """Tied attention has R·d² parameters and the MLP 2 d·m, m = 4 d, and its biases."""
+    norms = 5 * 24 * (2 if bias else 1)
+    count = sum(p.numel() for p in build(bias=bias).parameters())
+    assert count == VOCABULARY * 24 + 2 * (2 * 24**2 + mlp) + norms
+
+
+def test_initial_weights():
+    mlp = build(hidden_size=96, num_hidden_layers=8, initializer_range=0.05).model.layers[3].mlp
+    assert mlp.up_proj.weight.std().item() == pytest.approx(0.05, rel=0.03)
+    assert mlp.down_proj.weight.std().item() == pytest.approx(0.05 / 4, rel=0.03)
+
+
 def test_a_cache_has_one_unrotated_tensor_per_head(model):
     ids = tokens(2, 11)
     cache = model(ids, use_cache=True).past_key_values

@@ -71,8 +71,6 @@ class OwnOutput(ModelOutput):
 
     Attributes:
         gates: each layer's evidence, of ProtoT and DeltaNet.
-        aux_loss: load-balancing loss of the routers; ``loss`` includes router_aux_loss_coef of it.
-        router_logits: [B·T, E] of every block with experts.
     """
 
     loss: Tensor | None = None
@@ -81,8 +79,6 @@ class OwnOutput(ModelOutput):
     past_key_values: OwnCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     gates: tuple[Any, ...] | None = None
-    aux_loss: Tensor | None = None
-    router_logits: tuple[Tensor, ...] | None = None
 
 
 class OwnDecoder(PreTrainedModel):
@@ -106,11 +102,9 @@ class OwnModel(OwnDecoder):
 
     Attributes:
         options: names of additional arguments of a call.
-        evidence: the output field of the evidence.
     """
 
     options: tuple[str, ...] = ()
-    evidence: str
     _block_arguments: Callable[..., tuple[bool, dict[str, Any]]]
 
     def __init__(self, config: Any, block: Callable[[int], nn.Module], norm: nn.Module) -> None:
@@ -147,12 +141,11 @@ class OwnModel(OwnDecoder):
             states.append(hidden_states)
             evidence.append(layer_evidence)
         hidden_states = self.norm(hidden_states)
-        more: dict[str, Any] = {self.evidence: tuple(evidence)} if requested else {}
         return OwnOutput(
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            **more,
+            gates=tuple(evidence) if requested else None,
         )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -200,7 +193,6 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     decoder_class: type[Any] = OwnModel
-    _router_losses: Callable[..., dict[str, Tensor | None]]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -248,8 +240,7 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
                 that.
             logits_to_keep: how many of the last positions, or which positions; 0 for all.
             **kwargs: ``num_items_in_batch`` of the loss; ``output_gates`` returns each layer's
-                evidence, of ProtoT and DeltaNet; ``output_router_logits`` returns those of experts,
-                and adds their loss.
+                evidence, of ProtoT and DeltaNet.
         """
         options = {name: kwargs.pop(name) for name in self.model.options if name in kwargs}
         outputs = self.model(
@@ -271,7 +262,4 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
         fields = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
-        if outputs.router_logits is not None:
-            num_items = kwargs.get("num_items_in_batch")
-            fields |= self._router_losses(fields, attention_mask, labels, num_items)
         return OwnOutput(**fields)

@@ -125,7 +125,6 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
     """
 
     options = ("output_gates",)
-    evidence = "gates"
     mixer_of: Callable[[Any, int], nn.Module]
 
     def __init__(self, config: Any) -> None:

@@ -13,17 +13,9 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from prismlm.errors import InputError, check_number
-from prismlm.layers.mlp import (
-    MLP,
-    Experts,
-    ExpertsOutput,
-    OutputLinear,
-    SparseCoding,
-    SparseCodingOutput,
-)
+from prismlm.layers.mlp import MLP, OutputLinear
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.caches import ProjectionCache
 from prismlm.models.decoders.own_decoder import (
@@ -36,9 +28,6 @@ from prismlm.models.decoders.own_decoder import (
     positive,
     share,
 )
-from prismlm.ops.precision import at_least_float32
-
-IGNORED = -100
 
 
 @no_type_check
@@ -46,8 +35,8 @@ IGNORED = -100
 class SignalNoiseConfig(OwnConfig):
     """Configuration of :class:`SignalNoiseForCausalLM` (Prism, §2 and §3).
 
-    In addition to :class:`OwnConfig`, whose ``intermediate_size`` is the width of the MLP or of
-    each expert, or the number of atoms of an overcomplete dictionary, by default 4 d:
+    In addition to :class:`OwnConfig`, whose ``intermediate_size``, the width of the MLP, is 4 d by
+    default:
 
     Attributes:
         head_size: p.
@@ -58,22 +47,11 @@ class SignalNoiseConfig(OwnConfig):
         scale_by_width: divide scores by √d, as in Eq. 6, instead of √p.
         noise_weight: initial λ; checkpoints store theirs.
         bias: whether norms and MLPs have biases.
-        mlp: ``gelu``, ``sparse_coding`` or ``experts``; see :mod:`prismlm.layers`.
-        sparse_coding_form: ``overcomplete`` adds to the stream, ``complete`` replaces it.
-        sparse_coding_steps: S; None for 2 overcomplete and 1 complete, as in the sources.
-        sparse_coding_step_size: η of those steps.
-        sparse_coding_threshold: θ, the weight of the sum of a code.
-        num_local_experts, num_experts_per_tok: E and k.
-        output_router_logits: whether outputs have ``router_logits`` and ``aux_loss``, and the loss
-            includes it; None for yes with experts, which may collapse without it.
-        router_aux_loss_coef: weight of ``aux_loss`` in the loss.
         layer_norm_eps: added to the variance.
     """
 
     model_type = "prismlm_signal_noise"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        *("past_key_values", "router_logits", "aux_loss")
-    ]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     vocab_size: int = count(default=50304)
     hidden_size: int = count(default=512)
@@ -88,51 +66,16 @@ class SignalNoiseConfig(OwnConfig):
     noise_weight: float | int = number("from 0 to 1", lambda value: 0 <= value <= 1)(default=0.01)
     dropout: float | int = share(default=0.0)
     bias: bool = False
-    mlp: Literal["gelu", "sparse_coding", "experts"] = "gelu"
-    sparse_coding_form: Literal["overcomplete", "complete"] = "overcomplete"
-    sparse_coding_steps: int | None = None
-    sparse_coding_step_size: float | int = positive(default=0.1)
-    sparse_coding_threshold: float | int = 0.1
-    num_local_experts: int = count(default=8)
-    num_experts_per_tok: int = count(default=2)
-    output_router_logits: bool | None = None
-    router_aux_loss_coef: float | int = number(
-        "0 or a positive, finite number", lambda value: 0 <= value < math.inf
-    )(default=0.01)
     layer_norm_eps: float | int = positive(default=1e-5)
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
-        if self.sparse_coding_steps is None:
-            self.sparse_coding_steps = 1 if self.sparse_coding_form == "complete" else 2
-        if self.output_router_logits is None:
-            self.output_router_logits = self.mlp == "experts"
         super().__post_init__(**kwargs)
-
-    def validate_architecture(self) -> None:
-        """Raise InputError for settings that contradict each other."""
-        if self.mlp == "experts" and self.num_experts_per_tok > self.num_local_experts:
-            raise InputError(
-                f"num_experts_per_tok is {self.num_experts_per_tok}, of num_local_experts "
-                f"{self.num_local_experts}: expected at most as many."
-            )
-        self.check_router(self.output_router_logits)
-
-    def check_router(self, requested: bool | None) -> None:
-        """Raise InputError if router logits are requested without a router."""
-        if requested and self.mlp != "experts":
-            raise InputError(
-                f"output_router_logits is on, and mlp={self.mlp!r} has no router: leave it out, or "
-                "build the model with mlp='experts'."
-            )
 
 
 class SignalNoiseBlock(GradientCheckpointingLayer):
-    """Attention and an MLP, each with LayerNorm and skip connection.
-
-    Complete sparse coding has no skip connection and no dropout.
-    """
+    """Attention and an MLP, each with LayerNorm and skip connection."""
 
     def __init__(self, config: SignalNoiseConfig, layer: int) -> None:
         super().__init__()
@@ -150,7 +93,7 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
             scale_by_width=config.scale_by_width,
         )
         self.mlp_norm = nn.LayerNorm(config.hidden_size, **norm)
-        self.mlp = _mlp_of(config)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.dropout = config.dropout
 
     def forward(
@@ -160,11 +103,8 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         positions: Tensor,
         mask: Tensor | None = None,
         past_key_values: ProjectionCache | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the next hidden states, and router logits [B·T, E] if the MLP has a router.
-
-        ``positions`` are those of the new tokens.
-        """
+    ) -> tuple[Tensor, None]:
+        """Return the next hidden states; ``positions`` are those of the new tokens."""
         past, all_positions = None, positions
         cache = None if past_key_values is None else past_key_values.layers[self.layer]
         if cache is not None and cache.get_seq_length():
@@ -177,28 +117,8 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         if cache is not None:
             cache.update(attended.projections, positions[:, None, :, None])
         hidden_states = hidden_states + F.dropout(attended.output, self.dropout, self.training)
-        result = self.mlp(self.mlp_norm(hidden_states))
-        if isinstance(result, SparseCodingOutput) and self.mlp.complete:
-            return result.output, None
-        added = result if isinstance(result, Tensor) else result.output
-        router_logits = result.router_logits if isinstance(result, ExpertsOutput) else None
-        return hidden_states + F.dropout(added, self.dropout, self.training), router_logits
-
-
-def _mlp_of(config: Any) -> Any:
-    width, inner = config.hidden_size, config.intermediate_size
-    if config.mlp == "sparse_coding":
-        return SparseCoding(
-            width,
-            None if config.sparse_coding_form == "complete" else inner,
-            steps=config.sparse_coding_steps,
-            step_size=config.sparse_coding_step_size,
-            threshold=config.sparse_coding_threshold,
-        )
-    if config.mlp == "experts":
-        sizes = config.num_local_experts, config.num_experts_per_tok
-        return Experts(width, inner, *sizes, bias=config.bias)
-    return MLP(width, inner, bias=config.bias)
+        added = self.mlp(self.mlp_norm(hidden_states))
+        return hidden_states + F.dropout(added, self.dropout, self.training), None
 
 
 class SignalNoisePreTrainedModel(OwnDecoder):
@@ -222,8 +142,6 @@ class SignalNoisePreTrainedModel(OwnDecoder):
                 self._init_smaller(module.output_projection)
         elif isinstance(module, OutputLinear):
             self._init_smaller(module)
-        elif isinstance(module, SparseCoding):
-            init.normal_(module.dictionary, std=module.initial_deviation)
         elif isinstance(module, SignalNoiseModel):
             init.constant_(module.noise_weight, self.config.noise_weight)
 
@@ -244,8 +162,7 @@ class SignalNoisePreTrainedModel(OwnDecoder):
 class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
     """Embeddings, blocks, the last norm, and the buffer λ, which training increases by steps."""
 
-    options = ("output_router_logits", "output_attentions")
-    evidence = "router_logits"
+    options = ("output_attentions",)
     noise_weight: Tensor
 
     def __init__(self, config: SignalNoiseConfig) -> None:
@@ -282,9 +199,6 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
                 "output_attentions is on, but this model never computes attention weights: read "
                 "them with prismlm.models.attention.reading_attention."
             )
-        requested = options.get("output_router_logits")
-        requested = self.config.output_router_logits if requested is None else requested
-        self.config.check_router(requested)
         # With a cache, transformers does not look for starts of sequences in positions: an empty
         # one would let packed sequences see each other.
         filled = cache if cache is not None and cache.get_seq_length() else None
@@ -301,7 +215,7 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         if position_ids is None:
             position_ids = _positions(attention_mask, embedded, cache)
         positions = position_ids.expand(embedded.shape[0], -1)
-        return requested, {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
+        return False, {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
 
 
 class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
@@ -309,8 +223,7 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
 
         Z ← Z + attention(LayerNorm(Z)),   Z ← Z + MLP(LayerNorm(Z))
 
-    The MLP can be sparse coding or a mixture of experts. A cache has one unrotated tensor per
-    head, half the size of keys and values.
+    A cache has one unrotated tensor per head, half the size of keys and values.
     """
 
     decoder_class = SignalNoiseModel
@@ -318,34 +231,6 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
     def set_noise_weight(self, value: float | Tensor) -> None:
         """Set λ; see :meth:`SignalNoiseModel.set_noise_weight`."""
         self.model.set_noise_weight(value)
-
-    def _router_losses(
-        self,
-        outputs: dict[str, Any],
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        num_items: Tensor | int | None,
-    ) -> dict[str, Tensor | None]:
-        """Return the load-balancing loss of the routers, and the loss including it."""
-        routers, logits, loss = outputs["router_logits"], outputs["logits"], outputs["loss"]
-        mask = not_empty = None
-        if attention_mask is not None and attention_mask.ndim == 2:
-            new = routers[0].shape[0] // logits.shape[0]
-            mask = attention_mask[:, -new:].to(routers[0].device).bool()
-            not_empty = mask.any()
-            mask = mask | ~not_empty  # a mean over no token would be NaN
-        sizes = self.config.num_local_experts, self.config.num_experts_per_tok
-        load_balancing_loss: Any = load_balancing_loss_func  # its annotations are too narrow
-        aux_loss = load_balancing_loss(tuple(map(at_least_float32, routers)), *sizes, mask)
-        if not_empty is not None:
-            aux_loss = aux_loss * not_empty
-        if loss is not None and labels is not None:
-            weight = self.config.router_aux_loss_coef
-            if num_items is not None:
-                # The share of this batch in the predictions of a step.
-                weight = weight * ((labels[:, 1:] != IGNORED).sum() / num_items)
-            loss = loss + weight * aux_loss.to(loss.device)
-        return {"loss": loss, "aux_loss": aux_loss}
 
 
 def _positions(
