@@ -13,6 +13,7 @@ the other's steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from prismlm.probes.heads import head_report
 from prismlm.probes.heads.roles import load_role_cases, random_model, search_roles
 from prismlm.probes.heads.spectra import (
     AttentionStates,
-    SpectraOptions,
     layer_rates,
     read_states,
     spectra_report,
@@ -69,7 +69,6 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
     model, tokenizer = read_checkpoint(directory)
     heldout = Sequences(corpus, "heldout", length=LENGTH, max_tokens=HEAD_TOKENS)
     heads = _heads(head_report(model, heldout, name=directory.name))
-    options = SpectraOptions(context=None, trained_length=LENGTH)
     plain = model.config.model_type != "prismlm_signal_noise"
     learned = model.config.model_type == "gpt2"
     # Learned positions end where they end, and beyond the trained length they are as drawn.
@@ -77,7 +76,9 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
         {}
         if learned
         else _spectra(
-            spectra_report(model, heldout, name=directory.name, options=options, loss_only=plain)
+            spectra_report(
+                model, heldout, name=directory.name, trained_length=LENGTH, loss_only=plain
+            )
         )
     )
     for report in (heads, spectra):
@@ -108,8 +109,9 @@ def _heads(report: Report) -> dict[str, Any]:
 
 def _spectra(report: Report) -> dict[str, Any]:
     value = report.to_dict()
-    for name in ("rates", "cross_terms"):
-        value[name] = value[name]["rows"] if name in report.tables else []
+    value["rates"] = value["rates"]["rows"] if "rates" in report.tables else []
+    cross = value["cross_terms"] if "cross_terms" in report.tables else None
+    value["cross_terms"] = [{"ratio": "own", "normalised": cross["normalised"]}] if cross else []
     if value["loss"]:
         value["loss"]["buckets"] = value["loss"].pop("rows")
     return value
@@ -119,11 +121,17 @@ def rates_at_equal_lengths(
     own: Sequence[AttentionStates], random: Sequence[AttentionStates]
 ) -> list[list[dict[str, Any]]]:
     """Return the rates of a model and of random weights, each at the other's steps' lengths too."""
-    lengths = [[row["step_size"] for row in layer_rates(states).rows] for states in (own, random)]
-    return [
-        as_json(layer_rates(states, lengths=other).rows)
-        for states, other in zip((own, random), reversed(lengths), strict=True)
-    ]
+    read = [layer_rates(states).rows for states in (own, random)]
+    results: list[list[dict[str, Any]]] = []
+    for states, rows, others in zip((own, random), read, reversed(read), strict=True):
+        pairs = zip(states, rows, others, strict=True)
+        resized = [
+            replace(layer, steps=layer.steps * (other["step_size"] / row["step_size"]))
+            for layer, row, other in pairs
+        ]
+        gains = [{"gain_resized": row["gain"]} for row in layer_rates(resized).rows]
+        results.append(as_json([row | gain for row, gain in zip(rows, gains, strict=True)]))
+    return results
 
 
 def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> dict[str, Any]:

@@ -93,7 +93,6 @@ def attention(
     overwrite: opt.Overwrite = False,
     roles: Annotated[bool, flag("--roles", "Find heads for subjects, objects, verbs.")] = False,
     cases: Annotated[Path | None, option("FILE", "Sentences for --roles, as JSON lines.")] = None,
-    draws: Annotated[int | None, option("N", "Draws of random words, for --roles.", min=1)] = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
@@ -104,8 +103,8 @@ def attention(
     opt.check_one_of("either a text or --roles", text, roles)
     if roles and out is not None:
         raise InputError("--out is a picture of one text: give a text in place of --roles.")
-    if not roles and (cases is not None or draws is not None):
-        raise InputError("--cases and --draws are for --roles: add it, in place of a text.")
+    if not roles and cases is not None:
+        raise InputError("--cases is for --roles: add it, in place of a text.")
     opt.check_output_files(model, cases, overwrite=overwrite, png=out)
     if out is not None:
         opt.require_packages("matplotlib")
@@ -115,7 +114,7 @@ def attention(
     decoder, tokenizer = read_checkpoint(model)
     heads = heads_of(decoder, layer=layer, head=head, group=group)
     if text is None:
-        search = {"heads": heads, "draws": draws, "seed": seed, "progress": ConsoleReporter()}
+        search = {"heads": heads, "seed": seed, "progress": ConsoleReporter()}
         value, table = _search_roles(decoder, tokenizer, cases, **search)
     else:
         maps = read_maps(decoder, tokenizer, text, heads)
@@ -431,27 +430,21 @@ def heads(
     tokens: Tokens = 20_000,
     length: Length = None,
     layer: opt.Layer = None,
-    least_visible: Annotated[int, option("N", "Minimum context of a query, in tokens.")] = 16,
-    out: Annotated[Path | None, option("FILE.csv", "Write one row per head.")] = None,
-    overwrite: opt.Overwrite = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show where each head looks, and how far; compare signal heads with noise heads.
 
     For several models, such as seeds, show each comparison and whether they agree.
     """
-    opt.check_output_files(*models, corpus, overwrite=overwrite, csv=out)
-    from prismlm.probes.heads import across_models, head_report, write_heads
+    from prismlm.probes.heads import across_models, head_report
 
-    settings: dict[str, Any] = {"layers": _layers(layer), "least_visible": least_visible}
-    settings["progress"] = ConsoleReporter()
+    settings: dict[str, Any] = {"layers": _layers(layer), "progress": ConsoleReporter()}
     reports: list[Report] = []
     for path in models:
         inputs = _open(path, corpus, split, tokens, length)
         reports.append(head_report(*inputs, name=path.resolve().name, **settings))
     comparisons = [report["comparison"] for report in reports if "comparison" in report.tables]
     across = across_models(comparisons) if len(comparisons) > 1 else None
-    output.write(out, partial(write_heads, reports))
     if as_json:
         values = [report.to_dict() for report in reports]
         output.print_json({"models": values, "across": across and across.to_dict()})
@@ -470,24 +463,19 @@ def spectra(
     split: opt.Split = "heldout",
     tokens: Tokens = 50_000,
     length: Length = None,
-    positions: Annotated[int, option("N", "Positions for coding rates and content.")] = 2048,
-    distortion: Annotated[float, option("EPSILON", "ε of the coding rates.")] = 0.5,
-    order: Annotated[int, option("N", "Maximum n and m of small denominators.")] = 22,
     context: Annotated[int | None, option("T", "Window of the loss (default: two rows).")] = None,
-    documents: Annotated[int, option("N", "Documents for the loss.")] = 32,
     seed: opt.Seed = 0,
     loss_only: Annotated[bool, flag("--loss-only", "Only the loss by length.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show coding rates, incoherence, cross terms, and the loss beyond the trained length."""
     from prismlm.lens.options import trained_length
-    from prismlm.probes.heads import SpectraOptions, spectra_report
+    from prismlm.probes.heads import spectra_report
 
     inputs = _open(model, corpus, split, tokens, length)
-    trained = trained_length(model)
-    options = SpectraOptions(positions, distortion, order, context, trained, documents, seed)
-    settings: dict[str, Any] = {"loss_only": loss_only, "progress": ConsoleReporter()}
-    report = spectra_report(*inputs, name=model.resolve().name, options=options, **settings)
+    settings: dict[str, Any] = {"context": context, "trained_length": trained_length(model)}
+    settings |= {"seed": seed, "loss_only": loss_only, "progress": ConsoleReporter()}
+    report = spectra_report(*inputs, name=model.resolve().name, **settings)
     output.show(report.to_dict(), as_json, lambda: output.print_report(report))
 
 

@@ -21,7 +21,6 @@ from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.outputs import put_csv
 from prismlm.probes.channels import gate_uses
 from prismlm.probes.heads import (
-    SpectraOptions,
     cross_terms,
     head_uses,
     layer_rates,
@@ -126,13 +125,14 @@ class LayerLog:
             return
         length = recipe.data.length
         documents = min(DOCUMENTS, max(1, tokens // length))
-        options = SpectraOptions(trained_length=length, documents=documents, seed=recipe.seed)
         with parallel.unsharded(self._decoder), parallel.uncompiled(self._decoder):
             report = spectra_report(
                 cast("PreTrainedModel", self._decoder),
                 Sequences(self._prepared.corpus, "heldout", length, tokens),
                 name=out.name,
-                options=options,
+                trained_length=length,
+                documents=documents,
+                seed=recipe.seed,
             )
         if parallel.is_main():
             write_json(out / REPORT_FILE, report.to_dict(), indent=1)
@@ -178,14 +178,13 @@ def heads_figures(
     with parallel.unsharded(decoder), parallel.uncompiled(decoder):
         states = read_states(model, batches)
         uses = head_uses(model, batches, least_visible=least)
-    own_rotation = cross_terms(states, length=length).rows[0]
-    layers = layer_rates(states).rows
+    crosses = cross_terms(states, length=length).rows
     return [
         {name: figure_at(rates, path) for name, path in RATES.items()}
         | {f"cross_{name}": cross[name] for name in CROSS_TERMS}
         | _group_means(uses, rates["layer"])
         | {"gradient_norm": norm, "positions": rates["positions"]}
-        for rates, cross, norm in zip(layers, own_rotation["layers"], norms, strict=True)
+        for rates, cross, norm in zip(layer_rates(states).rows, crosses, norms, strict=True)
     ]
 
 

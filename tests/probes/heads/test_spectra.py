@@ -10,17 +10,13 @@ import torch
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.ops.signal_noise_attention import attention_weights, group_frequencies
+from prismlm.ops.signal_noise_attention import attention_weights
 from prismlm.probes.heads.attention import head_report, head_uses
 from prismlm.probes.heads.spectra import (
-    ORDER,
-    RATIOS,
-    SpectraOptions,
     _short_losses,
     coding_rate,
     content_term,
     cross_terms,
-    denominator,
     incoherence,
     layer_rates,
     loss_against_length,
@@ -117,20 +113,6 @@ def test_rates_are_their_formulas():
         assert row["positions"] == 73
 
 
-def test_steps_are_also_read_at_another_length():
-    states = states_of(make_signal_noise())
-    plain = layer_rates(states).rows
-    sizes = [row["step_size"] for row in plain]
-    same = layer_rates(states, lengths=sizes).rows
-    double = layer_rates(states, lengths=[2 * size for size in sizes]).rows
-    for state, *rows in zip(states, plain, same, double, strict=True):
-        moved = state.inputs.double() + 2 * state.steps.double()
-        end = rates_of(moved, state.dictionary.double(), state.noise_weight)["difference"].item()
-        expected = [rows[0]["gain"], end - rows[0]["before"]["difference"]]
-        assert rows[0]["gain_resized"] is None
-        assert [row["gain_resized"] for row in rows[1:]] == pytest.approx(expected, rel=1e-6)
-
-
 def test_the_gradient_is_that_of_finite_differences():
     state = states_of(make_signal_noise())[0]
     (row,) = layer_rates([state]).rows
@@ -153,12 +135,6 @@ def test_what_cannot_be_read_is_refused():
         read_states(model, [make_batch([5])])
     with pytest.raises(InputError, match="the number of positions"):
         read_states(model, [make_batch(*ROWS)], positions=-5)
-    for distortion in (-0.5, 0.0, math.nan):
-        with pytest.raises(InputError, match="distortion"):
-            layer_rates(states_of(model), distortion=distortion)
-    for setting in ({"length": 0}, {"length": 8, "order": 0}):
-        with pytest.raises(InputError, match="is 0"):
-            cross_terms(states_of(model), **setting)
     model.model.layers[1].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         layer_rates(states_of(model)[1:])
@@ -237,14 +213,10 @@ def test_the_cross_term_is_its_double_sum():
     torch.testing.assert_close(cross_term(first, second, position), expected)
 
 
-ONE = torch.ones(1, dtype=torch.float64)
-
-
 def test_terms_are_means_over_pairs_of_heads():
     states = states_of(make_signal_noise())
-    own = cross_terms(states, length=50).rows[0]
-    assert (own["ratio"], own["value"], own["scaling"]) == ("own", math.pi, "base")
-    for state, terms in zip(states, own["layers"], strict=True):
+    table = cross_terms(states, length=50)
+    for state, terms in zip(states, table.rows, strict=True):
         amplitudes = torch.hypot(*state.projections().chunk(2, -1)).chunk(2)
         frequencies = state.attention.signal_frequencies, state.attention.noise_frequencies
         k = {}
@@ -252,50 +224,11 @@ def test_terms_are_means_over_pairs_of_heads():
             position = position_term(frequencies[i], frequencies[j], 50)
             k[name] = cross_term(amplitudes[i], amplitudes[j], position).mean().item()
         size = math.sqrt(k["signal_signal"] * k["noise_noise"])
-        assert terms == pytest.approx(k | {"normalised": k["signal_noise"] / size})
+        expected = {"layer": state.layer} | k | {"normalised": k["signal_noise"] / size}
+        assert terms == pytest.approx(expected)
         assert 0 < terms["normalised"] <= 1
-    for name in ("normalised", "signal_noise"):
-        assert own[name] == pytest.approx(sum(terms[name] for terms in own["layers"]) / 2)
-
-
-def test_one_row_for_each_ratio_and_scaling():
-    states = states_of(make_signal_noise())
-    table = cross_terms(states, length=50)
-    own, *others = table.rows
-    names = [(row["ratio"], row["scaling"]) for row in others]
-    assert names == [(ratio, scaling) for scaling in ("base", "angle") for ratio in RATIOS]
-    assert others[0]["layers"] == own["layers"]
-    assert all(row["position"]["normalised"] <= 1 + 1e-12 for row in table.rows)
-    for row in (row for row in others if row["ratio"] == "1"):
-        # The same rotations: of frequencies alone the groups are one.
-        assert row["position"]["normalised"] == pytest.approx(1)
-        assert row["denominator"] == 0
-    # Scaling of the base leaves the first pair at 1 radian a position in both groups.
-    assert [row["denominator"] for row in table.rows[:7]] == [0] * 7
-    assert None not in [row["later_denominator"] for row in table.rows[:7]]
-    # The second of two pairs: ω_S = 1/√20000, ω_N = 1/√5000, twice as much: n = 2, m = 1.
-    by_name = dict(zip(names, others, strict=True))
-    assert by_name["2", "base"]["later_denominator"] == 0
-    # ω_S = 3 and 0.03, ω_N = 1/3 and 1/300: each nine times the other, beyond an order of 8.
-    assert by_name["3", "angle"]["denominator"] == 0
-    below = cross_terms(states, length=50, order=8).rows[1 + names.index(("3", "angle"))]
-    assert below["denominator"] == pytest.approx(0.03 - 8 / 300, abs=1e-12)
-    least = min(others, key=lambda row: row["normalised"])
-    assert f"{least['ratio']} of the {least['scaling']}" in table["least_in_step"]
-
-
-def test_exact_resonances_are_not_rounding():
-    def later(ratio, scaling):
-        exact = group_frequencies(20, 10_000.0, ratio, scaling, dtype=torch.float64)
-        return denominator(*(group[1:] for group in exact), ORDER)
-
-    # 20 dimensions scale 30000 and 10000/3 to −2j/20; at j = 5 one is 9^(−1/2) of the other.
-    assert later(3.0, "base") == 0
-    # What is near is not called exact.
-    assert later(math.pi, "base") > 0
-    assert later(math.pi, "angle") > 0
-    # 22/7 against 1, within the order.
-    assert denominator(torch.tensor([22 / 7], dtype=torch.float64), ONE, ORDER) == 0
+    mean = sum(terms["normalised"] for terms in table.rows) / 2
+    assert table["normalised"] == pytest.approx(mean)
 
 
 IDS = torch.randint(1, 37, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -360,24 +293,13 @@ def test_buckets_are_means_over_documents(corpus):
             assert control == (pytest.approx(short_means.mean().item()), *difference)
 
 
-def test_without_a_trained_length_there_is_no_control(corpus):
-    model = make_signal_noise(len(corpus.tokenizer)).train()
-    settings = {"length": 48, "documents": 1, "split": "all"}
-    table = loss_against_length(model, corpus, **settings)
-    assert model.training
-    assert all(bucket["difference"] is None for bucket in table.rows)
-    assert math.isnan(table.rows[0]["error"])
-    longer = loss_against_length(model, corpus, trained_length=48, **settings)
-    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in table.rows]
-
-
 def test_texts_and_settings_that_cannot_be_used_are_refused(corpus, tmp_path):
     model = make_signal_noise(len(corpus.tokenizer))
     with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
         loss_against_length(model, corpus, length=100_000)
-    for settings in ({"context": 1}, {"trained_length": -4}, {"positions": 1}, {"distortion": 0}):
+    for settings in ({"context": 1}, {"trained_length": -4}):
         with pytest.raises(InputError, match=f"{next(iter(settings.values()))}: expected"):
-            spectra_report(model, Sequences(corpus), options=SpectraOptions(**settings))
+            spectra_report(model, Sequences(corpus), **settings)
     gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
     loss_against_length(gpt2, corpus, length=64, documents=1, split="all")
     with pytest.raises(InputError, match=r"window of 65 tokens, .* 64 positions"):

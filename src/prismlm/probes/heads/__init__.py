@@ -5,10 +5,8 @@ from prismlm.probes.heads.attention import (
     compare_groups,
     head_report,
     head_uses,
-    write_heads,
 )
 from prismlm.probes.heads.spectra import (
-    SpectraOptions,
     cross_terms,
     layer_rates,
     loss_against_length,
@@ -17,7 +15,6 @@ from prismlm.probes.heads.spectra import (
 )
 
 __all__ = [
-    "SpectraOptions",
     "across_models",
     "compare_groups",
     "cross_terms",
@@ -27,5 +24,4 @@ __all__ = [
     "loss_against_length",
     "read_states",
     "spectra_report",
-    "write_heads",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -25,7 +24,6 @@ from prismlm.models.device import check_window
 from prismlm.models.seam import capture, run_decoder
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.models.watch import evaluating
-from prismlm.outputs import write_csv
 from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter
 
@@ -202,8 +200,6 @@ def compare_groups(uses: Table) -> Table:
     those of :func:`stratified_rank_test`; the group that is ``larger`` at p < 0.05 is followed by
     "alike" if it attends almost uniformly, so that its reach means nothing.
     """
-    if not uses.rows:
-        raise InputError("no query saw enough tokens to compare heads: read longer windows.")
     uniform, *heads = uses.rows
     if {head["group"] for head in heads} != set(GROUPS):
         raise InputError(
@@ -224,8 +220,6 @@ def compare_groups(uses: Table) -> Table:
             for group in by_group.values()
         )
         effect, p = stratified_rank_test(signal, noise)
-        pairs = zip(signal, noise, strict=True)
-        by_layer = [stratified_rank_test([a], [b])[0] for a, b in pairs]
         larger = "unclear"
         if p < SIGNIFICANT and effect:
             larger = GROUPS[effect < 0]
@@ -233,10 +227,9 @@ def compare_groups(uses: Table) -> Table:
         row: Row = {"measure": measure}
         for name, group in by_group.items():
             row[f"{name}_median"] = statistics.median(head[measure] for head in group)
-        row |= {"effect": effect, "p": p, "layers_above": sum(e > 0 for e in by_layer)}
-        rows.append(row | {"layers_below": sum(e < 0 for e in by_layer), "larger": larger})
+        rows.append(row | {"effect": effect, "p": p, "larger": larger})
     columns = {"measure": "", "signal_median": ".3f", "noise_median": ".3f", "effect": "+.2f",
-               "p": ".2g", "layers_above": "", "layers_below": "", "larger": ""}  # fmt: skip
+               "p": ".2g", "larger": ""}  # fmt: skip
     per_layer = len(heads) // len(uses["layers"]) // 2
     facts: Row = dict.fromkeys(("signal_heads", "noise_heads"), per_layer)
     facts |= {"layers": len(uses["layers"]), "attend_everywhere_alike": alike}
@@ -300,41 +293,18 @@ def head_report(
     *,
     name: str = "",
     layers: Sequence[int] | None = None,
-    least_visible: int = MIN_VISIBLE,
     progress: Reporter = SILENT,
 ) -> Report:
     """Return :func:`head_uses` of a text, and :func:`compare_groups` of two kinds of heads."""
     check_window(model, sequences.length)
-    if sequences.length < least_visible:
-        raise InputError(
-            f"no token in a window of {sequences.length} tokens sees {least_visible} tokens: use "
-            "longer windows (--length), or lower --least-visible."
-        )
-    uses = head_uses(
-        model, sequences.batches(), layers=layers, least_visible=least_visible, progress=progress
-    )
+    uses = head_uses(model, sequences.batches(), layers=layers, progress=progress)
     if not uses.rows:
         raise InputError(
-            f"none of {uses['tokens']:,} tokens sees {least_visible} tokens of its window: read "
-            "longer texts, or lower --least-visible."
+            f"none of {uses['tokens']:,} tokens sees {MIN_VISIBLE} tokens of its window of "
+            f"{sequences.length}: read longer texts, or longer windows (--length)."
         )
     facts = {"corpus": asdict(sequences.part(uses["tokens"]))}
     try:
         return Report(name, facts, {"heads": uses, "comparison": compare_groups(uses)})
     except InputError as error:
         return Report(name, facts, {"heads": uses}, {"comparison": str(error)})
-
-
-def write_heads(reports: Sequence[Report], path: str | os.PathLike[str]) -> None:
-    """Write a CSV file with a row per head: model, layer, head, group, figures and spectrum.
-
-    Columns of the spectrum are named by the distances of their bin, as ``share_3_4``.
-    """
-    bins = max((report["heads"]["bins"] for report in reports), key=len)
-    names = [f"share_{low}" if low == high else f"share_{low}_{high}" for low, high in bins]
-    rows: list[Row] = []
-    for report in reports:
-        for head in report["heads"].rows:
-            row = {"model": report.model} | head
-            rows.append(row | dict(zip(names, row.pop("spectrum"), strict=False)))
-    write_csv(path, ["model", "layer", "head", "group", *FIGURES, *names], rows)

@@ -229,20 +229,20 @@ def search_roles(
     cases: Sequence[RoleCase] | None = None,
     heads: Sequence[Head] | None = None,
     *,
-    draws: int | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Table:
     """Measure what heads give to the roles of marked sentences, with random words as a control.
 
-    The defaults are the bundled sentences, all heads of the model, and twice the draws that a
-    single head needs to be significant after correction. There is a row for each ``role`` and head,
-    by p and then by lift: ``control`` is the mean lift of the draws; ``rank``, 1 + the draws at
-    least as good as the head by lift or by excess, whichever are more; ``p``, rank / (draws + 1);
-    and ``q``, p corrected over all heads and roles. A head is ``found`` if q is at most ``level``.
+    The defaults are the bundled sentences and all heads of the model. There are at least twice the
+    draws that a single head needs to be significant after correction. There is a row for each
+    ``role`` and head, by p and then by lift: ``control`` is the mean lift of the draws; ``rank``,
+    1 + the draws at least as good as the head by lift or by excess, whichever are more; ``p``,
+    rank / (draws + 1); and ``q``, p corrected over all heads and roles. A head is ``found`` if q is
+    at most ``level``.
     """
     heads = heads_of(model) if heads is None else heads
-    draws = check_draws(draws, len(heads))
+    draws = max(MIN_DRAWS, math.ceil(2 * len(heads) * len(ROLES) / LEVEL))
     texts = [role_text(tokenizer, case) for case in (load_role_cases() if cases is None else cases)]
     weights: list[Tensor] = []
     with progress.task("Reading attention", len(texts), "sentences") as task:
@@ -250,19 +250,6 @@ def search_roles(
             weights.append(read_weights(model, torch.tensor([text.ids]), heads))
             task.advance()
     return score_roles(texts, weights, heads, draws=draws, seed=seed)
-
-
-def check_draws(draws: int | None, heads: int) -> int:
-    """Return the number of draws; InputError if no head could be significant with so few."""
-    tests = heads * len(ROLES)
-    if draws is None:
-        return max(MIN_DRAWS, math.ceil(2 * tests / LEVEL))
-    if (draws + 1) * LEVEL < tests:
-        raise InputError(
-            f"with {draws} draws p is at least 1 / {draws + 1}, and {tests} tests at a level of "
-            f"{LEVEL} need {LEVEL / tests:.2g}: use at least {math.ceil(tests / LEVEL)} draws."
-        )
-    return draws
 
 
 def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, NotFiniteError, check_finite, check_number, check_whole
+from prismlm.errors import InputError, NotFiniteError, check_finite, check_whole
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.device import check_window
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.watch import Hook, evaluating, watch
-from prismlm.ops.signal_noise_attention import SCALINGS, Scaling, group_frequencies
 from prismlm.probes.heads.attention import collect
 from prismlm.probes.results import Report, Row, Table
 from prismlm.probes.texts import document_numbers, losses_at
@@ -35,14 +34,9 @@ if TYPE_CHECKING:
 
 POSITIONS = 2048
 DISTORTION = 0.5
+"""ε of the coding rates, which the source leaves open."""
 RANDOM_DICTIONARIES = 8
-GOLDEN = (1 + math.sqrt(5)) / 2
-RATIOS = {"π": math.pi, "3": 3.0, "22/7": 22 / 7, "golden": GOLDEN, "2": 2.0, "1": 1.0}
 TERMS = ("signal_noise", "signal_signal", "noise_noise")
-ORDER = 22
-"""The smallest order at which 22/7, the source's neighbour of π, resonates."""
-ROUNDING = 1e-12
-"""|n ω_S − m ω_N| / (n ω_S) up to which float64 frequencies count as equal."""
 DOCUMENTS = 32
 BATCH_TOKENS = 4096
 
@@ -122,80 +116,56 @@ def read_states(
     )
 
 
-def layer_rates(
-    states: Sequence[AttentionStates],
-    *,
-    distortion: float = DISTORTION,
-    seed: int = 0,
-    lengths: Sequence[float] | None = None,
-) -> Table:
+def layer_rates(states: Sequence[AttentionStates], *, seed: int = 0) -> Table:
     """Return coding rates of each layer, before and after the step Z ← Z + η (S − λN).
 
-    Figures and controls are defined in docs/signal_noise_attention.md. Two models are compared at
-    steps of equal length, ``gain_resized``, with ``lengths`` ‖step‖_F / ‖Z‖_F for each layer, such
-    as another model's ``step_size``.
+    Figures and controls are defined in docs/signal_noise_attention.md.
 
     The layer adds the step to its stream; here it is added to the normalised stream that the layer
     reads, since the source's update has no norm and its ΔR is of what the dictionaries see.
-    Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε, ``distortion``, are ours.
+    Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε are ours.
     """
-    check_number("the distortion ε", distortion, "a positive number", lambda x: x > 0)
-    targets = lengths if lengths is not None else [None] * len(states)
     columns = {"layer": "", "before.whole": ".1f", "before.signal": ".1f", "before.noise": ".1f",
                "before.difference": ".1f", "gain": "+.2f", "gain_over_scaled": "+.2f",
                "gain_over_shuffled": "+.2f", "gradient_cosine": "+.2f", "incoherence.own": ".3f",
                "incoherence.random": ".3f"}  # fmt: skip
-    pairs = zip(states, targets, strict=True)
-    rows = tuple(_rates(layer, distortion, seed, length) for layer, length in pairs)
-    title = "Coding rates of what attention reads, nats"
-    return Table(title, columns, rows, {"distortion": distortion})
+    rows = tuple(_rates(layer, seed) for layer in states)
+    return Table("Coding rates of what attention reads, nats", columns, rows)
 
 
 def rates_of(
-    points: Float[Tensor, "N d"],
-    dictionary: Float[Tensor, "G d p"],
-    noise_weight: float,
-    *,
-    distortion: float = DISTORTION,
+    points: Float[Tensor, "N d"], dictionary: Float[Tensor, "G d p"], noise_weight: float
 ) -> dict[str, Tensor]:
     """Return the rates of N states under a dictionary whose first half is signal heads, in nats.
 
     R(Z), ``whole``; ``signal``, R(Z | U_s) = Σ_h R(Z U_s,h); ``noise``, R(Z | U_n); and the
     ``difference`` ΔR = R(Z | U_s) − λ R(Z | U_n), by Eq. 3 and 4.
     """
-    by_head = coding_rate(points.double() @ dictionary.double(), distortion=distortion)
-    signal, noise = (part.sum() for part in by_head.chunk(2))
-    whole = coding_rate(points, distortion=distortion)
+    signal, noise = (part.sum() for part in coding_rate(points @ dictionary).chunk(2))
     difference = signal - noise_weight * noise
-    return {"whole": whole, "signal": signal, "noise": noise, "difference": difference}
+    return {"whole": coding_rate(points), "signal": signal, "noise": noise,
+            "difference": difference}  # fmt: skip
 
 
-def _rates(states: AttentionStates, distortion: float, seed: int, length: float | None) -> Row:
+def _rates(states: AttentionStates, seed: int) -> Row:
     dictionary = states.dictionary.double()
     check_finite(f"the dictionaries of layer {states.layer}", dictionary)
-    steps = states.steps.double()
+    z, steps = states.inputs.double(), states.steps.double()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(steps), generator=generator)
 
     def rates(points: Tensor) -> dict[str, Tensor]:
-        return rates_of(points, dictionary, states.noise_weight, distortion=distortion)
+        return rates_of(points, dictionary, states.noise_weight)
 
-    def difference(points: Tensor) -> float:
-        return rates(points)["difference"].item()
+    def gain_over(points: Tensor) -> float:
+        return after["difference"].item() - rates(points)["difference"].item()
 
     with torch.enable_grad():
-        z = states.inputs.double().clone().requires_grad_()
-        before = rates(z)
-        (gradient,) = torch.autograd.grad(before["difference"], z)
-    z = z.detach()
-    size, step_norm = float(z.norm()), float(steps.norm())
-    after, start = rates(z + steps), before["difference"].item()
-    end = after["difference"].item()
+        inputs = z.clone().requires_grad_()
+        before = rates(inputs)
+        (gradient,) = torch.autograd.grad(before["difference"], inputs)
+    after, size, step_norm = rates(z + steps), float(z.norm()), float(steps.norm())
     stretch = float((z + steps).norm()) / size if size else 1.0
-    resized = None
-    if length is not None:
-        scale = length * size / step_norm if step_norm else 0.0
-        resized = difference(z + steps * scale) - start
     product = float(gradient.norm()) * step_norm
     signal, noise = (group.transpose(0, 1).flatten(1) for group in dictionary.chunk(2))
     shape = (RANDOM_DICTIONARIES, 2, *signal.shape)
@@ -209,10 +179,9 @@ def _rates(states: AttentionStates, distortion: float, seed: int, length: float 
         "after": {name: rate.item() for name, rate in after.items()},
         "step_size": step_norm / size if size else math.nan,
         "gradient_cosine": float((gradient * steps).sum()) / product if product else 0.0,
-        "gain": end - start,
-        "gain_over_scaled": end - difference(z * stretch),
-        "gain_over_shuffled": end - difference(z + steps[order]),
-        "gain_resized": resized,
+        "gain": gain_over(z),
+        "gain_over_scaled": gain_over(z * stretch),
+        "gain_over_shuffled": gain_over(z + steps[order]),
         "incoherence": {"own": incoherence(signal, noise).item(), "random": random},
     }
 
@@ -225,7 +194,7 @@ def coding_rate(
     Z Zᵀ and Zᵀ Z give the same determinant, so the smaller one is used. With Z U_k of shape [N, p]
     instead of Z this is the rate of one subspace, Eq. 4.
 
-    Source: Prism, Eq. 3 and 4. The source leaves ε open; 0.5 is ours.
+    Source: Prism, Eq. 3 and 4.
     """
     count, width = points.shape[-2:]
     z = points.double()
@@ -245,80 +214,36 @@ def incoherence(signal: Float[Tensor, "d m"], noise: Float[Tensor, "d n"]) -> Fl
     return (signal.mT @ noise).norm() / (signal.norm() * noise.norm())
 
 
-def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = ORDER) -> Table:
-    """Return the cross terms of a model's own rotations, then of each ratio and scaling.
+def cross_terms(states: Sequence[AttentionStates], *, length: int) -> Table:
+    """Return the cross terms of each layer: position terms are means over ``length`` positions.
 
-    E[C_u C_v] is measured on the model as it is; only the position term, a mean over ``length``
-    positions, changes with the ratio. This says nothing about a model trained with that ratio.
+    Rows have the figures of docs/signal_noise_attention.md; the fact ``normalised`` is their mean.
     Source: Prism, Eq. 9 to 12 and the conjecture of §2.3.
-
-    There is a row for each ``ratio``, ``own`` or one of :data:`RATIOS`, and ``scaling``, of the
-    base of the rotations or of their angle, with the figures of docs/signal_noise_attention.md:
-    means over the ``layers``, and in ``position`` with E[C_u C_v] = 1. ``least_in_step`` names the
-    ratios and scalings with the smallest ``normalised``, to four decimals.
     """
     check_whole("the number of positions", length, 1)
-    check_whole("the order of denominators", order, 1)
-    contents, attention = _contents(states), states[0].attention
-    base, own_ratio, own_scaling = attention.rotation
-    rotations: list[tuple[str, float, Scaling]] = [
-        ("own", own_ratio, own_scaling),
-        *((name, ratio, scaling) for scaling in SCALINGS for name, ratio in RATIOS.items()),
-    ]
-    rows: list[Row] = []
-    for name, ratio, scaling in rotations:
-        rotation = (attention.head_size, base, ratio, scaling)
-        row: Row = {"ratio": name, "value": ratio, "scaling": scaling}
-        row |= _cross_row(contents, group_frequencies(*rotation), length)
-        # In float64, since float32 would round exact resonances away.
-        signal, noise = group_frequencies(*rotation, dtype=torch.float64)
-        row["denominator"] = denominator(signal, noise, order)
-        later = denominator(signal[1:], noise[1:], order) if len(signal) > 1 else None
-        rows.append(row | {"later_denominator": later})
-    columns = {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
-               "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
-               "denominator": ".2g", "later_denominator": ".2g"}  # fmt: skip
-    by_size: dict[float, list[str]] = {}
-    for row in rows[1:]:
-        name = f"{row['ratio']} of the {row['scaling']}"
-        by_size.setdefault(round(row["normalised"], 4), []).append(name)
-    facts = {"length": length, "order": order, "least_in_step": by_size[min(by_size)]}
-    title = "Cross terms of signal and noise heads, means over layers"
-    return Table(title, columns, tuple(rows), facts)
+    rows = tuple(_cross_row(layer, length) for layer in states)
+    columns = {"layer": "", **dict.fromkeys(TERMS, ".3g"), "normalised": ".4f"}
+    mean = statistics.fmean(row["normalised"] for row in rows)
+    title = "Cross terms of signal and noise heads"
+    return Table(title, columns, rows, {"length": length, "normalised": mean})
 
 
-def _contents(states: Sequence[AttentionStates]) -> list[list[Tensor]]:
-    """Return E[C_u C_v] of each layer and of each of :data:`TERMS`, means over pairs of heads."""
-    contents: list[list[Tensor]] = []
-    for layer in states:
-        # The length of each rotated pair: a score is Σ over pairs of |u_i| |u_j| cos(ω τ + φ).
-        amplitudes = torch.hypot(*layer.projections().chunk(2, -1))
-        check_finite(f"the projections of layer {layer.layer}", amplitudes)
-        pairs = _pairs(*amplitudes.chunk(2))
-        contents.append([content_term(*pair).mean((0, 1)) for pair in pairs])
-    return contents
-
-
-def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return the two groups of each of :data:`TERMS`."""
-    return (signal, noise), (signal, signal), (noise, noise)
-
-
-def _cross_row(
-    contents: list[list[Tensor]], frequencies: tuple[Tensor, Tensor], length: int
-) -> Row:
-    positions = [position_term(*pair, length) for pair in _pairs(*frequencies)]
-
-    def terms(content: Sequence[Tensor]) -> Row:
-        pairs = zip(TERMS, content, positions, strict=True)
-        row = {term: float((c * position).sum()) for term, c, position in pairs}
-        size = math.sqrt(row["signal_signal"] * row["noise_noise"])
-        return row | {"normalised": row["signal_noise"] / size if size > 0 else math.nan}
-
-    layers = [terms(content) for content in contents]
-    means = {term: statistics.fmean(row[term] for row in layers) for term in layers[0]}
-    bare = terms([torch.ones_like(positions[0])] * 3)
-    return means | {"layers": layers, "position": bare}
+def _cross_row(layer: AttentionStates, length: int) -> Row:
+    # The length of each rotated pair: a score is Σ over pairs of |u_i| |u_j| cos(ω τ + φ).
+    amplitudes = torch.hypot(*layer.projections().chunk(2, -1))
+    check_finite(f"the projections of layer {layer.layer}", amplitudes)
+    attention, (signal, noise) = layer.attention, amplitudes.chunk(2)
+    groups = {
+        "signal": (signal, attention.signal_frequencies.cpu()),
+        "noise": (noise, attention.noise_frequencies.cpu()),
+    }
+    row: Row = {"layer": layer.layer}
+    for term in TERMS:
+        (first, omega), (second, other) = (groups[name] for name in term.split("_"))
+        content = content_term(first, second).mean((0, 1))
+        row[term] = float((content * position_term(omega, other, length)).sum())
+    size = math.sqrt(row["signal_signal"] * row["noise_noise"])
+    return row | {"normalised": row["signal_noise"] / size if size > 0 else math.nan}
 
 
 def position_term(
@@ -340,17 +265,6 @@ def content_term(
     are ``first`` and ``second``. Source: Prism, Eq. 10.
     """
     return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
-
-
-def denominator(signal: Float[Tensor, " m"], noise: Float[Tensor, " n"], order: int) -> float:
-    """Return the smallest |n ω_S − m ω_N| over n, m from 1 to ``order`` and all pairs.
-
-    In radians per position; exact resonances of float64 frequencies give 0. Source: Prism, §2.3.
-    """
-    factors = torch.arange(1, order + 1, dtype=torch.float64)
-    multiples = torch.outer(factors, signal.double()).flatten()[:, None]
-    gaps = (multiples - torch.outer(factors, noise.double()).flatten()).abs()
-    return float(gaps.masked_fill(gaps <= ROUNDING * multiples.abs(), 0.0).min())
 
 
 def loss_against_length(
@@ -456,70 +370,50 @@ def _error(values: Tensor) -> float:
     return values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-class SpectraOptions(NamedTuple):
-    """Settings of rates, cross terms and the loss by length."""
-
-    positions: int = POSITIONS  # of rates and of the content in cross terms
-    distortion: float = DISTORTION  # ε
-    order: int = ORDER  # of the small denominators
-    context: int | None = None  # tokens of the loss's windows; default: twice the trained length
-    trained_length: int | None = None  # tokens of a training row; default: the sequences'
-    documents: int = DOCUMENTS  # of the loss
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raise InputError for invalid settings, before minutes of forward passes."""
-        check_number("the distortion ε", self.distortion, "a positive number", lambda x: x > 0)
-        minima = {"positions": 2, "order": 1, "documents": 1, "trained_length": 1, "context": 2}
-        for name, minimum in (minima | {"seed": 0}).items():
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), minimum)
-
-
-DEFAULTS = SpectraOptions()
-
-
 def spectra_report(
     model: PreTrainedModel,
     sequences: Sequences,
     *,
     name: str = "",
-    options: SpectraOptions = DEFAULTS,
+    context: int | None = None,
+    trained_length: int | None = None,
+    documents: int = DOCUMENTS,
+    seed: int = 0,
     loss_only: bool = False,
     progress: Reporter = SILENT,
 ) -> Report:
     """Return rates, cross terms and the loss by length of context over a text.
 
-    The tables are ``rates``, ``cross_terms`` and ``loss``; the last is left out if no document of
-    the split is long enough, unless ``context`` or ``loss_only`` asks for it. ``loss_only``
-    accepts any decoder; otherwise it must have signal/noise attention.
+    ``context`` is the window of the loss, by default twice ``trained_length``, which is by default
+    that of the sequences. The tables are ``rates``, ``cross_terms`` and ``loss``; the last is left
+    out if no document of the split is long enough, unless ``context`` or ``loss_only`` asks for it.
+    ``loss_only`` accepts any decoder; otherwise it must have signal/noise attention.
     """
-    options.check()
+    trained = check_whole("trained_length", trained_length or sequences.length, 1)
+    length = 2 * trained if context is None else check_whole("context", context, 2)
     tables: dict[str, Table] = {}
     left_out: dict[str, str] = {}
-    positions, trained = 0, options.trained_length or sequences.length
+    positions = 0
     if not loss_only:
-        sampling = {"positions": options.positions, "seed": options.seed, "progress": progress}
-        states = read_states(model, sequences.batches(), **sampling)
+        states = read_states(model, sequences.batches(), seed=seed, progress=progress)
         positions = len(states[0].inputs)
-        tables["rates"] = layer_rates(states, distortion=options.distortion, seed=options.seed)
-        tables["cross_terms"] = cross_terms(states, length=trained, order=options.order)
+        tables["rates"] = layer_rates(states, seed=seed)
+        tables["cross_terms"] = cross_terms(states, length=trained)
     try:
         tables["loss"] = loss_against_length(
             model,
             sequences.corpus,
-            length=2 * trained if options.context is None else options.context,
-            trained_length=options.trained_length,
+            length=length,
+            trained_length=trained_length,
             split=sequences.split,
-            documents=options.documents,
-            seed=options.seed,
+            documents=documents,
+            seed=seed,
             progress=progress,
         )
     except NotFiniteError:
         raise
     except InputError as error:
-        if loss_only or options.context is not None:
+        if loss_only or context is not None:
             raise
         left_out["loss"] = str(error)
-    facts = {"corpus": asdict(sequences.part(positions)), "options": options._asdict()}
-    return Report(name, facts, tables, left_out)
+    return Report(name, {"corpus": asdict(sequences.part(positions))}, tables, left_out)
