@@ -7,8 +7,6 @@ import typer
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
-from tests.helpers import forked
-from tests.helpers.small_disk import can_mount, on_small_disk
 
 MODEL = "no such model"
 # Every option that names a file to write.
@@ -117,20 +115,6 @@ def test_a_directory_is_never_written_over_a_file(refused, tmp_path, command, op
     refused(*command.split(), *DIRECTORIES_WRITTEN[command, option], option, file)
     assert file.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.skipif(not can_mount(), reason="no mount")
-def test_a_full_disk_is_reported_and_leaves_nothing(tiny_model, tmp_path):
-    disk, left = tmp_path / "disk", tmp_path / "left"
-    disk.mkdir()
-    code = on_small_disk(disk, "4k", left) + forked.COMMAND
-    page = disk / "page.html"
-    text = "A text of a few words."
-    done = forked.run("explain", tiny_model, text, "--html", page, code=code, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert f"error: {page} could not be written" in done.stderr
-    assert "No space left on device" in done.stderr
-    assert list(left.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from prismlm.demo.prompts import PROMPTS, REPORT_COST, estimate
 from prismlm.demo.trained import QUICK, DemoSize, identity, run_demo
 from prismlm.errors import InputError
 from tests.helpers import forked
-from tests.helpers.small_disk import can_mount, on_small_disk
 
 TINY = DemoSize(
     "demo-quick.yaml",
@@ -110,15 +109,3 @@ def test_the_dry_run_of_the_command(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     monkeypatch.chdir(tmp_path)
     assert "--json needs --dry-run" in CliRunner().invoke(app, ["demo", "--json"]).stderr
-
-
-@pytest.mark.skipif(not can_mount(), reason="no mount")
-def test_a_full_disk_is_told(tmp_path):
-    disk, left = tmp_path / "disk", tmp_path / "left"
-    disk.mkdir()
-    code = on_small_disk(disk, "4k", left) + forked.COMMAND
-    done = forked.run("demo", "--quick", "--out", disk / "demo", code=code, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert f"error: {disk / 'demo' / 'documents.parquet'} could not be written" in done.stderr
-    assert "No space left on device" in done.stderr
