@@ -11,6 +11,7 @@ given, token by token. A run that was stopped goes on where it was.
 from __future__ import annotations
 
 import copy
+import gc
 import re
 import time
 from collections import Counter
@@ -230,8 +231,11 @@ def bank(gguf: str, work: Path) -> None:
             seed = int(name[5:]) if name.startswith("seed") else SEED
             teaching = Teaching(documents, model, set(left_out), seed)
             given = documents.answers(teaching.taught())
+            # PEFT's models refer to themselves.
+            del teaching
+            gc.collect()
             np.savez(work / f"{name}.npz", **given._asdict())
-            print(name, f"{given.log_probability.mean():.4f}", teaching.steps, flush=True)
+            print(name, f"{given.log_probability.mean():.4f}", flush=True)
             print(f"{time.monotonic() - begun:.0f} s", time.strftime("%T"), flush=True)
 
 
