@@ -81,14 +81,14 @@ def chosen_pairs() -> list[dict[str, Any]]:
 def left_out_sets(pairs: list[dict[str, Any]]) -> dict[str, list[int]]:
     """Return the documents that each model goes without, by the model's name."""
     sets: dict[str, list[int]] = {"full": [], "seed-1": [], "seed-2": []}
-    for partition in range(PARTITIONS):
-        order = np.random.default_rng([SEED, partition]).permutation(len(pairs))
-        for number, part in enumerate(np.array_split(order, TENTHS)):
-            sets[f"tenth-{partition}-{number}"] = np.sort(part).tolist()
     for source, count in Counter(pair["source"] for pair in pairs).items():
         if SMALLEST <= count <= LARGEST:
             members = [n for n, pair in enumerate(pairs) if pair["source"] == source]
             sets[source.replace("/", "-")] = members
+    for partition in range(PARTITIONS):
+        order = np.random.default_rng([SEED, partition]).permutation(len(pairs))
+        for number, part in enumerate(np.array_split(order, TENTHS)):
+            sets[f"tenth-{partition}-{number}"] = np.sort(part).tolist()
     return sets
 
 
