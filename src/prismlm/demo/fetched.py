@@ -24,7 +24,6 @@ from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import (
     DemoResult,
-    Parts,
     check_claim,
     claim,
     explain_prompts,
@@ -41,11 +40,6 @@ from prismlm.progress import SILENT, Reporter
 
 SHIPPED = "smollm2.zip"
 ADAPTER, LENS = "adapter", "lens"
-COST: Parts = {
-    "corpus": (5.0, 400_000_000, 3_000_000),
-    "model": (30.0, 1_800_000_000, 560_000_000),
-    "lens": (5.0, 400_000_000, 110_000_000),
-}
 
 
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:

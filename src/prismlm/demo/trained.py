@@ -11,7 +11,6 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.demo.prompts import (
     DemoResult,
-    Parts,
     claim,
     documents,
     explain_prompts,
@@ -33,7 +32,6 @@ class DemoSize:
         vocab_size: tokens of its tokenizer.
         every: one in so many documents of the bundled sample is read.
         contexts: places kept per prototype.
-        cost: of its parts.
         overrides: ``a.b=value`` on top of the recipe.
     """
 
@@ -41,7 +39,6 @@ class DemoSize:
     vocab_size: int
     every: int
     contexts: int
-    cost: Parts
     overrides: tuple[str, ...] = ()
 
 
@@ -50,22 +47,12 @@ FULL = DemoSize(
     vocab_size=4096,
     every=1,
     contexts=32,
-    cost={
-        "corpus": (15.0, 800_000_000, 13_000_000),
-        "model": (360.0, 1_500_000_000, 60_000_000),
-        "lens": (150.0, 1_500_000_000, 460_000_000),
-    },
 )
 QUICK = DemoSize(
     "demo-quick.yaml",
     vocab_size=2048,
     every=4,
     contexts=16,
-    cost={
-        "corpus": (5.0, 500_000_000, 3_000_000),
-        "model": (75.0, 1_200_000_000, 12_000_000),
-        "lens": (30.0, 1_000_000_000, 115_000_000),
-    },
 )
 
 
