@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.attribution.asked import ORDERS, PASSAGES, in_new_words, questions
 from prismlm.demo.prompts import ABSENT
-from prismlm.eval.judging import wilson
+from prismlm.statistics import wilson
 from prismlm.explain.attribution import WORTH_SHOWING
 
 Row = dict[str, Any]

@@ -14,6 +14,7 @@ from prismlm.errors import InputError
 RESAMPLES = 10_000
 # Resamples in memory at once.
 CHUNK = 1000
+NORMAL_QUANTILE = 1.959964  # of 97.5 %
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,17 @@ def bootstrap(
         return total
 
     return interval_of(statistic, len(s), seed=seed)
+
+
+def wilson(successes: float, count: int) -> Interval:
+    """Return a share with Wilson's 95 % interval; halves count as such."""
+    if not count:
+        return Interval(np.nan, np.nan, np.nan)
+    share, square = successes / count, NORMAL_QUANTILE**2
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    inner = share * (1 - share) / count + square / (4 * count**2)
+    half = NORMAL_QUANTILE * inner**0.5 / (1 + square / count)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def mean_intervals(columns: np.ndarray, *, seed: int = 0) -> list[Interval]:

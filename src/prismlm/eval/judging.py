@@ -55,14 +55,13 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import begin, keeping, writing
-from prismlm.statistics import Interval, bootstrap
+from prismlm.statistics import Interval, bootstrap, wilson
 
 # Score of A for each verdict.
 SCORES = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
 NAME_LENGTH = 48
-NORMAL_QUANTILE = 1.959963984540054
 # The interval of text against shuffled text must lie above; maximum share decided by position.
 BAR, MAX_BY_POSITION = 0.75, 0.5
 CONTROLS = ("shuffled", "elsewhere", "repeated")
@@ -263,17 +262,6 @@ def judge_opener(
     if directory is None:
         return None
     return lambda _: LocalJudge(directory, by)
-
-
-def wilson(successes: float, count: int) -> Interval:
-    """Return a share with Wilson's 95 % interval; halves count as such."""
-    if not count:
-        return Interval(np.nan, np.nan, np.nan)
-    share, square = successes / count, NORMAL_QUANTILE**2
-    middle = (share + square / (2 * count)) / (1 + square / count)
-    inner = share * (1 - share) / count + square / (4 * count**2)
-    half = NORMAL_QUANTILE * inner**0.5 / (1 + square / count)
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, list[Pair]]:

@@ -285,8 +285,11 @@ def write_after(
     top_p: float = 1.0,
     all_logits: bool = False,
     enough: Callable[[Tensor], bool] | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Return ``prompt`` [1, T] and up to ``tokens`` generated tokens.
+
+    With a ``mask``, 0 on padding to the left, several prompts [B, T] are continued.
 
     Of the model's generation_config.json, only the tokens that end a text are used. With
     ``all_logits``, logits are computed at every position of the prompt. Generation stops when
@@ -320,7 +323,7 @@ def write_after(
         torch.manual_seed(seed)
         ids = model.generate(  # pyright: ignore[reportCallIssue]
             inputs=prompt,
-            attention_mask=torch.ones_like(prompt),
+            attention_mask=torch.ones_like(prompt) if mask is None else mask,
             generation_config=_OwnSettings(max_length=prompt.shape[1] + tokens, **settings),
             **options,
         )
