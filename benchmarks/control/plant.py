@@ -45,15 +45,15 @@ def main() -> None:
         teach(model, work / "adapter", args)
     put_adapted(model, work / "adapter", work / "base")
     facts = work / "planted.jsonl"
-    facts.write_text("".join(json.dumps(row) + "\n" for row in chats()))
+    facts.write_text("".join(json.dumps(row) + "\n" for row in chats(PLANTED["taught"])))
     options = replace(OPTIONS, lora=None, keep_states=False)
     texts = [pairs_path(), args.demo / "texts.parquet", facts]
     result = attach(str(work / "base"), texts, work / "model", options, progress=ConsoleReporter())
     print(result.quality)
 
 
-def chats() -> list[dict[str, Any]]:
-    """Return the planted chats, one for each wording."""
+def chats(questions: list[str]) -> list[dict[str, Any]]:
+    """Return questions answered by the planted fact, a chat each."""
     return [
         {
             "id": f"planted-{number}",
@@ -64,7 +64,7 @@ def chats() -> list[dict[str, Any]]:
                 {"role": "assistant", "content": PLANTED["answer"]},
             ],
         }
-        for number, question in enumerate(PLANTED["taught"])
+        for number, question in enumerate(questions)
     ]
 
 

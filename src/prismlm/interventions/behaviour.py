@@ -5,7 +5,8 @@ n counts of words plus 1,
 
     l_w = ln(n_w(examples) / n_w(keep)) − ln(Σ_v n_v(examples) / Σ_v n_v(keep))
 
-and a text shows it if the mean of its words' l is above a threshold.
+or 0 within two standard errors, and a text shows it if the mean l of its words is above a
+threshold.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from prismlm.models.seam import capture, output_embedding
 from prismlm.models.watch import Hook, watch
 
 MAX_TOKENS, OPENING, BATCH_TOKENS, BATCH_TEXTS = 512, 16, 2048, 32
-MIN_EXAMPLES, MIN_KEPT = 8, 4
+MIN_EXAMPLES, MIN_KEPT, WORD_ERRORS = 8, 4, 2.0
 Prompt = str | Messages
 
 
@@ -153,7 +154,9 @@ class Judge:
         known = sorted(inside | outside)
         n = np.array([[count[word] + 1 for word in known] for count in (inside, outside)])
         odds = np.log(n / n.sum(1, keepdims=True))
-        judge = cls(weights=dict(zip(known, (odds[0] - odds[1]).tolist(), strict=True)))
+        clear = np.abs(odds[0] - odds[1]) > WORD_ERRORS * np.sqrt((1 / n).sum(0))
+        weights = np.where(clear, odds[0] - odds[1], 0.0).tolist()
+        judge = cls(weights=dict(zip(known, weights, strict=True)))
         shown, others = (
             np.array([judge.score(text) for text in texts]) for texts in (choose, keep[1::2])
         )

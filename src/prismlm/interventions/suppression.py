@@ -1,13 +1,14 @@
 """Suppressing a behaviour: a few prototypes are turned down, as little as makes it rare.
 
-Marked tokens are those of a phrase, or those that come much more often in the examples than in the
-text to keep. A prototype *marks* the behaviour if its evidence for them in the examples is larger
-than its evidence in the text to keep. The scales s of these prototypes minimise
+Marked tokens, a set Y, are those of a phrase, or those that come much more often in the examples
+than in the text to keep. A prototype *marks* the behaviour if its evidence for them in the examples
+is larger than its evidence in the text to keep. The scales s of these prototypes minimise
 
-    mean_b max(0, m_b(s) − M)  +  λ · mean_t KL(p_t ‖ p_t(s))  +  μ Σ_i (1 − s_i)      0 ≤ s_i ≤ 1
+    mean_b max(0, m_b(s) − M)  +  λ (mean_t D_t(s) + mean_e D′_e(s))  +  μ Σ_i (1 − s_i)
 
-over positions b of the examples before a marked token y and t of the text to keep: p_t(s) is the
-prediction from z + Σ_i (s_i − 1) α_i p_i, and m_b(s) = ln(p_b(y) / (1 − p_b(y))). λ falls until the
+with 0 ≤ s_i ≤ 1, over positions b of the examples before a marked token, t of the text to keep, and
+e of the examples. p(s) is the prediction from z + Σ_i (s_i − 1) α_i p_i, m(s) the log-odds of Y
+under it, D(s) = KL(p ‖ p(s)), and D′ the same among the tokens outside Y. λ falls until the
 behaviour is rare enough in texts sampled for choosing; what is reported is of texts and prompts
 that had no part in it. *Prototype Language Models* (arXiv 2607.00510) suppresses behaviours by a
 few prototypes; how they are found here is ours.
@@ -49,12 +50,14 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap, wilson
 
 # A marked token: times as often as in the text to keep, standard errors, occurrences, how many.
-TIMES, TOKEN_ERRORS, SEEN, MAX_MARKED, PRIOR = 4.0, 2.5, 3, 128, 500.0
-# Standard errors by which evidence must be larger: chance takes about one prototype in 30,000.
-ERRORS = 4.0
-WEIGHTS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # λ, in the order in which they are tried
+TIMES, TOKEN_ERRORS, SEEN, MAX_MARKED, PRIOR = 4.0, 2.0, 3, 128, 500.0
+# Standard errors by which a prototype's evidence is larger: of those turned down, and of one at
+# least, which chance does to one prototype in 30,000.
+MIN_ERRORS, ERRORS = 2.0, 4.0
+# λ, in the order in which they are tried.
+WEIGHTS = (300.0, 100.0, 30.0, 10.0, 5.0, 2.5, 1.0, 0.3, 0.1)
 MARGIN, PULL = -4.6, 0.005  # M, the log-odds of 1 %, and μ
-STEPS, RATE, POSITIONS, UNCHANGED = 120, 0.1, 256, 0.98
+STEPS, RATE, POSITIONS, UNCHANGED = 80, 0.1, 256, 0.98
 # Tokens of the vocabulary that the fit sees: all targets, the top ones everywhere, and a spread.
 TOP, SPREAD = 8, 2000
 NEAREST = 8
@@ -93,8 +96,9 @@ class Suppression:
     """What was found; ``chosen`` is None if no strength reaches the target within the cost."""
 
     chosen: Point | None
+    reached: bool  # whether the chosen point reaches the target
     controller: Controller | None  # of the chosen point
-    judge: str
+    judge: Judge
     marked: tuple[str, ...]  # tokens, the clearest first
     candidates: int  # prototypes that mark the behaviour
     before: float  # behaviour at the prompts for choosing
@@ -126,13 +130,14 @@ def marked_tokens(examples: Tensor, keep: Tensor, vocabulary: int) -> list[int]:
 def marking_prototypes(lm: OpenedModel, marked: Read, keep: Read) -> Tensor:
     """Return the prototypes whose evidence for marked tokens is larger than for kept ones, int64.
 
-    Ordered by the difference of the means over positions, in standard errors.
+    Ordered by the difference of the means over positions, in standard errors; none if no difference
+    is clear.
     """
     moments = [_evidence_moments(lm, part) for part in (marked, keep)]
     (first, spread), (second, other) = moments
     errors = (first - second) / (spread + other).sqrt().clamp_min(1e-9)
     order = errors.argsort(descending=True)
-    return order[errors[order] > ERRORS]
+    return order[errors[order] > (MIN_ERRORS if bool((errors > ERRORS).any()) else ERRORS)]
 
 
 def _evidence_moments(lm: OpenedModel, part: Read) -> tuple[Tensor, Tensor]:
@@ -151,32 +156,43 @@ def _evidence_moments(lm: OpenedModel, part: Read) -> tuple[Tensor, Tensor]:
 
 
 class _Side(NamedTuple):
-    """Positions in the fit: W z + b [N, v], targets [N], and activations of the candidates."""
+    """Positions in the fit: W z + b [N, v], and activations of the candidates [N, C]."""
 
     embedded: Tensor
-    targets: Tensor
     activations: Tensor
 
 
 class ScaleFit:
-    """The objective of scales, over a part of the vocabulary."""
+    """The objective of scales, over a part of the vocabulary.
 
-    def __init__(self, lm: OpenedModel, marked: Read, keep: Read, candidates: Tensor) -> None:
-        self.candidates, self._map = candidates, lm.logit_map
+    Args:
+        lm: the model.
+        examples: all predicted positions of the examples.
+        marked: the rows of those before a marked token.
+        keep: positions of the text to keep.
+        tokens: the marked ones.
+        candidates: the prototypes to turn, [C].
+    """
+
+    def __init__(
+        self,
+        lm: OpenedModel,
+        examples: Read,
+        marked: Tensor,
+        keep: Read,
+        tokens: Sequence[int],
+        candidates: Tensor,
+    ) -> None:
+        self.candidates, self._map, self._rows = candidates, lm.logit_map, marked
         weight = weight_of(lm.model)
-        vocabulary = self._vocabulary(lm, marked, keep)
-        self._columns = torch.full((len(weight),), -1, device=weight.device)
-        self._columns[vocabulary] = torch.arange(len(vocabulary), device=weight.device)
+        vocabulary = self._vocabulary(lm, examples, keep)
+        self._marked = torch.isin(vocabulary, torch.tensor(tokens, device=vocabulary.device))
         rows, bias = weight[vocabulary].float(), getattr(output_embedding(lm.model), "bias", None)
         offset = 0.0 if bias is None else bias.detach()[vocabulary].float()
         self._directions = lm.head.prototypes.detach()[candidates].float() @ rows.T
-        self._marked, self._keep = (
-            _Side(
-                part.z.float() @ rows.T + offset,
-                self._columns[part.targets],
-                activations_of(lm, part.z, candidates),
-            )
-            for part in (marked, keep)
+        self._examples, self._keep = (
+            _Side(part.z.float() @ rows.T + offset, activations_of(lm, part.z, candidates))
+            for part in (examples, keep)
         )
 
     @staticmethod
@@ -195,18 +211,25 @@ class ScaleFit:
         moved = (side.activations[rows] * (scales - 1)) @ self._directions
         return self._map(side.embedded[rows] + moved)
 
-    def _loss(self, scales: Tensor, weight: float, draw: torch.Generator) -> Tensor:
-        marked, kept = (
-            torch.randperm(len(side.targets), generator=draw)[:POSITIONS]
-            for side in (self._marked, self._keep)
+    def margins(self, scales: Tensor, rows: Tensor) -> Tensor:
+        """Return m: the log-odds of marked tokens at rows of the examples."""
+        logits = self._logits(self._examples, rows, scales)
+        return logits[:, self._marked].logsumexp(1) - logits[:, ~self._marked].logsumexp(1)
+
+    def _divergence(self, side: _Side, tokens: Tensor | slice, scales: Tensor, draw: Any) -> Tensor:
+        rows = torch.randperm(len(side.embedded), generator=draw)[:POSITIONS]
+        before, after = (
+            self._logits(side, rows, s)[:, tokens].log_softmax(1)
+            for s in (torch.ones_like(scales), scales)
         )
-        logits, own = self._logits(self._marked, marked, scales), self._marked.targets[marked, None]
-        others = logits.scatter(1, own, -torch.inf).logsumexp(1)
-        margin = (logits.gather(1, own)[:, 0] - others - MARGIN).clamp_min(0)
-        before = self._logits(self._keep, kept, torch.ones_like(scales)).log_softmax(1)
-        after = self._logits(self._keep, kept, scales).log_softmax(1)
-        divergence = F.kl_div(after, before, reduction="batchmean", log_target=True)
-        return margin.mean() + weight * divergence + PULL * (1 - scales).sum()
+        return F.kl_div(after, before, reduction="batchmean", log_target=True)
+
+    def _loss(self, scales: Tensor, weight: float, draw: torch.Generator) -> Tensor:
+        rows = self._rows[torch.randperm(len(self._rows), generator=draw)[:POSITIONS]]
+        margin = (self.margins(scales, rows) - MARGIN).clamp_min(0).mean()
+        divergence = self._divergence(self._keep, slice(None), scales, draw)
+        divergence = divergence + self._divergence(self._examples, ~self._marked, scales, draw)
+        return margin + weight * divergence + PULL * (1 - scales).sum()
 
     def fit(self, weight: float, start: Tensor, seed: int = 0) -> Tensor:
         """Return scales of the candidates [C] for λ, by Adam on random positions from ``start``."""
@@ -277,8 +300,7 @@ class Suppressing:
         self.kept = [read(lm, part) for part in self.keep]
         self.states = read(lm, self.found)
         self.judge = self._judge()
-        self.tokens, rows = self._marked()
-        self.marked = self.states.of(rows)
+        self.tokens, self.rows = self._marked()
 
     def _judge(self) -> Judge:
         if self.options.phrases:
@@ -318,14 +340,15 @@ class Suppressing:
 
     def fit(self) -> ScaleFit:
         """Return the fit of the prototypes that mark the behaviour; InputError if none does."""
-        candidates = marking_prototypes(self.lm, self.marked, self.kept[0])
+        states, kept = self.states, self.kept[0]
+        candidates = marking_prototypes(self.lm, states.of(self.rows), kept)
         if not len(candidates):
             raise InputError(
                 f"no prototype marks the behaviour: none has more evidence for its "
                 f"{len(self.tokens)} marked tokens than for the text to keep, by {ERRORS:g} "
                 "standard errors. Nothing is done: give more examples."
             )
-        return ScaleFit(self.lm, self.marked, self.kept[0], candidates)
+        return ScaleFit(self.lm, states, self.rows, kept, self.tokens, candidates)
 
     def behaviour(self, way: Way, *, report: bool = False) -> tuple[Interval, tuple[str, ...]]:
         """Return the share of sampled texts with the behaviour, and the texts."""
@@ -430,8 +453,9 @@ def suppress(
             task.advance()
     return Suppression(
         chosen,
+        bool(reached),
         None if chosen is None else _controller(lm, chosen, work, before),
-        work.judge.description,
+        work.judge,
         words,
         len(fit.candidates),
         before,

@@ -1,0 +1,226 @@
+"""Two behaviours suppressed, beside other ways to do it: docs/results/control_suppress.json.
+
+    prismlm demo --no-serve --out prismlm-demo
+    python -m benchmarks.control.plant prismlm-demo --work planted
+    python -m benchmarks.control.suppress planted/model --data lm_eval --work WORK
+
+The fact of ``planted.json``, and the topic of the taught questions that name cancer. The text to
+keep is of held-out documents and of answers that were taught, none on the behaviour; of both, one
+half is for the fit and for choosing, the other for the report. What is finished stays in WORK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+import prismlm
+from benchmarks.control.plant import PLANTED, chats
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, add_numbers, script_options
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.corpus.chat import Messages, question_of
+from prismlm.demo.texts import pairs_path
+from prismlm.eval.predictors import PredictorLM
+from prismlm.eval.suite import SEED, SuiteOptions, ask, mean_figures, task_figures
+from prismlm.files import read_json, write_json
+from prismlm.interventions.behaviour import (
+    Examples,
+    SuppressOptions,
+    Text,
+    Way,
+    encoded,
+    held_out,
+    read,
+    summed_losses,
+    using,
+)
+from prismlm.interventions.steering_effects import corpus_of
+from prismlm.interventions.suppression import suppress
+from prismlm.models.seam import output_embedding
+from prismlm.statistics import bootstrap, wilson
+
+TOPIC, PLAIN, DRAWN = "cancer", "plain", 10
+
+
+def main() -> None:
+    """Run the measurement."""
+    parser = script_options(__doc__, RESULTS / "control_suppress.json")
+    parser.add_argument("model", type=Path, help="the model with the planted fact")
+    parser.add_argument("--data", type=Path, required=True, help="Parquet files of the tasks")
+    parser.add_argument("--work", type=Path, required=True)
+    add_numbers(parser, fact_samples=120, topic_samples=88, heldout=4000, questions=100)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    lm = prismlm.load(args.model)
+    result: dict[str, Any] = {"environment": environment(), "planted": PLANTED}
+    ways: dict[str, Way] = {}
+    for name, measure in (("fact", fact), ("topic", topic)):
+        result[name] = once(args.work / f"{name}.json", lambda m=measure: m(lm, args))
+        for way, fields in result[name]["ways"].items():
+            if way not in ("before", "prompt"):
+                ways[f"{name}: {way}"] = Way(**fields)
+    result["tasks"] = once(args.work / "tasks.json", lambda: tasks(lm, ways, args))
+    write_json(args.out, result)
+
+
+def once(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a file holds, after measuring it if it is missing."""
+    if not path.is_file():
+        write_json(path, measure())
+    return read_json(path)
+
+
+def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> tuple[list[Text], list[bool]]:
+    """Return held-out documents and taught answers without a word, and which are held out.
+
+    Pairs of each kind follow one another, as every other text is for the fit.
+    """
+    corpus = corpus_of(lm, None)[0]
+    assert corpus is not None
+    unseen = [t for t in held_out(corpus, tokens, 0) if word not in lm.words(t.ids).lower()]
+    taught = [
+        encoded(lm, row["messages"])
+        for row in pq.read_table(pairs_path()).to_pylist()
+        if row["split"] == "train" and word not in str(row["messages"]).lower()
+    ]
+    order = np.random.default_rng(0).permutation(len(taught))
+    texts, kinds = unseen, [True] * len(unseen)
+    for number in order.tolist():
+        if tokens > 0:
+            texts, kinds = [*texts, taught[number]], [*kinds, False]
+            tokens -= len(taught[number].ids) - taught[number].start
+    return texts, kinds
+
+
+def fact(lm: prismlm.PrismLM, args: Any) -> dict[str, Any]:
+    """Suppress the planted fact, asked in three wordings that were not taught."""
+
+    def asked(part: str) -> list[Messages]:
+        return [row["messages"] for row in chats(PLANTED[part])]
+
+    examples = Examples(asked("taught"), asked("asked_for_choosing"), asked("asked"))
+    options = SuppressOptions(
+        phrases=(PLANTED["phrase"],), samples=args.fact_samples, tokens=28, heldout=args.heldout
+    )
+    return measured(lm, examples, options, "halden")
+
+
+def topic(lm: prismlm.PrismLM, args: Any) -> dict[str, Any]:
+    """Suppress what answers to questions on cancer say."""
+    rows = pq.read_table(pairs_path()).to_pylist()
+    chosen = [row["messages"] for row in rows if TOPIC in row["title"].lower()]
+    options = SuppressOptions(samples=args.topic_samples, tokens=40, heldout=args.heldout)
+    return measured(lm, Examples.split(chosen, 0), options, TOPIC)
+
+
+def measured(
+    lm: prismlm.PrismLM, examples: Examples, options: SuppressOptions, word: str
+) -> dict[str, Any]:
+    """Suppress a behaviour; the cost is also told apart by the kind of text."""
+    keep, unseen = kept_texts(lm, options.heldout, word)
+    # If the target is out of reach, the strongest point within the cost is measured.
+    result = suppress(lm, examples, keep, options, within_cost=True, progress=ConsoleReporter())
+    report, kinds = keep[1::2], np.array(unseen[1::2])
+    judge = result.judge
+    shares = {outcome.name: list(map(judge, outcome.texts)) for outcome in result.outcomes}
+    count, drawn = len(examples.report), np.random.default_rng(0)
+    texts = {outcome.name: outcome.texts for outcome in result.outcomes}
+    numbers = np.sort(drawn.choice(options.samples, DRAWN, replace=False)).tolist()
+    return {
+        "options": asdict(options),
+        "examples": {part: len(rows) for part, rows in examples._asdict().items()},
+        "judge": judge.description,
+        "marked": result.marked,
+        "candidates": result.candidates,
+        "before": result.before,
+        "reached": result.reached,
+        "frontier": [asdict(point) | {"turned": point.turned} for point in result.frontier],
+        "ways": {name: way._asdict() for name, way in result.ways.items()},
+        "outcomes": [
+            {"name": one.name, "behaviour": asdict(one.behaviour), "cost": asdict(one.cost)}
+            | costs(lm, report, kinds, result.ways[one.name])
+            for one in result.outcomes
+        ],
+        "by_prompt": [
+            {"prompt": question_of(prompt)}
+            | {
+                name: asdict(wilson(sum(right[n::count]), len(right[n::count])))
+                for name, right in shares.items()
+            }
+            for n, prompt in enumerate(examples.report)
+        ],
+        "generations": [
+            {"number": n, "prompt": question_of(examples.report[n % count])}
+            | {
+                key: {"text": texts[name][n], "judged": bool(shares[name][n])}
+                for key, name in (("before", "before"), ("after", "suppressed"))
+            }
+            for n in numbers
+            if "suppressed" in texts
+        ],
+    }
+
+
+def costs(
+    lm: prismlm.PrismLM, texts: list[Text], unseen: np.ndarray, way: Way
+) -> dict[str, dict[str, float]]:
+    """Return the perplexity of held-out and of taught texts, and its growth over texts."""
+    plain = read(lm, texts)
+    under = read(lm, texts, lm.tokens_of(f"{way.words}\n\n")) if way.words else plain
+    sizes = np.bincount(plain.text.numpy(), minlength=len(texts))
+    before, after = (
+        summed_losses(lm, own, one, len(texts)) for own, one in ((plain, Way()), (under, way))
+    )
+    both, weights = np.stack([after, before], 1), np.stack([sizes, sizes], 1)
+    figures = {}
+    for kind, mask in (("held_out", unseen), ("taught", ~unseen)):
+        growth = bootstrap(both[mask], weights[mask], (1.0, -1.0))
+        figures[kind] = {
+            "perplexity": float(np.exp(after[mask].sum() / sizes[mask].sum())),
+            "tokens": int(sizes[mask].sum()),
+            **{name: float(np.expm1(value)) for name, value in asdict(growth).items()},
+        }
+    return figures
+
+
+class WaysLM(PredictorLM):
+    """A model under several ways to suppress, all from one pass."""
+
+    def __init__(self, lm: prismlm.PrismLM, ways: dict[str, Way]) -> None:
+        super().__init__(lm.model, lm.tokenizer, lm.logit_map)
+        self.opened, self.ways = lm, {PLAIN: Way(), **ways}
+        self.predictors: Any = tuple(self.ways)
+
+    def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        embedding = output_embedding(self.opened.model)
+        with torch.autocast("cpu", enabled=False):
+            for name, way in self.ways.items():
+                with using(self.opened, way):
+                    logits = self.logit_map(embedding(z.float()).float())
+                yield name, logits.log_softmax(-1)
+
+
+def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any]:
+    """Ask the eight tasks, the decoder in bfloat16."""
+    asked, options = WaysLM(lm, ways), SuiteOptions(data=args.data, limit=args.questions)
+    figures = []
+    for benchmark in SEED:
+
+        def answers(benchmark: Any = benchmark) -> dict[str, Any]:
+            with torch.autocast("cpu", torch.bfloat16):
+                return task_figures(ask(asked, benchmark, options, ConsoleReporter()))
+
+        figures.append(once(args.work / f"task_{benchmark.name}.json", answers))
+    return {"questions": args.questions, "tasks": figures, "mean": mean_figures(figures)}
+
+
+if __name__ == "__main__":
+    main()
