@@ -150,7 +150,7 @@ def measured(
             for one in result.outcomes
         ],
         "by_prompt": [
-            {"prompt": question_of(prompt)}
+            {"question": question_of(prompt)}
             | {
                 name: asdict(wilson(sum(right[n::count]), len(right[n::count])))
                 for name, right in shares.items()

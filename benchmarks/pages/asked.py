@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.attribution.asked import ORDERS, PASSAGES, in_new_words, questions
 from prismlm.demo.prompts import ABSENT
-from prismlm.statistics import wilson
 from prismlm.explain.attribution import WORTH_SHOWING
+from prismlm.statistics import wilson
 
 Row = dict[str, Any]
 

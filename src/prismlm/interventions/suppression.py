@@ -61,7 +61,7 @@ STEPS, RATE, POSITIONS, UNCHANGED = 80, 0.1, 256, 0.98
 # Tokens of the vocabulary that the fit sees: all targets, the top ones everywhere, and a spread.
 TOP, SPREAD = 8, 2000
 NEAREST = 8
-BIASES = (1.0, 2.0, 4.0, 8.0, 16.0)
+BIASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 NAMED = 12
 
 
