@@ -22,7 +22,6 @@ FILES_WRITTEN = {
     ("eval clamping", "--out"): ([MODEL, "--pairs", "pairs.parquet"], "found.json"),
     ("inspect attention", "--out"): ([MODEL, "text"], "maps.png"),
     ("inspect channels", "--html"): ([MODEL], "page.html"),
-    ("inspect heads", "--out"): ([MODEL], "heads.csv"),
     ("map", "--html"): ([MODEL], "page.html"),
 }
 CASES = ["--cases", "women", "--channel", "0:0"]
