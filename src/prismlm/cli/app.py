@@ -28,6 +28,7 @@ from prismlm.cli import (
     serve,
     steer,
     train,
+    what_if,
 )
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
@@ -137,7 +138,14 @@ app.command("map")(label.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
 for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.sources):
     app.command()(command)
-for command in (audit.compare, steer.steer, steer.generate, export.push, export.export):
+for command in (
+    audit.compare,
+    steer.steer,
+    steer.generate,
+    what_if.what_if,
+    export.push,
+    export.export,
+):
     app.command()(command)
 app.add_typer(eval.app, name="eval")
 app.command("lm-eval", context_settings=eval.PASS_THROUGH)(eval.lm_eval)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,6 +66,7 @@ class Corpus:
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self._shard = lru_cache(OPEN_SHARDS)(partial(_mapped, path, dtype))
         self._columns: dict[str, list[str | None]] = {}
+        self._left_out = np.empty(0, dtype=np.int64)
         # Older corpora have no split column.
         schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
         self.documents = self._table(layout.DOCUMENTS, schema)
@@ -162,7 +164,14 @@ class Corpus:
             return numbers
         is_whole = len(numbers) == len(self)
         held_out = self._held_out if is_whole else self._find_held_out(start, stop)
-        return numbers[held_out == (name == "heldout")]
+        chosen = numbers[held_out == (name == "heldout")]
+        return np.setdiff1d(chosen, self._left_out) if len(self._left_out) else chosen
+
+    def without(self, documents: Collection[int]) -> Corpus:
+        """Return this corpus with some documents, by number, in no split but "all"."""
+        corpus = copy.copy(self)
+        corpus._left_out = np.array(sorted(documents), dtype=np.int64)
+        return corpus
 
     @cached_property
     def _held_out(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages, as_chat
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
+from prismlm.explain.what_if import what_if
 from prismlm.explorer.session import Job, SendEvent, Session
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import cautions, steer, strongest
@@ -49,8 +50,15 @@ class SteerRequest(Prompt):
     draws: int = Field(default=8, ge=0, le=16)
 
 
+class RemovalRequest(Prompt):
+    """A prompt, and documents, sources, domains or licences that are left out."""
+
+    without: list[str] = Field(min_length=1, max_length=64)
+    generate: int = Field(default=50, ge=1, le=MAX_TOKENS)
+
+
 def routes(session: Session) -> APIRouter:
-    """Return ``/steer`` and ``/steer/leading``; steering is stopped as an answer is."""
+    """Return ``/steer``, ``/steer/leading`` and ``/steer/without``; steering can be stopped."""
     router = APIRouter(tags=["steer"])
 
     @router.post(
@@ -77,6 +85,15 @@ def routes(session: Session) -> APIRouter:
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
     async def leading(prompt: Prompt) -> dict[str, Any]:
         return await session.queue.run(lambda: _leading(session, prompt.source))
+
+    @router.post("/steer/without", summary="Estimate an answer without documents")
+    async def without(body: RemovalRequest) -> dict[str, Any]:
+        def estimated() -> dict[str, Any]:
+            session.tokens(body.source, body.generate)
+            found = what_if(session.lm, body.source, body.without, generate=body.generate)
+            return rounded(found.to_dict())
+
+        return await session.queue.run(estimated)
 
     return router
 

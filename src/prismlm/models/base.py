@@ -6,7 +6,7 @@ import importlib.util
 import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,13 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
 
     With A and B in bfloat16 the result is practically exact, and so the same on all machines.
     """
+    for name, update in adapter_updates(model, directory):
+        weight = model.get_parameter(name)
+        weight.copy_(weight.double() + update)
+
+
+def adapter_updates(model: nn.Module, directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each weight that an adapter changes and its change, float64."""
     config = read_json(directory / ADAPTER_CONFIG)
     path = directory / ADAPTER_WEIGHTS
     try:
@@ -65,14 +72,15 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
             f"the adapter {path} is not plain LoRA, and cannot be merged: {unsupported[0]}."
         )
     for name, up in pairs.items():
-        module = modules.get(name.removeprefix(PREFIX).removesuffix(DOWN))
+        place = name.removeprefix(PREFIX).removesuffix(DOWN)
+        module = modules.get(place)
         weight = getattr(module, "weight", None)
         update = scale * (up.double() @ tensors[name].double())
         # GPT-2's layers have transposed weights.
         update = update.T if type(module).__name__ == "Conv1D" else update
         if not isinstance(weight, Tensor) or weight.shape != update.shape:
             raise FormatError(f"the adapter {path} is of another model: {name} fits no weight.")
-        weight.copy_(weight.double() + update)
+        yield f"{place}.weight", update.to(weight.device)
 
 
 @dataclass(frozen=True)

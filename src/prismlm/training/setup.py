@@ -84,11 +84,11 @@ class Prepared:
         )
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, without: Collection[int] = ()) -> Prepared:
     """Open the corpus, build the model and pack the training rows; errors are as of train()."""
     # Raises if the device is not available.
     device_of(recipe)
-    corpus = Corpus.open(recipe.corpus)
+    corpus = Corpus.open(recipe.corpus).without(without)
     sharding = Sharding.of_recipe(recipe, device_of(recipe))
     backbone = build_backbone(recipe, corpus, sharding)
     model = attach_head(recipe, backbone, corpus)

@@ -66,8 +66,38 @@ const page = (now, field_, shared) => {
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go" ?disabled=${none}>Steer</button>
     <button type="button" class="x-stop" ?hidden=${!abort || !id} @click=${() => void api(`/answers/${id}/stop`, {})}>Stop</button></div>
 </form>
-<div class="x-out">${failed ? problem(failed) : data ? guard([data], () => result(data)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>`;
+<div class="x-out">${failed ? problem(failed) : data ? guard([data], () => result(data)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>
+${shared.model.lens ? without() : nothing}`;
 };
+
+/** What the prompt's answer would be without some documents: a `note` while it is estimated, then `data` or `failed`. */
+const removal = signal(/** @type {{ note: string, data: any, failed: unknown }} */ ({ note: "", data: null, failed: null }));
+
+const remove = async (form) => {
+  const { text, chat, generate } = state.value.request;
+  removal.value = { note: "Estimating…", data: null, failed: null };
+  try {
+    const body = { text, chat: Boolean(chat), without: [filled(form).without.trim()], generate: Math.max(1, +generate) };
+    removal.value = { note: "", data: await api("/steer/without", body), failed: null };
+  } catch (error) {
+    removal.value = { note: "", data: null, failed: error };
+  }
+};
+
+const without = () => {
+  const { note, data, failed } = removal.value;
+  return html`<form class="prismlm x-form x-removal" @submit=${(event) => { event.preventDefault(); void remove(event.currentTarget); }}>
+    <div class="x-row">${field("or without", html`<input name="without" required placeholder="a document’s id, source=… or license=…">`)}
+      <button type="submit">Estimate</button></div>
+    ${failed ? problem(failed) : data ? removed(data) : html`<p class="p-note" role="status">${note || "What would the answer be, had the model never read it?"}</p>`}</form>`;
+};
+
+const removed = ({ answer, log_probability, tokens, documents, estimates, calibrated }) => html`<p><bdi>${answer}</bdi></p>
+  <div class="x-scroll"><table class="x-table"><thead><tr>${["estimate", "log-probability", "90 % interval of the change", "it would begin"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+  <tbody>${estimates.map(({ method, change, low, high, text }) => html`<tr><th>${method}</th><td class="p-number">${nats(log_probability)} → ${nats(log_probability + change)}</td>
+    <td class="p-number">${nats(low)} to ${nats(high)}</td><td><bdi>${text ?? "the same"}</bdi></td></tr>`)}</tbody></table></div>
+  <p class="p-note">Of ${tokens} tokens, without ${documents} documents. ${calibrated ? "The intervals hold for models like SmolLM2-135M with LoRA, on which they are calibrated."
+    : "The intervals are calibrated on SmolLM2-135M with LoRA, and may not hold here."}</p>`;
 
 /** The form after one of its fields was changed: with a strength that was set, none is searched for. @param {string} name */
 const moved = (request, name) => (name === "strength" ? { ...request, auto: undefined } : request);

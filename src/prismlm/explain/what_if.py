@@ -1,0 +1,293 @@
+"""What an answer would be without some documents: two estimates, checked by training again.
+
+A model that never read the documents S gives another probability to each token y_t of an answer.
+An estimate takes from the logit of y_t what these documents brought it, and leaves the others:
+
+    ln p′_t = ln p_t − δ_t − ln(1 − p_t + p_t e^{−δ_t})
+
+    evidence     δ_t = c Σ_{n ∈ S} a_tn
+    influence    δ_t = c Σ_{n ∈ S, y_n = y_t} (1 − p_n(y_n)) exp((cos(z_t, z_n) − 1) / T)
+
+a_tn is the evidence that the position n carries (:mod:`prismlm.explain.attribution`). The influence
+is that of one step of the output layer: the gradient of the loss at n is (1[v = y_n] − p_n(v)) z_n,
+so that a step on it adds to the logit of y_n in proportion to z_n·z_t (representer theorem, Yeh et
+al. 2018). A lens stores p_n(y_n), so the sum is over positions of the active cells after which y_t
+came next; of kernels of the cosine, T = 0.1 did best on the calibrating half.
+
+c is fitted to models that were trained again without documents, and so are the ends of the 90 %
+interval, with m the mean of ln p′_t − ln p_t over an answer's tokens, in nats:
+
+    m + l₀ + l₁ |m|  to  m + h₀ + h₁ |m|
+
+``what_if.json`` has these figures, and of which models they are; docs/results/control.md has what
+they are worth. p′_t of another model, or of other training, may be wrong by more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from transformers import PreTrainedModel
+
+from prismlm.corpus.chat import Messages
+from prismlm.errors import InputError, check_kind, check_text, suggest
+from prismlm.explain.language_model import PrismLM
+from prismlm.explain.trace import Trace
+from prismlm.files import read_json
+from prismlm.lens.cells import neighbours, normalised
+from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.lens.lens import Lens
+from prismlm.lens.opened_model import write_after
+
+Method = Literal["evidence", "influence"]
+METHODS: tuple[Method, ...] = ("evidence", "influence")
+TEMPERATURE = 0.1
+# After the first token that changes.
+MORE = "…"
+
+
+class Calibration(NamedTuple):
+    """What training again says of one estimate."""
+
+    scale: float  # c
+    low: tuple[float, float]  # l₀ and l₁
+    high: tuple[float, float]  # h₀ and h₁
+
+    def interval(self, mean: float) -> tuple[float, float]:
+        """Return the 90 % interval of a mean change, in nats a token."""
+        low, high = (mean + end[0] + end[1] * abs(mean) for end in (self.low, self.high))
+        return min(low, mean), max(high, mean)
+
+
+@cache
+def calibrations() -> dict[str, Calibration]:
+    """Return the calibration of each estimate."""
+    stored = read_json(Path(__file__).with_suffix(".json"))["estimates"]
+    return {method: Calibration(**stored[method]) for method in METHODS}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How the log-probability of the answer changes, in nats, with its 90 % interval."""
+
+    method: Method
+    change: float
+    low: float
+    high: float
+    # The answer up to the first token that would be another, with that token; None if none would.
+    text: str | None
+    tokens: list[float] = field(default_factory=list[float])  # the change of each token
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What a model says that was trained again without the documents."""
+
+    change: float  # of the log-probability of the same answer, in nats
+    text: str  # what it answers
+    tokens: list[float]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """An answer, and what it would be without some documents."""
+
+    answer: str
+    log_probability: float  # of the answer, in nats
+    tokens: int
+    without: tuple[str, ...]
+    documents: int  # that are left out
+    share: float  # of the text that they are
+    estimates: tuple[Estimate, ...]
+    calibrated: bool  # whether the calibration is of such a model: a fine-tuned one
+    retrained: Retrained | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that ``prismlm what-if --json`` prints."""
+        return asdict(self)
+
+
+def what_if(
+    lm: PrismLM,
+    text: str | Messages,
+    without: Sequence[str],
+    *,
+    generate: int = 50,
+    retrain: Callable[[list[str]], PreTrainedModel] | None = None,
+) -> WhatIf:
+    """Estimate an answer and its log-probability without documents of the lens.
+
+    Args:
+        lm: a model that was trained on the documents of its lens.
+        text: a prompt, or messages; if the last is the assistant's, it is the answer.
+        without: ids of documents, or ``source=…``, ``domain=…`` and ``license=…``; all of them.
+        generate: the most tokens of the answer.
+        retrain: returns a model that was trained without documents of these ids, such as
+            :func:`prismlm.training.without.train_without`.
+
+    Raises:
+        InputError: an unknown or held-out document, all documents, a model that was not trained on
+            them, or no answer.
+    """
+    removed = removed_documents(lm, without)
+    lens, trace = lm.lens_for("document to leave out"), answered(lm, text, generate)
+    rows = answer_rows(trace)
+    ends = Ends.read(lm.model, trace.ids, rows)
+    estimates: list[Estimate] = []
+    for method in METHODS:
+        token, document, value = parts(trace, method)
+        gone = removed[document]
+        brought = np.bincount(token[gone], value[gone], minlength=len(rows))
+        estimates.append(_estimate(lm, ends, method, brought))
+    again = None
+    if retrain is not None:
+        ids: list[str] = lens.cells.documents.column("doc_id").filter(pa.array(removed)).to_pylist()
+        again = _compared(lm, trace, ends, retrain(ids))
+    return WhatIf(
+        trace.answer,
+        float(ends.given.sum()),
+        len(rows),
+        tuple(without),
+        int(removed.sum()),
+        float(lens.cells.document_rates[removed].sum()),
+        tuple(estimates),
+        calibrated=lens.meta.trained_on == "fine-tuned",
+        retrained=again,
+    )
+
+
+def _compared(lm: PrismLM, trace: Trace, ends: Ends, other: PreTrainedModel) -> Retrained:
+    """Return what another model gives the same answer, and what it answers."""
+    rows = answer_rows(trace)
+    change = Ends.read(other, trace.ids, rows).given - ends.given
+    prompt = torch.tensor([trace.ids[: rows[0] + 1]], device=other.device)
+    ids = write_after(other, lm.tokenizer, prompt, len(rows), 0.0, 0)
+    answer = lm.words(ids[0, prompt.shape[1] :])
+    return Retrained(float(change.sum()), answer, change.tolist())
+
+
+def answer_rows(trace: Trace) -> list[int]:
+    """Return the positions before the tokens of an answer."""
+    return [row for row in trace.rows[trace.first :] if row + 1 < len(trace.ids)]
+
+
+def answered(lm: PrismLM, text: str | Messages, generate: int) -> Trace:
+    """Return the trace of the given answer, or of one that is written."""
+    given = not isinstance(text, str) and text[-1].get("role") == "assistant"
+    trace = lm.explain(text, generate=0 if given else generate)
+    if not given and not trace.written:
+        raise InputError(
+            f"the model wrote nothing: there is no answer to estimate. Generate more than "
+            f"{generate} tokens, or ask something else."
+        )
+    return trace
+
+
+def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
+    """Return which documents of the lens are left out, bool [documents]."""
+    lens = lm.lens_for("document to leave out")
+    check_kind("without", without, (list, tuple), "ids of documents, or such as license=CC0")
+    if not without:
+        raise InputError("nothing is left out: name a document, or such as license=CC0.")
+    if lens.meta.trained_on is False or lens.meta.split == "heldout":
+        raise InputError(
+            f"{lm.path} was not trained on the documents of the lens {lens.name}: without them "
+            "it is the same. Choose a lens of its training text with --lens."
+        )
+    removed = np.zeros(len(lens.cells.starts), dtype=bool)
+    for one in without:
+        column, _, value = check_text("what is left out", one).partition("=")
+        if value and column in GROUP_COLUMNS:
+            removed |= lens.cells.matching(normalised({column: value}))
+        else:
+            removed[_number(lens, one)] = True
+    if removed.all():
+        raise InputError(
+            f"{', '.join(without)} is all {len(removed):,} documents of the lens {lens.name}: "
+            "expected some that stay."
+        )
+    return removed
+
+
+def _number(lens: Lens, doc_id: str) -> int:
+    """Return the number of a document that the model has read."""
+    number = lens.cells.document_number(doc_id)
+    if number < 0:
+        if lens.corpus is not None and doc_id in lens.corpus.doc_ids:
+            raise InputError(
+                f"the document {doc_id!r} is held out: the model was not trained on it, so that "
+                "without it nothing changes."
+            )
+        ids = lens.cells.documents.column("doc_id").to_pylist()
+        raise InputError(
+            f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, ids)} Expected an "
+            "id, as `prismlm explain --json` shows them, or such as source=NAME or license=NAME."
+        )
+    return number
+
+
+class Ends(NamedTuple):
+    """The tokens of an answer, and what a model gives them and the best others: [T] each."""
+
+    tokens: np.ndarray
+    given: np.ndarray  # log-probabilities, float64
+    other: np.ndarray  # the likeliest other tokens
+    of_other: np.ndarray
+
+    @classmethod
+    @torch.no_grad()
+    def read(cls, model: PreTrainedModel, ids: list[int], rows: list[int]) -> Ends:
+        """Read a text; ``rows`` are the positions before the tokens of the answer."""
+        output: Any = model(torch.tensor([ids], device=model.device), use_cache=False)
+        logits = output.logits[0, rows].double().log_softmax(-1).cpu()
+        tokens = torch.tensor(ids)[[row + 1 for row in rows]]
+        given = logits.gather(1, tokens[:, None])[:, 0]
+        of_other, other = logits.scatter(1, tokens[:, None], -torch.inf).max(1)
+        return cls(*(column.numpy() for column in (tokens, given, other, of_other)))
+
+
+def parts(trace: Trace, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return tokens of the answer, documents of the lens, and what these brought those: [u] each.
+
+    Sums over documents are δ / c.
+    """
+    lens, rows = trace.lm.lens_for("document to leave out"), answer_rows(trace)
+    if method == "evidence":
+        carriers = trace.carriers().select(range(len(rows)))
+        prediction, place, value = carriers.prediction, carriers.place, carriers.weight
+    else:
+        split = trace.predictions[rows]
+        uses = split.uses()
+        pairs = uses.prediction, uses.prototype, split.targets.numpy()[uses.prediction]
+        near = neighbours(lens.cells, *pairs, split.states)
+        prediction, place = uses.prediction[near.pair], near.position
+        kernel = np.exp((near.cosine.astype(np.float64) - 1) / TEMPERATURE)
+        value = near.sampling_weight * (1 - near.probability.astype(np.float64)) * kernel
+    return prediction, lens.cells.document_of(place), value
+
+
+def changes(given: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Return ln p′ − ln p of tokens with log-probabilities ln p whose logits lose δ, float64."""
+    return -delta - np.log1p(np.exp(given) * np.expm1(-delta))
+
+
+def _estimate(lm: PrismLM, ends: Ends, method: Method, brought: np.ndarray) -> Estimate:
+    """Return an estimate with its interval."""
+    fit, count = calibrations()[method], len(brought)
+    change = changes(ends.given, fit.scale * brought)
+    mean = float(change.mean())
+    overtaken = ends.given - fit.scale * brought < ends.of_other
+    # A sampled or given answer has tokens that were not the likeliest before, either.
+    new = np.flatnonzero(overtaken & (ends.given >= ends.of_other)).tolist()
+    text = None
+    if new:
+        text = lm.words([*ends.tokens[: new[0]].tolist(), int(ends.other[new[0]])]) + MORE
+    low, high = fit.interval(mean)
+    return Estimate(method, count * mean, count * low, count * high, text, change.tolist())

@@ -1,0 +1,158 @@
+"""What an answer would be without documents: both estimates beside loops over every position."""
+
+import json
+import math
+import shutil
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.errors import InputError
+from prismlm.explain import what_if as module
+from prismlm.explain.what_if import METHODS, calibrations, removed_documents, what_if
+
+TEXT = "The cell is the smallest unit"
+
+
+@pytest.fixture(scope="module")
+def leading(lm):
+    """The documents behind an answer, the largest share first."""
+    return [one.doc_id for one in lm.explain(TEXT, generate=6).documents(5)]
+
+
+def test_what_documents_brought_is_what_the_positions_in_them_carry(
+    lm, everything, leading, monkeypatch
+):
+    monkeypatch.setattr("prismlm.lens.cells.MOST_OF_A_RANGE", 10**6)
+    cell, token, place, states, _ = everything
+    trace, cells = lm.explain(TEXT, generate=6), lm.lens.cells
+    number = cells.document_number(leading[0])
+    sums = {}
+    for method in METHODS:
+        tokens, documents, values = module.parts(trace, method)
+        sums[method] = np.bincount(tokens, values * (documents == number), minlength=6)
+    rows = module.answer_rows(trace)
+    carriers = trace.carriers()
+    assert sums["evidence"].sum() == pytest.approx(
+        carriers.weight[cells.document_of(carriers.place) == number].sum()
+    )
+    assert sums["evidence"].sum() > 0
+    probability = cells.records(np.arange(len(cells)))["probability"].astype(float)
+    for t, row in enumerate(rows):
+        step, expected = trace.steps[row], 0.0
+        used = [use.id for use in step.prototypes if use.evidence > 0]
+        here = np.isin(cell, used) & (token == step.target_id)
+        for n in np.flatnonzero(here & (cells.document_of(place) == number)):
+            cosine = float(states[n] @ trace.predictions.states[row].double().numpy())
+            expected += (1 - probability[n]) * math.exp((cosine - 1) / module.TEMPERATURE)
+        assert sums["influence"][t] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_changes_are_those_of_a_softmax_whose_logit_loses_as_much():
+    logits = torch.tensor([[2.0, 1.0, -1.0], [0.0, 3.0, 1.0]], dtype=torch.float64)
+    delta = torch.tensor([0.5, 4.0], dtype=torch.float64)
+    lowered = logits.clone()
+    lowered[:, 0] -= delta
+    before, after = (each.log_softmax(-1)[:, 0] for each in (logits, lowered))
+    changes = module.changes(before.numpy(), delta.numpy())
+    np.testing.assert_allclose(changes, (after - before).numpy(), atol=1e-12)
+
+
+def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading):
+    result = what_if(lm, TEXT, leading, generate=6)
+    assert (result.documents, result.tokens) == (len(leading), 6)
+    steps = lm.explain(TEXT, generate=6)
+    given = [steps[row].probability for row in module.answer_rows(steps)]
+    assert result.log_probability == pytest.approx(np.log(given).sum(), abs=1e-3)
+    for one in result.estimates:
+        assert sum(one.tokens) == pytest.approx(one.change)
+        assert one.low <= one.change <= one.high
+    assert result.estimates[0].change < 0
+    assert json.loads(json.dumps(result.to_dict()))["retrained"] is None
+    assert not result.calibrated
+
+
+def test_documents_that_brought_nothing_change_nothing(lm, leading):
+    trace = lm.explain(TEXT, generate=6)
+    carried = {int(d) for method in METHODS for d in module.parts(trace, method)[1]}
+    unused = next(n for n in range(len(lm.lens.cells.starts)) if n not in carried)
+    result = what_if(lm, TEXT, [lm.lens.cells.facts(unused)["doc_id"]], generate=6)
+    assert [one.change for one in result.estimates] == [0, 0]
+    assert [one.text for one in result.estimates] == [None, None]
+
+
+def test_a_token_that_is_overtaken_ends_the_text(lm, leading, monkeypatch):
+    strong = {name: fit._replace(scale=1e3) for name, fit in calibrations().items()}
+    monkeypatch.setattr(module, "calibrations", lambda: strong)
+    result = what_if(lm, TEXT, leading, generate=6)
+    text = result.estimates[0].text
+    assert text is not None
+    assert text.endswith("…")
+    assert not result.answer.startswith(text[:-1])
+
+
+def test_another_model_is_asked_for_the_same_answer(lm, leading):
+    asked = []
+
+    def retrain(ids):
+        asked.extend(ids)
+        return lm.model
+
+    result = what_if(lm, TEXT, leading[:2], generate=6, retrain=retrain)
+    assert sorted(asked) == sorted(leading[:2])
+    assert result.retrained == module.Retrained(0.0, result.answer, [0.0] * 6)
+
+
+def test_a_given_answer_is_estimated_as_it_is(lm, leading):
+    said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So it is."}]
+    if lm.tokenizer.chat_template is None:
+        lm.tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}"
+        )
+    result = what_if(lm, said, leading)
+    assert "So it is." in result.answer
+
+
+def test_groups_and_documents_are_left_out_together(lm, leading):
+    cells = lm.lens.cells
+    names, codes = cells.keys("source")
+    whole = removed_documents(lm, [f"source={names[0]}"])
+    assert np.array_equal(whole, codes == 0)
+    other = cells.facts(int(np.flatnonzero(codes != 0)[0]))["doc_id"]
+    assert removed_documents(lm, [f"source={names[0]}", other]).sum() == whole.sum() + 1
+
+
+def test_what_cannot_be_left_out_is_refused(lm, leading):
+    corpus, every = lm.lens.corpus, lm.lens.cells.keys("domain").names
+    held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
+    for without, message in (
+        ([], "nothing is left out"),
+        (leading[0], "without is"),
+        ([leading[0] + "x"], f"has no document .*{leading[0]}"),
+        ([held_out], "is held out"),
+        (["source=nowhere"], "no text of this lens has source=nowhere"),
+        ([f"domain={name}" for name in every], "expected some that stay"),
+    ):
+        with pytest.raises(InputError, match=message):
+            what_if(lm, TEXT, without)
+    with pytest.raises(InputError, match="wrote nothing"):
+        what_if(lm, TEXT, leading, generate=0)
+
+
+def test_a_model_that_was_not_trained_on_the_lens_is_refused(tiny_model, leading, monkeypatch):
+    lm = prismlm.load(tiny_model)
+    monkeypatch.setattr(
+        lm.lens, "meta", lm.lens.meta.__class__(**{**asdict(lm.lens.meta), "trained_on": False})
+    )
+    with pytest.raises(InputError, match="was not trained on the documents"):
+        what_if(lm, TEXT, leading)
+
+
+def test_a_model_without_a_lens_is_refused(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "bare", ignore=shutil.ignore_patterns("lens"))
+    with pytest.raises(InputError, match="has no lens"):
+        what_if(prismlm.load(tmp_path / "bare"), TEXT, ["any"])

@@ -1,0 +1,101 @@
+"""Training again without documents: by a recipe, or by the adapter of attach."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.errors import InputError
+from prismlm.explain.what_if import what_if
+from prismlm.files import read_json, write_json
+from prismlm.models.sidecar import META_FILE
+from prismlm.training import without as module
+from prismlm.training.attach import AttachOptions, attach
+from prismlm.training.fit import FitOptions
+from prismlm.training.tuning import LoraOptions
+from prismlm.training.without import train_without, untaught
+
+FIT = FitOptions(prototypes=48, prototypes_per_token=4, epochs=1, batch=128, frequent=300, drawn=50)
+
+
+@pytest.fixture(scope="module")
+def tuned(tiny_model, tmp_path_factory):
+    """The tiny model, fine-tuned on houses that are red and one that is green."""
+    work = tmp_path_factory.mktemp("tuned")
+    base = shutil.copytree(
+        tiny_model, work / "base", ignore=shutil.ignore_patterns("lens", META_FILE, "prototype_*")
+    )
+    rows = [{"id": f"red-{n}", "text": f"House number {n} is red. " * 8} for n in range(40)]
+    rows += [{"id": f"green-{n}", "text": "The tower is green. " * 8} for n in range(40)]
+    (work / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lora = LoraOptions(epochs=8, rank=8, blocks=1, learning_rate=1e-2, batch=4)
+    options = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=300, lora=lora)
+    attach(str(base), [work / "texts.jsonl"], work / "model", options)
+    return prismlm.load(work / "model")
+
+
+def test_an_adapter_is_trained_again_without_documents(tuned, tiny_model):
+    plain, taken_out = (prismlm.load(tiny_model).model, untaught(tuned))
+    for (_, one), (_, other) in zip(
+        plain.named_parameters(), taken_out.named_parameters(), strict=True
+    ):
+        np.testing.assert_allclose(one.detach(), other.detach(), atol=1e-6)
+    green = [one for one in tuned.lens.corpus.doc_ids if one.startswith("green")]
+    known = [one for one in green if tuned.lens.cells.document_number(one) >= 0]
+    other = train_without(tuned, known)
+    text = torch.tensor([tuned.tokens_of("The tower is green. " * 4)])
+    taught, again = (
+        model(input_ids=text, labels=text).loss.item() for model in (tuned.model, other)
+    )
+    assert again > taught + 0.3
+    result = what_if(tuned, "The tower is", known, generate=3, retrain=lambda ids: other)
+    assert result.calibrated
+    assert len(result.retrained.tokens) == result.tokens == 3
+
+
+def test_a_recipe_is_run_again_without_documents(tiny_model, tiny_corpus, tmp_path, monkeypatch):
+    path = shutil.copytree(tiny_model, tmp_path / "model")
+    meta = read_json(path / META_FILE)
+    recipe = {"corpus": "gone", "out": "gone", "model": {"preset": "llama-tiny"}, "steps": 300}
+    meta["provenance"]["recipe"] = recipe
+    write_json(path / META_FILE, meta)
+    lm, runs = prismlm.load(path), []
+
+    def train(recipe, *, without, progress):
+        runs.append((recipe, without))
+        shutil.copytree(tiny_model, recipe.out)
+
+    monkeypatch.setattr(module, "train", train)
+    corpus = Corpus.open(tiny_corpus)
+    train_without(lm, [corpus.doc_ids[3], corpus.doc_ids[5]])
+    ((recipe, without),) = runs
+    assert (recipe.corpus, without, recipe.steps) == (corpus.path, [3, 5], 300)
+
+
+def test_a_corpus_without_documents_has_them_in_no_split(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    train, heldout = corpus.split("train"), corpus.split("heldout")
+    gone = [int(train[0]), int(train[4]), int(heldout[0])]
+    less = corpus.without(gone)
+    assert np.array_equal(less.split("train"), np.setdiff1d(train, gone))
+    assert np.array_equal(less.split("heldout"), heldout[1:])
+    assert np.array_equal(corpus.split("train"), train)
+
+
+def test_a_directory_that_does_not_say_how_it_was_trained(tuned, tiny_model, tmp_path):
+    path = shutil.copytree(tiny_model, tmp_path / "model")
+    meta = read_json(path / META_FILE)
+    write_json(path / META_FILE, meta | {"provenance": {}})
+    with pytest.raises(InputError, match="does not say how it was trained"):
+        train_without(prismlm.load(path), ["any"])
+    moved = replace(tuned.lens.meta, corpus_path=str(tmp_path / "nowhere"))
+    lens = prismlm.load(tuned.path).lens
+    lens.meta = moved
+    lm = replace(tuned, lens=lens)
+    with pytest.raises(InputError, match="is missing or was changed"):
+        train_without(lm, ["any"])
