@@ -108,7 +108,8 @@ class Bank:
                 sums = np.zeros((len(rows), len(lm.lens.cells.starts)))
                 np.add.at(sums, (token, document), value)
                 brought[method].append(sums[: len(answer), numbers])
-        np.savez(kept, questions=questions, **{n: np.concatenate(r) for n, r in brought.items()})
+        arrays: dict[str, Any] = {name: np.concatenate(rows) for name, rows in brought.items()}
+        np.savez(kept, questions=questions, **arrays)
         return self.read()
 
     def predictions(self, brought: dict[str, np.ndarray], questions: list[str]) -> dict[str, Fit]:
@@ -179,7 +180,7 @@ def judged(method: Fit, bank: Bank) -> tuple[dict[str, Any], dict[str, Any]]:
         ranks: dict[str, float] = {}
         for name, of in {"all": own | True, "own": own, "others": ~own}.items():
             varies = moves and x[of].std() > 0
-            ranks[f"rank_{name}"] = spearmanr(x[of], y[of])[0] if varies else 0.0
+            ranks[f"rank_{name}"] = float(spearmanr(x[of], y[of])[0]) if varies else 0.0  # pyright: ignore
         return ranks | {
             "slope": float((x * y).sum() / (x * x).sum()) if moves else 0.0,
             "explained": float(1 - ((y - x) ** 2).sum() / (y**2).sum()),
@@ -211,7 +212,10 @@ def overtaken(bank: Bank, brought: dict[str, np.ndarray], scale: float) -> dict[
         "evidence": np.stack([scale * (brought["evidence"] @ s) > behind for s in bank.removed]),
         "own_document": bank.own[:, owner],
     }
-    figures = {"tokens": int(true[:, chosen].size), "changed": int(true[:, chosen].sum())}
+    figures: dict[str, Any] = {
+        "tokens": int(true[:, chosen].size),
+        "changed": int(true[:, chosen].sum()),
+    }
     for name, flag in said.items():
         both = int((flag & true)[:, chosen].sum())
         precision, recall = both / int(flag[:, chosen].sum()), both / figures["changed"]

@@ -12,6 +12,7 @@ import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
+from prismlm.explain.what_if import what_if
 from prismlm.interventions.steering import cautions, steer, strongest
 from tests.explorer.conftest import TEXT, Served, Stream, assert_fits_a_phone, go
 
@@ -102,6 +103,20 @@ def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):
     assert "the explorer reads 60" in served.refused(
         "POST", "/api/steer/leading", {"text": "word " * 70}
     )
+
+
+def test_an_answer_without_documents_is_estimated(served, lm):
+    first = lm.explain(TEXT, generate=4).documents(1)[0].doc_id
+    data = served.json(
+        "POST", "/api/steer/without", {"text": TEXT, "without": [first], "generate": 4}
+    )
+    expected = what_if(lm, TEXT, [first], generate=4)
+    assert data["documents"] == 1
+    for one, estimate in zip(data["estimates"], expected.estimates, strict=True):
+        assert one["method"] == estimate.method
+        assert one["change"] == pytest.approx(estimate.change, rel=1e-4, abs=1e-6)
+    refused = served.refused("POST", "/api/steer/without", {"text": TEXT, "without": ["nowhere"]})
+    assert "has no document 'nowhere'" in refused
 
 
 def test_what_is_stopped_shows_what_was_written(tiny_model):
