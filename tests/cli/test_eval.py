@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from prismlm.eval.robustness import read_pairs
+from prismlm.interventions.controller import Controller
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked
@@ -131,6 +132,10 @@ def test_lm_eval_reads_a_model_directory_plainly_and_through_prismlm(
     prism("lm-eval", *harness(fed_back, task, fed))
     for with_feedback, without in zip(answers(fed), answers(plain), strict=True):
         assert all(abs(a - b) > 1e-2 for a, b in zip(with_feedback, without, strict=True))
+    turned, out = tmp_path / "c.safetensors", tmp_path / "turned"
+    Controller(tuple((i, 0.0) for i in range(64))).save(turned)
+    prism("lm-eval", "--controller", turned, *harness(tiny_model, task, out))
+    assert answers(out) != answers(plain)
 
 
 def test_lm_eval_parses_its_own_options(prism):

@@ -17,6 +17,7 @@ from prismlm import __version__
 from prismlm.cli import (
     attach,
     audit,
+    calibrate,
     corpus,
     demo,
     eval,
@@ -140,6 +141,7 @@ for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.
     app.command()(command)
 for command in (
     audit.compare,
+    calibrate.calibrate,
     steer.steer,
     steer.generate,
     what_if.what_if,

@@ -85,7 +85,7 @@ def suite(
 def lm_eval(
     arguments: Annotated[list[str] | None, argument("ARGS...", "Arguments of lm-eval.")] = None,
 ) -> None:
-    """Run lm-eval's command line with prismlm's models and uncertainty feedback."""
+    """Run lm-eval's command line with prismlm's models, and --controller FILE."""
     from prismlm.eval.predictors import run_harness
 
     run_harness(arguments or [])

@@ -21,6 +21,7 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.cli.trace import PrintOptions
     from prismlm.corpus.chat import Messages
+    from prismlm.explain.controlled import Controlled
     from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
@@ -54,6 +55,7 @@ def explain(
     against: Annotated[int, option("N", "Passages where another token came next.", min=0)] = 0,
     tokens: Tokens = None,
     attention: Attention = None,
+    controller: opt.Controller = None,
     as_json: opt.Json = False,
     html: opt.Html = None,
     parquet: Annotated[Path | None, option("FILE", "Write a row per active prototype.")] = None,
@@ -72,12 +74,14 @@ def explain(
         return _explain_in_parts(prompts, count, locals())
     selection, heads = _parse_span(tokens), _heads(attention, as_json)
     import prismlm
+    from prismlm.cli.calibrate import print_controlled
     from prismlm.cli.trace import PrintOptions
+    from prismlm.explain.controlled import compare_answers
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
 
-    conditions = parse_where(where or [])
+    conditions, edits = parse_where(where or []), opt.load_controller(controller)
     with spinner("Opening the model"):
         lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
     if by or conditions or against or method != "evidence":
@@ -86,11 +90,21 @@ def explain(
     shown = {"by": column, "table": tokens is not None, "where": conditions}
     printed: PrintOptions = opt.fill(PrintOptions, locals(), **shown)
     how: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
-    traces = _explain_all(lm, prompts, generate, selection, None if as_json else printed, **how)
+    moved = [
+        compare_answers(lm, prompt, edit, _tokens(prompt, generate), temperature, seed)
+        for edit in edits
+        for prompt in prompts
+    ]
+    if not as_json:
+        for one in moved:
+            print_controlled(one)
+    with lm.edit(*edits):
+        traces = _explain_all(lm, prompts, generate, selection, None if as_json else printed, **how)
     output.write(html, lambda path: write_text(path, page(traces, against=against)))
     output.write(parquet, partial(write_parquet, traces))
     if as_json:
-        _print_json(traces, column, documents, method=method, where=conditions, against=against)
+        how = {"method": method, "where": conditions, "against": against}
+        _print_json(traces, column, documents, moved, **how)
 
 
 def _heads(attention: list[str] | None, as_json: bool) -> Any:
@@ -113,7 +127,7 @@ def _explain_all(
 
     traces: list[Trace] = []
     for prompt in prompts:
-        settings["generate"] = _default_tokens(prompt) if generate is None else generate
+        settings["generate"] = _tokens(prompt, generate)
         if printed is None:
             traces.append(select(lm.explain(prompt, **settings), selection))
         else:
@@ -125,7 +139,14 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
     """Explain texts with workers, and write their table."""
     if options["parquet"] is None:
         raise InputError("workers write a table of all texts: add --parquet FILE.")
-    defaults = {"tokens": None, "attention": None, "by": None, "where": None, "method": "evidence"}
+    defaults = {
+        "controller": None,
+        "tokens": None,
+        "attention": None,
+        "by": None,
+        "where": None,
+        "method": "evidence",
+    }
     defaults |= {"html": None, "as_json": False, "against": 0, "top": 3, "documents": 5}
     defaults |= {"passages": False}
     ignored = [
@@ -140,7 +161,7 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
     from prismlm.explain.trace_parts import TracePart, explain_in_parts
 
     generate = options["generate"]
-    texts = [(p, _default_tokens(p) if generate is None else generate) for p in prompts]
+    texts = [(p, _tokens(p, generate)) for p in prompts]
     part: TracePart = opt.fill(TracePart, options, texts=tuple(texts), out=options["parquet"])
     how: dict[str, Any] = {name: options[name] for name in ("engine", "overwrite")}
     with orderly_end():
@@ -150,8 +171,12 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
     output.report_written(part.out)
 
 
-def _print_json(traces: list[Trace], by: str, documents: int, **options: Any) -> None:
+def _print_json(
+    traces: list[Trace], by: str, documents: int, moved: list[Controlled], **options: Any
+) -> None:
     values = [trace.to_dict(by, documents, **options) for trace in traces]
+    for value, one in zip(values, moved, strict=False):
+        value["controller"] = one.to_dict()
     output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
@@ -164,9 +189,11 @@ def _prompts(
     return [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
 
 
-def _default_tokens(prompt: str | Messages) -> int:
+def _tokens(prompt: str | Messages, generate: int | None) -> int:
     from prismlm.corpus.chat import ASSISTANT
 
+    if generate is not None:
+        return generate
     return 0 if isinstance(prompt, str) or prompt[-1]["role"] == ASSISTANT else CHAT_TOKENS
 
 

@@ -112,6 +112,20 @@ Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0
 Port = Annotated[int, option("N", "Port to serve at; 0 takes a free one.", min=0, max=65535)]
 
 
+Controller = Annotated[
+    Path | None, option("FILE", "Under a controller that calibrate or suppress wrote.")
+]
+
+
+def load_controller(path: Path | None) -> list[Any]:
+    """Return the controller of a file as the only edit; no edits without a file."""
+    if path is None:
+        return []
+    from prismlm import Controller as Loaded
+
+    return [Loaded.load(path)]
+
+
 def parse_layer_pairs(option: str, inner: str, values: list[str] | None) -> list[tuple[int, int]]:
     """Parse values of the form ``LAYER:INNER``, such as 6:2."""
     pairs: list[tuple[int, int]] = []

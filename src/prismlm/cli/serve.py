@@ -35,6 +35,7 @@ def explore(
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
     device: opt.Device = "cpu",
+    controller: opt.Controller = None,
     port: opt.Port = EXPLORER_PORT,
     host: opt.Host = HOST,
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
@@ -42,6 +43,7 @@ def explore(
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
     with closing(open_socket(host, port)) as listener:
         options: dict[str, Any] = {"corpus": corpus, "device": device, "browser": browser}
+        options["controller"] = controller
         serve_explorer(model, lens, listener, host, **options)
 
 
@@ -53,6 +55,7 @@ def serve_explorer(
     *,
     corpus: Path | None = None,
     device: str = "cpu",
+    controller: Path | None = None,
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
@@ -60,6 +63,7 @@ def serve_explorer(
     import prismlm
 
     lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
+    _install(lm, controller)
     app, address = _explorer(lm, listener, host)
     typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
     if browser:
@@ -97,6 +101,7 @@ def serve(
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
     device: opt.Device = "cpu",
+    controller: opt.Controller = None,
     port: opt.Port = API_PORT,
     host: opt.Host = HOST,
     name: Annotated[str | None, option("NAME", "Default: the name of the directory.")] = None,
@@ -113,6 +118,7 @@ def serve(
 
     with closing(open_socket(host, port)) as listener:
         lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
+        _install(lm, controller)
         app = create_app(
             lm,
             name=name,
@@ -133,6 +139,14 @@ def serve(
             typer.echo(f"Explore it at {address}", err=True)
         typer.echo("Ctrl-C ends it.", err=True)
         _run(app, listener)
+
+
+def _install(lm: PrismLM, controller: Path | None) -> None:
+    """Serve the model under a controller."""
+    from prismlm.interventions.plan import install, plan_for
+
+    if edits := opt.load_controller(controller):
+        install(plan_for(lm, edits))
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -16,7 +16,7 @@ from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
 
-TARGETS = "one of --prototype, --category and --document"
+TARGETS = "one of --prototype, --category, --document and --controller"
 MAX_LEADING = 8
 MEASURES = {
     "signature": "signature's top tokens, Δ log p",
@@ -43,6 +43,7 @@ def generate(
     tokens: Annotated[int, option("N", "Maximum number of tokens.", min=0)] = 50,
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
+    controller: opt.Controller = None,
     as_json: opt.Json = False,
 ) -> None:
     """Continue a prompt, and print both.
@@ -52,6 +53,7 @@ def generate(
     """
     model_input = opt.build_prompt(prompt, chat, system)
     from prismlm.hub import model_directory
+    from prismlm.interventions.plan import install, plan_for
     from prismlm.lens.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
 
@@ -60,6 +62,8 @@ def generate(
         loaded, tokenizer, sidecar = load_checkpoint(directory)
     # prismlm.load would refuse a stale lens, or several; no lens is needed here.
     lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, lens=None)
+    if edits := opt.load_controller(controller):
+        install(plan_for(lm, edits))
     write = partial(lm.generate, model_input, tokens=tokens, temperature=temperature, seed=seed)
     note = settings_not_applied(loaded, temperature)
     if as_json:
@@ -89,6 +93,7 @@ def steer(
     prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
     category: Annotated[str | None, option("NAME", "Edit the prototypes of this category.")] = None,
     document: Annotated[str | None, option("ID", "Edit the prototypes of this document.")] = None,
+    controller: opt.Controller = None,
     strength: Annotated[float | None, option("S", STRENGTH_HELP)] = None,
     edit: Kind = "clamp",
     only: Only = None,
@@ -106,7 +111,12 @@ def steer(
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
     if file is not None and (generate is not None or temperature is not None):
         raise InputError("--file writes no text: leave out --generate and --temperature.")
-    edits = _parse_edit(prototype, category, document, edit, strength, optional=only is not None)
+    edits = opt.load_controller(controller)
+    targets = {"--prototype": prototype, "--category": category, "--document": document}
+    if not edits:
+        edits = _parse_edit(targets, edit, strength, optional=only is not None)
+    elif strength is not None or any(value is not None for value in targets.values()):
+        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
     texts = read_texts(model, prompt, file, lines=file is not None)
     prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
     import prismlm
@@ -142,18 +152,12 @@ def steer(
 
 
 def _parse_edit(
-    prototype: int | None,
-    category: str | None,
-    document: str | None,
-    kind: str,
-    strength: float | None,
-    *,
-    optional: bool,
+    targets: dict[str, Any], kind: str, strength: float | None, *, optional: bool
 ) -> list[Any]:
     """Return the edit that the options describe, in a list; with --only there may be none."""
     from prismlm import Ablate, Clamp, Group, Scale
 
-    targets = {"--prototype": prototype, "--category": category, "--document": document}
+    prototype, category, document = targets.values()
     present = [name for name, value in targets.items() if value is not None]
     if optional and not present:
         if strength is not None:
@@ -177,6 +181,8 @@ def _parse_edit(
 
 def _describe(edit: Any) -> dict[str, Any]:
     fields = {name: value for name, value in vars(edit).items() if value is not None}
+    if "scales" in fields:
+        return {"kind": "controller", "prototypes": len(edit.scales), "of": edit.description}
     return {"kind": type(edit).__name__.lower()} | fields
 
 

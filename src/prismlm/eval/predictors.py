@@ -25,10 +25,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError
 from prismlm.eval.runs import last_states
+from prismlm.interventions.controller import Controller
+from prismlm.interventions.plan import install, plan_for
 from prismlm.layers import PrototypeHead
+from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, output_embedding, verify_logit_map
-from prismlm.models.sidecar import has_sidecar
+from prismlm.models.sidecar import has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 from prismlm.models.watch import evaluating
 
@@ -163,21 +166,39 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
     return PredictorLM(model, tokenizer, logit_map, batch_size=batch_size)
 
 
-def with_feedback() -> AbstractContextManager[Any]:
-    """Attach saved uncertainty feedback to every model that lm-eval loads during the block."""
+def with_feedback(controller: Controller | None = None) -> AbstractContextManager[Any]:
+    """Attach saved uncertainty feedback to every model that lm-eval loads during the block.
+
+    A ``controller`` changes the states of each, whose directory must have its head.
+    """
     create = HuggingFaceLM._create_model
 
     def create_with_feedback(lm: Any, pretrained: str, **settings: Any) -> None:
         create(lm, pretrained=pretrained, **settings)
         if has_uncertainty(pretrained):
             load_uncertainty(pretrained, lm._model)
+        if controller is not None:
+            sidecar = load_sidecar(pretrained, lm._model)
+            head = sidecar.head.to(lm._model.device)
+            opened = OpenedModel(
+                Path(pretrained), lm._model, lm.tokenizer, head, sidecar.logit_map, lens=None
+            )
+            install(plan_for(opened, [controller]))
 
     return patch.object(HuggingFaceLM, "_create_model", create_with_feedback)
 
 
 def run_harness(arguments: Sequence[str]) -> None:
-    """Run lm-eval's command line over prismlm's decoders and uncertainty feedback."""
+    """Run lm-eval's command line over prismlm's decoders and uncertainty feedback.
+
+    ``--controller FILE`` among the arguments is ours.
+    """
     from lm_eval.__main__ import cli_evaluate
 
-    with patch.object(sys, "argv", ["lm-eval", *arguments]), with_feedback():
+    controller, others = None, list(arguments)
+    if "--controller" in others[:-1]:
+        place = others.index("--controller")
+        controller = Controller.load(others[place + 1])
+        del others[place : place + 2]
+    with patch.object(sys, "argv", ["lm-eval", *others]), with_feedback(controller):
         cli_evaluate()

@@ -307,6 +307,15 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
         _plans.reset(token)
 
 
+def install(plan: Plan) -> None:
+    """Apply a plan to every later pass, in all threads, before edits of blocks: for a server."""
+
+    def always(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        return (plan.apply(args[0]), *args[1:])
+
+    plan.embedding.register_forward_pre_hook(always)
+
+
 def _edit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plan = next((p for p in _plans.get() if p.embedding is module), None)
     if plan is None:

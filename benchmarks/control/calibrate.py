@@ -1,0 +1,338 @@
+"""Controllers fitted on eight tasks, beside their controls: docs/results/control_calibrate.json.
+
+    prismlm demo --no-serve --out prismlm-demo
+    python -m benchmarks.control.calibrate states prismlm-demo/model --data lm_eval \
+        --text wikitext2.txt --work WORK
+    python -m benchmarks.control.calibrate fit prismlm-demo/model --data lm_eval \
+        --text wikitext2.txt --work WORK
+
+``states`` reads every question once, with the decoder in bfloat16; ``fit`` needs the output layer
+alone. Questions of one task are drawn by a seed into those to fit and those to test; three draws
+of the former are fitted. DATA has Parquet files as ``prismlm eval suite`` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+import prismlm
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.eval.suite import SEED, Benchmark, SuiteOptions, select_questions
+from prismlm.files import read_json, write_json
+from prismlm.interventions.calibration import (
+    FOLDS,
+    TURNED,
+    Answers,
+    Chosen,
+    Example,
+    Routed,
+    Scored,
+    bank_of,
+    choose,
+    is_right,
+    linearised,
+    log_probabilities,
+    prototype_gains,
+    read_answers,
+    route,
+)
+
+# Questions to draw from, and to test.
+POOL, TEST, FITTED, SEEDS = 600, 500, 400, 3
+TEXT, WINDOW = 4_096, 512  # held-out tokens for perplexity
+CHECKS, LORA_RATE = (0, 5, 10, 20, 40, 80), 3e-3
+LONGEST = 320  # tokens; contexts are cut on the left
+TRAIN = {"arc_challenge": "train", "arc_easy": "train", "openbookqa": "train", "mmlu": "val"}
+
+
+def questions_of(benchmark: Benchmark, data: Path) -> tuple[list[Example], list[Example]]:
+    """Return the questions to draw from and those to test: other files, or other rows of one."""
+    pool, test, own = POOL, TEST, TRAIN.get(benchmark.name)
+
+    def drawn(source: Benchmark, count: int) -> list[Example]:
+        chosen = select_questions(source, SuiteOptions(data=data, limit=count))[0]
+        order = np.random.default_rng(0).permutation(len(chosen))
+        return [
+            Example(
+                tuple(before for before, _ in chosen[n].pairs),
+                tuple(answer for _, answer in chosen[n].pairs),
+                chosen[n].gold,
+                f"question {chosen[n].number} of {source.name}",
+            )
+            for n in order
+            # One question of OpenBookQA has an answer twice.
+            if len(set(chosen[n].pairs)) == len(chosen[n].pairs)
+        ]
+
+    if own:
+        return drawn(benchmark._replace(file=own), pool), drawn(benchmark, test)
+    together = drawn(benchmark, pool + test)
+    return together[:pool], together[pool:]
+
+
+@torch.no_grad()
+def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None:
+    """Write the answers of every task: z, and what enters the last norm and the last MLP's end."""
+    model: Any = lm.model.to(torch.bfloat16)
+    decoder, seen = model.get_decoder(), {}
+    for name, module in (("h", decoder.norm), ("a", decoder.layers[-1].mlp.down_proj)):
+        module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
+
+    def forward(ids: Tensor) -> Tensor:
+        z = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        return torch.cat([z, seen["h"], seen["a"]], -1)
+
+    if not (work / "text.pt").is_file():
+        ids = torch.tensor(lm.tokenizer(text.read_text())["input_ids"][: TEXT + 1])
+        windows = [forward(ids[None, n : n + WINDOW])[0] for n in range(0, TEXT, WINDOW)]
+        none = torch.zeros(TEXT, dtype=torch.int64)
+        z = torch.cat(windows)[:TEXT]
+        torch.save(Answers(z, ids[1:], none, np.zeros(1, int), np.zeros(1, int)), work / "text.pt")
+    for benchmark in SEED:
+        path = work / f"{benchmark.name}.pt"
+        if path.is_file():
+            continue
+        parts: dict[str, Answers] = {}
+        for part, examples in zip(("fit", "test"), questions_of(benchmark, data), strict=True):
+            parts[part] = read_answers(lm, examples, limit=LONGEST, forward=forward)
+            print(benchmark.name, part, len(examples), len(parts[part].tokens), flush=True)
+        torch.save(parts, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+
+
+def part_of(lm: prismlm.PrismLM, answers: Answers, *, slopes: bool) -> Part:
+    """Split the columns of stored states: z, the last norm's input and the MLP's."""
+    width = lm.head.width
+    z, normed, inner = answers.z.float().split([width, width, answers.z.shape[1] - 2 * width], 1)
+    log_p, slope = log_probabilities(lm, z, answers.tokens, slopes=slopes)
+    own = replace(answers, z=z)
+    slope = slope if slopes else torch.zeros(len(z), 0)
+    return Part(own, route(lm, z), own.total(log_p), slope, normed, inner)
+
+
+class Part(NamedTuple):
+    """Answers with the prototypes of their states, scores, and for LoRA two inputs."""
+
+    answers: Answers
+    routed: Routed
+    scores: np.ndarray
+    slope: Tensor  # of log p in z, [T, d]
+    normed: Tensor  # what enters the last norm, [T, d]
+    inner: Tensor  # what enters the last MLP's second matrix, [T, m]
+
+    def questions(self, chosen: np.ndarray) -> Part:
+        """Return some of the questions."""
+        answers = self.answers
+        kept = np.isin(answers.question, chosen)
+        tokens = torch.tensor(kept)[answers.answer]
+        number = np.cumsum(kept) - 1
+        first = np.unique(answers.question[kept], return_inverse=True)[1]
+        own = Answers(
+            answers.z[tokens],
+            answers.tokens[tokens],
+            torch.tensor(number)[answers.answer[tokens]],
+            first,
+            number[answers.right[np.unique(answers.question[kept])]],
+        )
+        routed = Routed(*(column[tokens] for column in self.routed))
+        rest = [column[tokens] for column in self[3:]]
+        return Part(own, routed, self.scores[kept], *rest)
+
+    def right(self, lm: prismlm.PrismLM, z: Tensor) -> np.ndarray:
+        """Return which questions are answered rightly from edited states, by their own logits."""
+        scores = self.answers.total(log_probabilities(lm, z, self.answers.tokens)[0])
+        return is_right(scores, self.answers.starts, self.answers.right)
+
+
+def linear(part: Part, gains: Tensor, columns: Tensor, count: int) -> Scored:
+    """Return what is fitted, of gains [T, k] of columns [T, k]."""
+    return linearised(part.answers, part.scores, gains, columns, count)
+
+
+def controller(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[Scored, Chosen]:
+    """Fit a controller."""
+    gains = prototype_gains(lm, part.routed, part.slope)
+    own = linear(part, gains, part.routed.indices, lm.head.num_prototypes)
+    return own, choose(own, seed)
+
+
+def random_alike(own: Scored, chosen: Chosen, seed: int) -> np.ndarray:
+    """Fit as many random prototypes, of those active in the examples, in the same way."""
+    turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
+    active = np.setdiff1d(np.unique(own.gains.indices), turned)
+    drawn = np.random.default_rng(seed).choice(active, max(1, len(turned)), replace=False)
+    kept = sparse.csr_array(sparse.diags_array(np.isin(np.arange(own.gains.shape[1]), drawn) * 1.0))
+    return choose(own._replace(gains=sparse.csr_array(own.gains @ kept)), seed).offsets
+
+
+class Probe(NamedTuple):
+    """z′ = z + Σ_j w_j (u_j·(z − z̄)) u_j along the principal directions u_j of the examples' z."""
+
+    mean: Tensor
+    directions: Tensor  # [d, d], a row each
+    weights: Tensor  # [d]
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return z′."""
+        along = (z - self.mean) @ self.directions.T
+        return z + (along * self.weights) @ self.directions
+
+
+def probe(part: Part, seed: int) -> Probe:
+    """Fit scales of principal directions as those of prototypes are fitted."""
+    z = part.answers.z
+    mean = z.mean(0)
+    _, _, directions = torch.linalg.svd(z[:: max(1, len(z) // 5000)] - mean, full_matrices=False)
+    gains = ((z - mean) @ directions.T) * (part.slope @ directions.T)
+    columns = torch.arange(len(directions)).expand(len(z), -1)
+    weights = choose(linear(part, gains, columns, len(directions)), seed).offsets
+    return Probe(mean, directions, torch.tensor(weights, dtype=torch.float32))
+
+
+class LoRA(NamedTuple):
+    """Rank one on the second matrix of the last layer's MLP: it adds (a·A) B before the norm."""
+
+    norm: Any
+    down: Tensor  # A [m]
+    up: Tensor  # B [d]
+
+    def __call__(self, part: Part) -> Tensor:
+        """Return z′."""
+        return self.norm(part.normed + (part.inner @ self.down)[:, None] * self.up)
+
+
+def trained_lora(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[LoRA, int]:
+    """Train by Adam on the same loss, linearised in z, for as many steps as a held-out fifth says.
+
+    Its loss is the true one.
+    """
+    order = np.random.default_rng(seed).permutation(len(part.answers))
+    held = len(order) // FOLDS
+    outer, inner = part.questions(order[:held]), part.questions(order[held:])
+    losses = []
+    for lora in lora_steps(lm, inner, seed, CHECKS[-1]):
+        scores = outer.answers.total(log_probabilities(lm, lora(outer), outer.answers.tokens)[0])
+        loss, _ = Scored(scores, None, outer.answers.starts, outer.answers.right).loss(scores)
+        losses.append(float(loss.mean()))
+    steps = CHECKS[int(np.argmin(losses))]
+    *_, last = lora_steps(lm, part, seed, steps)
+    return last, steps
+
+
+def lora_steps(lm: prismlm.PrismLM, part: Part, seed: int, steps: int) -> Iterator[LoRA]:
+    """Yield the adapter after each number of steps of ``CHECKS`` up to ``steps``."""
+    generator = torch.Generator().manual_seed(seed)
+    down = torch.randn(part.inner.shape[1], generator=generator) / part.inner.shape[1] ** 0.5
+    lora = LoRA(
+        lm.model.get_decoder().norm,
+        down.requires_grad_(),
+        torch.zeros(lm.head.width, requires_grad=True),
+    )
+    optimiser = torch.optim.Adam([lora.down, lora.up], lr=LORA_RATE)
+    answers, base = part.answers, torch.tensor(part.scores, dtype=torch.float32)
+    for step in range(steps + 1):
+        if step in CHECKS:
+            with torch.no_grad():
+                yield lora
+        if step == steps:
+            return
+        moved = ((lora(part) - answers.z) * part.slope).sum(1)
+        scores = base.index_add(0, answers.answer, moved)
+        question = torch.tensor(answers.question)
+        top = torch.full((len(answers),), -torch.inf).scatter_reduce(
+            0, question, scores.detach(), "amax"
+        )
+        total = torch.zeros(len(answers)).index_add(0, question, (scores - top[question]).exp())
+        loss = (total.log() + top - scores[torch.tensor(answers.right)]).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def measure(lm: prismlm.PrismLM, parts: dict[str, Answers], text: Part) -> dict[str, Any]:
+    """Fit all methods to each draw of one task's questions, and test them."""
+    pool, test = (part_of(lm, parts[name], slopes=name == "fit") for name in ("fit", "test"))
+    before = is_right(test.scores, test.answers.starts, test.answers.right)
+    runs: list[dict[str, Any]] = []
+    for seed in range(SEEDS):
+        drawn = np.random.default_rng(seed).permutation(len(pool.answers))[:FITTED]
+        for name, (edit, facts) in fitted(lm, pool.questions(drawn), seed).items():
+            with torch.no_grad():
+                right = test.right(lm, edit(test))
+                log_p, _ = log_probabilities(lm, edit(text), text.answers.tokens)
+            perplexity = float(np.exp(-log_p.double().mean()))
+            row = {"method": name, "seed": seed, "perplexity": perplexity} | facts
+            print(row, before.mean(), right.mean(), flush=True)
+            runs.append(row | {"right": right.astype(int).tolist()})
+    return {
+        "questions": len(before),
+        "cut": [parts[name].cut for name in ("fit", "test")],
+        "before": before.astype(int).tolist(),
+        "perplexity": float(np.exp(-text.scores.sum() / len(text.answers.tokens))),
+        "runs": runs,
+    }
+
+
+def fitted(lm: prismlm.PrismLM, part: Part, seed: int) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return each method's edit, a function from a part to z′, and the facts of its fit."""
+    own, chosen = controller(lm, part, seed)
+    others, bank = random_alike(own, chosen, seed), bank_of(lm)
+
+    def scaled(offsets: np.ndarray) -> Any:
+        change = torch.tensor(offsets, dtype=torch.float32)
+        return lambda one: one.routed.moved(one.answers.z, bank, change)
+
+    scales, (lora, steps) = probe(part, seed), trained_lora(lm, part, seed)
+    turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
+    facts: dict[str, dict[str, Any]] = {
+        "controller": {"parameters": len(turned), "losses": chosen.losses},
+        "random": {"parameters": int((np.abs(others) > TURNED).sum())},
+        "probe": {"parameters": int((scales.weights.abs() > TURNED).sum())},
+        "lora": {"parameters": len(lora.down) + len(lora.up), "steps": steps},
+    }
+    facts["controller"]["scales"] = [[int(i), float(1 + chosen.offsets[i])] for i in turned]
+    edits = (scaled(chosen.offsets), scaled(others), lambda one: scales(one.answers.z), lora)
+    return dict(zip(facts, zip(edits, facts.values(), strict=True), strict=True))
+
+
+def main() -> None:
+    """Run a stage."""
+    parser = script_options(__doc__, RESULTS / "control_calibrate.json")
+    parser.add_argument("stage", choices=("states", "fit"))
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--data", type=Path, required=True, help="Parquet files of the tasks")
+    parser.add_argument("--text", type=Path, required=True, help="held-out text")
+    parser.add_argument("--work", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_flush_denormal(True)
+    args.work.mkdir(parents=True, exist_ok=True)
+    lm = prismlm.load(args.model)
+    if args.stage == "states":
+        read_states(lm, args.data, args.text, args.work)
+        return
+    # Products in bfloat16, summed in float32.
+    torch.set_float32_matmul_precision("medium")
+    text = part_of(lm, torch.load(args.work / "text.pt", weights_only=False), slopes=False)
+    tasks: dict[str, Any] = {}
+    for benchmark in SEED:
+        path = args.work / f"{benchmark.name}.json"
+        if not path.is_file():
+            parts = torch.load(path.with_suffix(".pt"), weights_only=False)
+            write_json(path, {"title": benchmark.title} | measure(lm, parts, text))
+        tasks[benchmark.name] = read_json(path)
+    head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
+    setting = {"pool": POOL, "fitted": FITTED, "longest": LONGEST, "text": TEXT}
+    write_json(args.out, {"environment": environment(), "model": head} | setting | {"tasks": tasks})
+
+
+if __name__ == "__main__":
+    main()

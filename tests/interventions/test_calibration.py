@@ -1,0 +1,272 @@
+"""Calibration: gains are slopes, planted tasks are learned, and bad tasks are refused by name."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import prismlm
+from prismlm.errors import FormatError, InputError
+from prismlm.interventions import calibration as cal
+from prismlm.models.seam import LogitMap
+
+QUESTION = {"context": "The sky is", "choices": ["blue", "green as grass"], "label": 0}
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def numbered(count, label=lambda n: n % 2):
+    """Rows that differ, with two choices each."""
+    words = ["sun", "moon", "star", "tree", "house", "water", "fire", "stone", "bread", "hand"]
+    return [
+        {
+            "context": f"The {words[n % 10]} and the {words[n // 10 % 10]} are",
+            "choices": ["red and old", "small"],
+            "label": label(n),
+        }
+        for n in range(count)
+    ]
+
+
+# -- reading
+
+
+@pytest.mark.parametrize("name", ["task.jsonl", "task.parquet"])
+def test_both_kinds_of_rows_are_read(tmp_path, name):
+    rows = [QUESTION | {"label": n % 2} for n in range(6)]
+    first, *_ = cal.read_examples(write(tmp_path / name, rows))
+    assert first[:3] == (("The sky is",) * 2, (" blue", " green as grass"), 0)
+    rows = [{"prompt": "I say: ", "chosen": "yes", "rejected": "no"}] * 6
+    first, *_ = cal.read_examples(write(tmp_path / name, rows))
+    assert first[:3] == (("I say: ",) * 2, ("yes", "no"), 0)
+
+
+def test_contexts_may_differ(tmp_path):
+    rows = [QUESTION | {"context": ["It is", "They are"], "label": n % 2} for n in range(6)]
+    assert cal.read_examples(write(tmp_path / "t.jsonl", rows))[0].contexts == ("It is", "They are")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": 2}, r"t.jsonl:1 has the label 2: expected .* 0 to 1"),
+        ({"label": "0"}, "has the label '0'"),
+        ({"label": True}, "has the label True"),
+        ({"choices": ["blue"]}, "expected a list of two texts or more"),
+        ({"choices": "blue"}, "expected a list of two texts or more"),
+        ({"choices": ["blue", " "]}, "empty context or choice"),
+        ({"context": ""}, "empty context or choice"),
+        ({"context": ["a", "b", "c"]}, "one context, or one for each"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, change, message):
+    rows = [QUESTION | change, *[QUESTION] * 6]
+    with pytest.raises(InputError, match=message):
+        cal.read_examples(write(tmp_path / "t.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([QUESTION] * 6, "every example of .* has the label 0"),
+        ([QUESTION, QUESTION | {"label": 1}], "has 2 examples of up to 2 choices: expected at lea"),
+        ([{"question": "?"}], "t.jsonl:1 has question: expected context, choices and label, or p"),
+        (["text"], "t.jsonl:1 has no columns"),
+        ([], "has 0 examples"),
+    ],
+)
+def test_unusable_tasks_are_refused(tmp_path, rows, message):
+    with pytest.raises(InputError, match=message):
+        cal.read_examples(write(tmp_path / "t.jsonl", rows))
+
+
+def test_fewer_examples_than_classes_are_refused(tmp_path):
+    choices = [f"number {n}" for n in range(9)]
+    rows = [{"context": "Which?", "choices": choices, "label": n} for n in range(7)]
+    with pytest.raises(InputError, match="7 examples of up to 9 choices: expected at least 9"):
+        cal.read_examples(write(tmp_path / "t.jsonl", rows))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="there is no file"):
+        cal.read_examples(tmp_path / "none.jsonl")
+    (tmp_path / "t.jsonl").write_text("{")
+    with pytest.raises(InputError, match=r"t.jsonl:1 is not valid JSON"):
+        cal.read_examples(tmp_path / "t.jsonl")
+    (tmp_path / "t.parquet").write_text("{")
+    with pytest.raises(FormatError, match="cannot be read as Parquet"):
+        cal.read_examples(tmp_path / "t.parquet")
+    (tmp_path / "t.txt").write_text("{")
+    with pytest.raises(InputError, match=r"ends with .jsonl or .parquet"):
+        cal.read_examples(tmp_path / "t.txt")
+
+
+def test_answers_of_the_same_tokens_are_refused(lm):
+    same = cal.Example(("It is",) * 2, (" blue", " blue"), 0, "t.jsonl:3")
+    with pytest.raises(InputError, match=r"two choices of t.jsonl:3 have the same tokens"):
+        cal.read_answers(lm, [same])
+
+
+def test_a_choice_longer_than_the_model_reads_is_refused_and_a_context_cut(lm):
+    choices = (" blue", " and green" * lm.context_length)
+    with pytest.raises(InputError, match=r"t.jsonl:3 has a choice of .* tokens, and .* reads"):
+        cal.read_answers(lm, [cal.Example(("It is",) * 2, choices, 0, "t.jsonl:3")])
+    long = cal.Example(("It is so " * lm.context_length,) * 2, (" blue", " green"), 0)
+    assert cal.read_answers(lm, [long]).cut == 2
+
+
+# -- scores and slopes
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "t.jsonl"
+    return cal.read_examples(write(path, numbered(40)))
+
+
+@pytest.fixture(scope="module")
+def answers(lm, examples):
+    return cal.read_answers(lm, examples)
+
+
+def test_scores_are_those_of_the_model_on_each_text_alone(lm, examples, answers):
+    log_p, _ = cal.log_probabilities(lm, answers.z, answers.tokens)
+    scores = answers.total(log_p)
+    for number in (0, 7, 31):
+        context, choice = (part[number % 2] for part in examples[number // 2][:2])
+        ids = lm.encode(context + choice)
+        start = lm.encode(context).shape[1]
+        logits = lm.model(input_ids=ids).logits[0].log_softmax(-1)
+        expected = sum(float(logits[t - 1, ids[0, t]]) for t in range(start, ids.shape[1]))
+        assert scores[number] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("logit_map", [LogitMap(), LogitMap(scale=0.5), LogitMap(softcap=6.0)])
+def test_gains_are_slopes_of_the_true_scores(lm, answers, logit_map, monkeypatch):
+    object.__setattr__(lm, "logit_map", logit_map)
+    routed = cal.route(lm, answers.z)
+    log_p, slopes = cal.log_probabilities(lm, answers.z, answers.tokens, slopes=True)
+    gains = cal.prototype_gains(lm, routed, slopes)
+    count = lm.head.num_prototypes
+    own = cal.linearised(answers, answers.total(log_p), gains, routed.indices, count)
+    direction, small = np.random.default_rng(0).normal(size=count), 2e-3
+    change = torch.tensor(direction * small, dtype=torch.float32)
+    bank = cal.bank_of(lm)
+    ahead, behind = (
+        answers.total(
+            cal.log_probabilities(lm, routed.moved(answers.z, bank, u), answers.tokens)[0]
+        )
+        for u in (change, -change)
+    )
+    slope = (ahead - behind) / (2 * small)
+    centred = slope - np.repeat(slope.reshape(-1, 2).mean(1), 2)
+    object.__setattr__(lm, "logit_map", LogitMap())
+    np.testing.assert_allclose(own.gains @ direction, centred, rtol=0.02, atol=0.02)
+
+
+def test_moved_states_are_those_of_the_edit(lm, answers):
+    chosen = {i: 0.5 + i % 3 for i in range(0, lm.head.num_prototypes, 2)}
+    controller = prismlm.Controller(tuple(chosen.items()))
+    moved = cal.route(lm, answers.z).moved(
+        answers.z, cal.bank_of(lm), cal.offsets_of(lm, controller)
+    )
+    from prismlm.interventions.plan import plan_for
+
+    torch.testing.assert_close(moved, plan_for(lm, [controller]).apply(answers.z))
+
+
+# -- fitting
+
+
+def planted(count=80, noise=3.0):
+    """Questions of three answers, where the right one gains from column 4 alone."""
+    draw = np.random.default_rng(0)
+    right = draw.integers(3, size=count) + 3 * np.arange(count)
+    gains = draw.normal(size=(3 * count, 12)) * 0.3
+    gains[:, 4] -= 1
+    gains[right, 4] += 3
+    scores = draw.normal(size=3 * count) * noise
+    return cal.Scored(scores, cal.sparse.csr_array(gains), 3 * np.arange(count), right)
+
+
+def test_the_column_that_tells_is_found_and_others_left(lm):
+    own = planted()
+    chosen = cal.choose(own)
+    before = cal.is_right(own.scores, own.starts, own.right).mean()
+    after = cal.is_right(own.scores + own.gains @ chosen.offsets, own.starts, own.right).mean()
+    assert after > before + 0.2
+    assert chosen.offsets.argmax() == 4
+    assert chosen.offsets[4] > 5 * np.delete(np.abs(chosen.offsets), 4).max()
+    assert min(chosen.losses) < chosen.losses[0]
+
+
+def test_the_fit_minimises_its_loss_within_the_box():
+    own = planted()
+
+    def objective(u, pull):
+        scores = own.scores + own.gains @ u
+        return own.loss(scores)[0].mean() + pull * np.abs(u).sum()
+
+    for pull in (0.001, 0.03):
+        u = cal.fit(own, pull, steps=2000)
+        assert u.min() >= -1
+        assert u.max() <= 4
+        draw = np.random.default_rng(1)
+        for _ in range(50):
+            other = np.clip(u + draw.normal(size=len(u)) * 0.05, -1, 4)
+            assert objective(other, pull) >= objective(u, pull) - 1e-9
+    # The largest slope at 1: with a stronger pull nothing moves.
+    slope = np.abs(own.loss(own.scores)[1] @ own.gains).max() / len(own.right)
+    assert not cal.fit(own, slope * 1.001).any()
+    assert cal.fit(own, slope * 0.95).any()
+
+
+def test_questions_that_nothing_tells_leave_an_empty_controller(lm):
+    own = planted()
+    draw = np.random.default_rng(5).normal(size=own.gains.shape)
+    chosen = cal.choose(own._replace(gains=cal.sparse.csr_array(draw)))
+    assert np.abs(chosen.offsets).max() < 0.1
+
+
+def test_calibrate_learns_which_ending_is_wanted_and_says_so(lm, tmp_path):
+    rows = [row | {"label": 0} for row in numbered(60)]
+    for n, row in enumerate(rows):
+        if n % 2:
+            row["choices"], row["label"] = row["choices"][::-1], 1
+    examples = cal.read_examples(write(tmp_path / "t.jsonl", rows))
+    result = cal.calibrate(lm, examples, description="longer answers")
+    assert (result.fitted, result.tested) == (48, 12)
+    assert result.controller.head == cal.prototypes_fingerprint(lm.head)
+    value = result.to_dict()
+    json.dumps(value)
+    assert value["prototypes"]
+    assert result.after >= result.before
+    # The change is that of the model under the edit.
+    test = cal.calibrate(lm, examples, examples[:10], seed=0)
+    asked = cal.read_answers(lm, examples[:10])
+    with lm.edit(test.controller):
+        logits = [
+            sum(
+                float(lm.model(input_ids=ids).logits[0].log_softmax(-1)[t - 1, ids[0, t]])
+                for t in range(lm.encode(context).shape[1], ids.shape[1])
+            )
+            for example in examples[:10]
+            for context, choice in zip(example.contexts, example.choices, strict=True)
+            for ids in [lm.encode(context + choice)]
+        ]
+    right = cal.is_right(np.array(logits), asked.starts, asked.right)
+    assert right.mean() == pytest.approx(test.after)
