@@ -49,7 +49,7 @@ from prismlm.interventions.calibration import (
 # Questions to draw from, and to test.
 POOL, TEST, FITTED, SEEDS = 600, 500, 400, 3
 TEXT, WINDOW = 4_096, 512  # held-out tokens for perplexity
-CHECKS, LORA_RATE = (0, 5, 10, 20, 40, 80), 3e-3
+CHECKS, LORA_RATES = (0, 5, 10, 20, 40, 80), (3e-3, 3e-2)
 LONGEST = 320  # tokens; contexts are cut on the left
 TRAIN = {"arc_challenge": "train", "arc_easy": "train", "openbookqa": "train", "mmlu": "val"}
 
@@ -153,18 +153,6 @@ class Part(NamedTuple):
         return is_right(scores, self.answers.starts, self.answers.right)
 
 
-def linear(part: Part, gains: Tensor, columns: Tensor, count: int) -> Scored:
-    """Return what is fitted, of gains [T, k] of columns [T, k]."""
-    return linearised(part.answers, part.scores, gains, columns, count)
-
-
-def controller(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[Scored, Chosen]:
-    """Fit a controller."""
-    gains = prototype_gains(lm, part.routed, part.slope)
-    own = linear(part, gains, part.routed.indices, lm.head.num_prototypes)
-    return own, choose(own, seed)
-
-
 def random_alike(own: Scored, chosen: Chosen, seed: int) -> np.ndarray:
     """Fit as many random prototypes, of those active in the examples, in the same way."""
     turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
@@ -193,8 +181,9 @@ def probe(part: Part, seed: int) -> Probe:
     mean = z.mean(0)
     _, _, directions = torch.linalg.svd(z[:: max(1, len(z) // 5000)] - mean, full_matrices=False)
     gains = ((z - mean) @ directions.T) * (part.slope @ directions.T)
-    columns = torch.arange(len(directions)).expand(len(z), -1)
-    weights = choose(linear(part, gains, columns, len(directions)), seed).offsets
+    summed = torch.zeros(len(part.scores), len(mean)).index_add(0, part.answers.answer, gains)
+    own = linearised(part.answers, part.scores, sparse.csr_array(summed.double().numpy()))
+    weights = choose(own, seed).offsets
     return Probe(mean, directions, torch.tensor(weights, dtype=torch.float32))
 
 
@@ -210,25 +199,28 @@ class LoRA(NamedTuple):
         return self.norm(part.normed + (part.inner @ self.down)[:, None] * self.up)
 
 
-def trained_lora(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[LoRA, int]:
-    """Train by Adam on the same loss, linearised in z, for as many steps as a held-out fifth says.
+def trained_lora(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[LoRA, float, int]:
+    """Train by Adam on the same loss, linearised in z; rate and steps are by a held-out fifth.
 
     Its loss is the true one.
     """
     order = np.random.default_rng(seed).permutation(len(part.answers))
     held = len(order) // FOLDS
     outer, inner = part.questions(order[:held]), part.questions(order[held:])
-    losses = []
-    for lora in lora_steps(lm, inner, seed, CHECKS[-1]):
-        scores = outer.answers.total(log_probabilities(lm, lora(outer), outer.answers.tokens)[0])
-        loss, _ = Scored(scores, None, outer.answers.starts, outer.answers.right).loss(scores)
-        losses.append(float(loss.mean()))
-    steps = CHECKS[int(np.argmin(losses))]
-    *_, last = lora_steps(lm, part, seed, steps)
-    return last, steps
+    answers, losses = outer.answers, {}
+    for rate in LORA_RATES:
+        for steps, lora in zip(CHECKS, lora_steps(lm, inner, rate, seed, CHECKS[-1]), strict=True):
+            scores = answers.total(log_probabilities(lm, lora(outer), answers.tokens)[0])
+            loss, _ = Scored(scores, None, answers.starts, answers.right).loss(scores)
+            losses[rate, steps] = float(loss.mean())
+    rate, steps = min(losses, key=losses.__getitem__)
+    *_, last = lora_steps(lm, part, rate, seed, steps)
+    return last, rate, steps
 
 
-def lora_steps(lm: prismlm.PrismLM, part: Part, seed: int, steps: int) -> Iterator[LoRA]:
+def lora_steps(
+    lm: prismlm.PrismLM, part: Part, rate: float, seed: int, steps: int
+) -> Iterator[LoRA]:
     """Yield the adapter after each number of steps of ``CHECKS`` up to ``steps``."""
     generator = torch.Generator().manual_seed(seed)
     down = torch.randn(part.inner.shape[1], generator=generator) / part.inner.shape[1] ** 0.5
@@ -237,7 +229,7 @@ def lora_steps(lm: prismlm.PrismLM, part: Part, seed: int, steps: int) -> Iterat
         down.requires_grad_(),
         torch.zeros(lm.head.width, requires_grad=True),
     )
-    optimiser = torch.optim.Adam([lora.down, lora.up], lr=LORA_RATE)
+    optimiser = torch.optim.Adam([lora.down, lora.up], lr=rate)
     answers, base = part.answers, torch.tensor(part.scores, dtype=torch.float32)
     for step in range(steps + 1):
         if step in CHECKS:
@@ -276,6 +268,7 @@ def measure(lm: prismlm.PrismLM, parts: dict[str, Answers], text: Part) -> dict[
     return {
         "questions": len(before),
         "cut": [parts[name].cut for name in ("fit", "test")],
+        "chance": float(np.mean(1 / np.bincount(test.answers.question))),
         "before": before.astype(int).tolist(),
         "perplexity": float(np.exp(-text.scores.sum() / len(text.answers.tokens))),
         "runs": runs,
@@ -284,20 +277,22 @@ def measure(lm: prismlm.PrismLM, parts: dict[str, Answers], text: Part) -> dict[
 
 def fitted(lm: prismlm.PrismLM, part: Part, seed: int) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return each method's edit, a function from a part to z′, and the facts of its fit."""
-    own, chosen = controller(lm, part, seed)
+    gains = prototype_gains(lm, part.answers, part.routed, part.slope)
+    own = linearised(part.answers, part.scores, gains)
+    chosen = choose(own, seed)
     others, bank = random_alike(own, chosen, seed), bank_of(lm)
 
     def scaled(offsets: np.ndarray) -> Any:
         change = torch.tensor(offsets, dtype=torch.float32)
         return lambda one: one.routed.moved(one.answers.z, bank, change)
 
-    scales, (lora, steps) = probe(part, seed), trained_lora(lm, part, seed)
+    scales, (lora, rate, steps) = probe(part, seed), trained_lora(lm, part, seed)
     turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
     facts: dict[str, dict[str, Any]] = {
         "controller": {"parameters": len(turned), "losses": chosen.losses},
         "random": {"parameters": int((np.abs(others) > TURNED).sum())},
         "probe": {"parameters": int((scales.weights.abs() > TURNED).sum())},
-        "lora": {"parameters": len(lora.down) + len(lora.up), "steps": steps},
+        "lora": {"parameters": len(lora.down) + len(lora.up), "rate": rate, "steps": steps},
     }
     facts["controller"]["scales"] = [[int(i), float(1 + chosen.offsets[i])] for i in turned]
     edits = (scaled(chosen.offsets), scaled(others), lambda one: scales(one.answers.z), lora)
@@ -330,7 +325,7 @@ def main() -> None:
             write_json(path, {"title": benchmark.title} | measure(lm, parts, text))
         tasks[benchmark.name] = read_json(path)
     head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
-    setting = {"pool": POOL, "fitted": FITTED, "longest": LONGEST, "text": TEXT}
+    setting = {"pool": POOL, "fitted": FITTED, "draws": SEEDS, "longest": LONGEST, "text": TEXT}
     write_json(args.out, {"environment": environment(), "model": head} | setting | {"tasks": tasks})
 
 

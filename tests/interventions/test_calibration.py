@@ -160,9 +160,9 @@ def test_gains_are_slopes_of_the_true_scores(lm, answers, logit_map, monkeypatch
     object.__setattr__(lm, "logit_map", logit_map)
     routed = cal.route(lm, answers.z)
     log_p, slopes = cal.log_probabilities(lm, answers.z, answers.tokens, slopes=True)
-    gains = cal.prototype_gains(lm, routed, slopes)
+    gains = cal.prototype_gains(lm, answers, routed, slopes)
     count = lm.head.num_prototypes
-    own = cal.linearised(answers, answers.total(log_p), gains, routed.indices, count)
+    own = cal.linearised(answers, answers.total(log_p), gains)
     direction, small = np.random.default_rng(0).normal(size=count), 2e-3
     change = torch.tensor(direction * small, dtype=torch.float32)
     bank = cal.bank_of(lm)

@@ -34,7 +34,7 @@ def calibrate(
     as_json: opt.Json = False,
 ) -> None:
     """Fit a controller, scales of a few prototypes, to labelled examples; test it on others."""
-    opt.check_output_files(model, task, test, overwrite=overwrite, out=out)
+    opt.check_output_files(model, task, test, overwrite=overwrite, safetensors=out)
     from prismlm.interventions import calibration
 
     examples = calibration.read_examples(task)

@@ -33,6 +33,8 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import FormatError, InputError, check_path, shown
 from prismlm.files import read_text
+from prismlm.interventions.controller import Controller
+from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, check_embedded
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
@@ -338,27 +340,28 @@ def is_right(scores: np.ndarray, starts: np.ndarray, right: np.ndarray) -> np.nd
     return scores[right] >= np.maximum.reduceat(scores, starts)
 
 
-def linearised(
-    answers: Answers, scores: np.ndarray, gains: Tensor, columns: Tensor, count: int
-) -> Scored:
-    """Sum gains of tokens [T, k], those of ``columns`` [T, k] of ``count``, over each answer.
+def linearised(answers: Answers, scores: np.ndarray, gains: sparse.csr_array) -> Scored:
+    """Return scores with gains [C, n], less their mean over the answers of each question.
 
-    The mean over the answers of a question is subtracted, to which the loss is blind.
+    The loss is blind to that mean.
     """
-    question, number = answers.question, len(answers.question)
-    rows = answers.answer[:, None].expand_as(gains).flatten().numpy()
-    entries = (gains.flatten().double().numpy(), (rows, columns.flatten().numpy()))
-    summed = sparse.csr_array(sparse.coo_array(entries, shape=(number, count)))
-    same = sparse.csr_array((np.ones(number), question, np.arange(number + 1)))
-    means = sparse.csr_array((same.T / np.bincount(question)[:, None]) @ summed)
-    return Scored(scores, sparse.csr_array(summed - same @ means), answers.starts, answers.right)
+    question, count = answers.question, len(answers.question)
+    of_question = sparse.csr_array((np.ones(count), question, np.arange(count + 1)))
+    means = (of_question.T / np.bincount(question)[:, None]) @ gains
+    centred = sparse.csr_array(gains - of_question @ means)
+    return Scored(scores, centred, answers.starts, answers.right)
 
 
-def prototype_gains(lm: OpenedModel, routed: Routed, slopes: Tensor) -> Tensor:
-    """Return α_i · slope·p_i of the active prototypes of each state, [T, k]."""
+def prototype_gains(
+    lm: OpenedModel, answers: Answers, routed: Routed, slopes: Tensor
+) -> sparse.csr_array:
+    """Return g [C, K]: the sum over an answer's tokens of α_i · slope·p_i."""
     bank, blocks = bank_of(lm), zip(routed.indices.split(STATES), slopes.split(STATES), strict=True)
     along = torch.cat([(bank[i] @ slope[:, :, None])[:, :, 0] for i, slope in blocks])
-    return along * routed.activations
+    gains = (along * routed.activations).double()
+    rows = answers.answer[:, None].expand_as(gains)
+    entries = gains.flatten().numpy(), (rows.flatten().numpy(), routed.indices.flatten().numpy())
+    return sparse.csr_array(sparse.coo_array(entries, (len(answers.question), len(bank))))
 
 
 def fit(
@@ -476,9 +479,8 @@ def calibrate(
     answers = read_answers(lm, examples, progress)
     routed = route(lm, answers.z)
     log_p, slopes = log_probabilities(lm, answers.z, answers.tokens, slopes=True)
-    gains = prototype_gains(lm, routed, slopes)
-    scores, count = answers.total(log_p), lm.head.num_prototypes
-    chosen = choose(linearised(answers, scores, gains, routed.indices, count), seed)
+    gains = prototype_gains(lm, answers, routed, slopes)
+    chosen = choose(linearised(answers, answers.total(log_p), gains), seed)
     controller = as_controller(lm, chosen.offsets, description, fitted=len(answers), seed=seed)
     asked = read_answers(lm, test, progress)
     right = []

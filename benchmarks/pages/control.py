@@ -1,0 +1,112 @@
+"""What ``control.md`` says of controllers, suppression and removal; a missing JSON is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+METHODS = {
+    "controller": "**controller**",
+    "random": "as many random prototypes",
+    "probe": "scales of principal directions of z",
+    "lora": "LoRA, rank 1, last MLP",
+}
+
+
+def figures(read: Callable[..., Any]) -> dict[str, Any]:
+    """Return the variables of each section whose JSON is there."""
+    calibrated = read("control_calibrate.json", optional=True)
+    return {"calibrated": calibrated and of_calibration(calibrated)}
+
+
+def of_calibration(result: Row) -> Row:
+    """Return changes of accuracy in points, by task and method, and their means over tasks."""
+    tasks = result["tasks"]
+    changes = {name: {m: changed(task, m) for m in METHODS} for name, task in tasks.items()}
+    telling = [name for name, task in tasks.items() if tells(task)]
+    means = {m: mean_of([changes[name][m] for name in tasks]) for m in METHODS}
+    rows = [
+        (
+            tasks[name]["title"] + ("" if name in telling else " †"),
+            f"{100 * np.mean(tasks[name]['before']):.1f}",
+            *(interval(changes[name][m]) for m in METHODS),
+            spread([run["parameters"] for run in runs_of(tasks[name], "controller")]),
+        )
+        for name in tasks
+    ]
+    others = [m for m in METHODS if m != "controller"]
+    less = {
+        m: mean_of([changes[name]["controller"] - changes[name][m] for name in tasks])
+        for m in others
+    }
+    before = np.mean([np.mean(task["before"]) for task in tasks.values()])
+    rows.append(("**mean**", f"{100 * before:.1f}", *(shown(*means[m]) for m in METHODS), ""))
+    gain, error = means["controller"]
+    beaten = all(mean > 1.96 * spread_ for mean, spread_ in less.values())
+    return {
+        "result": result,
+        "rows": rows,
+        "telling": mean_of([changes[name]["controller"] for name in telling]) if telling else None,
+        "told": len(telling),
+        "less": [(METHODS[m], shown(*less[m])) for m in others],
+        "works": bool(gain > 1.96 * error and beaten),
+        "gain": shown(gain, error),
+        "reached": bool(gain >= 3),
+        "perplexity": [(METHODS[m], *perplexities(tasks, m)) for m in METHODS],
+        "plain": next(iter(tasks.values()))["perplexity"],
+        "shown": shown,
+    }
+
+
+def runs_of(task: Row, method: str) -> list[Row]:
+    """Return a method's runs, one a seed."""
+    return [run for run in task["runs"] if run["method"] == method]
+
+
+def changed(task: Row, method: str) -> np.ndarray:
+    """Return the change of each question in points, a mean over draws."""
+    right = np.mean([run["right"] for run in runs_of(task, method)], axis=0)
+    return 100 * (right - np.array(task["before"]))
+
+
+def tells(task: Row) -> bool:
+    """Return whether the model without a change beats chance by two standard errors."""
+    before = np.array(task["before"])
+    return bool(before.mean() > task["chance"] + 2 * before.std() / len(before) ** 0.5)
+
+
+def mean_of(columns: list[np.ndarray]) -> tuple[float, float]:
+    """Return the mean over tasks and its standard error over their questions."""
+    errors = [column.std(ddof=1) / len(column) ** 0.5 for column in columns]
+    mean = float(np.mean([column.mean() for column in columns]))
+    return mean, float(np.linalg.norm(errors) / len(columns))
+
+
+def interval(column: np.ndarray) -> str:
+    """Return a mean with its 95 % interval."""
+    return shown(*mean_of([column]))
+
+
+def shown(mean: float, error: float) -> str:
+    """Return a figure with its 95 % interval, bold where that excludes 0."""
+    low, high = mean - 1.96 * error, mean + 1.96 * error
+    text = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def spread(values: list[int]) -> str:
+    """Return the least and the most."""
+    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def perplexities(tasks: dict[str, Row], method: str) -> tuple[str, str]:
+    """Return the mean and the largest change of perplexity over tasks and draws, in per cent."""
+    changes = [
+        100 * (run["perplexity"] / task["perplexity"] - 1)
+        for task in tasks.values()
+        for run in runs_of(task, method)
+    ]
+    return f"{np.mean(changes):+.1f} %", f"{max(changes):+.1f} %"
