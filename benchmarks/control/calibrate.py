@@ -49,7 +49,7 @@ from prismlm.interventions.calibration import (
 # Questions to draw from, and to test.
 POOL, TEST, FITTED, SEEDS = 600, 500, 400, 3
 TEXT, WINDOW = 4_096, 512  # held-out tokens for perplexity
-CHECKS, LORA_RATES = (0, 5, 10, 20, 40, 80), (3e-3, 3e-2)
+CHECKS, LORA_RATES = (0, 10, 30), (3e-3, 3e-2)
 LONGEST = 320  # tokens; contexts are cut on the left
 TRAIN = {"arc_challenge": "train", "arc_easy": "train", "openbookqa": "train", "mmlu": "val"}
 

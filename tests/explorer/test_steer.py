@@ -4,12 +4,13 @@ import json
 import math
 import re
 import shlex
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 import prismlm
-from prismlm import Ablate, Clamp, Group, Scale
+from prismlm import Ablate, Clamp, Controller, Group, Scale
 from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.what_if import what_if
@@ -81,12 +82,29 @@ def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
         ({"prototype": 7, "category": "Morphology", "strength": 0.3}, "got both"),
         ({"prototype": 99999, "strength": 0.3}, "no prototype 99999"),
         ({"category": "Nothing", "strength": 0.3}, "no category 'Nothing'"),
+        ({"controller": "../other"}, "there is no controller '../other'"),
         ({"prototype": 7, "strength": 1.01}, "strength"),
         ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60"),
     ],
 )
 def test_what_cannot_be_done_is_refused(served, wanted, words):
     assert words in served.refused("POST", "/api/steer", {"text": TEXT, **wanted})
+
+
+def test_a_controller_of_the_models_directory(served, lm):
+    folder = lm.path / "controllers"
+    folder.mkdir()
+    try:
+        controller = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes[:3]))
+        controller.save(folder / "one.safetensors")
+        assert served.json("GET", "/api/model")["controllers"] == ["controllers/one.safetensors"]
+        how = {"generate": 4, "draws": 2}
+        body = {"text": TEXT, "controller": "controllers/one.safetensors", **how}
+        data = served.events("/api/steer", body)[-1][1]
+        assert data["text"] == steer(lm, TEXT, [controller], **how).text
+        assert data["strength"] is None
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):

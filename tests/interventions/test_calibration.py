@@ -228,7 +228,7 @@ def test_the_fit_minimises_its_loss_within_the_box():
         draw = np.random.default_rng(1)
         for _ in range(50):
             other = np.clip(u + draw.normal(size=len(u)) * 0.05, -1, 4)
-            assert objective(other, pull) >= objective(u, pull) - 1e-9
+            assert objective(other, pull) >= objective(u, pull) - 1e-6
     # The largest slope at 1: with a stronger pull nothing moves.
     slope = np.abs(own.loss(own.scores)[1] @ own.gains).max() / len(own.right)
     assert not cal.fit(own, slope * 1.001).any()

@@ -15,6 +15,7 @@ from prismlm.corpus.layout import held_out
 from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import MARK
 from prismlm.errors import FormatError
+from prismlm.explain.language_model import PrismLM
 from prismlm.explorer.session import Session
 from prismlm.lens.labels.map import first_prototype
 from prismlm.lens.layout import trained_on_words
@@ -56,6 +57,7 @@ def routes(session: Session) -> APIRouter:
                 {"name": name, "prototypes": count, "colour": colour(name)}
                 for name, count in categories.most_common()
             ],
+            "controllers": controllers_of(lm),
             "chat": bool(lm.tokenizer.chat_template),
             "limits": {"audited": session.limits.audited},
             "texts": texts,
@@ -64,6 +66,11 @@ def routes(session: Session) -> APIRouter:
         }
 
     return router
+
+
+def controllers_of(lm: PrismLM) -> list[str]:
+    """Return the files of controllers in the model's directory, by their path there."""
+    return sorted(f"controllers/{path.name}" for path in lm.path.glob("controllers/*.safetensors"))
 
 
 def _lens(lens: Lens) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages, as_chat
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
+from prismlm.explain.language_model import PrismLM
 from prismlm.explain.what_if import what_if
+from prismlm.explorer.overview import controllers_of
 from prismlm.explorer.session import Job, SendEvent, Session
+from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import cautions, steer, strongest
 from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
@@ -46,6 +49,7 @@ class SteerRequest(Prompt):
     seed: int = Field(default=0, ge=0, lt=2**53)
     prototype: int | None = Field(default=None, ge=0)
     category: str | None = Field(default=None, min_length=1, max_length=1000)
+    controller: str | None = Field(default=None, min_length=1, max_length=1000)
     strength: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
     draws: int = Field(default=8, ge=0, le=16)
 
@@ -71,7 +75,7 @@ def routes(session: Session) -> APIRouter:
         session.queue.check()
 
         def check() -> Edit:
-            edit = edit_of(body)
+            edit = edit_of(body, session.lm)
             plan_for(session.lm, [edit])
             # Without generation, every token of the prompt gets a row.
             session.tokens(body.source, body.generate, None if body.generate else MAX_TOKENS)
@@ -98,12 +102,19 @@ def routes(session: Session) -> APIRouter:
     return router
 
 
-def edit_of(body: SteerRequest) -> Edit:
+def edit_of(body: SteerRequest, lm: PrismLM) -> Edit:
     """Return the edit for a strength from −1 to 1; without one, of a strength to be found.
 
     A category becomes a group of that strength. A prototype is clamped at that fraction of the top
     logit; below zero its contribution is scaled by 1 + strength, to nothing at −1.
     """
+    if body.controller is not None:
+        if body.controller not in (known := controllers_of(lm)):
+            raise InputError(
+                f"there is no controller {body.controller!r} in {lm.path}: it has "
+                f"{', '.join(known) or 'none; put some into its folder controllers'}."
+            )
+        return Controller.load(lm.path / body.controller)
     if (body.prototype is None) == (body.category is None):
         got = "neither" if body.prototype is None else "both"
         raise InputError(f"expected a prototype or a category to steer, got {got}.")

@@ -46,9 +46,9 @@ from prismlm.statistics import Interval, bootstrap
 TOKENS_PER_BATCH = 512
 # States whose logits are in memory at once; larger blocks are slower on a CPU.
 STATES = 128
-LARGEST, FOLDS, STEPS, PULLS = 5.0, 5, 150, 10
-# An offset from 1 that is none.
-TURNED = 1e-6
+LARGEST, FOLDS, STEPS, PULLS, PATIENCE = 5.0, 5, 150, 10, 2
+# An offset from 1 that is none, and a step that ends a fit.
+TURNED, CLOSE = 1e-6, 1e-5
 Forward = Callable[[Tensor], Tensor]
 EXPECTED = "context, choices and label, or prompt, chosen and rejected"
 
@@ -383,7 +383,10 @@ def fit(
         new = np.sign(new) * np.maximum(np.abs(new) - step * pull, 0)
         new = np.clip(new, -1, LARGEST - 1)
         faster = (1 + np.sqrt(1 + 4 * t * t)) / 2
+        still = np.abs(new - u).max() < CLOSE
         ahead, u, t = new + (t - 1) / faster * (new - u), new, faster
+        if still:
+            break
     return u
 
 
@@ -415,21 +418,25 @@ def choose(scored: Scored, seed: int = 0) -> Chosen:
     gradient = scored.loss(scored.scores)[1] @ scored.gains / count
     pulls = float(np.abs(gradient).max()) * np.geomspace(1, 0.05, PULLS)
     fold = np.random.default_rng(seed).permutation(count) % FOLDS
-    losses = np.zeros(PULLS)
-    for held in range(FOLDS):
-        inner, outer = (
-            scored.part(np.flatnonzero(where)) for where in (fold != held, fold == held)
-        )
-        u = None
-        for n, pull in enumerate(pulls):
-            u = fit(inner, pull, u)
-            losses[n] += outer.loss(outer.scores + outer.gains @ u)[0].sum() / count
-    best = int(losses.argmin())
+    inner = [scored.part(np.flatnonzero(fold != held)) for held in range(FOLDS)]
+    outer = [scored.part(np.flatnonzero(fold == held)) for held in range(FOLDS)]
+    fits: list[np.ndarray | None] = [None] * FOLDS
+    losses: list[float] = []
+    for pull in pulls:
+        fits = [fit(part, pull, u) for part, u in zip(inner, fits, strict=True)]
+        held_out = [
+            part.loss(part.scores + part.gains @ u)[0].sum()
+            for part, u in zip(outer, fits, strict=True)
+        ]
+        losses.append(float(sum(held_out)) / count)
+        if len(losses) > int(np.argmin(losses)) + PATIENCE:
+            break
+    best = int(np.argmin(losses))
     u = None
     for pull in pulls[: best + 1]:
         u = fit(scored, pull, u)
     assert u is not None
-    return Chosen(u, float(pulls[best]), pulls.tolist(), losses.tolist())
+    return Chosen(u, float(pulls[best]), pulls[: len(losses)].tolist(), losses)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ const BESIDE = "The text with the edit will stand beside the text without it: ea
 
 /** The form, the edit's prototype or category and how it is displayed, and the steered texts: a `note` while they are written, then `data` or `failed`.
  * @typedef {{ request: { text: string, chat?: string, strength: string, auto?: string, generate: string, temperature: string, seed: string },
- *   prototype: number | null, category: string | null, chosen: { colour?: string, name: string, href: string } | null,
+ *   prototype: number | null, category: string | null, controller: string | null, chosen: { colour?: string, name: string, href: string } | null,
  *   abort: AbortController | null, id: string, note: string, data: any, failed: unknown }} State */
 const state = signal(/** @type {State} */ ({
   request: { text: "", strength: String(STRONG), auto: "on", generate: "20", temperature: "0", seed: "0" },
-  prototype: null, category: null, chosen: null, abort: null, id: "", note: "", data: null, failed: null,
+  prototype: null, category: null, controller: null, chosen: null, abort: null, id: "", note: "", data: null, failed: null,
 }));
 /** @type {ReturnType<typeof picking> | null} */
 let pick = null;
@@ -41,12 +41,12 @@ const begin = (text, chat = state.value.request.chat) => { change(state, { reque
 const again = () => { const { text, chat } = state.value.request; void read(text, Boolean(chat)); };
 
 /** The edit that is chosen; its strength is null where it is to be found. @param {State} now */
-const wanted = ({ prototype, category, request: { strength, auto } }) => ({ prototype, category, strength: auto ? null : +strength });
+const wanted = ({ prototype, category, controller, request: { strength, auto } }) => ({ prototype, category, controller, strength: auto || controller ? null : +strength });
 
 /** @param {State} now @param {ReturnType<typeof picking>} field_ */
 const page = (now, field_, shared) => {
-  const { request, chosen, abort, id, note, data, failed } = now, edit = wanted(now), { categories } = shared.model;
-  const none = edit.prototype === null && edit.category === null;
+  const { request, chosen, abort, id, note, data, failed } = now, edit = wanted(now), { categories, controllers } = shared.model;
+  const none = edit.prototype === null && edit.category === null && edit.controller === null;
   return html`<form class="prismlm x-form" @input=${(event) => { change(state, { request: moved(filled(event.currentTarget), event.target.name) }); command(shared); }}
   @change=${link} @submit=${(event) => { event.preventDefault(); void steered(); }}>
   <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${request.text} @change=${again}
@@ -54,7 +54,9 @@ const page = (now, field_, shared) => {
   <div class="x-examples" @change=${again}>${asking(shared.model, request.chat)}${examples(prompts(shared.model, request.chat), (text) => { begin(text); command(shared); })}</div>
   <div class="x-row">${field_()}${categories.length ? html`<span class="p-note">or</span>
     <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
-      ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}
+      ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}${controllers.length ? html`<span class="p-note">or</span>
+    <select aria-label="Controller" @change=${(event) => void changed({ controller: event.target.value || null }, shared)}>
+      ${options([["", "a controller"], ...controllers.map((name) => [name, name])], edit.controller ?? "")}</select>` : nothing}
     <span class="x-chosen">${chosen ? html`${dot(chosen.colour)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
   ${leading(edit.prototype, (prototype) => { change(state, { request: { ...request, strength: "-100", auto: undefined } }); void changed({ prototype }, shared); })}
   <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${request.strength}
@@ -104,7 +106,8 @@ const moved = (request, name) => (name === "strength" ? { ...request, auto: unde
 
 /** Update the equivalent command. */
 const command = (shared) => {
-  const edit = wanted(state.value), { text, chat, generate, temperature, seed } = state.value.request;
+  const chosen = wanted(state.value), { text, chat, generate, temperature, seed } = state.value.request;
+  const edit = { ...chosen, controller: chosen.controller && `${shared.model.path}/${chosen.controller}` };
   const words = [...edited(edit), ...(chat ? ["--chat"] : []), "--generate", generate];
   if (+temperature) words.push("--temperature", temperature);
   if (+seed) words.push("--seed", seed);
@@ -118,12 +121,13 @@ const command = (shared) => {
 /** Put the edit into the address. */
 const link = () => {
   const edit = wanted(state.value);
-  if (edit.prototype !== null || edit.category !== null) history.replaceState(null, "", address("steer", edit));
+  if (edit.prototype !== null || edit.category !== null || edit.controller !== null) history.replaceState(null, "", address("steer", edit));
 };
 
-/** Choose a prototype or a category, and show which.
- * @param {{ prototype?: number | null, category?: string | null }} which @param {any} shared */
-const choose = async ({ prototype = null, category = null }, shared) => {
+/** Choose a prototype, a category or a controller, and show which.
+ * @param {{ prototype?: number | null, category?: string | null, controller?: string | null }} which @param {any} shared */
+const choose = async ({ prototype = null, category = null, controller = null }, shared) => {
+  change(state, { controller });
   if (prototype === null) {
     const colour = shared.model.categories.find(({ name }) => name === category)?.colour;
     change(state, { prototype, category, chosen: category === null ? null : { colour, name: category, href: address("prototypes", { category }) } });
@@ -150,7 +154,7 @@ const open = async (query, shared) => {
   const strength = String(query.has("strength") ? whole(query.get("strength"), -100, 100) : STRONG);
   change(state, { request: { ...state.value.request, strength, auto: query.has("strength") ? undefined : "on" } });
   const number = query.get("prototype");
-  await choose(number !== null && /^\d+$/.test(number) ? { prototype: +number } : { category: query.get("category") || null }, shared);
+  await choose(number !== null && /^\d+$/.test(number) ? { prototype: +number } : { category: query.get("category") || null, controller: query.get("controller") || null }, shared);
 };
 
 const steered = async () => {
@@ -173,13 +177,14 @@ const steered = async () => {
   if (state.value.abort === abort) change(state, { abort: null });
 };
 
-/** @typedef {{ prototype: number | null, category: string | null, strength: number | null }} Edit strength in percent, null where it is to be found */
+/** @typedef {{ prototype: number | null, category: string | null, controller: string | null, strength: number | null }} Edit strength in percent, null where it is to be found */
 
 /** @param {number} x */
 const signedPercent = (x) => `${x > 0 ? "+" : x < 0 ? "−" : ""}${Math.abs(x)} %`;
 
 /** What an edit does, in one line. @param {Edit} edit */
-const meaning = ({ prototype, category, strength }) => {
+const meaning = ({ prototype, category, controller, strength }) => {
+  if (controller !== null) return "Gives each of the controller's prototypes its own scale, wherever it is active.";
   if (prototype === null && category === null) return "Choose a prototype or a category.";
   if (strength === 0) return "Changes nothing: both texts are the same.";
   const size = strength === null ? "as much as the text allows before it repeats itself" : `${Math.abs(strength)} %`;
@@ -195,7 +200,8 @@ const meaning = ({ prototype, category, strength }) => {
 };
 
 /** The options of `prismlm steer` that make the same edit; ID stands for what is still to be chosen. @param {Edit} edit @returns {(string | number)[]} */
-const edited = ({ prototype, category, strength }) => {
+const edited = ({ prototype, category, controller, strength }) => {
+  if (controller !== null) return ["--controller", controller];
   const which = category !== null ? ["--category", category] : ["--prototype", prototype ?? "ID"];
   if (strength === null) return which;
   if (category !== null || strength > 0) return [...which, "--strength", strength / 100];
