@@ -8,8 +8,8 @@ linearised in the scales s at s = 1,
     g_i(c)  = Σ_t α_i(t) · scale · ((W p_i)[y_t] − E_p(t)[W p_i])
 
 which makes the loss convex; so is the pull λ Σ_i |s_i − 1| that leaves most prototypes alone, and
-the box 0 ≤ s ≤ 5. λ is the one with the least held-out loss in five-fold cross-validation. What a
-controller does is then measured with the edited states themselves, not by this expansion.
+the box 0 ≤ s ≤ 5. λ is the strongest whose held-out loss, over five folds, is within a standard
+error of the least. What a controller does is then measured with the edited states themselves.
 Source: *Prototype Language Models*, arXiv 2607.00510, whose details are ours.
 """
 
@@ -410,33 +410,35 @@ class Chosen(NamedTuple):
 
 
 def choose(scored: Scored, seed: int = 0) -> Chosen:
-    """Fit with the pull that has the least mean held-out loss over five folds.
+    """Fit with the strongest pull whose held-out loss is the least, or within its standard error.
 
-    The pulls go down from the least that leaves every prototype alone.
+    The loss is over five folds, and the error that of the paired differences. Pulls go down from
+    the least that leaves every prototype alone, until losses have risen.
     """
-    count = len(scored.right)
+    count, fits = len(scored.right), list[np.ndarray | None]([None] * FOLDS)
     gradient = scored.loss(scored.scores)[1] @ scored.gains / count
     pulls = float(np.abs(gradient).max()) * np.geomspace(1, 0.05, PULLS)
     fold = np.random.default_rng(seed).permutation(count) % FOLDS
-    inner = [scored.part(np.flatnonzero(fold != held)) for held in range(FOLDS)]
-    outer = [scored.part(np.flatnonzero(fold == held)) for held in range(FOLDS)]
-    fits: list[np.ndarray | None] = [None] * FOLDS
-    losses: list[float] = []
+    outer = [np.flatnonzero(fold == held) for held in range(FOLDS)]
+    parts = [(scored.part(np.flatnonzero(fold != n)), scored.part(outer[n])) for n in range(FOLDS)]
+    losses: list[np.ndarray] = []
     for pull in pulls:
-        fits = [fit(part, pull, u) for part, u in zip(inner, fits, strict=True)]
-        held_out = [
-            part.loss(part.scores + part.gains @ u)[0].sum()
-            for part, u in zip(outer, fits, strict=True)
-        ]
-        losses.append(float(sum(held_out)) / count)
-        if len(losses) > int(np.argmin(losses)) + PATIENCE:
+        lost = np.zeros(count)
+        for n, (inner, held) in enumerate(parts):
+            fits[n] = u = fit(inner, pull, fits[n])
+            lost[outer[n]] = held.loss(held.scores + held.gains @ u)[0]
+        losses.append(lost)
+        least = losses[int(np.argmin([one.mean() for one in losses]))]
+        if not any(one is least for one in losses[-1 - PATIENCE :]):
             break
-    best = int(np.argmin(losses))
-    u = None
+    worse = [one - least for one in losses]
+    near = [one.mean() <= one.std() / count**0.5 for one in worse]
+    best, u = near.index(True), None
     for pull in pulls[: best + 1]:
         u = fit(scored, pull, u)
     assert u is not None
-    return Chosen(u, float(pulls[best]), pulls[: len(losses)].tolist(), losses)
+    means = [float(one.mean()) for one in losses]
+    return Chosen(u, float(pulls[best]), pulls[: len(losses)].tolist(), means)
 
 
 @dataclass(frozen=True)
