@@ -82,23 +82,29 @@ def test_bad_rows_are_named(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([QUESTION] * 6, "every example of .* has the label 0"),
-        ([QUESTION, QUESTION | {"label": 1}], "has 2 examples of up to 2 choices: expected at lea"),
         ([{"question": "?"}], "t.jsonl:1 has question: expected context, choices and label, or p"),
         (["text"], "t.jsonl:1 has no columns"),
-        ([], "has 0 examples"),
+        ([], "has no rows"),
     ],
 )
-def test_unusable_tasks_are_refused(tmp_path, rows, message):
+def test_files_without_examples_are_refused(tmp_path, rows, message):
     with pytest.raises(InputError, match=message):
         cal.read_examples(write(tmp_path / "t.jsonl", rows))
 
 
-def test_fewer_examples_than_classes_are_refused(tmp_path):
-    choices = [f"number {n}" for n in range(9)]
-    rows = [{"context": "Which?", "choices": choices, "label": n} for n in range(7)]
-    with pytest.raises(InputError, match="7 examples of up to 9 choices: expected at least 9"):
-        cal.read_examples(write(tmp_path / "t.jsonl", rows))
+def test_tasks_that_cannot_be_learned_are_refused(lm, tmp_path):
+    one = cal.read_examples(write(tmp_path / "one.jsonl", [QUESTION] * 20))
+    with pytest.raises(InputError, match=r"every example has the label 0, from .*one.jsonl:\d+ on"):
+        cal.calibrate(lm, one)
+    with pytest.raises(
+        InputError, match="are 8 examples of up to 2 choices to fit: expected at least 10"
+    ):
+        cal.calibrate(lm, cal.read_examples(write(tmp_path / "few.jsonl", numbered(10))))
+    choices = [f"number {n}" for n in range(29)]
+    rows = [{"context": "Which?", "choices": choices, "label": n} for n in range(12)]
+    many = cal.read_examples(write(tmp_path / "many.jsonl", rows))
+    with pytest.raises(InputError, match="12 examples of up to 29 choices to fit: expected at l"):
+        cal.calibrate(lm, many, many)
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -60,6 +60,7 @@ class Example(NamedTuple):
     choices: tuple[str, ...]
     label: int
     where: str = "the example"  # for messages
+    preferred: bool = False  # a text to prefer, which comes first, and one to avoid
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,9 @@ def read_examples(path: Path | str) -> list[Example]:
         numbered = [(n, _parsed(line, f"{path}:{n}")) for n, line in lines if line.strip()]
     else:
         raise InputError(f"{path}: expected a name that ends with .jsonl or .parquet.")
-    examples = [_example(row, f"{path}:{number}") for number, row in numbered]
-    labels = {row["label"] for _, row in numbered if "label" in row}
-    if len(labels) == 1 and not any("chosen" in row for _, row in numbered):
-        raise InputError(
-            f"every example of {path} has the label {labels.pop()}, so a controller could only "
-            "learn to prefer that place: put right answers in different places."
-        )
-    _check_examples(examples, path)
-    return examples
+    if not numbered:
+        raise InputError(f"{path} has no rows: expected {EXPECTED}.")
+    return [_example(row, f"{path}:{number}") for number, row in numbered]
 
 
 def _parsed(line: str, where: str) -> Any:
@@ -131,7 +126,8 @@ def _parsed(line: str, where: str) -> Any:
 def _example(row: Any, where: str) -> Example:
     """Return the example of a row."""
     row = row if isinstance(row, dict) else {}
-    if {"prompt", "chosen", "rejected"} <= row.keys():
+    preferred = {"prompt", "chosen", "rejected"} <= row.keys()
+    if preferred:
         row = row | {"context": row["prompt"], "choices": [row["chosen"], row["rejected"]]}
         row["label"] = 0
     if not {"context", "choices", "label"} <= row.keys():
@@ -152,17 +148,21 @@ def _example(row: Any, where: str) -> Example:
         )
     pairs = zip(contexts, choices, strict=True)
     apart = [c if b[-1].isspace() or c[0].isspace() else f" {c}" for b, c in pairs]
-    # Preferences have their order from the names of their columns, not from a label.
-    return Example(tuple(contexts), tuple(apart), label, where)
+    return Example(tuple(contexts), tuple(apart), label, where, preferred)
 
 
-def _check_examples(examples: Sequence[Example], path: Path) -> None:
+def _check_examples(examples: Sequence[Example]) -> None:
+    """Raise InputError for examples that no controller can be fitted to."""
     most = max((len(example.choices) for example in examples), default=2)
-    least = max(FOLDS, most)
-    if len(examples) < least:
+    if len(examples) < (least := max(2 * FOLDS, most)):
         raise InputError(
-            f"{path} has {len(examples)} examples of up to {most} choices: expected at least "
+            f"there are {len(examples)} examples of up to {most} choices to fit: expected at least "
             f"{least}, and some hundred for a controller that helps."
+        )
+    if len({e.label for e in examples}) == 1 and not any(e.preferred for e in examples):
+        raise InputError(
+            f"every example has the label {examples[0].label}, from {examples[0].where} on, so a "
+            "controller could only learn to prefer that place: put right answers in different ones."
         )
 
 
@@ -485,6 +485,7 @@ def calibrate(
         order = np.random.default_rng(seed).permutation(len(examples))
         held = len(examples) // FOLDS
         test, examples = ([examples[n] for n in part] for part in (order[:held], order[held:]))
+    _check_examples(examples)
     answers = read_answers(lm, examples, progress)
     routed = route(lm, answers.z)
     log_p, slopes = log_probabilities(lm, answers.z, answers.tokens, slopes=True)
