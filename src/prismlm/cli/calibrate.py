@@ -94,8 +94,9 @@ def print_controlled(found: Controlled) -> None:
     output.print_rows("", "prototype scale:.2f gained:+.3f name", rows)
     for move in found.moves[:3]:
         for context in move.contexts:
-            where = " · ".join(filter(None, (context.title or context.doc_id, context.license)))
+            where = context["title"] or context["doc_id"], context["license"]
+            text = output.shorten(context["text"], 70)
             output.say(
-                f"  #{move.prototype}  {output.shorten(context.text, 70)}  {where}", style="dim"
+                f"  #{move.prototype}  {text}  {' · '.join(filter(None, where))}", style="dim"
             )
     output.say("")

@@ -11,7 +11,7 @@ over the turned prototypes that are active in the state between them.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +26,6 @@ from prismlm.models.sidecar import weight_of
 CONTEXTS = 3
 
 
-class Context(NamedTuple):
-    """A place of the training text that a prototype stands for."""
-
-    doc_id: str
-    title: str | None
-    license: str | None
-    text: str
-
-
 @dataclass(frozen=True)
 class Move:
     """One turned prototype, and what y gained on x through it."""
@@ -44,7 +35,7 @@ class Move:
     scale: float
     activation: float
     gained: float  # Δ_i, in logits
-    contexts: tuple[Context, ...]  # the nearest to the prototype, of the lens
+    contexts: tuple[dict[str, Any], ...]  # of the lens, nearest first: doc_id, title, license, text
 
 
 @dataclass(frozen=True)
@@ -66,11 +57,7 @@ class Controlled:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part ``controller`` of ``prismlm explain --json``."""
-        moves = [
-            asdict(move) | {"contexts": [context._asdict() for context in move.contexts]}
-            for move in self.moves
-        ]
-        return vars(self) | {"gained": self.gained, "moves": moves}
+        return asdict(self) | {"gained": self.gained}
 
 
 @torch.no_grad()
@@ -124,17 +111,13 @@ def _moves(lm: PrismLM, controller: Controller, z: Tensor, contrast: Tensor) -> 
     return tuple(sorted(moves, key=lambda move: -abs(move.gained)))
 
 
-def _contexts(lm: PrismLM, prototype: int) -> tuple[Context, ...]:
+def _contexts(lm: PrismLM, prototype: int) -> tuple[dict[str, Any], ...]:
     if lm.lens is None:
         return ()
     rows = lm.lens.index.slice(lm.lens.rows_of(prototype).start, CONTEXTS).to_pylist()
-    rows = [row for row in rows if row["prototype"] == prototype]
     return tuple(
-        Context(
-            row["doc_id"],
-            row["title"],
-            row["license"],
-            "".join(row[name] or "" for name in ("before", "token", "after")),
-        )
+        {name: row[name] for name in ("doc_id", "title", "license")}
+        | {"text": "".join(row[name] or "" for name in ("before", "token", "after"))}
         for row in rows
+        if row["prototype"] == prototype
     )
