@@ -49,7 +49,7 @@ from prismlm.interventions.calibration import (
 # Questions to draw from, and to test.
 POOL, TEST, FITTED, SEEDS = 600, 500, 400, 3
 TEXT, WINDOW = 4_096, 512  # held-out tokens for perplexity
-CHECKS, LORA_RATES = (0, 10, 30), (3e-3, 3e-2)
+DIRECTIONS, CHECKS, LORA_RATES = 128, (0, 10, 30), (3e-3, 3e-2)
 LONGEST = 320  # tokens; contexts are cut on the left
 TRAIN = {"arc_challenge": "train", "arc_easy": "train", "openbookqa": "train", "mmlu": "val"}
 
@@ -166,8 +166,8 @@ class Probe(NamedTuple):
     """z′ = z + Σ_j w_j (u_j·(z − z̄)) u_j along the principal directions u_j of the examples' z."""
 
     mean: Tensor
-    directions: Tensor  # [d, d], a row each
-    weights: Tensor  # [d]
+    directions: Tensor  # [n, d], the leading ones
+    weights: Tensor  # [n]
 
     def __call__(self, z: Tensor) -> Tensor:
         """Return z′."""
@@ -179,9 +179,10 @@ def probe(part: Part, seed: int) -> Probe:
     """Fit scales of principal directions as those of prototypes are fitted."""
     z = part.answers.z
     mean = z.mean(0)
-    _, _, directions = torch.linalg.svd(z[:: max(1, len(z) // 5000)] - mean, full_matrices=False)
+    _, _, found = torch.linalg.svd(z[:: max(1, len(z) // 5000)] - mean, full_matrices=False)
+    directions = found[:DIRECTIONS]
     gains = ((z - mean) @ directions.T) * (part.slope @ directions.T)
-    summed = torch.zeros(len(part.scores), len(mean)).index_add(0, part.answers.answer, gains)
+    summed = torch.zeros(len(part.scores), DIRECTIONS).index_add(0, part.answers.answer, gains)
     own = linearised(part.answers, part.scores, sparse.csr_array(summed.double().numpy()))
     weights = choose(own, seed).offsets
     return Probe(mean, directions, torch.tensor(weights, dtype=torch.float32))
