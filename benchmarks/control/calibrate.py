@@ -318,13 +318,14 @@ def main() -> None:
     # Products in bfloat16, summed in float32.
     torch.set_float32_matmul_precision("medium")
     text = part_of(lm, torch.load(args.work / "text.pt", weights_only=False), slopes=False)
-    tasks: dict[str, Any] = {}
-    for benchmark in SEED:
-        path = args.work / f"{benchmark.name}.json"
-        if not path.is_file():
-            parts = torch.load(path.with_suffix(".pt"), weights_only=False)
-            write_json(path, {"title": benchmark.title} | measure(lm, parts, text))
-        tasks[benchmark.name] = read_json(path)
+    paths = {benchmark: args.work / f"{benchmark.name}.pt" for benchmark in SEED}
+    # The one with the longest answers comes last.
+    for benchmark, path in sorted(paths.items(), key=lambda item: item[1].stat().st_size):
+        done = path.with_suffix(".json")
+        if not done.is_file():
+            parts = torch.load(path, weights_only=False)
+            write_json(done, {"title": benchmark.title} | measure(lm, parts, text))
+    tasks = {one.name: read_json(path.with_suffix(".json")) for one, path in paths.items()}
     head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
     setting = {"pool": POOL, "fitted": FITTED, "draws": SEEDS, "longest": LONGEST, "text": TEXT}
     write_json(args.out, {"environment": environment(), "model": head} | setting | {"tasks": tasks})
