@@ -28,7 +28,7 @@ from prismlm.files import read_json, write_json
 from prismlm.lens.labels import embedded
 from prismlm.lens.labels.embedded import Label, shares
 from prismlm.lens.labels.write import SEED, Labelling, Scores, described, make_labels, score_labels
-from prismlm.lens.signatures import SEEN, signatures_of, tokens_seen
+from prismlm.lens.signatures import SEEN, signatures_of
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 
@@ -96,9 +96,14 @@ def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_mat
     return score
 
 
+def seen_in(lm: prismlm.PrismLM, corpus: Corpus) -> np.ndarray:
+    """Return the occurrences of each token in a corpus."""
+    return np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight_of(lm.model)))
+
+
 def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Labelling) -> list[Label | None]:
     """Return the names that a lens without labels has, for the same prototypes."""
-    names = signatures_of(lm.model, lm.head, corpus).names
+    names = signatures_of(lm.model, lm.head, corpus, seen_in(lm, corpus)).names
     return [
         None if label is None else Label(name, "", "", "", ())
         for name, label in zip(names, made.labels, strict=True)
@@ -130,13 +135,14 @@ def told_by_tokens(lm: prismlm.PrismLM, corpus: Corpus, seed: int) -> dict[str, 
     token is asked: is that token among its ten? The control asks another prototype's ten.
     """
     weight, prototypes = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
-    telling = signatures_of(lm.model, lm.head, corpus).ids
+    seen = seen_in(lm, corpus)
+    telling = signatures_of(lm.model, lm.head, corpus, seen).ids
     count = telling.shape[1]
     largest = [(part @ weight.T).topk(count).indices for part in prototypes.split(256)]
     kinds = {"telling": telling, "largest": torch.cat(largest)}
     top, used = _predictions(lm, corpus, weight, prototypes)
     other = torch.randperm(len(prototypes), generator=torch.Generator().manual_seed(seed))
-    rare = torch.from_numpy(tokens_seen(corpus, len(weight)) < SEEN)
+    rare = torch.from_numpy(seen < SEEN)
     return {"predictions": len(top)} | {
         name: {
             "has": _share(ids[used] == top[:, None]),

@@ -49,7 +49,7 @@ def made(tiny_model, tmp_path_factory):
     lm = prismlm.load(result.directory)
     with pytest.MonkeyPatch.context() as patch:
         # Where prototypes lie takes longest; what is told of is that an archive carries it.
-        patch.setattr("prismlm.lens.labels.map.laid_out", lambda z: z[:, :2].numpy())
+        patch.setattr("prismlm.lens.labels.map.laid_out", lambda z: z[:, :2])
         map_lens(lm.lens, lm.head)
     pack(result.directory, result.lens, work / "shipped.zip")
     return result, gguf, texts, work / "shipped.zip"

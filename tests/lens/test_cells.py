@@ -23,7 +23,6 @@ from prismlm.lens.cell_files import (
     cells_format,
     ranges_of,
     spooled_type,
-    write_cells,
     write_documents,
 )
 from prismlm.lens.cells import Cells
@@ -36,6 +35,7 @@ from prismlm.lens.codes import (
     parts_of,
     quantise,
 )
+from tests.helpers.written_cells import write_cells
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
 
@@ -150,33 +150,6 @@ def test_ranges_are_few_whatever_the_corpus(tmp_path):
     assert len(ranges) < 5000
 
 
-@pytest.mark.parametrize("range_bytes", [1, 1000, 2500])
-def test_ranges_of_cells_hold_what_one_range_holds(tmp_path, range_bytes):
-    records = random_records(300)
-    whole = write(tmp_path / "one", records, [100])
-    entry = write(tmp_path / "many", records, [30, 31, 200], range_bytes=range_bytes)
-    ranges = entry.pop("ranges")
-    assert entry == whole
-    assert len(ranges) > 1
-    sizes = np.bincount(records["cell"], minlength=CELLS)
-    edges = [row["first_cell"] for row in ranges] + [CELLS]
-    assert edges[0] == 0
-    for number, row in enumerate(ranges):
-        assert row["rows"] == sizes[edges[number] : edges[number + 1]].sum()
-        alone = edges[number + 1] - edges[number] == 1
-        assert alone or row["rows"] * (records.itemsize - 8) <= range_bytes
-    files = [
-        [np.load(tmp_path / "many" / name) for name in layout.cell_files(number, len(ranges))]
-        for number in range(len(ranges))
-    ]
-    before = np.cumsum([0] + [row["rows"] for row in ranges])[:-1]
-    expected = [np.load(tmp_path / "one" / name) for name in layout.CELL_FILES]
-    joined = [np.concatenate(column) for column in zip(*files, strict=True)]
-    joined[2] = np.concatenate([rows[2] + at for rows, at in zip(files, before, strict=True)])
-    for left, right in zip(expected, joined, strict=True):
-        np.testing.assert_array_equal(left, right)
-
-
 def test_a_position_is_in_its_document(opened, tiny_corpus):
     directory, meta, _ = opened
     cells, corpus = Cells(directory, meta), Corpus.open(tiny_corpus)
@@ -241,22 +214,6 @@ def test_pq_stores_the_nearest_centre_of_each_part(name, width):
         with patch("prismlm.lens.codes.STATES_AT_ONCE", at_once):
             cosines = codes.cosines(coded, torch.from_numpy(states[:6]), owner)
         np.testing.assert_allclose(cosines, (by_hand * states[owner]).sum(1), atol=1e-6)
-
-
-def test_pq_takes_a_quarter_and_is_near(tmp_path):
-    states = random_states(3000, WIDTH)
-    codes = learn_codes(tmp_path, "pq", states)
-    records = random_records(3000, codes=codes, tokens=10**6)
-    meta = write(tmp_path / "lens", records, [1000], codes="pq", tokens=10**6)
-    shutil.copy(tmp_path / layout.CELL_CENTRES_FILE, tmp_path / "lens")
-    cells = Cells(tmp_path / "lens", meta)
-    exact = Cells(tmp_path / "int8", write(tmp_path / "int8", random_records(3000), [1000]))
-    assert cells.records(np.arange(3)).itemsize == 4 + 2 + 2 + 1
-    rows = np.arange(len(cells))
-    coded, expected = (c.codes.states(c.records(rows)) for c in (cells, exact))
-    # 256 centres for directions in four dimensions
-    assert (coded * expected).sum(1).mean() > 0.97
-    np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -1,6 +1,5 @@
 """What a lens says of the text it was built from."""
 
-import numpy as np
 import pytest
 
 from prismlm.lens.inspection import inspect_lens, verdict
@@ -21,16 +20,10 @@ def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, be
     assert said.startswith(begins)
 
 
-def test_prototypes_are_spread_over_sources_as_their_activation_is(lm):
-    lens = lm.lens
-    rows_of = inspect_lens(lens)["by_prototype"]
-    mass = lens.mass.to_pandas()
-    for prototype in range(lens.num_prototypes):
-        own = mass[mass["prototype"] == prototype]
-        shares = own.groupby("source")["activation_sum"].sum().to_numpy()
-        shares = shares[shares > 0] / shares.sum()
-        expected = np.exp(-(shares * np.log(shares)).sum()) if len(shares) else 0
-        assert rows_of[prototype]["effective_sources"] == pytest.approx(expected)
+def test_contexts_that_repeat_the_text_of_a_better_one_are_counted(lm):
+    rows = lm.lens.index.select(["prototype", "before", "token", "after"]).to_pylist()
+    repeated = len(rows) - len({tuple(row.values()) for row in rows})
+    assert inspect_lens(lm.lens)["duplicate_share"] == repeated / len(rows)
 
 
 def test_a_lens_says_what_licences_its_text_has(lm):

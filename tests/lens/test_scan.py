@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from prismlm.lens import scan as module
-from prismlm.lens.inspection import summed_share
-from prismlm.lens.layout import GROUP_COLUMNS, MASS_FILE, write_table
+from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, scan_windows
 from prismlm.lens.states import probabilities
 from prismlm.ops.prototype_head import Nearest, naive
@@ -132,11 +131,3 @@ def test_the_cap_is_2048_and_no_use_is_lost(beyond):
         rows, other = rows_of(table), (OTHER, OTHER, OTHER)
         assert rows[0, *other] == (beyond, beyond * (2048 + beyond / 2))
         assert rows[1, *other] == (beyond, 2.0 * beyond)
-
-
-@pytest.mark.parametrize(("limit", "share"), [(4, 0.0), (3, 0.25), (2, 0.5)])
-def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch, limit, share):
-    monkeypatch.setattr(module, "MAX_GROUPS", limit)
-    groups = groups_of(Documents([(name, "law", "CC0") for name in "abcd"]), "all")
-    write_table(mass_of(groups, range(4)), tmp_path / MASS_FILE)
-    assert summed_share(tmp_path) == share

@@ -66,7 +66,8 @@ def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):
     seen = Counter(corpus.tokens(0, corpus.num_tokens).tolist())
     z = (logits - logits.mean(0)) / logits.std(0, correction=0)
     rows = pq.read_table(tiny_model / "lens" / "sample" / layout.PROTOTYPES_FILE).to_pylist()
-    found = signatures_of(lm.model, head, corpus)
+    counts = np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight))
+    found = signatures_of(lm.model, head, corpus, counts)
     for number in range(0, len(rows), 7):
         raised = (float(head.scale.detach()) * weight @ prototypes[number]).tolist()
         deviates = z[number].tolist()

@@ -25,7 +25,7 @@ from prismlm.lens.labels.write import label_lens
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.store import StoredFiles
-from prismlm.lens.stored_array import BlockCache, StoredArray, StoredStream, block_cache
+from prismlm.lens.stored_array import BlockCache, StoredArray, block_cache
 
 TEXT = "The patient was given a dose of the drug"
 OPTIONS = IndexOptions(window=64, stride=48, split="heldout")
@@ -99,9 +99,6 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
             for side in ("left", "right"):
                 expected = np.searchsorted(values, queries, side)
                 assert np.array_equal(array.searchsorted(queries, side), expected)
-        assert StoredStream(array_of(np.frombuffer(values.tobytes(), "u1"))[0]).read() == bytes(
-            values.tobytes()
-        )
 
 
 def test_a_search_reads_few_blocks(copies):
@@ -286,22 +283,6 @@ def test_what_was_opened_does_not_read_a_lens_that_replaced_it(
         lens.check_unchanged()
     with pytest.raises(StaleLensError):
         cells.records(np.arange(5))
-
-
-def test_a_file_that_is_replaced_while_it_is_read(lm, in_memory):
-    memory, _, address = in_memory
-    files = StoredFiles(address)
-    files.read_meta()
-    (cells,) = files.arrays(layout.CELLS_FILE)
-
-    class Replacing(HalfWay):
-        def cat_file(self, path, start=None, end=None):
-            memory.pipe_file(path, memory.cat_file(path))
-            return memory.cat_file(path, start=start, end=end)
-
-    files._fs = Replacing(memory, 1000)
-    with pytest.raises(StaleLensError):
-        cells.take(np.arange(5))
 
 
 class HalfWay:

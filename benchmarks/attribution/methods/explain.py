@@ -19,9 +19,16 @@ from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import Spool, cells_format, spooled_type, write_cells
+from prismlm.lens.cell_files import (
+    Spool,
+    cells_entry,
+    cells_format,
+    ranges_of,
+    spooled_type,
+    write_range,
+)
 from prismlm.lens.cells import Cells
-from prismlm.lens.codes import SAMPLE, CodeName, learn_codes
+from prismlm.lens.codes import SAMPLE, CodeName, Int8Codes, learn_codes
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE, GROUP_COLUMNS
 from prismlm.ops.prototype_head import Nearest
 
@@ -100,7 +107,9 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     positions, vocabulary = setting.positions, setting.model.config.vocab_size
     kept = cells_format(setting.head.width, vocabulary, setting.bank.corpus.num_tokens, codes)
     sample = np.linspace(0, len(positions) - 1, min(SAMPLE, len(positions))).astype(np.int64)
-    coder = learn_codes(directory, codes, positions.state[sample].astype(np.float32))
+    states = positions.state[sample].astype(np.float32)
+    int8 = codes == "int8"
+    coder = Int8Codes(setting.head.width) if int8 else learn_codes(directory, codes, states)
     dtype = spooled_type(coder, kept)
     spool = Spool(directory / "positions", dtype, setting.head.num_prototypes)
     for first in range(0, len(positions), ROWS_AT_ONCE):
@@ -120,7 +129,11 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     lengths = pa.array((bank.first + bank.length)[ends] - starts)
     documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
     pq.write_table(documents, directory / CELL_DOCUMENTS_FILE)
-    return Cells(directory, write_cells(directory, [spool.close()], kept))
+    runs = [spool.close()]
+    ranges = ranges_of(runs)
+    for number in range(len(ranges)):
+        write_range(directory, runs, ranges, number, vocabulary)
+    return Cells(directory, cells_entry(kept, runs, ranges))
 
 
 @torch.no_grad()

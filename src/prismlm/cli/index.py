@@ -22,7 +22,7 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus
     from prismlm.cost import Cost
-    from prismlm.lens.index_parts import IndexPart
+    from prismlm.lens.build import IndexPart
     from prismlm.lens.options import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
 
@@ -65,9 +65,8 @@ def index(
     --shard), or one that streams a dataset into a corpus. Under torchrun every process reads one
     part.
     """
-    from prismlm.lens.build import check_lens, lens_directory
+    from prismlm.lens.build import IndexPart, check_lens, lens_directory
     from prismlm.lens.codes import check_codes
-    from prismlm.lens.index_parts import IndexPart
     from prismlm.lens.options import IndexOptions, Shard, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
@@ -103,8 +102,7 @@ def _write(
     **how: Any,
 ) -> Path | None:
     """Write a lens, or a part of it, in this process; without a checkpoint by workers."""
-    from prismlm.lens.build import index_checkpoint
-    from prismlm.lens.index_parts import index_in_parts
+    from prismlm.lens.build import index_checkpoint, index_in_parts
 
     how["progress"] = ConsoleReporter() if opt.is_first_process() else SILENT
     if isinstance(source, _Stream):

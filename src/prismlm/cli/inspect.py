@@ -611,7 +611,7 @@ def index(
     verify: Annotated[bool, flag("--verify", "Compare the weights with their digests.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Show how an index converged, the spread of its documents, and duplicates.
+    """Show whether an index read enough text, how it converged, and duplicates.
 
     The files of the lens are compared with their digests.
     """
@@ -628,15 +628,9 @@ def index(
     # The last point is always shown.
     step = max(1, -(-len(value["convergence"]) // MAX_CURVE_POINTS))
     value["convergence"] = value["convergence"][::-1][::step][::-1]
-    value["spread"] = [
-        {"of each prototype": name.replace("_", " ")} | quantiles
-        for name, quantiles in value["spread"].items()
-    ]
-    verdict, _ = value.pop("verdict"), value.pop("by_prototype")
+    verdict = value.pop("verdict")
     trained = trained_on_words(value["trained_on"], value["split"])
     output.print_value(value | {"model trained on them": trained})
-    note = "Effective number = exp(entropy): equally weighted items with the same spread"
-    output.say(note, style="dim")
     output.say(verdict)
     if verify and not value["weights_verified"]:
         output.say("The weights cannot be verified: the model directory has no checksums of them.")

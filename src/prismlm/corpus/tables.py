@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,22 +16,18 @@ from prismlm.errors import FormatError
 
 # Each has a megabyte of text, or one document.
 CACHED_ROW_GROUPS = 16
-# Row groups of a file in a store that are read at once.
-GROUPS_AT_ONCE = 2**10
 
 
 class ParquetTable:
     """Parquet files, such as those of all shards, as one table; caches row groups.
 
     Args:
-        files: paths by name, for messages, or functions that open a file.
+        files: paths by name, for messages.
         schema: of the columns to read.
         advice: what to do about damaged files.
     """
 
-    def __init__(
-        self, files: Mapping[str, Path | Callable[[], Any]], schema: pa.Schema, advice: str
-    ) -> None:
+    def __init__(self, files: Mapping[str, Path], schema: pa.Schema, advice: str) -> None:
         self._files, self._schema, self._advice = files, schema, advice
         self._footers: dict[str, pq.FileMetaData] = {}
         self._group = lru_cache(CACHED_ROW_GROUPS)(self._read_group)
@@ -68,9 +64,6 @@ class ParquetTable:
         for path in self._files:
             with self._opened(path) as file:
                 for group in range(file.num_row_groups):
-                    if group % GROUPS_AT_ONCE == 0:
-                        groups = range(group, min(group + GROUPS_AT_ONCE, file.num_row_groups))
-                        self._prefetch(path, file.metadata, groups, (name,))
                     yield from file.read_row_group(group, columns=[name])[name].chunks
 
     def find(self, column: str, value: object) -> int:
@@ -102,30 +95,14 @@ class ParquetTable:
 
     def _read_group(self, path: str, group: int, names: tuple[str, ...]) -> pa.Table:
         with self._opened(path) as file:
-            self._prefetch(path, file.metadata, (group,), names)
             return file.read_row_group(group, columns=[*names]).select(names).combine_chunks()
-
-    def _prefetch(
-        self, path: str, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
-    ) -> None:
-        """Read columns of row groups at once, if the file is in a store."""
-        file = self._files[path]
-        if callable(file):
-            columns = [
-                i for i in range(footer.num_columns) if footer.schema.column(i).path in names
-            ]
-            chunks = [footer.row_group(group).column(i) for group in groups for i in columns]
-            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-            sizes = [chunk.total_compressed_size for chunk in chunks]
-            file().prefetch([(s, s + size) for s, size in zip(starts, sizes, strict=True)])
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[pq.ParquetFile]:
-        file, footer = self._files[path], self._footers.get(path)
-        opened = file() if callable(file) else file
+        footer = self._footers.get(path)
         options: dict[str, Any] = {"page_checksum_verification": True, "metadata": footer}
         try:
-            with pq.ParquetFile(opened, **options) as table:
+            with pq.ParquetFile(self._files[path], **options) as table:
                 self._footers[path] = table.metadata
                 yield table
         except (pa.ArrowException, OSError, KeyError) as error:

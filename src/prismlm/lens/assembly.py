@@ -1,7 +1,6 @@
 """The second stage of an index: files of a lens that are made from all parts, by any worker.
 
-A job writes a range of cells or a part of the text, or merges the contexts of some prototypes. Jobs
-need no model.
+A job writes a range of cells or a part of the text, and needs no model.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from prismlm.lens.cell_files import (
     write_range,
 )
 from prismlm.lens.cells import CellsMeta
-from prismlm.lens.scan import SCAN_FILE, Scan, scanned_positions
+from prismlm.lens.scan import Scan, scanned_positions
 from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, Busy, writing
@@ -87,10 +86,8 @@ class Assembly:
                 if kind == "cells":
                     meta, runs = self._scanned
                     write_range(made, runs, self.ranges, at, meta.vocabulary, progress)
-                elif kind == "text":
-                    suffixes.write_part(made, self._corpus, self.split, at)
                 else:
-                    self._merged_scan(at).save(made)
+                    suffixes.write_part(made, self._corpus, self.split, at)
                 # So that nobody has to read them again.
                 write_json(made / FILES_FILE, layout.describe_files(made))
                 shutil.copy(self._parts.part(0) / RUN_FILE, made)
@@ -124,7 +121,7 @@ class Assembly:
     def counted(self) -> dict[str, int]:
         """Count the jobs of each kind."""
         text = 0 if self.corpus is None else suffixes.count_parts(self._corpus, self.split)
-        return {"cells": len(self.ranges), "text": text, "contexts": self._slices}
+        return {"cells": len(self.ranges), "text": text}
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -134,8 +131,8 @@ class Assembly:
         return Corpus.open(self.corpus)
 
     def finished(self) -> bool:
-        """Return whether all jobs are finished."""
-        return all(job.directory.is_dir() for job in self.jobs)
+        """Return whether all jobs are finished; False if parts are missing."""
+        return bool(self.jobs) and all(job.directory.is_dir() for job in self.jobs)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -144,11 +141,10 @@ class Assembly:
 
     def scan(self) -> Scan:
         """Return the scan of the whole corpus, without positions."""
-        if not self._slices:
-            return self._merged_scan(0)
-        return Scan.joined(
-            [Scan.load(job.directory) for job in self.jobs if job.kind == "contexts"]
-        )
+        scan = Scan.load(self._parts.part(0))
+        for part in range(1, self.parts):
+            scan.merge(Scan.load(self._parts.part(part)))
+        return scan
 
     def collect(self, directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Put cells and text into the directory of a lens, without copying where that can be.
@@ -156,7 +152,7 @@ class Assembly:
         Returns the entry of ``meta.json`` about cells, and sizes and digests of the files.
         """
         files: dict[str, dict[str, Any]] = {}
-        for made in [job.directory for job in self.jobs if job.kind != "contexts"]:
+        for made in [job.directory for job in self.jobs]:
             listed = read_json(made / FILES_FILE)
             for name, entry in listed.items():
                 size = (made / name).stat().st_size if (made / name).is_file() else 0
@@ -190,25 +186,6 @@ class Assembly:
                 "least one. Choose a larger share, and give the command with --overwrite."
             )
         return meta, runs
-
-    @cached_property
-    def _slices(self) -> int:
-        """In how many slices the contexts of all parts are merged; 0: at the end, if it is little.
-
-        A part has those of all prototypes, and a process merges one part after another.
-        """
-        size = self.parts * (self._parts.part(0) / SCAN_FILE).stat().st_size
-        slices = min(self.parts, size // self.range_bytes, len(self._scanned[1][0].counts))
-        return slices if slices > 1 else 0
-
-    def _merged_scan(self, number: int) -> Scan:
-        """Return the scan of all parts for one slice of the prototypes."""
-        count, slices = len(self._scanned[1][0].counts), max(1, self._slices)
-        prototypes = slice(count * number // slices, count * (number + 1) // slices)
-        scan = Scan.load(self._parts.part(0), prototypes)
-        for part in range(1, self.parts):
-            scan.merge(Scan.load(self._parts.part(part), prototypes))
-        return scan
 
 
 def _link(file: Path, to: Path) -> None:

@@ -1,10 +1,15 @@
-"""Indexing: one pass over a corpus, in one or more parts, that writes a lens."""
+"""Indexing: one pass over a corpus, in one or more parts, that writes a lens.
+
+Workers read parts of the corpus, then write ranges of cells and parts of the text. A last step, of
+one process, writes what does not grow with the corpus, and documents.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -29,9 +34,9 @@ from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
 from prismlm.lens.cell_files import Spool, spooled_type, stored_type, write_documents
 from prismlm.lens.cells import Cells, CellsMeta
-from prismlm.lens.codes import learn_codes, open_codes, untrained_codes
+from prismlm.lens.codes import learn_codes, open_codes
 from prismlm.lens.opened_model import check_embedded
-from prismlm.lens.options import IndexOptions, options_for
+from prismlm.lens.options import IndexOptions, Shard, options_for
 from prismlm.lens.probe import Probe
 from prismlm.lens.scan import (
     POSITIONS_FILE,
@@ -50,7 +55,7 @@ from prismlm.models.device import device_kind, device_named
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
 from prismlm.ops import top_contexts
-from prismlm.parts import Parts
+from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, Interrupts, writing
 
@@ -85,7 +90,6 @@ def index(
     device: str = "auto",
     overwrite: bool = False,
     merge: bool = True,
-    wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Path | None:
     """Read a corpus with the model of a directory, and write a lens: ``prismlm index``.
@@ -96,8 +100,8 @@ def index(
         options: how it is read, and which part of it.
         device: auto, cpu or cuda.
         overwrite: replace an existing lens, and discard parts made with other inputs.
-        merge: write the lens once all parts are finished.
-        wait: for a process that reads the same part, in place of an error.
+        merge: write the lens once all parts are finished. Without it, a part that another process
+            reads is waited for, which is an error otherwise.
         progress: reports tokens.
 
     Returns:
@@ -110,8 +114,7 @@ def index(
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=device_named(device))
     options = options_for(checkpoint.model, options or IndexOptions(), Path(model))
-    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "wait": wait}
-    how["progress"] = progress
+    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "progress": progress}
     return index_checkpoint(checkpoint, opened, out, options, **how)
 
 
@@ -137,7 +140,6 @@ def build_index(
     trained_on: layout.TrainedOn = None,
     overwrite: bool = False,
     merge: bool = True,
-    wait: bool = False,
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
@@ -152,13 +154,16 @@ def build_index(
     check_lens(out, overwrite=overwrite)
     source, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
     run = _run_settings(source)
+
+    def written() -> bool:
+        # By another process, since there was no lens before.
+        return not overwrite and (out / layout.META_FILE).is_file()
+
     with _ready(source, parts):
         parts.check(run, overwrite=overwrite)
-        if _written_meanwhile(out, run, overwrite=overwrite):
-            return None
         part = parts.part(options.shard.number)
-        with writing(part, wait=wait):
-            if not part.is_dir() and not _written_meanwhile(out, run, overwrite=overwrite):
+        with writing(part, wait=not merge):
+            if not part.is_dir() and not written():
                 _learn_codes(source, parts, run)
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
@@ -168,8 +173,6 @@ def build_index(
         parts.check(run)
         text = corpus.path if options.with_text else None
         assembly = Assembly(out, parts.count, options.range_bytes, text, options.split)
-        if not assembly.jobs:
-            return None
         for number in range(len(assembly.jobs)):
             assembly.make(number, wait=False, progress=progress)
         if not assembly.finished():  # another process makes the others, and then writes the lens
@@ -177,13 +180,72 @@ def build_index(
         with writing(parts.path, wait=True):
             if not parts.path.is_dir():  # another process has written the lens
                 return None
-            # It is there if the process that wrote it was killed before it discarded the parts.
-            if not _written_meanwhile(out, run, overwrite=overwrite):
+            if not written():
                 with writing(out), atomic_directory(out) as directory:
-                    meta = _in_meta(run) | {"trained_on": trained_on}
+                    meta = {name: value for name, value in run.items() if name not in NOT_IN_META}
+                    meta["trained_on"] = trained_on
                     write_lens(directory, source, assembly, meta, progress)
             discard(parts.path)
     return out
+
+
+@dataclass(frozen=True)
+class IndexPart:
+    """One part of an index, as a step of datatrove; arguments are those of :func:`index`.
+
+    ``lens`` is a directory. With ``merge``, the last part to be finished writes the lens; without
+    it, a part that another process reads is waited for.
+    """
+
+    model: Path
+    corpus: Path
+    lens: Path
+    options: IndexOptions = field(default_factory=IndexOptions)
+    device: str = "auto"
+    overwrite: bool = False
+    merge: bool = True
+
+    def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Read a part, unless it is finished."""
+        # With ``overwrite`` a finished part may be of other inputs, and is checked.
+        finished = Parts(self.lens, world_size).part(rank).is_dir()
+        if self.merge or self.overwrite or not finished:
+            options = replace(self.options, shard=Shard(rank, world_size))
+            how: dict[str, Any] = {"overwrite": self.overwrite, "device": self.device}
+            how["merge"] = self.merge
+            index(self.model, self.corpus, self.lens, options, **how)
+
+
+def index_in_parts(
+    part: IndexPart,
+    count: int,
+    *,
+    engine: Engine = "local",
+    workers: int = 1,
+    progress: Reporter = SILENT,
+) -> Path:
+    """Index a corpus in parts, and then ranges of cells; finished ones are not made again.
+
+    On machines of one kind the lens is the same, byte for byte, whatever the engine and the numbers
+    of parts and workers; with bf16 on CPUs, at equal numbers of threads. Errors are those of
+    :func:`prismlm.parts.run_parts` and :func:`index`.
+    """
+    # Workers may have another current directory.
+    paths = {name: getattr(part, name).absolute() for name in ("model", "corpus", "lens")}
+    part = replace(part, **paths)
+    check_lens(part.lens, overwrite=part.overwrite)
+    gpus = device_named(part.device) == "cuda"
+    how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
+    run_parts(replace(part, merge=False), count, gpus=gpus, **how)
+    text = part.corpus if part.options.with_text else None
+    jobs = Assembly(part.lens, count, part.options.range_bytes, text, part.options.split)
+    if jobs.divided:  # the last step does few jobs
+        how["workers"] = min(workers, len(jobs.jobs))
+        # A copy, without what it has read, since it is sent with each job.
+        counted = replace(jobs, counts=Counter(job.kind for job in jobs.jobs))
+        run_parts(counted, len(jobs.jobs), name="Files", **how)
+    replace(part, merge=True)(None, 0, count)
+    return part.lens
 
 
 @contextmanager
@@ -198,22 +260,6 @@ def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
     with evaluating(source.model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
         yield
-
-
-def _written_meanwhile(out: Path, run: dict[str, Any], *, overwrite: bool) -> bool:
-    """Return whether another process has written the lens of a run; InputError for another lens."""
-    if not overwrite and (out / layout.META_FILE).is_file():
-        meta = asdict(layout.read_meta(out))
-        written = meta | {"codes": meta["cells"]["codes"], "positions": meta["cells"]["share"]}
-        wanted = _in_meta(run) | {name: run[name] for name in ("codes", "positions")}
-        if all(written[name] == value for name, value in wanted.items()):
-            return True
-    check_lens(out, overwrite=overwrite)
-    return False
-
-
-def _in_meta(run: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in run.items() if name not in NOT_IN_META}
 
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:
@@ -428,7 +474,7 @@ def index_bytes(
     """
     contexts = options.contexts if documents is None else min(options.contexts, documents)
     per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
-    spooled = spooled_type(untrained_codes(cells.codes, cells.width), cells)
+    spooled = spooled_type(open_codes(None, cells.codes, cells.width), cells)
     positions, text = round((tokens or 0) * options.positions), 0
     if options.with_text:
         text = suffix_bytes(documents or 0, (tokens or 0) + (documents or 0), cells.token_bytes)
@@ -453,7 +499,7 @@ def estimate_index(
     options = options_for(model, options)
     check_index(model, corpus, options)
     source = ScanInput(model, head, corpus, options)
-    codes = untrained_codes(options.codes, head.width)
+    codes = open_codes(None, options.codes, head.width)
     with evaluating(model), TemporaryDirectory() as directory:
         path, dtype = Path(directory) / POSITIONS_FILE, spooled_type(codes, source.cells)
         spool, slots = Spool(path, dtype, head.num_prototypes), range(source.order.count)

@@ -205,19 +205,6 @@ def cells_entry(meta: CellsMeta, runs: Sequence[Run], ranges: Sequence[Range]) -
     return {name: value for name, value in entry.items() if value is not None}
 
 
-def write_cells(
-    directory: Path,
-    runs: Sequence[Run],
-    meta: CellsMeta,
-    range_bytes: int = IndexOptions.range_bytes,
-) -> dict[str, Any]:
-    """Write all cells in this process; return their entry in ``meta.json``."""
-    ranges = ranges_of(runs, range_bytes)
-    for number in range(len(ranges)):
-        write_range(directory, runs, ranges, number, meta.vocabulary)
-    return cells_entry(meta, runs, ranges)
-
-
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
     """Write ``cell-documents.parquet``: the documents of the split, in the order of the corpus."""
     numbers, path = corpus.split(split), directory / layout.CELL_DOCUMENTS_FILE

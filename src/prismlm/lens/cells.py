@@ -21,8 +21,7 @@ from prismlm.corpus.tables import ParquetTable
 from prismlm.errors import FormatError, InputError, check_choice, check_kind, check_text, suggest
 from prismlm.lens import layout
 from prismlm.lens.codes import Codes, open_codes
-from prismlm.lens.lens_files import LensFiles
-from prismlm.lens.store import files_of
+from prismlm.lens.store import LensFiles, files_of
 
 ROWS_AT_ONCE = 2**20
 POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
@@ -121,15 +120,6 @@ class CellRange(NamedTuple):
         rows[inside] = self.starts.take(index[inside])
         return rows + self.first_row
 
-    def sizes(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield keys and how many rows each has, some at a time: int64 [n] each."""
-        for first in range(0, len(self.keys), ROWS_AT_ONCE):
-            keys = self.keys[first : first + ROWS_AT_ONCE]
-            starts = self.starts[first : first + ROWS_AT_ONCE + 1]
-            if len(starts) == len(keys):
-                starts = np.append(starts, len(self.records))
-            yield keys, np.diff(starts)
-
 
 class Cells:
     """The positions of a lens as rows sorted by cell, next token and position.
@@ -151,7 +141,6 @@ class Cells:
         self.meta = CellsMeta(**{key: value for key, value in meta.items() if key in known})
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
-            self._files.fetch(layout.CELL_CENTRES_FILE)
         self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
         self._dtype = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
         self._stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
@@ -247,7 +236,7 @@ class Cells:
         """``cell-documents.parquet``: one row per document that was read, in corpus order."""
         name = layout.CELL_DOCUMENTS_FILE
         self._check_files([name])
-        files = {f"{self._files.address}/{name}": self._files.table(name)}
+        files = {f"{self._files.address}/{name}": self._files.local(name)}
         return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)
 
     def _read_facts(self, document: int) -> dict[str, Any]:
@@ -300,14 +289,11 @@ class Cells:
             self._check_files(layout.COUNT_FILES)
             cells, tokens = self._files.arrays(*layout.COUNT_FILES)
             return np.array(cells), np.array(tokens)
-        cells, tokens = np.zeros(0), np.zeros(self.meta.vocabulary)
-        for part in self._ranges:
-            for keys, sizes in part.sizes():
-                cell, token = np.divmod(keys, self.meta.vocabulary)
-                tokens += np.bincount(token, sizes, self.meta.vocabulary)
-                before, cells = cells, np.bincount(cell, sizes, len(cells))
-                cells[: len(before)] += before
-        return cells.astype(np.int64), tokens.astype(np.int64)
+        keys, starts = self.keys_and_starts
+        cell, token = np.divmod(keys, self.meta.vocabulary)
+        sizes, count = np.diff(np.append(starts, len(self))), self.meta.vocabulary
+        counts = np.bincount(cell, sizes), np.bincount(token, sizes, count)
+        return counts[0].astype(np.int64), counts[1].astype(np.int64)
 
     @cached_property
     def token_rates(self) -> np.ndarray:

@@ -141,20 +141,11 @@ def parts_of(width: int, name: str = "pq") -> int:
     return -(-width // PARTS[name])
 
 
-def learn_codes(directory: Path, name: str, states: np.ndarray) -> Codes:
-    """Return a code; the centers of product quantisation are learned from states and saved."""
-    if name == "int8":
-        return Int8Codes(states.shape[1])
+def learn_codes(directory: Path, name: str, states: np.ndarray) -> ProductCodes:
+    """Learn the centers of product quantisation from states, and save them."""
     codes = ProductCodes.learn(states, name)
     np.save(directory / layout.CELL_CENTRES_FILE, codes.centres)
     return codes
-
-
-def untrained_codes(name: str, width: int) -> Codes:
-    """Return a code with the sizes and the speed of one that was learned."""
-    if name == "int8":
-        return Int8Codes(width)
-    return ProductCodes(width, np.zeros((parts_of(width, name), CENTRES, PARTS[name]), np.float32))
 
 
 def check_codes(name: str) -> CodeName:
@@ -166,11 +157,15 @@ def check_codes(name: str) -> CodeName:
     return cast("CodeName", name)
 
 
-def open_codes(directory: Path, name: str, width: int) -> Codes:
-    """Open the code of the cells of a lens."""
+def open_codes(directory: Path | None, name: str, width: int) -> Codes:
+    """Open the code of cells; without a directory, one that is as large and as fast."""
     if name == "int8":
         return Int8Codes(width)
-    return ProductCodes(width, np.array(layout.open_array(directory / layout.CELL_CENTRES_FILE)))
+    if directory is None:
+        centres = np.zeros((parts_of(width, name), CENTRES, PARTS[name]), np.float32)
+    else:
+        centres = np.array(layout.open_array(directory / layout.CELL_CENTRES_FILE))
+    return ProductCodes(width, centres)
 
 
 def _padded(states: np.ndarray, part: int) -> np.ndarray:

@@ -19,9 +19,8 @@ from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
 from prismlm.lens.cells import Cells, Keys
-from prismlm.lens.lens_files import LensFiles, file_identity
 from prismlm.lens.probe import PROBE_FILE, Probe
-from prismlm.lens.store import files_of
+from prismlm.lens.store import LensFiles, file_identity, files_of
 from prismlm.lens.suffixes import StoredTokens, Suffixes
 from prismlm.lens.support import SupportScale
 from prismlm.lens.text import Around, OwnText, joined, sentence_around
@@ -153,7 +152,7 @@ class Lens:
     @lens_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
-        self.files.fetch(layout.PROTOTYPES_FILE)
+        self.files.local(layout.PROTOTYPES_FILE)
         return layout.read_prototypes(self.path, self.meta)
 
     @lens_property

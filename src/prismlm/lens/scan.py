@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,6 +58,8 @@ ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 # Blocks, spread over the corpus, that the centers of product quantisation are learned from.
 SAMPLE_BLOCKS = 512
+# Fields of a scan.
+SUMS = ("mass", "curve_tokens", "curve_nearest", "seen", "following")
 Key = tuple[str | None, ...]
 
 
@@ -214,45 +216,20 @@ class Scan:
                 points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
         return points
 
-    def save(
-        self, directory: Path, positions: Run | None = None, cells: CellsMeta | None = None
-    ) -> None:
+    def save(self, directory: Path, positions: Run, cells: CellsMeta) -> None:
         """Write everything, with the counts of positions on disk and the format of their cells."""
-        noted: dict[str, Any] = {"tokens": self.tokens}
-        names = "mass", "curve_tokens", "curve_nearest", "seen", "following"
-        tensors = {name: getattr(self, name).clone() for name in names} | self.top._asdict()
-        if positions is not None and cells is not None:
-            tensors["counts"] = torch.from_numpy(positions.counts)
-            noted["cells"] = asdict(cells)
-        metadata = {"noted": json_text(noted)}
-        save_file(tensors, str(directory / SCAN_FILE), metadata=metadata)
+        noted = {"tokens": self.tokens, "cells": asdict(cells)}
+        tensors = {name: getattr(self, name).clone() for name in SUMS} | self.top._asdict()
+        tensors["counts"] = torch.from_numpy(positions.counts)
+        save_file(tensors, str(directory / SCAN_FILE), metadata={"noted": json_text(noted)})
 
     @classmethod
-    def load(cls, directory: Path, prototypes: slice = slice(None)) -> Scan:
-        """Read a saved scan, of some prototypes; FormatError if it is damaged."""
+    def load(cls, directory: Path) -> Scan:
+        """Read a saved scan; FormatError if it is damaged."""
         with _scan_file(directory) as (file, noted):
             fields = top_contexts.TopContexts._fields
-            top = top_contexts.TopContexts(*(file.get_slice(name)[prototypes] for name in fields))
-            return cls(
-                top,
-                file.get_slice("mass")[:, :, prototypes],
-                file.get_tensor("curve_tokens"),
-                file.get_slice("curve_nearest")[:, prototypes],
-                file.get_tensor("seen"),
-                file.get_tensor("following"),
-                noted["tokens"],
-            )
-
-    @classmethod
-    def joined(cls, scans: Sequence[Scan]) -> Scan:
-        """Return the scan of all prototypes from those of successive slices of them."""
-        columns = zip(*(scan.top for scan in scans), strict=True)
-        return replace(
-            scans[0],
-            top=top_contexts.TopContexts(*map(torch.cat, columns)),
-            mass=torch.cat([scan.mass for scan in scans], 2),
-            curve_nearest=torch.cat([scan.curve_nearest for scan in scans], 1),
-        )
+            top = top_contexts.TopContexts(*map(file.get_tensor, fields))
+            return cls(top, *map(file.get_tensor, SUMS), noted["tokens"])
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 TILE = 256
 # Tokens with fewer occurrences in the corpus are not listed.
 SEEN = 5
-TOKENS_AT_ONCE = 2**20
 # Candidates for each token listed, since a word has variants with a space or a capital.
 WAYS = 4
 LISTED = 10
@@ -48,14 +47,10 @@ class Signatures(NamedTuple):
 
 
 def signatures_of(
-    model: nn.Module, head: PrototypeHead, corpus: Corpus, seen: np.ndarray | None = None
+    model: nn.Module, head: PrototypeHead, corpus: Corpus, seen: np.ndarray
 ) -> Signatures:
-    """Return the signatures of a model's prototypes, over the tokens of a corpus.
-
-    ``seen`` are the occurrences of each token, which are counted if not given.
-    """
+    """Return the signatures of a model's prototypes; ``seen`` are occurrences of each token."""
     weight, scale = weight_of(model).float(), float(head.scale.detach())
-    seen = tokens_seen(corpus, len(weight)) if seen is None else seen
     return top_signatures(head.prototypes.detach().float(), weight, scale, corpus.tokenizer, seen)
 
 
@@ -170,15 +165,6 @@ def _different(raised: dict[int, float], texts: dict[int, str], count: int) -> l
         word = texts[token].strip().lower() or texts[token]
         words[word] = max(words.get(word, token), token, key=raised.__getitem__)
     return list(dict.fromkeys([*words.values(), *raised]))[:count]
-
-
-def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
-    """Return the occurrences of each token in a corpus."""
-    counts = np.zeros(vocabulary, np.int64)
-    for start in range(0, corpus.num_tokens, TOKENS_AT_ONCE):
-        tokens = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
-        counts += np.bincount(tokens, minlength=vocabulary)
-    return counts
 
 
 def different_words(tokens: Sequence[str]) -> list[str]:

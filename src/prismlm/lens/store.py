@@ -1,32 +1,29 @@
-"""The files of a lens in an object store, read by byte ranges.
+"""The files of a lens, on a disk or in an object store.
 
-A lens in a store is named by an address that fsspec reads, such as ``s3://bucket/lens``. Files
-whose size grows with the corpus are read by ranges (:mod:`prismlm.lens.stored_array`); the others
-are copied to a directory of this machine when they are first needed.
+A lens in a store is named by an address that fsspec reads, such as ``s3://bucket/lens``. Arrays
+whose size grows with the corpus are read by ranges of bytes (:mod:`prismlm.lens.stored_array`); the
+other files are copied to a directory of this machine when they are first needed.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, StaleLensError, first_line
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.lens_files import LensFiles
-from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, StoredStream, block_cache
+from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, block_cache
 
 # The beginning of the names of files that are read by ranges.
-LARGE = ("cells", "cell-keys", "cell-starts", "cell-documents", "suffixes-order", "suffixes-tokens")
+LARGE = ("cells", "cell-keys", "cell-starts", "suffixes-order", "suffixes-tokens")
 # Requests at once, and the bytes in which an array describes itself.
 REQUESTS, HEADER = 32, 2**12
 # Seconds between comparisons of meta.json with the one that was opened.
@@ -39,6 +36,60 @@ def files_of(lens: Path | str | LensFiles) -> LensFiles:
         return lens
     address = layout.address_of(lens)
     return LensFiles(Path(lens)) if address is None else StoredFiles(address)
+
+
+def file_identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or rewritten; None for a missing file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+class LensFiles:
+    """The files of a lens on a disk.
+
+    Attributes:
+        path: the directory of the files that are not read by ranges.
+        address: of the lens, for messages and results.
+        name: of the lens.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.address, self.name = path, str(path), path.resolve().name
+
+    def identity(self) -> object:
+        """Return what changes when ``meta.json`` is replaced; None if it is missing."""
+        return file_identity(self.path / layout.META_FILE)
+
+    def read_meta(self) -> layout.LensMeta:
+        """Read ``meta.json``, and compare the sizes of all files with it."""
+        return layout.read_meta(self.path)
+
+    def has(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return (self.path / name).is_file()
+
+    def local(self, name: str) -> Path:
+        """Return a file that is not read by ranges, on this machine."""
+        return self.path / name
+
+    def check(
+        self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
+    ) -> None:
+        """Compare files with their digests, as :func:`layout.check_files`."""
+        layout.check_files(self.path, meta, names, **options)
+
+    def check_local(self, command: str) -> None:
+        """Raise InputError if a command needs a lens on a disk and this one is in a store."""
+
+    def too_large(self, names: Collection[str]) -> str | None:
+        """Return why files cannot be searched in many places; None if they can."""
+
+    def arrays(self, *names: str) -> list[Any]:
+        """Open arrays: memory-mapped, or as :class:`StoredArray`."""
+        return [layout.open_array(self.path / name) for name in names]
 
 
 class StoredFiles(LensFiles):
@@ -94,38 +145,33 @@ class StoredFiles(LensFiles):
 
     def _sizes(self, names: Sequence[str]) -> list[int]:
         with self._errors(layout.META_FILE):
-            states = list(_pool().map(self._state, names))
-        self._states |= zip(names, states, strict=True)
+            self._states |= zip(names, _pool().map(self._state, names), strict=True)
         return [self._size(name) for name in names]
 
     def has(self, name: str) -> bool:
         """As of local files."""
         return bool(self._states.get(name))
 
-    def fetch(self, *names: str) -> None:
-        """Copy files to ``path``, each as a whole."""
-        for name in names:
-            copy = self.path / name
-            if not name.startswith(LARGE) and not copy.is_file():
-                with self._errors(name), atomic_file(copy) as temporary:
-                    self._fs.get_file(f"{self._root}/{name}", str(temporary))
-                    self._check_size(name, temporary.stat().st_size)
+    def local(self, name: str) -> Path:
+        """As of local files; it is copied as a whole."""
+        copy = self.path / name
+        if not copy.is_file():
+            with self._errors(name), atomic_file(copy) as temporary:
+                self._fs.get_file(f"{self._root}/{name}", str(temporary))
+                self._check_size(name, temporary.stat().st_size)
+        return copy
 
     def check(
         self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
     ) -> None:
         """Compare copies with their digests; without ``names``, the other files as well."""
         small = [n for n in (meta.files if names is None else names) if not n.startswith(LARGE)]
-        self.fetch(*small)
+        copies = [self.local(name) for name in small]
         try:
             layout.check_files(self.path, meta, small)
-        except FormatError as error:
-            # A file of another lens, if this one is being replaced.
-            self._compared = -COMPARED_EVERY
-            for name in small:
-                (self.path / name).unlink(missing_ok=True)
-            if self._states[layout.META_FILE] != self.identity():
-                raise self._stale() from error
+        except FormatError:
+            for copy in copies:  # to be copied again
+                copy.unlink(missing_ok=True)
             raise
         for name in meta.files if names is None else ():
             if name.startswith(LARGE):
@@ -144,45 +190,37 @@ class StoredFiles(LensFiles):
     def too_large(self, names: Collection[str]) -> str | None:
         """As of local files; those of a store must fit into the cache, since steps take turns."""
         size, limit = sum(map(self._size, names)), block_cache().limit // 2
-        if size > limit:
-            return (
-                f"it is in a store, where {size / 1e6:,.0f} MB are searched only if they fit into "
-                f"half of the cache, {limit / 1e6:,.0f} MB: set {CACHE_VARIABLE}, or copy the lens "
-                "to a disk"
-            )
-        return None
+        if size <= limit:
+            return None
+        return (
+            f"it is in a store, where {size / 1e6:,.0f} MB are searched only if they fit into "
+            f"half of the cache, {limit / 1e6:,.0f} MB: set {CACHE_VARIABLE}, or copy the lens "
+            "to a disk"
+        )
 
     def arrays(self, *names: str) -> list[Any]:
         """As of local files; small ones are copied and memory-mapped."""
         large = [name for name in names if name.startswith(LARGE)]
-        self.fetch(*names)
         spans = [(name, 0, min(HEADER, self._size(name))) for name in large]
-        headers = dict(zip(large, self.read(spans), strict=True))
+        headers = dict(zip(large, self._read(spans), strict=True))
         return [
             self._array(name, headers[name])
             if name in headers
-            else layout.open_array(self.path / name)
+            else layout.open_array(self.local(name))
             for name in names
         ]
 
-    def _array(self, name: str, header: bytes | None = None) -> StoredArray:
-        key, size = f"{self.address}/{name} {self._states[name]}", self._size(name)
-
+    def _array(self, name: str, header: bytes) -> StoredArray:
         def read(spans: Sequence[tuple[int, int]]) -> list[bytes]:
-            return self.read([(name, *span) for span in spans])
+            return self._read([(name, *span) for span in spans])
 
-        if header is None:
-            return StoredArray(read, key, np.dtype("u1"), size)
         try:
-            return StoredArray.from_header(read, key, header, size)
+            key = f"{self.address}/{name} {self._states[name]}"
+            return StoredArray.from_header(read, key, header, self._size(name))
         except ValueError as error:
             raise layout.damaged(f"{self.address}/{name}", error) from error
 
-    def table(self, name: str) -> Path | Callable[[], Any]:
-        """As of local files."""
-        return partial(StoredStream, self._array(name))
-
-    def read(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
+    def _read(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Return ranges of bytes of files, fetched at once; StaleLensError for changed files."""
         names = sorted({name for name, *_ in spans})
         with self._errors(", ".join(names)):
@@ -190,7 +228,7 @@ class StoredFiles(LensFiles):
             # Afterwards, as a file may be replaced meanwhile.
             states = list(_pool().map(self._state, names))
             if states != [self._states[name] for name in names]:
-                raise self._stale()
+                raise StaleLensError(layout.REPLACED.format(self.address))
         for (name, start, stop), part in zip(spans, parts, strict=True):
             self._check_size(name, len(part), stop - start)
         self.requests += len(parts)
@@ -220,9 +258,6 @@ class StoredFiles(LensFiles):
                 f"{expected:,} were asked for. Ask again; the lens itself is unchanged."
             )
 
-    def _stale(self) -> StaleLensError:
-        return StaleLensError(layout.REPLACED.format(self.address))
-
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         """Turn errors of the store into one that names the file."""
@@ -231,7 +266,7 @@ class StoredFiles(LensFiles):
         except PrismError:
             raise
         except FileNotFoundError as error:
-            raise self._stale() from error
+            raise StaleLensError(layout.REPLACED.format(self.address)) from error
         except Exception as error:  # each store has its own
             raise PrismError(
                 f"{self.address}/{name} could not be read ({type(error).__name__}: "

@@ -116,38 +116,6 @@ class StoredArray:
         return self._offset + first * size, self._offset + last * size
 
 
-class StoredStream(io.RawIOBase):
-    """The bytes of a :class:`StoredArray` as a file, for Parquet."""
-
-    def __init__(self, array: StoredArray) -> None:
-        self._array, self._at = array, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def prefetch(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Read spans of bytes into the cache, all at once."""
-        edges = ((first // BLOCK, -(-last // BLOCK)) for first, last in spans)
-        self._array.blocks(sorted({number for edge in edges for number in range(*edge)}))
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to an offset from the beginning, from here or from the end."""
-        self._at = offset + (0, self._at, len(self._array))[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the file goes."""
-        part = self._array[self._at : self._at + len(buffer)]
-        buffer[: len(part)] = part.tobytes()
-        self._at += len(part)
-        return len(part)
-
-
 class BlockCache:
     """The blocks that were used last, of at most ``limit`` bytes in all."""
 

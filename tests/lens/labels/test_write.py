@@ -22,7 +22,6 @@ from prismlm.lens.labels.write import (
     MIN_PLACES,
     _accuracy,
     ask_for_names,
-    bare,
     label_lens,
     make_labels,
     score_labels,
@@ -105,17 +104,6 @@ def test_a_missing_corpus_is_named(labelled, tmp_path):
     lm = prismlm.load(directory)
     with pytest.raises(InputError, match=r"nowhere.*names are made of its text"):
         label_lens(lm.lens, lm.model, overwrite=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("“,”, and → “(”, ↵ (fur, -ic)", [",", "and", "(", "↵", "fur", "-", "ic"]),
-        ("(team, force) → “).”, …", ["team", "force", ")", "."]),
-    ],
-)
-def test_separators_are_no_words_of_a_name(name, words):
-    assert words_of(bare(name)) == words
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,12 +11,12 @@ import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
 
+from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, room_to_write
 from prismlm.layers import PrototypeHead
 from prismlm.lens.labels.contexts import BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD
 from prismlm.lens.labels.write import write_columns
 from prismlm.lens.lens import Lens
-from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
@@ -31,7 +30,6 @@ WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 5.0, 4, 2
 # The prototype that a page opens at has this score, and a category other than these.
 GOOD_SCORE = 0.9
 UNINFORMATIVE = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
-ROWS_AT_ONCE = 512
 
 
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
@@ -41,54 +39,28 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     record |= {"seed": SEED}
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
-        points = laid_out(head.prototypes.detach().float())
+        points = laid_out(head.prototypes.detach().float().numpy())
         write_columns(lens, {"x": points[:, 0], "y": points[:, 1]}, map=record)
         task.advance()
     return record
 
 
-def nearest_prototypes(prototypes: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the n nearest of each prototype, itself first, and 1 − cosine: [K, n] each."""
-    unit = prototypes * inverse_norms(prototypes)
-    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for first in range(0, len(unit), ROWS_AT_ONCE):
-        cosines = unit[first : first + ROWS_AT_ONCE] @ unit.T
-        # Rounding could put another first.
-        cosines.diagonal(first).fill_(1.0)
-        values, indices = cosines.topk(NEIGHBOURS)
-        parts.append((indices, 1 - values))
-    indices, distances = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
-    return indices, distances
-
-
-def laid_out(prototypes: torch.Tensor) -> np.ndarray:
+def laid_out(prototypes: np.ndarray) -> np.ndarray:
     """Return a point for each of [K, d] prototypes, float32 [K, 2]."""
-    vectors = prototypes.numpy()
-    if len(vectors) <= NEIGHBOURS:
-        # Too few for UMAP: the first two principal components.
-        left, size, _ = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
-        points = np.zeros((len(vectors), 2), np.float32)
-        points[:, : min(2, len(size))] = (left * size)[:, :2]
-        return points
     from umap import UMAP
 
-    threads = torch.get_num_threads()
-    with warnings.catch_warnings():
-        # Both are intended: one thread, and neighbours without an index for new points.
-        warnings.filterwarnings("ignore", "n_jobs value|precomputed_knn", UserWarning)
-        umap = UMAP(
-            n_neighbors=NEIGHBOURS,
-            min_dist=MIN_DISTANCE,
-            metric="cosine",
-            random_state=SEED,
-            n_jobs=1,
-            precomputed_knn=nearest_prototypes(prototypes),
+    if len(prototypes) <= NEIGHBOURS:
+        raise InputError(
+            f"a map needs more than {NEIGHBOURS} prototypes, and the model has {len(prototypes)}."
         )
-        try:
-            return np.asarray(umap.fit_transform(vectors), np.float32)
-        finally:
-            # numba sets the threads of the OpenMP that PyTorch uses too.
-            torch.set_num_threads(threads)
+    threads = torch.get_num_threads()
+    how = {"n_neighbors": NEIGHBOURS, "min_dist": MIN_DISTANCE, "random_state": SEED}
+    try:
+        points = UMAP(metric="cosine", n_jobs=1, **how).fit_transform(prototypes)
+    finally:
+        # numba sets the threads of the OpenMP that PyTorch uses too.
+        torch.set_num_threads(threads)
+    return np.asarray(points, np.float32)
 
 
 class Region(NamedTuple):

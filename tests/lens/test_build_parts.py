@@ -13,8 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from prismlm.errors import InputError, PrismError
-from prismlm.lens.build import index
-from prismlm.lens.index_parts import IndexPart, index_in_parts
+from prismlm.lens.build import IndexPart, index, index_in_parts
 from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
 from prismlm.parts import Parts
@@ -75,7 +74,7 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
     part = replace(part, options=RANGES)
     for number in range(3):
         replace(part, merge=False)(None, number, 3)
-    stop = patch("prismlm.lens.index_parts.run_parts", side_effect=[None, PrismError("stop")])
+    stop = patch("prismlm.lens.build.run_parts", side_effect=[None, PrismError("stop")])
     with stop as started, pytest.raises(PrismError, match="stop"):
         index_in_parts(part, 3, workers=2)
     assembly = started.call_args.args[0]
