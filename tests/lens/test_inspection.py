@@ -1,5 +1,6 @@
 """What a lens says of the text it was built from."""
 
+import numpy as np
 import pytest
 
 from prismlm.lens.inspection import inspect_lens, verdict
@@ -29,7 +30,8 @@ def test_contexts_that_repeat_the_text_of_a_better_one_are_counted(lm):
 def test_a_lens_says_what_licences_its_text_has(lm):
     lens = lm.lens
     found = {one["license"]: one["share"] for one in inspect_lens(lens)["licenses"]}
-    document = lens.cells.document_of(lens.cells.positions(0, len(lens.cells)))
+    records = lens.cells.records(np.arange(len(lens.cells)))
+    document = lens.cells.document_of(records["position"])
     of_row = [lens.cells.facts(int(number))["license"] or "(unknown)" for number in document]
     assert found == pytest.approx({name: of_row.count(name) / len(of_row) for name in set(of_row)})
     assert list(found.values()) == sorted(found.values(), reverse=True)

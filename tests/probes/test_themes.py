@@ -207,7 +207,7 @@ def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
         # The nearest of all is the first; contexts come before the rest of the cell.
         assert positions[0] == contexts[0]
         rest = [position for position in positions if position not in contexts]
-        rows = np.flatnonzero(np.isin(cells.positions(0, len(cells)), rest))
+        rows = np.flatnonzero(np.isin(cells.records(np.arange(len(cells)))["position"], rest))
         records = cells.records(rows)
         products = (cells.codes.states(records) @ directions[number]).tolist()
         nearness = dict(zip(records["position"].tolist(), products, strict=True))

@@ -162,7 +162,7 @@ def _context_states(lens: Path, cells_meta: dict[str, Any]) -> Tensor:
     cells = Cells(lens, cells_meta)
     table = layout.read_table(lens / layout.INDEX_FILE, layout.INDEX_SCHEMA)
     wanted = table["position"].to_numpy()
-    positions = cells.positions(0, len(cells))
+    positions = cells.records(np.arange(len(cells)))["position"].astype(np.int64)
     order = np.argsort(positions)
     rows = order[np.searchsorted(positions, wanted, sorter=order)]
     return cells.codes.states(cells.records(rows)).bfloat16()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,8 +147,7 @@ class Cells:
         self._ranges = self._open_ranges()
         self._first_keys = np.array([part.first_key for part in self._ranges])
         self._first_rows = np.array([part.first_row for part in self._ranges])
-        self._keys_of: dict[str, Keys] = {}
-        self._base_rates: dict[str, np.ndarray] = {}
+        self.keys, self.base_rates = cache(self._read_keys), cache(self._rates_of)
         self.facts = lru_cache(CACHED_FACTS)(self._read_facts)
 
     def _open_ranges(self) -> list[CellRange]:
@@ -223,14 +222,6 @@ class Cells:
             )
         return result
 
-    def positions(self, first: int, count: int) -> np.ndarray:
-        """Return the global positions of successive rows, int64 [at most count]."""
-        parts = [np.empty(0, np.int64)]
-        for part in self._ranges:
-            begin, end = (max(0, row - part.first_row) for row in (first, first + count))
-            parts.append(part.records[begin:end]["position"].astype(np.int64))
-        return np.concatenate(parts)
-
     @cached_property
     def documents(self) -> ParquetTable:
         """``cell-documents.parquet``: one row per document that was read, in corpus order."""
@@ -261,11 +252,9 @@ class Cells:
         """Return a document's row, or −1 if there is no such id."""
         return self.documents.find("doc_id", doc_id)
 
-    def keys(self, column: str) -> Keys:
+    def _read_keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
-        if column not in self._keys_of:
-            self._keys_of[column] = Keys.from_chunks(self.documents.chunks(column))
-        return self._keys_of[column]
+        return Keys.from_chunks(self.documents.chunks(column))
 
     def matching(self, conditions: Conditions) -> np.ndarray:
         """Return which documents match a filter that is not empty: bool [documents]."""
@@ -307,13 +296,11 @@ class Cells:
         weights = self.lengths - 1
         return weights / max(1, weights.sum())
 
-    def base_rates(self, column: str) -> np.ndarray:
+    def _rates_of(self, column: str) -> np.ndarray:
         """Return the share of each value of a column in all positions, float64 [values]."""
-        if column not in self._base_rates:
-            rates = np.bincount(self.keys(column).codes, self.document_rates)
-            rates.flags.writeable = False
-            self._base_rates[column] = rates
-        return self._base_rates[column]
+        rates = np.bincount(self.keys(column).codes, self.document_rates)
+        rates.flags.writeable = False
+        return rates
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return the number of positions in each of K cells, int64 [K]."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -63,7 +63,7 @@ class Lens:
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
-        self._keys: dict[tuple[str, str], Keys] = {}
+        self.keys = cache(self._read_keys)
         self._document = lru_cache(CACHED_DOCUMENTS)(self._read_document)
 
     @classmethod
@@ -309,12 +309,10 @@ class Lens:
         """The distinct documents of the index, and the document number of every row."""
         return self.keys("index", "doc_id")
 
-    def keys(self, table: Literal["index", "mass"], column: str) -> Keys:
+    def _read_keys(self, table: Literal["index", "mass"], column: str) -> Keys:
         """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
-        if (table, column) not in self._keys:
-            rows = self.index if table == "index" else self.mass
-            self._keys[table, column] = Keys.from_chunks(rows[column].chunks)
-        return self._keys[table, column]
+        rows = self.index if table == "index" else self.mass
+        return Keys.from_chunks(rows[column].chunks)
 
     def shares(self, column: str) -> dict[str, float]:
         """Return the share of the text of each value of a column, the largest first."""

@@ -134,11 +134,6 @@ def groups_of(corpus: Corpus, split: Split) -> Groups:
     return Groups(largest + other, torch.from_numpy(number[group]))
 
 
-def count_tokens(tokens: np.ndarray, vocabulary: int) -> Tensor:
-    """Return how often each token occurs, int64 [V]."""
-    return torch.from_numpy(np.bincount(tokens, minlength=vocabulary))
-
-
 def count_uses(mass: Tensor, group: Tensor, used: Nearest) -> None:
     """Add the uses of N positions, each of a group and k prototypes, to [2, groups, K].
 
@@ -313,13 +308,14 @@ def scan_blocks(
     for slot in slots:
         first = source.order.block(slot) * size
         tokens = corpus.tokens(first, min(size, corpus.num_tokens - first))
-        scan.seen += count_tokens(tokens, len(scan.seen))
+        scan.seen += torch.from_numpy(np.bincount(tokens, minlength=len(scan.seen)))
         for batch, owned, z in read_block(source, slot, source.options.positions):
             with torch.inference_mode():
                 unit, cell = scan_pass(scan, source, batch, owned, z)
                 records = records_of(source, batch, owned, z, unit, cell, codes)
             spool.add(records)
-            scan.following += count_tokens(records["token"], len(scan.following))
+            counts = np.bincount(records["token"], minlength=len(scan.following))
+            scan.following += torch.from_numpy(counts)
             scan.tokens += len(unit)
             yield len(unit)
         scan.record(source.curve == slot + 1)

@@ -20,7 +20,7 @@ from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, StaleLensError, first_line
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, block_cache
+from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, cache_bytes
 
 # The beginning of the names of files that are read by ranges.
 LARGE = ("cells", "cell-keys", "cell-starts", "suffixes-order", "suffixes-tokens")
@@ -189,7 +189,7 @@ class StoredFiles(LensFiles):
 
     def too_large(self, names: Collection[str]) -> str | None:
         """As of local files; those of a store must fit into the cache, since steps take turns."""
-        size, limit = sum(map(self._size, names)), block_cache().limit // 2
+        size, limit = sum(map(self._size, names)), cache_bytes() // 2
         if size <= limit:
             return None
         return (

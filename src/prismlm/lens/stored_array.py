@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import groupby
 from threading import Lock
 from typing import Any, Literal
@@ -20,6 +18,9 @@ BLOCK = 2**16
 RUN, LONG = 16, 2**23
 CACHE_VARIABLE, CACHE_MEGABYTES = "PRISMLM_LENS_CACHE_MB", 256
 
+# Blocks that were read, by file and number, the oldest first.
+CACHED: dict[tuple[str, int], Any] = {}
+LOCK = Lock()
 # Returns ranges of bytes, [first, last), of a file.
 Read = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 
@@ -95,7 +96,7 @@ class StoredArray:
 
         Bytes are copied faster than the fields of records.
         """
-        known = {number: block_cache().get((self._key, number)) for number in numbers}
+        known = {number: CACHED.get((self._key, number)) for number in numbers}
         missing = [number for number, block in known.items() if block is None]
         # Successive numbers, up to a limit, are one request.
         grouped = groupby(enumerate(missing), lambda one: (one[1] - one[0], one[1] // RUN))
@@ -106,9 +107,11 @@ class StoredArray:
             values = np.frombuffer(part, "u1").reshape(-1, self.dtype.itemsize)
             for place, number in enumerate(run):
                 # A copy, since a view keeps all of its run in memory.
-                block = values[place * self._per_block :][: self._per_block].copy()
-                known[number] = block
-                block_cache().put((self._key, number), block)
+                known[number] = values[place * self._per_block :][: self._per_block].copy()
+        with LOCK:
+            CACHED.update({(self._key, number): known[number] for number in missing})
+            while len(CACHED) * BLOCK > cache_bytes():
+                del CACHED[next(iter(CACHED))]
         return known  # pyright: ignore[reportReturnType]
 
     def _span(self, first: int, last: int) -> tuple[int, int]:
@@ -116,34 +119,8 @@ class StoredArray:
         return self._offset + first * size, self._offset + last * size
 
 
-class BlockCache:
-    """The blocks that were used last, of at most ``limit`` bytes in all."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self._size = limit, 0
-        self._blocks: OrderedDict[object, np.ndarray] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: object) -> np.ndarray | None:
-        """Return a block, or None."""
-        with self._lock:
-            if key in self._blocks:
-                self._blocks.move_to_end(key)
-            return self._blocks.get(key)
-
-    def put(self, key: object, block: np.ndarray) -> None:
-        """Add a block, and drop the oldest ones beyond the limit."""
-        with self._lock:
-            if key not in self._blocks:
-                self._blocks[key] = block
-                self._size += block.nbytes
-            while self._size > self.limit:
-                self._size -= self._blocks.popitem(last=False)[1].nbytes
-
-
-@cache
-def block_cache() -> BlockCache:
-    """Return the cache of this process; an environment variable sets its size."""
+def cache_bytes() -> int:
+    """Return the size of the cache, which an environment variable sets."""
     value = os.environ.get(CACHE_VARIABLE) or str(CACHE_MEGABYTES)
     megabytes = check_whole(CACHE_VARIABLE, int(value) if value.isdecimal() else value, 1)
-    return BlockCache(megabytes * 10**6)
+    return megabytes * 10**6

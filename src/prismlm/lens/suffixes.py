@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from prismlm.errors import InputError
 from prismlm.files import atomic_file
 from prismlm.lens.layout import array_file
 from prismlm.lens.store import LensFiles, files_of
@@ -239,12 +238,6 @@ class Suffixes(StoredTokens):
 
     def __init__(self, files: Path | LensFiles) -> None:
         super().__init__(files)
-        names = [numbered(name, n) for name in (TOKENS_FILE, ORDER_FILE) for n in self._numbers]
-        why = unsearchable([name for name in names if self._files.has(name)])
-        if why is not None:
-            raise InputError(
-                f"the lens {self._files.address} cannot find text word for word: {why}."
-            )
         # A search takes many steps, one after another, so that arrays of a store are read whole.
         self._texts, orders = (
             [array if isinstance(array, np.ndarray) else array[:] for array in arrays]

@@ -15,8 +15,8 @@ def test_a_large_lens_is_that_of_the_text_repeated(tiny_model, tmp_path):
     assert (cells.keys_and_starts[1] == 3 * small.keys_and_starts[1]).all()
     stops = np.append(small.keys_and_starts[1], len(small))
     first, last = int(stops[5]), int(stops[6])
-    one = small.positions(first, last - first)
-    many = cells.positions(3 * first, 3 * (last - first)).reshape(3, -1)
+    one = small.records(np.arange(first, last))["position"].astype(np.int64)
+    many = cells.records(np.arange(3 * first, 3 * last))["position"].reshape(3, -1)
     copies = len(small.documents) * np.arange(3)[:, None]
     assert (cells.document_of(many) == small.document_of(one) + copies).all()
     assert large.lens.corpus is None

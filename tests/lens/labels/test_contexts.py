@@ -22,7 +22,8 @@ def vocabulary(tiny_corpus):
 def test_every_position_is_in_its_cell_once(lens, text):
     cells = lens.cells
     places = sample_places(cells, lens.num_prototypes, len(cells))
-    assert sorted(places.position.tolist()) == sorted(cells.positions(0, len(cells)).tolist())
+    positions = cells.records(np.arange(len(cells)))["position"]
+    assert sorted(places.position.tolist()) == sorted(positions.tolist())
     np.testing.assert_array_equal(np.bincount(places.cell, minlength=len(places.size)), places.size)
     keys, starts = cells.keys_and_starts
     owner = np.repeat(keys, np.diff(np.append(starts, len(cells))))
