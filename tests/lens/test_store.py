@@ -101,14 +101,6 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
                 assert np.array_equal(array.searchsorted(queries, side), expected)
 
 
-def test_a_search_reads_few_blocks(copies):
-    values = np.arange(10**6) * 3
-    array, requests = array_of(values)
-    assert array.searchsorted(np.array([30, 31])).tolist() == [10, 11]
-    read = sum(last - first for spans in requests for first, last in spans)
-    assert read < values.nbytes / 10
-
-
 def test_the_cache_is_bounded(copies, monkeypatch):
     array, _ = array_of(np.arange(10**6))
     monkeypatch.setenv(stored_array.CACHE_VARIABLE, "1")
