@@ -23,7 +23,6 @@ from prismlm.demo.prompts import QUESTIONS
 from prismlm.files import write_json
 from prismlm.lens.lens import Lens
 from prismlm.lens.store import StoredFiles
-from prismlm.lens.stored_array import CACHED
 
 BUCKET, GENERATED = "lenses", 24
 
@@ -67,7 +66,6 @@ def compare(lm: prismlm.PrismLM, address: str) -> dict[str, Any]:
         answered = [*messages, {"role": "assistant", "content": trace.answer}]
         expected, _ = timed(lm, answered)
         local = statistics.median(timed(lm, answered)[1] for _ in range(5))
-        CACHED.clear()
         stored = replace(lm, lens=Lens.open(address, lm.model, lm.head))
         assert stored.lens is not None
         stored.lens.tokenizer = lm.tokenizer

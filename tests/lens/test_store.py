@@ -25,7 +25,7 @@ from prismlm.lens.labels.write import label_lens
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.store import StoredFiles
-from prismlm.lens.stored_array import CACHED, StoredArray, cache_bytes
+from prismlm.lens.stored_array import BLOCK, StoredArray
 
 TEXT = "The patient was given a dose of the drug"
 OPTIONS = IndexOptions(window=64, stride=48, split="heldout")
@@ -46,9 +46,7 @@ def s3():
 def copies(tmp_path, monkeypatch):
     """Copies of small files go to a directory of the test, and nothing is cached yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "copies"))
-    CACHED.clear()
-    yield tmp_path / "copies"
-    CACHED.clear()
+    return tmp_path / "copies"
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def array_of(values):
         requests.append(spans)
         return [data[first:last] for first, last in spans]
 
-    return StoredArray(read, f"array {id(data)}", values.dtype, len(values)), requests
+    return StoredArray(read, values.dtype, len(values)), requests
 
 
 @given(
@@ -82,8 +80,6 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
         values = np.sort(generator.integers(0, 50, size)).astype(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_array, "BLOCK", block)
-        patch.setattr(stored_array, "LONG", generator.choice([1, 2**23]))
-        CACHED.clear()
         array, requests = array_of(values)
         rows = generator.integers(0, max(1, size), 20 if size else 0)
         assert np.array_equal(array.take(rows), values[rows])
@@ -99,18 +95,6 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
             for side in ("left", "right"):
                 expected = np.searchsorted(values, queries, side)
                 assert np.array_equal(array.searchsorted(queries, side), expected)
-
-
-def test_the_cache_is_bounded(copies, monkeypatch):
-    array, _ = array_of(np.arange(10**6))
-    monkeypatch.setenv(stored_array.CACHE_VARIABLE, "1")
-    for first in range(0, 10**6, 10**5):
-        assert array[first] == first
-        array[first : first + 10**5]
-        assert sum(block.nbytes for block in CACHED.values()) <= 10**6
-    monkeypatch.setenv(stored_array.CACHE_VARIABLE, "a lot")
-    with pytest.raises(InputError, match="PRISMLM_LENS_CACHE_MB"):
-        cache_bytes()
 
 
 def test_cells_in_ranges_equal_those_of_one_file(lm, tiny_corpus, tmp_path, copies):
@@ -245,6 +229,20 @@ def in_memory(lm, copies, tmp_path):
     return memory, root, f"memory:/{root}"
 
 
+def test_the_cache_is_bounded(in_memory, monkeypatch):
+    monkeypatch.setenv(store.CACHE_VARIABLE, "1")
+    files = StoredFiles(in_memory[2])
+    files.read_meta()
+    (cells,) = files.arrays(layout.CELLS_FILE)
+    for _ in range(2):
+        assert len(cells[:]) == len(cells)
+    assert files.bytes_read > 10**6
+    assert files._block.cache_info().currsize * BLOCK <= 10**6
+    monkeypatch.setenv(store.CACHE_VARIABLE, "a lot")
+    with pytest.raises(InputError, match="PRISMLM_LENS_CACHE_MB"):
+        StoredFiles(in_memory[2])
+
+
 def test_new_names_in_a_store(lm, tiny_model, in_memory, tmp_path, monkeypatch):
     """Names are read again, and whatever else is needed from there."""
     monkeypatch.setattr(store, "COMPARED_EVERY", 0.0)
@@ -306,7 +304,6 @@ def test_a_store_that_fails_half_way(lm, copies, in_memory):
         files.check(meta, [layout.MASS_FILE])
 
     def broken(after):
-        CACHED.clear()
         files = StoredFiles(address)
         error = [None, OSError("gone"), RuntimeError("cut")][after % 3]
         files._fs = HalfWay(files._fs, after, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -61,17 +61,6 @@ from prismlm.run_state import RUN_FILE, Interrupts, writing
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-# Settings of a run that meta.json does not repeat.
-NOT_IN_META = (
-    "model",
-    "shards",
-    "positions",
-    "codes",
-    "range_bytes",
-    "states",
-    "prismlm",
-    "device",
-)
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a context on disk besides its state: compressed text and columns.
@@ -180,8 +169,7 @@ def build_index(
                 return None
             if not written():
                 with writing(out), atomic_directory(out) as directory:
-                    meta = {name: value for name, value in run.items() if name not in NOT_IN_META}
-                    meta["trained_on"] = trained_on
+                    meta = run | {"trained_on": trained_on}
                     write_lens(directory, source, assembly, meta, progress)
             discard(parts.path)
     return out
@@ -209,9 +197,8 @@ class IndexPart:
         finished = Parts(self.lens, world_size).part(rank).is_dir()
         if self.merge or self.overwrite or not finished:
             options = replace(self.options, shard=Shard(rank, world_size))
-            how: dict[str, Any] = {"overwrite": self.overwrite, "device": self.device}
-            how["merge"] = self.merge
-            index(self.model, self.corpus, self.lens, options, **how)
+            how: dict[str, Any] = {"overwrite": self.overwrite, "merge": self.merge}
+            index(self.model, self.corpus, self.lens, options, device=self.device, **how)
 
 
 def index_in_parts(
@@ -331,7 +318,8 @@ def write_lens(
     support = measure_support(cells, model, head, corpus, split, progress)
     table = prototypes_table(model, head, corpus, scan)
     layout.write_prototypes(table, directory / layout.PROTOTYPES_FILE, files)
-    meta |= {
+    known = {one.name for one in fields(layout.LensMeta)}
+    meta = {name: value for name, value in meta.items() if name in known} | {
         "corpus_name": corpus.name,
         "corpus_path": str(corpus.path.resolve()),
         "documents": source.documents,

@@ -12,18 +12,26 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, PrismError, StaleLensError, first_line
+from prismlm.errors import (
+    FormatError,
+    InputError,
+    PrismError,
+    StaleLensError,
+    check_whole,
+    first_line,
+)
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.stored_array import CACHE_VARIABLE, StoredArray, cache_bytes
+from prismlm.lens.stored_array import BLOCK, StoredArray
 
 # The beginning of the names of files that are read by ranges.
 LARGE = ("cells", "cell-keys", "cell-starts", "suffixes-order", "suffixes-tokens")
+CACHE_VARIABLE, CACHE_MEGABYTES = "PRISMLM_LENS_CACHE_MB", 256
 # Requests at once, and the bytes in which an array describes itself.
 REQUESTS, HEADER = 32, 2**12
 # Seconds between comparisons of meta.json with the one that was opened.
@@ -104,6 +112,9 @@ class StoredFiles(LensFiles):
 
         self.address, self.name = address, address.rpartition("/")[2]
         self.requests = self.bytes_read = 0
+        # Of the blocks that were used last; several threads may use it.
+        self._cache_bytes = cache_bytes()
+        self._block = lru_cache(self._cache_bytes // BLOCK)(self._fetch)
         # What the store says of each file, such as size, time or ETag; empty without the file.
         self._states: dict[str, dict[str, Any]] = {}
         self._compared = -COMPARED_EVERY
@@ -189,7 +200,7 @@ class StoredFiles(LensFiles):
 
     def too_large(self, names: Collection[str]) -> str | None:
         """As of local files; those of a store must fit into the cache, since steps take turns."""
-        size, limit = sum(map(self._size, names)), cache_bytes() // 2
+        size, limit = sum(map(self._size, names)), self._cache_bytes // 2
         if size <= limit:
             return None
         return (
@@ -201,8 +212,9 @@ class StoredFiles(LensFiles):
     def arrays(self, *names: str) -> list[Any]:
         """As of local files; small ones are copied and memory-mapped."""
         large = [name for name in names if name.startswith(LARGE)]
-        spans = [(name, 0, min(HEADER, self._size(name))) for name in large]
-        headers = dict(zip(large, self._read(spans), strict=True))
+        with self._errors(", ".join(large[:1])):
+            found = _pool().map(lambda n: self._fetch(n, 0, min(HEADER, self._size(n))), large)
+            headers = dict(zip(large, found, strict=True))
         return [
             self._array(name, headers[name])
             if name in headers
@@ -211,32 +223,30 @@ class StoredFiles(LensFiles):
         ]
 
     def _array(self, name: str, header: bytes) -> StoredArray:
-        def read(spans: Sequence[tuple[int, int]]) -> list[bytes]:
-            return self._read([(name, *span) for span in spans])
-
         try:
-            key = f"{self.address}/{name} {self._states[name]}"
-            return StoredArray.from_header(read, key, header, self._size(name))
+            read = partial(self._read, name)
+            return StoredArray.from_header(read, header, self._size(name))
         except ValueError as error:
             raise layout.damaged(f"{self.address}/{name}", error) from error
 
-    def _read(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return ranges of bytes of files, fetched at once; StaleLensError for changed files."""
-        names = sorted({name for name, *_ in spans})
-        with self._errors(", ".join(names)):
-            parts = list(_pool().map(lambda span: self._bytes(*span), spans))
+    def _read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return ranges of bytes of a file, fetched at once; StaleLensError if it has changed."""
+        before = self._block.cache_info().misses
+        with self._errors(name):
+            parts = list(_pool().map(lambda span: self._block(name, *span), spans))
             # Afterwards, as a file may be replaced meanwhile.
-            states = list(_pool().map(self._state, names))
-            if states != [self._states[name] for name in names]:
+            read = self._block.cache_info().misses > before
+            if read and self._state(name) != self._states[name]:
+                self._block.cache_clear()
                 raise StaleLensError(layout.REPLACED.format(self.address))
-        for (name, start, stop), part in zip(spans, parts, strict=True):
-            self._check_size(name, len(part), stop - start)
-        self.requests += len(parts)
-        self.bytes_read += sum(map(len, parts))
         return parts
 
-    def _bytes(self, name: str, start: int, stop: int) -> bytes:
-        return self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
+    def _fetch(self, name: str, start: int, stop: int) -> bytes:
+        part = self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
+        self._check_size(name, len(part), stop - start)
+        self.requests += 1
+        self.bytes_read += len(part)
+        return part
 
     def _state(self, name: str) -> dict[str, Any]:
         path = f"{self._root}/{name}"
@@ -273,6 +283,13 @@ class StoredFiles(LensFiles):
                 f"{first_line(error)}). Check the address, your access to the store and the "
                 "network, and ask again; the lens itself is unchanged."
             ) from error
+
+
+def cache_bytes() -> int:
+    """Return the size of the cache of a lens, which an environment variable sets."""
+    value = os.environ.get(CACHE_VARIABLE) or str(CACHE_MEGABYTES)
+    megabytes = check_whole(CACHE_VARIABLE, int(value) if value.isdecimal() else value, 1)
+    return megabytes * 10**6
 
 
 @cache
