@@ -320,11 +320,3 @@ def test_a_store_that_fails_half_way(lm, copies, in_memory):
             read_all(files)
         for copy in copies.rglob("*.*"):
             assert copy.read_bytes() == (lm.lens.path / copy.name).read_bytes()
-
-
-def test_a_server_that_stops(tiny_model, address, s3):
-    """Last: the server does not come back."""
-    stored = prismlm.load(tiny_model, lens=address)
-    s3[0].stop()
-    with pytest.raises(PrismError, match=rf"{address}/.* could not be read \(.*Check the address"):
-        stored.explain(TEXT).sources()

@@ -56,7 +56,10 @@ class Int8Codes:
 
     def put(self, states: np.ndarray, into: np.ndarray) -> None:
         """Encode unit states, float32 [n, d], into the fields of n records."""
-        into["scale"], into["code"] = quantise(states)
+        scales = np.abs(states).max(1).astype(np.float16)
+        factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
+        into["scale"] = scales
+        into["code"] = np.rint(states * factor[:, None]).clip(-127, 127)
 
     @staticmethod
     def _factors(records: np.ndarray) -> Tensor:
@@ -127,13 +130,6 @@ class ProductCodes:
 
 
 Codes = Int8Codes | ProductCodes
-
-
-def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales, float16 [N], and int8 codes [N, d] of unit states: z ≈ scale · code / 127."""
-    scales = np.abs(states).max(1).astype(np.float16)
-    factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
-    return scales, np.rint(states * factor[:, None]).clip(-127, 127).astype(np.int8)
 
 
 def parts_of(width: int, name: str = "pq") -> int:

@@ -54,11 +54,15 @@ class lens_property(cached_property[T]):
 class Lens:
     """A lens on a disk or in a store. Open one with :meth:`open`; tables are read on first use.
 
-    ``tokenizer`` decodes the lens's own tokens if the corpus is missing; None for no text.
+    Attributes:
+        name, address: of its directory, which may be in a store.
+        tokenizer: decodes the lens's own tokens if the corpus is missing; None for no text.
     """
 
     def __init__(self, files: Path | LensFiles, meta: layout.LensMeta, head: PrototypeHead) -> None:
         self.files, self.meta, self.head = files_of(files), meta, head
+        self.name, self.address = self.files.name, self.files.address
+        self.num_prototypes = head.num_prototypes  # K
         self._opened = self.files.identity()
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
@@ -100,21 +104,6 @@ class Lens:
     def path(self) -> Path:
         """The directory; of a lens in a store, that of copies of its smaller files."""
         return self.files.path
-
-    @property
-    def address(self) -> str:
-        """The directory, or the address in a store."""
-        return self.files.address
-
-    @property
-    def num_prototypes(self) -> int:
-        """K."""
-        return self.head.num_prototypes
-
-    @property
-    def name(self) -> str:
-        """The name of the directory."""
-        return self.files.name
 
     def check_unchanged(self) -> None:
         """Raise StaleLensError if the lens was rebuilt or removed; reload new names."""

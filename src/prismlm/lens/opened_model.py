@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,18 +98,6 @@ class OpenedModel:
     def _longest_token(self) -> int:
         return max(map(len, self.tokenizer.get_vocab()))
 
-    def _check_characters(self, text: str, reader: str, limit: int | None) -> None:
-        """Raise TooLongError for a text that is certainly too long, before tokenising it."""
-        bound, tokens = MAX_CHARACTERS, ""
-        if limit is not None:
-            bound = min(bound, limit * self._longest_token)
-            tokens = f"{limit:,} tokens, which have "
-        if len(text) > bound:
-            raise TooLongError(
-                f"the text has {len(text):,} characters, and {reader} reads {tokens}at most "
-                f"{bound:,}: shorten it."
-            )
-
     def generate(
         self,
         text: str | Messages,
@@ -147,8 +136,13 @@ class OpenedModel:
         return self._tokens(text, room, self.path.name, self.context_length)
 
     def _tokens(self, text: str | Messages, room: int, reader: str, limit: int | None) -> list[int]:
-        plain = self.as_text(text, room)
-        self._check_characters(plain, reader, limit)
+        plain, tokens = self.as_text(text, room), math.inf if limit is None else limit
+        # Certainly too long, so that it is not tokenised.
+        if len(plain) > (bound := min(MAX_CHARACTERS, tokens * self._longest_token)):
+            raise TooLongError(
+                f"the text has {len(plain):,} characters, and {reader} reads at most {bound:,}: "
+                "shorten it."
+            )
         with no_panics():
             if is_messages(text):
                 ids = encode_chat(self.tokenizer, cast("Messages", text), continue_final=room > 0)
