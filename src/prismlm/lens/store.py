@@ -232,13 +232,16 @@ class StoredFiles(LensFiles):
     def _read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return ranges of bytes of a file, fetched at once; StaleLensError if it has changed."""
         before = self._block.cache_info().misses
-        with self._errors(name):
-            parts = list(_pool().map(lambda span: self._block(name, *span), spans))
-            # Afterwards, as a file may be replaced meanwhile.
-            read = self._block.cache_info().misses > before
-            if read and self._state(name) != self._states[name]:
-                self._block.cache_clear()
-                raise StaleLensError(layout.REPLACED.format(self.address))
+        try:
+            with self._errors(name):
+                parts = list(_pool().map(lambda span: self._block(name, *span), spans))
+                # Afterwards, as a file may be replaced meanwhile.
+                read = self._block.cache_info().misses > before
+                if read and self._state(name) != self._states[name]:
+                    raise StaleLensError(layout.REPLACED.format(self.address))
+        except PrismError:
+            self._block.cache_clear()  # it may hold blocks of another file
+            raise
         return parts
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
