@@ -17,7 +17,6 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -80,8 +79,7 @@ def measured(source: Path, work: Path, positions: int) -> dict[str, Any]:
     shutil.copy(source / layout.CELL_CENTRES_FILE, parts.path / CENTRES)
     spooling = run(partial(spool_part, source, parts, positions), count, max(WORKERS))
     spooled = sum(path.stat().st_size for path in parts.path.glob(f"part-*/{POSITIONS_FILE}"))
-    assembly, sorting = Assembly(parts.out, count, RANGE_BYTES, Path(), "train"), []
-    assembly = replace(assembly, counts={"cells": len(assembly.ranges)})
+    assembly, sorting = Assembly(parts.out, count, RANGE_BYTES, None, "train"), []
     for workers in WORKERS:
         for job in assembly.jobs:
             shutil.rmtree(job.directory, ignore_errors=True)

@@ -68,12 +68,13 @@ def test_a_stale_lens_is_rebuilt_by_the_command_in_the_message(prism, copy, tiny
     meta = json.loads((copy / "prismlm.json").read_text(encoding="utf-8"))
     del meta["provenance"]["corpus"]
     (copy / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
-    options = ("--overwrite", "--contexts", 2, "--window", 64, "--split", "heldout")
-    assert "in use" in prism("index", copy, "--corpus", tiny_corpus, *options).stdout
+    options = ("--overwrite", "--contexts", 2, "--window", 64, "--split", "heldout", "--no-text")
+    assert "with contexts" in prism("index", copy, "--corpus", tiny_corpus, *options).stdout
     lens = prismlm.load(copy).lens
     assert lens is not None
     assert (lens.meta.window, lens.meta.stride, lens.meta.split) == (64, 48, "heldout")
     assert lens.meta.trained_on is None
+    assert lens.index["token"].null_count == lens.index.num_rows
 
 
 def test_dry_run_writes_nothing(document, tiny_model, tiny_corpus):

@@ -2,7 +2,9 @@
 
 import os
 import pickle
+import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -96,26 +98,50 @@ def drive(part):
     index_in_parts(part, 4, workers=2)
 
 
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
-def test_the_same_command_after_a_kill(part, in_ranges):
-    """Workers do not outlive who started them, and finished parts are kept."""
+@pytest.mark.parametrize("stage", ["part", "cells"])
+@pytest.mark.parametrize("who", ["worker", "driver"])
+def test_the_same_command_after_a_kill(part, in_ranges, stage, who):
+    """Finished parts are kept, whoever is killed; workers do not outlive who started them."""
     part = replace(part, options=RANGES)
     driver = get_context("spawn").Process(target=drive, args=(part,))
     driver.start()
-    partial, deadline = Parts(part.lens, 4).path, time.monotonic() + 120
-    while not list(partial.glob("cells-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    driver.kill()
+    assert driver.pid is not None
+    partial = Parts(part.lens, 4).path
+    wait_for(lambda: list(partial.glob(f"{stage}-*")))
+    workers = [child for child in children(driver.pid) if "spawn_main" in child[1]]
+    assert len(workers) == 2
+    os.kill(driver.pid if who == "driver" else workers[0][0], signal.SIGKILL)
     driver.join(60)
+    assert driver.exitcode
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid, _ in workers), 30)
     before = {path: path.stat().st_mtime_ns for path in partial.glob("[!.]*")}
+    assert any(path.name.startswith(stage) for path in before)
     assert not part.lens.exists()
     written = []
     with patch("prismlm.lens.build.discard", lambda path: written.extend(path.glob("[!.]*"))):
-        index_in_parts(part, 4, workers=2)  # waits for locks, which dead workers do not hold
+        index_in_parts(part, 4, workers=2)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(written) > len(before)
     assert_same_lens(in_ranges, part.lens)
+
+
+def children(parent):
+    """Return ids and command lines of the processes that a process started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            status = (path / "status").read_text(encoding="utf-8")
+            if f"PPid:\t{parent}\n" in status:
+                found.append((int(path.name), (path / "cmdline").read_text(encoding="utf-8")))
+    return found
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.corpus import DataFiles, Dataset, open_dataset
-from prismlm.cli.options import option
+from prismlm.cli.options import flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError, check_choice
 from prismlm.progress import SILENT, Reporter
@@ -30,6 +30,7 @@ CorpusDir = Annotated[Path | None, option("DIR", "The corpus; with --dataset, it
 NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
 ColumnNames = Annotated[list[str] | None, option("ROLE=NAME", "Such as text=body; repeatable.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
+WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
 
 
 def index(
@@ -45,6 +46,7 @@ def index(
     window: Window = None,
     stride: opt.Stride = None,
     split: opt.Split = "train",
+    text: WithText = True,
     positions: opt.PositionShare = 1.0,
     codes: opt.Codes = "int8",
     shard: opt.Part = None,
@@ -73,7 +75,7 @@ def index(
     source = _source(model, hub_dataset, corpus, column, skip_bad_rows)
     place, part = _local_device(device_named(device)), Shard(*opt.parse_shard(shard))
     count = opt.count_parts(parts, workers, engine, shard)
-    sizes = (contexts, window or 0, stride or 0, split, positions, check_codes(codes))
+    sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
     out = lens_directory(model, lens or source.name)
     check_lens(out, overwrite=overwrite)

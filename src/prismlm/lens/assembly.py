@@ -51,13 +51,14 @@ class Job(NamedTuple):
 class Assembly:
     """The jobs of a lens whose parts are finished; a call makes some, as a step of datatrove.
 
-    ``parts`` is the number of parts, ``range_bytes`` the size of a range of cells.
+    ``parts`` is the number of parts, ``range_bytes`` the size of a range of cells. Without a
+    ``corpus``, the lens has no text.
     """
 
     lens: Path
     parts: int
     range_bytes: int
-    corpus: Path
+    corpus: Path | None
     split: Split
     # The number of jobs of each kind, if it is known: counting them reads the parts and the corpus.
     counts: dict[str, int] | None = None
@@ -119,13 +120,14 @@ class Assembly:
 
     def counted(self) -> dict[str, int]:
         """Count the jobs of each kind."""
-        text = suffixes.count_parts(self._corpus, self.split)
+        text = 0 if self.corpus is None else suffixes.count_parts(self._corpus, self.split)
         return {"cells": len(self.ranges), "text": text}
 
     @cached_property
     def _corpus(self) -> Corpus:
         from prismlm.corpus.store import Corpus
 
+        assert self.corpus is not None
         return Corpus.open(self.corpus)
 
     def finished(self) -> bool:
@@ -165,6 +167,8 @@ class Assembly:
         centres = self._parts.path / CENTRES / layout.CELL_CENTRES_FILE
         if centres.is_file():
             _link(centres, directory / centres.name)
+        if self.corpus is not None:
+            suffixes.finish(directory, self._corpus, self.split)
         return cells_entry(*self._scanned, self.ranges), files
 
     @property

@@ -30,7 +30,7 @@ from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError
 from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.layers import PrototypeHead
-from prismlm.lens import layout, suffixes
+from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
 from prismlm.lens.cell_files import Spool, spooled_type, stored_type, write_documents
 from prismlm.lens.cells import Cells, CellsMeta
@@ -48,6 +48,7 @@ from prismlm.lens.scan import (
 )
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
+from prismlm.lens.suffixes import suffix_bytes
 from prismlm.lens.support import measure_support
 from prismlm.models.checkpoint import Checkpoint, load_checkpoint
 from prismlm.models.device import device_kind, device_named
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
 
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
-# Bytes of a context on disk besides its state: compressed text and columns.
-BYTES_OF_CONTEXT = 230
+# Bytes of a context on disk besides its state: compressed text and columns, or columns alone.
+BYTES_WITH_TEXT, BYTES_WITHOUT_TEXT = 230, 30
 # Bytes of a position for the key and first row of its range, which some four positions share.
 BYTES_OF_RANGES = 4
 
@@ -159,7 +160,8 @@ def build_index(
         if not merge:
             return None
         parts.check(run)
-        assembly = Assembly(out, parts.count, options.range_bytes, corpus.path, options.split)
+        text = corpus.path if options.with_text else None
+        assembly = Assembly(out, parts.count, options.range_bytes, text, options.split)
         for number in range(len(assembly.jobs)):
             assembly.make(number, wait=False, progress=progress)
         if not assembly.finished():  # another process makes the others, and then writes the lens
@@ -222,7 +224,8 @@ def index_in_parts(
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
-    jobs = Assembly(part.lens, count, part.options.range_bytes, part.corpus, part.options.split)
+    text = part.corpus if part.options.with_text else None
+    jobs = Assembly(part.lens, count, part.options.range_bytes, text, part.options.split)
     if jobs.divided:  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
         # A copy, without what it has read, since it is sent with each job.
@@ -304,11 +307,10 @@ def write_lens(
     model, head, corpus, options = source.model, source.head, source.corpus, source.options
     split, scan = options.split, assembly.scan()
     contexts = top_contexts.to_rows(scan.top)
-    write_contexts(directory, contexts, corpus, progress)
+    write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
     Probe.measure(model, corpus, split, options.window).save(directory)
     write_documents(directory, corpus, split)
-    suffixes.finish(directory, corpus, split)
     entry, files = assembly.collect(directory)
     if "ranges" in entry:  # so that a reader, perhaps of a store, need not read all keys
         for name, counts in zip(layout.COUNT_FILES, (assembly.sizes, scan.following), strict=True):
@@ -324,7 +326,7 @@ def write_lens(
         "corpus_path": str(corpus.path.resolve()),
         "documents": source.documents,
         "tokens": scan.tokens,
-        "with_text": True,
+        "with_text": options.with_text,
         "convergence": scan.convergence(),
         "cells": entry,
         "support": None if support is None else asdict(support),
@@ -335,13 +337,20 @@ def write_lens(
 
 
 def write_contexts(
-    directory: Path, contexts: top_contexts.Contexts, corpus: Corpus, progress: Reporter
+    directory: Path,
+    contexts: top_contexts.Contexts,
+    corpus: Corpus,
+    progress: Reporter,
+    *,
+    with_text: bool,
 ) -> None:
     """Write ``index.parquet``, by prototype and then by rank, and the states of its rows."""
     prototype = contexts.prototype.numpy()
     rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
     documents, row = np.unique(contexts.document.numpy(), return_inverse=True)
-    texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
+    texts = [pa.nulls(len(row), pa.string())] * 3
+    if with_text:
+        texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
     facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
     columns = (contexts.cosine, contexts.activation, contexts.routed, contexts.position)
     table = pa.table(
@@ -452,12 +461,11 @@ def index_bytes(
     ``documents`` and ``tokens`` of the split are None if they are not known.
     """
     contexts = options.contexts if documents is None else min(options.contexts, documents)
-    per_context = 2 * head.width + BYTES_OF_CONTEXT
+    per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
     spooled = spooled_type(open_codes(None, cells.codes, cells.width), cells)
-    positions = round((tokens or 0) * options.positions)
-    # A token and its place in the suffix array; three columns of the documents.
-    texts = documents or 0
-    text = ((tokens or 0) + texts) * (cells.token_bytes + 4) + 24 * texts
+    positions, text = round((tokens or 0) * options.positions), 0
+    if options.with_text:
+        text = suffix_bytes(documents or 0, (tokens or 0) + (documents or 0), cells.token_bytes)
     per_position = stored_type(spooled).itemsize + BYTES_OF_RANGES
     lens = head.num_prototypes * contexts * per_context + positions * per_position + text
     return lens, positions * spooled.itemsize

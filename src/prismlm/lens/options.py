@@ -41,6 +41,7 @@ class IndexOptions:
     # tokens before it, or its document's start.
     stride: int = 0
     split: Split = "train"
+    with_text: bool = True  # keep the text around each context, and a suffix array of the tokens
     # The share of windows that is read; contexts, uses and cells are all of this sample.
     positions: float = 1.0
     codes: CodeName = "int8"  # of their hidden states, or pq for a quarter of the size

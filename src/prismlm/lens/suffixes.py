@@ -50,6 +50,11 @@ def count_parts(corpus: Corpus, split: Split) -> int:
     return len(texts.parts()) - 1 if texts.large else 1
 
 
+def suffix_bytes(documents: int, tokens: int, width: int) -> int:
+    """Return the bytes of all files, for token ids of ``width`` bytes."""
+    return tokens * (width + 4) + 24 * documents
+
+
 def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> None:
     """Write one of :func:`count_parts` parts; its order if pydivsufsort is installed.
 
@@ -137,7 +142,7 @@ def unsearchable(names: Collection[str]) -> str | None:
     stems = (name.removesuffix(".npy") for name in (TOKENS_FILE, ORDER_FILE))
     tokens, orders = (sum(name.startswith(stem) for name in names) for stem in stems)
     if not tokens:
-        return "it was built without its text"
+        return "it was built with --no-text"
     if tokens == orders:
         return None
     return (

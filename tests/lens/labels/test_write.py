@@ -12,8 +12,8 @@ import prismlm
 from prismlm.errors import InputError, PrismError
 from prismlm.files import json_text
 from prismlm.lens import layout
-from prismlm.lens.labels.contexts import CATEGORIES, marked
-from prismlm.lens.labels.embedded import NAME_LENGTH
+from prismlm.lens.labels.contexts import CATEGORIES, marked, sample_places
+from prismlm.lens.labels.embedded import NAME_LENGTH, Label
 from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
 from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import (
@@ -24,6 +24,7 @@ from prismlm.lens.labels.write import (
     ask_for_names,
     label_lens,
     make_labels,
+    score_labels,
     words_of,
 )
 from tests.helpers.chat_server import ChatServer, good, wanted
@@ -123,6 +124,26 @@ def test_accuracy_by_hand(label, expected):
     passages = [frozenset(words_of(t)) for t in ("a cat", "cat ear", "a dog", "the dog")]
     rarity = dict.fromkeys(("cat", "ear", "dog", "a", "the"), 1.0)
     assert _accuracy(frozenset([label]), passages, rarity) == pytest.approx(expected)
+
+
+def test_a_right_name_scores_above_others(lm, text):
+    """Names with the very words that come next, one that occurs nowhere, and none at all."""
+    places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 60)
+    cells = np.flatnonzero(places.size >= 20)[:40].tolist()
+    labels: list[Label | None] = [None] * len(places.size)
+    for cell in cells:
+        tokens = set(text.next(places)[places.cell == cell].tolist())
+        labels[cell] = Label(" ".join(text.vocabulary.texts[t] for t in tokens), "", "", "", ())
+    nowhere, unnamed = cells[:2]
+    labels[nowhere], labels[unnamed] = Label("qqq", "", "", "", ()), None
+    scores = score_labels(labels, text, places)
+    assert scores.fuzzing[nowhere] == scores.detection[nowhere] == 0.5
+    assert np.isnan(scores.fuzzing[unnamed])
+    scored = np.isfinite(scores.fuzzing)
+    assert scored.sum() == len(cells) - 1
+    assert scores.fuzzing[scored].mean() > scores.shuffled_fuzzing[scored].mean() + 0.1
+    again = score_labels(labels, text, places)
+    np.testing.assert_array_equal(scores.detection, again.detection)
 
 
 # ----- by a language model
