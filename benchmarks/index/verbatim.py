@@ -1,10 +1,11 @@
-"""Time verbatim search, and the sorting of its text.
+"""Time verbatim search in texts that were sorted in memory and on disk, and the sorting.
 
     python -m benchmarks.index.verbatim --work DIR [--tokens N …]
 
 The text is synthetic: tokens by Zipf's law in documents of 500, one in twenty a copy of another.
-The largest takes 2 GB of DIR, removed again; texts of other sizes keep what an earlier run found,
-and so do rows of an earlier version, which sorted on disk with infini-gram.
+The largest takes 2 GB of DIR, removed again; texts of other sizes keep what an earlier run found.
+``engine`` is infini-gram's own search, which starts
+a thread a part, in what its program sorted.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from pathlib import Path
 from time import perf_counter, process_time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
-from prismlm.lens import suffixes
-from prismlm.lens.suffixes import Suffixes
+from prismlm.lens import external_sort, suffixes
+from prismlm.lens.suffixes import ORDER_FILE, TOKENS_FILE, Suffixes, numbered
 
-TOKENS = [10**7, 10**8, 2**28]
+# Tokens, and the parts that they are sorted in on disk; 0 for in memory.
+ARMS = [(10**7, 0), (10**7, 1), (10**8, 0), (10**8, 1), (10**8, 4), (10**8, 16), (2**28, 0)]
 VOCABULARY, DOCUMENT, COPIED = 50_000, 500, 20
 LOOKUPS, COLD, LENGTH = 1000, 20, 32
 
@@ -70,23 +73,51 @@ def evicted(directory: Path) -> Any:
     return Suffixes(directory).count
 
 
-def measure(work: Path, tokens: int) -> dict[str, Any]:
+def engine(directory: Path, parts: int) -> Any:
+    """Return the search of infini-gram, in a copy of the parts in its format."""
+    from infini_gram.engine import InfiniGramEngine
+
+    for part in range(parts):
+        tokens, order = (np.load(directory / numbered(n, part)) for n in (TOKENS_FILE, ORDER_FILE))
+        tokens.tofile(directory / f"tokenized.{part:05d}")
+        (order * np.uint32(tokens.itemsize)).tofile(directory / f"table.{part:05d}")
+        (directory / f"offset.{part:05d}").write_bytes(bytes(8))
+    return InfiniGramEngine([str(directory)], eos_token_id=0).find
+
+
+def measure(work: Path, tokens: int, parts: int) -> dict[str, Any]:
     """Sort a text, and look up what it says at random positions."""
     corpus, directory, began = corpus_of(tokens), work / "lens", sum(os.times()[:4])
     directory.mkdir(parents=True)
-    for number in range(suffixes.count_parts(corpus, "all")):
-        suffixes.write_part(directory, corpus, "all", number)
-    suffixes.finish(directory, corpus, "all")
+    sizes: dict[str, Any] = {
+        "LARGE": tokens // (parts + 1) if parts else tokens,
+        "MAX_PARTS": max(1, parts),
+    }
+    log, run = work / "memory", external_sort._run
+    measured = ["/usr/bin/time", "-f", "%M", "-a", "-o", log.resolve()]
+    with patch.multiple(suffixes, **sizes), patch.object(external_sort, "_run") as patched:
+        patched.side_effect = lambda command, where: run([*measured, *command], where)
+        for number in range(suffixes.count_parts(corpus, "all")):
+            suffixes.write_part(directory, corpus, "all", number)
+        suffixes.finish(directory, corpus, "all")
     seconds, search = sum(os.times()[:4]) - began, Suffixes(directory)
     disk = sum(512 * path.stat().st_blocks for path in directory.iterdir())
     starts = np.random.default_rng(1).integers(0, tokens - LENGTH, LOOKUPS).tolist()
     long = [corpus.tokens(start, LENGTH) for start in starts]
     short = [query[: 1 + number % 8] for number, query in enumerate(long)]
-    row: dict[str, Any] = {"tokens": tokens, "parts": len(search._parts), "on_disk": False}
+    row: dict[str, Any] = {"tokens": tokens, "parts": len(search._parts), "on_disk": bool(parts)}
     row |= {"cpu_seconds_per_10M": seconds * 1e7 / tokens, "bytes_per_token": disk / tokens}
     row["count_ms"] = percentiles(lambda: search.count, short)
     row["longest_prefix_ms"] = percentiles(lambda: search.longest_prefix, long)
     row["first_five_ms"] = percentiles(lambda: partial(search.find, limit=5), short)
+    if parts:
+        row["memory_mb"] = max(map(int, log.read_text().split())) / 1000
+        log.unlink()
+        opened, ids = (
+            engine(directory, parts),
+            [q.astype(">u2").view("<u2").tolist() for q in short],
+        )
+        row["engine_count_ms"] = percentiles(lambda: opened, ids)
     del search
     row["cold_count_ms"] = percentiles(lambda: evicted(directory), short[:COLD], perf_counter)
     shutil.rmtree(directory)
@@ -97,12 +128,13 @@ def main() -> None:
     """Measure each arm in a process of its own, and write the result."""
     parser = script_options(__doc__, RESULTS / "verbatim.json")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
+    parser.add_argument("--tokens", type=int, nargs="*", default=[arm[0] for arm in ARMS])
     args = parser.parse_args()
     before = read_json(args.out)["rows"] if args.out.is_file() else []
-    rows = [row for row in before if row["on_disk"] or row["tokens"] not in args.tokens]
+    rows = [row for row in before if row["tokens"] not in args.tokens]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        rows += [pool.submit(measure, args.work, tokens).result() for tokens in args.tokens]
+        arms = [arm for arm in ARMS if arm[0] in args.tokens]
+        rows += [pool.submit(measure, args.work, *arm).result() for arm in arms]
     rows.sort(key=lambda row: (row["tokens"], row["on_disk"], row["parts"]))
     write_json(args.out, {"rows": rows, "lookups": LOOKUPS, "environment": environment()})
 

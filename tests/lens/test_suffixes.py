@@ -1,5 +1,6 @@
-"""Suffix arrays against a search that tries every position."""
+"""Suffix arrays, sorted in memory and on disk, against a search that tries every position."""
 
+import importlib.util
 import shutil
 import sys
 from dataclasses import replace
@@ -7,29 +8,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismlm import fingerprints
-from prismlm.lens import layout, suffixes
+from prismlm.corpus import build_corpus
+from prismlm.errors import InputError, PrismError
+from prismlm.lens import external_sort, layout, suffixes
 from prismlm.lens.lens import Lens
-from prismlm.lens.suffixes import (
-    DOCUMENTS_FILE,
-    ORDER_FILE,
-    TOKENS_FILE,
-    Suffixes,
-    count_parts,
-    write_part,
-)
+from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part
+from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
 from tests.helpers.written_suffixes import write_suffixes
 
-FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]
 documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min_size=1, max_size=6)
 dtypes = st.sampled_from(["uint16", "uint32"])
+needs_infini_gram = pytest.mark.skipif(
+    importlib.util.find_spec("infini_gram") is None, reason="infini-gram is not installed"
+)
 
 
 def assert_equal_to_trying_all_places(searched, corpus, queries, split):
@@ -43,30 +43,39 @@ def assert_equal_to_trying_all_places(searched, corpus, queries, split):
         assert searched.longest_prefix(query) == (longest, counts[longest - 1] * bool(longest))
 
 
-@given(documents, documents, dtypes, st.sampled_from([1, 9, 99]))
-def test_every_sequence_is_found_where_it_stands(texts, queries, dtype, part):
+@given(documents, documents, dtypes, st.sampled_from([1, 9, 99]), st.sampled_from([1, 2**16]))
+def test_every_sequence_is_found_where_it_stands(texts, queries, dtype, part, most_sorted):
     corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
     queries = [*queries, *texts, *(text[1:4] for text in texts)]
     with TemporaryDirectory() as directory:
         with patch.object(suffixes, "PART", part):
             write_suffixes(Path(directory), corpus, "train")
         # Read by a version with other parts.
-        assert_equal_to_trying_all_places(Suffixes(Path(directory)), corpus, queries, "train")
+        with patch.multiple(suffixes, MAX_SORTED=most_sorted, TOKENS_AT_ONCE=4):
+            searched = Suffixes(Path(directory))
+            assert_equal_to_trying_all_places(searched, corpus, queries, "train")
 
 
+@needs_infini_gram
 @settings(max_examples=25)
-@given(documents, documents, dtypes, st.sampled_from([2, 9, 30]))
-def test_a_large_text_in_files_of_its_own_gives_the_same(texts, queries, dtype, size):
+@given(documents, documents, dtypes, st.sampled_from([2, 9, 30]), st.sampled_from([1, 2**16]))
+def test_texts_sorted_on_disk_give_the_same(texts, queries, dtype, size, most_sorted):
     corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
     queries = [*queries, *texts, *(text[1:4] for text in texts)]
     with (
         TemporaryDirectory() as directory,
-        patch.multiple(suffixes, LARGE=0.5, LARGE_PART=size),
+        patch.multiple(
+            suffixes, LARGE=0.5, MAX_PARTS=1, MAX_PART_BYTES=4 * size, MAX_SORTED=most_sorted
+        ),
+        # Pieces of three tokens; a text has at most 13.
+        patch.multiple(external_sort, PIECE=3, OVERLAP=64, TOKENS_AT_ONCE=5),
+        patch.object(suffixes, "TOKENS_AT_ONCE", 4),
     ):
         lens = Path(directory)
         for number in reversed(range(count_parts(corpus, "train"))):
             write_part(lens, corpus, "train", number)
         suffixes.finish(lens, corpus, "train")
+        assert {path.suffix for path in lens.iterdir()} == {".npy"}
         searched = Suffixes(lens)
         assert_equal_to_trying_all_places(searched, corpus, queries, "train")
         assert len(searched) == sum(len(texts[n]) for n in corpus.split("train"))
@@ -75,10 +84,23 @@ def test_a_large_text_in_files_of_its_own_gives_the_same(texts, queries, dtype, 
             assert stored.tolist() == texts[number]
 
 
+@pytest.mark.parametrize(("most_bytes", "count"), [(2**20, 4), (800, 6)])
+def test_parts_of_a_large_text_hold_whole_documents_and_bounded_bytes(most_bytes, count):
+    lengths = [500, 3, 3, 3, *[99] * 5]
+    corpus = TokenCorpus([[1] * length for length in lengths], 0, "uint32")
+    with patch.multiple(suffixes, LARGE=100, MAX_PARTS=4, MAX_PART_BYTES=most_bytes):
+        firsts = suffixes._Texts.of(corpus, "all").parts()
+    assert (firsts[0], firsts[-1]) == (0, len(lengths))
+    sums = np.add.reduceat(corpus.lengths, firsts[:-1])
+    assert sums.sum() == corpus.lengths.sum()
+    # Where a document ends after a bound, it is in the next part.
+    assert sums.max() <= corpus.lengths.sum() / count + max(corpus.lengths)
+
+
 def test_files_of_a_text_that_is_not_large_stay_as_shipped(tmp_path):
     with patch.object(suffixes, "PART", 9):
         write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
-    digests = [fingerprints.of_file(tmp_path / name)[:8] for name in FILES]
+    digests = [fingerprints.of_file(tmp_path / name)[:8] for name in suffixes.FILES]
     assert digests == ["68da749a", "b6b7aad7", "209c710d"]
 
 
@@ -101,16 +123,68 @@ def test_tokens_of_any_width(tmp_path, large):
     assert searched.count([large, large + 1]) == searched.count([large, 1]) == 1
 
 
+@pytest.mark.parametrize("split", ["train", "heldout", "all"])
+def test_a_lens_of_several_shards_needs_no_corpus(tmp_path, split):
+    path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
+    settings = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 0.3}
+    corpus = build_corpus(path, tmp_path / "corpus", **settings)
+    (tmp_path / "lens").mkdir()
+    write_suffixes(tmp_path / "lens", corpus, split)
+    indexed = set(corpus.split(split).tolist())
+    assert len(corpus.meta["shards"]) > 1
+    spans = list(zip(corpus.starts.tolist(), corpus.lengths.tolist(), strict=True))
+    texts = [corpus.read_tokens(start, length)[:-1].tolist() for start, length in spans]
+    shutil.rmtree(corpus.path)
+    searched = Suffixes(tmp_path / "lens")
+    for number, ((start, _), text) in enumerate(zip(spans, texts, strict=True)):
+        assert (start in searched.find(text, 99).tolist()) == (number in indexed)
+
+
 def test_without_the_package_there_is_no_order_and_the_error_says_how_to_add_it(
     tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS), "all")
     assert not (tmp_path / ORDER_FILE).exists()
-    why = suffixes.unsearchable([path.name for path in tmp_path.iterdir()])
-    assert "pip install 'prismlm[verbatim]'" in why
+    with pytest.raises(InputError, match=r"pip install 'prismlm\[verbatim\]'.*prismlm index"):
+        Suffixes(tmp_path)
 
 
+@needs_infini_gram
+def test_a_sort_that_fails_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
+    corpus = TokenCorpus(DOCUMENTS, END)
+    monkeypatch.setattr(suffixes, "LARGE", 0.5)
+    # Killed for memory; without a word; with panics of threads and exit status 0; half a file.
+    for script in (
+        "kill -9 $$",
+        "exit 3",
+        "echo panicked >&2",
+        "mkdir -p pieces; echo 1 > pieces/1",
+    ):
+        program = tmp_path / "rust_indexing"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        spec = importlib.util.spec_from_file_location("infini_gram", tmp_path / "__init__.py")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        lens = tmp_path / "lens"
+        lens.mkdir()
+        with pytest.raises(PrismError, match="infini-gram"):
+            write_suffixes(lens, corpus, "all")
+        assert [path.name for path in lens.iterdir()] == [
+            suffixes.numbered(suffixes.TOKENS_FILE, 0)
+        ]
+        shutil.rmtree(lens)
+
+
+@needs_infini_gram
+def test_too_little_room_is_said_before_the_sort(tmp_path, monkeypatch):
+    monkeypatch.setattr(suffixes, "LARGE", 0.5)
+    monkeypatch.setattr("prismlm.files._free", lambda directory: 50)
+    with pytest.raises(PrismError, match="the disk is full"):
+        write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
+
+
+@needs_infini_gram
 def test_a_lens_of_a_large_text_is_searched_and_gives_its_text(lm, tmp_path, monkeypatch):
     path = shutil.copytree(lm.lens.path, tmp_path / "lens")
 
@@ -118,10 +192,9 @@ def test_a_lens_of_a_large_text_is_searched_and_gives_its_text(lm, tmp_path, mon
         layout.write_meta(path, replace(lm.lens.meta, files=layout.describe_files(path)))
         return Lens.open(path, lm.model, lm.head)
 
-    for name in FILES:
+    for name in suffixes.FILES:
         (path / name).unlink()
-    monkeypatch.setattr(suffixes, "LARGE", 1)
-    monkeypatch.setattr(suffixes, "LARGE_PART", lm.lens.corpus.num_tokens // 3)
+    monkeypatch.setattr(suffixes, "LARGE", lm.lens.corpus.num_tokens // 3)
     write_suffixes(path, lm.lens.corpus, lm.lens.meta.split)
     lens, position = open_lens(), int(lm.lens.corpus.starts[lm.lens.corpus.split("train")[-1]])
     text = lm.lens.suffixes.tokens(position, 9)
@@ -130,11 +203,11 @@ def test_a_lens_of_a_large_text_is_searched_and_gives_its_text(lm, tmp_path, mon
     for query in (text, text[:1], text[3:5]):
         assert lens.suffixes.count(query) == lm.lens.suffixes.count(query)
         assert lens.suffixes.find(query, 7).tolist() == lm.lens.suffixes.find(query, 7).tolist()
-    # As where pydivsufsort is not installed.
+    # As where infini-gram is not installed.
     for file in path.glob("suffixes-order-*.npy"):
         file.unlink()
     lens = open_lens()
     assert lens.suffixes is None
-    assert "prismlm[verbatim]" in str(suffixes.unsearchable(lens.meta.files))
+    assert "prismlm[infini-gram]" in str(suffixes.unsearchable(lens.meta.files))
     lens.tokenizer = lm.tokenizer
     assert lens._own_text.read_tokens(position, 9).tolist() == text.tolist()

@@ -7,12 +7,14 @@ the corpus, and each part is searched.
 
 A text of more than ``LARGE`` tokens would have too many parts. It has larger ones, with two files
 each, ``suffixes-tokens-00000.npy`` and ``suffixes-order-00000.npy``, whose indices are their own.
+:mod:`prismlm.lens.external_sort` sorts them on disk.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
@@ -23,7 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from prismlm.errors import InputError
 from prismlm.files import atomic_file
+from prismlm.lens.external_sort import sort_on_disk
 from prismlm.lens.layout import array_file
 from prismlm.lens.store import LensFiles, files_of
 
@@ -32,11 +36,19 @@ if TYPE_CHECKING:
 
 TOKENS_FILE, ORDER_FILE = "suffixes-tokens.npy", "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
-# Tokens of a text whose look-ups take some 5 ms (docs/results/verbatim.md).
+FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
+# Tokens that are sorted together in memory, unless a single document has more.
+PART = 2**21
+# Tokens of a text whose look-ups take some 5 ms (docs/results/verbatim.md). Larger ones are sorted
+# on disk, in parts of as many tokens, but in no more than MAX_PARTS unless a part would be larger
+# than MAX_PART_BYTES, which are in memory while it is sorted.
 LARGE = 2**28
-# Tokens that are sorted together in memory, unless a single document has more: up to LARGE tokens,
-# and of a larger text, which takes 1 to 2 GB.
-PART, LARGE_PART = 2**21, 2**26
+MAX_PARTS, MAX_PART_BYTES = 64, 3 * 2**30
+# Tokens of a query that are compared first, since few longer sequences occur.
+FIRST_LENGTH = 32
+# Matches of a part that are sorted by position; the first of more are found by reading its tokens.
+MAX_SORTED = 2**16
+TOKENS_AT_ONCE = 2**18
 PACKAGE = "pydivsufsort"
 # The number of the files of a text that is not large.
 SINGLE: Sequence[None] = (None,)
@@ -56,26 +68,28 @@ def suffix_bytes(documents: int, tokens: int, width: int) -> int:
 
 
 def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> None:
-    """Write one of :func:`count_parts` parts; its order if pydivsufsort is installed.
+    """Write one of :func:`count_parts` parts; its order if a sorter is installed.
 
-    Other processes may write others meanwhile. Sorting takes some 10·w bytes of memory for each
-    token, with w bytes in the largest token id.
+    Other processes may write others meanwhile. Sorting takes 5·w bytes of memory for each token of
+    a part, with w bytes in the largest token id; that of a large text takes what
+    :mod:`prismlm.lens.external_sort` says.
     """
     texts = _Texts.of(corpus, split)
-    firsts, suffix = texts.parts(), number if texts.large else None
+    firsts = texts.parts()
     if texts.large:
-        firsts = firsts[number : number + 2]
-    path, documents = directory / numbered(TOKENS_FILE, suffix), slice(firsts[0], firsts[-1])
-    texts.write_tokens(path, corpus, documents)
+        tokens, order = (directory / numbered(name, number) for name in (TOKENS_FILE, ORDER_FILE))
+        texts.write_tokens(tokens, corpus, slice(*firsts[number : number + 2]))
+        sort_on_disk(tokens, order)
+        return
+    texts.write_tokens(directory / TOKENS_FILE, corpus, slice(None))
     if importlib.util.find_spec(PACKAGE) is None:
         return
-    tokens = np.load(path, mmap_mode="r")
+    tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     # Leading bytes that are zero in all tokens are not sorted.
     width = max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    edges = np.append(0, np.cumsum(texts.lengths[documents]))[firsts - firsts[0]]
-    order = directory / numbered(ORDER_FILE, suffix)
-    with atomic_file(order) as temporary, array_file(temporary, np.dtype("<u4")) as append:
-        for first, end in pairwise(edges.tolist()):
+    edges = [0, *texts.ends[firsts[1:] - 1].tolist()]
+    with array_file(directory / ORDER_FILE, np.dtype("<u4")) as append:
+        for first, end in pairwise(edges):
             append(_sorted_suffixes(tokens[first:end], width) + first)
 
 
@@ -109,9 +123,15 @@ class _Texts(NamedTuple):
 
     def parts(self) -> np.ndarray:
         """Return the first document of each part, and the end."""
-        firsts, begin, most = [0], 0, LARGE_PART if self.large else PART
+        if self.large:
+            total = int(self.ends[-1])
+            needed = total * self.dtype.itemsize / MAX_PART_BYTES
+            count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
+            bounds = [total * part // count for part in range(count + 1)]
+            return np.unique(np.searchsorted(self.ends, bounds, side="right"))
+        firsts, begin = [0], 0
         while firsts[-1] < len(self.ends):  # as many documents as fit in a part, at least one
-            fitting = int(np.searchsorted(self.ends, begin + most, side="right"))
+            fitting = int(np.searchsorted(self.ends, begin + PART, side="right"))
             firsts.append(max(firsts[-1] + 1, fitting))
             begin = int(self.ends[firsts[-1] - 1])
         return np.array(firsts)
@@ -145,8 +165,10 @@ def unsearchable(names: Collection[str]) -> str | None:
         return "it was built with --no-text"
     if tokens == orders:
         return None
+    small = TOKENS_FILE in names
+    extra, package = ("verbatim", PACKAGE) if small else ("infini-gram", "infini-gram")
     return (
-        f"{PACKAGE} was not installed where it was built. Run `pip install 'prismlm[verbatim]'`, "
+        f"{package} was not installed where it was built. Run `pip install 'prismlm[{extra}]'`, "
         "and build the lens again with `prismlm index`"
     )
 
@@ -221,12 +243,22 @@ class _Part(NamedTuple):
             longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
         return longest
 
-    def first_matches(self, rows: range, limit: int) -> np.ndarray:
-        """Return the first indices, among all tokens of the lens, of the matches in some rows."""
-        matches = self.order[rows.start : rows.stop].astype(np.int64)
-        # A full sort of all matches of a common token is much slower.
-        first = np.partition(matches, min(limit, len(matches) - 1))[:limit]
-        return np.sort(first) + self.first
+    def first_matches(self, query: np.ndarray, rows: range, limit: int) -> np.ndarray:
+        """Return the first indices, among all tokens of the lens, of a query's matches."""
+        if len(rows) <= MAX_SORTED:
+            matches = self.order[rows.start : rows.stop].astype(np.int64)
+            return np.sort(matches)[:limit] + self.first
+        columns: list[np.ndarray] = []
+        for begin in range(self.begin, self.end, TOKENS_AT_ONCE):
+            block = self.tokens[begin : min(begin + TOKENS_AT_ONCE + len(query) - 1, self.end)]
+            matches = np.arange(max(0, len(block) - len(query) + 1))
+            for offset, token in enumerate(query):
+                matches = matches[block[matches + offset] == token]
+            columns.append(matches[:limit] + begin)
+            limit -= len(columns[-1])
+            if not limit:
+                break
+        return np.concatenate(columns) + self.first
 
 
 class Suffixes(StoredTokens):
@@ -238,6 +270,12 @@ class Suffixes(StoredTokens):
 
     def __init__(self, files: Path | LensFiles) -> None:
         super().__init__(files)
+        names = [numbered(name, n) for name in (TOKENS_FILE, ORDER_FILE) for n in self._numbers]
+        why = unsearchable([name for name in names if self._files.has(name)])
+        if why is not None:
+            raise InputError(
+                f"the lens {self._files.address} cannot find text word for word: {why}."
+            )
         # A search takes many steps, one after another, so that arrays of a store are read whole.
         self._texts, orders = (
             [array if isinstance(array, np.ndarray) else array[:] for array in arrays]
@@ -264,20 +302,24 @@ class Suffixes(StoredTokens):
         for part, matching in zip(self._parts, rows, strict=False):
             missing = limit - len(starts)
             if matching and missing:
-                matches = part.first_matches(matching, missing)
+                matches = part.first_matches(query, matching, missing)
                 starts = np.concatenate([starts, matches])
         document = np.searchsorted(self._firsts, starts, side="right") - 1
         return starts - self._firsts[document] + self._starts[document]
 
     def longest_prefix(self, tokens: Tokens) -> tuple[int, int]:
         """Return the length of the longest prefix of a sequence that occurs, and how often."""
-        query = self._encode(tokens)
-        rows = self._rows(query)
-        if not any(rows):
-            nearest = zip(self._parts, rows, strict=False)
-            query = query[: max((part.longest(query, at.start) for part, at in nearest), default=0)]
-            rows = self._rows(query)
-        return len(query), sum(map(len, rows))
+        most = FIRST_LENGTH
+        while True:
+            query = self._encode(tokens[:most])
+            length, rows = len(query), self._rows(query)
+            if not any(rows):
+                nearest = zip(self._parts, rows, strict=False)
+                length = max((part.longest(query, row.start) for part, row in nearest), default=0)
+                rows = self._rows(query[:length])
+            if length < most or most >= len(tokens):
+                return length, sum(map(len, rows))
+            most *= 2
 
     def _rows(self, query: np.ndarray) -> list[range]:
         """Return the rows of each part; none for an empty query."""
