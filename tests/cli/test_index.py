@@ -69,7 +69,7 @@ def test_a_stale_lens_is_rebuilt_by_the_command_in_the_message(prism, copy, tiny
     del meta["provenance"]["corpus"]
     (copy / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
     options = ("--overwrite", "--contexts", 2, "--window", 64, "--split", "heldout", "--no-text")
-    assert "with contexts" in prism("index", copy, "--corpus", tiny_corpus, *options).stdout
+    assert "in use" in prism("index", copy, "--corpus", tiny_corpus, *options).stdout
     lens = prismlm.load(copy).lens
     assert lens is not None
     assert (lens.meta.window, lens.meta.stride, lens.meta.split) == (64, 48, "heldout")
