@@ -76,37 +76,20 @@ def test_human_output_fits(prism, tiny_model, texts, columns):
         assert "\x1b" not in shown
 
 
-def test_estimate_writes_nothing(document, tiny_model, texts, tmp_path):
-    page = tmp_path / "a.html"
-    estimate = document("audit", tiny_model, texts, "--html", page, "--dry-run")
-    assert estimate["texts"] == 3
-    assert estimate["memory_bytes"] > 1e8
-    assert min(estimate["seconds"], estimate["disk_bytes"], estimate["tokens_per_second"]) > 0
-    assert list(tmp_path.iterdir()) == [texts]
-
-
-def test_sources(document, tiny_model, texts, tmp_path):
-    rows = tmp_path / "a.parquet"
-    doc = document("audit", tiny_model, texts, "--parquet", rows)["documents"][0]["doc_id"]
-    alone, measured, stored = (
-        document("sources", tiny_model, "--doc", doc, *how)
-        for how in ((), ("--file", texts), ("--audit", rows))
-    )
+def test_sources(document, tiny_model, texts):
+    doc = document("audit", tiny_model, texts)["documents"][0]["doc_id"]
+    command = ("sources", tiny_model, "--doc", doc)
+    alone, measured = document(*command), document(*command, "--file", texts)
     assert alone["texts"] is None
     assert alone["uses"] == measured["uses"]
-    assert stored["least_share"] == 0.01
-    assert "least_share" not in measured
-    shares = [{text["text_id"]: text["share"] for text in x["texts"]} for x in (stored, measured)]
-    assert min(shares[0].values()) >= 0.01
-    assert shares[0].items() <= {key: pytest.approx(x) for key, x in shares[1].items()}.items()
+    assert measured["texts"][0]["share"] >= measured["share"] > 0
 
 
 def test_compare(prism, document, tiny_model, texts, tmp_path):
-    pairs, bare = tmp_path / "pairs.parquet", tmp_path / "bare"
-    value = document("compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs)
+    bare = tmp_path / "bare"
+    value = document("compare", tiny_model, tiny_model, "--file", texts)
     assert value["texts"]["ce"]["difference"] == 0
     assert value["prototypes"]["by_signature"]["mutual"] == 1
-    assert pq.read_table(pairs).num_rows == 192
     assert len(value["prototypes"]["pairs"]) == 10
     # A model without a lens has no names.
     shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("lens"))
@@ -160,11 +143,9 @@ def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):
         ((*audit, "--window", 10**6), "does not fit"),
         ((*audit, "--text-column", "words"), "no column 'words'"),
         (("sources", tiny_model, "--doc", "no such"), "has no document 'no such'"),
-        (("sources", tiny_model, "--doc", "x", "--file", texts, "--audit", cut), "got both"),
         (("explain", tiny_model, "--file", texts, "--lines"), "leave out --lines"),
         (("explain", tiny_model, "x", "--method", "evidense"), "'evidence'"),
         (("compare", tiny_model, tmp_path), "not a prismlm model directory"),
-        (("compare", tiny_model, tiny_model, "--window", 9), "add --file"),
         (("compare", tiny_model, tiny_model, "--by", "document"), "'source', 'domain', 'license'"),
     ):
         assert words in refused(*arguments), arguments

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
@@ -43,7 +42,6 @@ def test_suite(prism, document, refused, tiny_model, data, tmp_path):
     assert result["tasks"][0]["chance"] == pytest.approx((1 / 3 + 1 / 4) / 2)
     assert set(result["mean"]) == {"plain", "prototype_only", "residual_only"}
     assert "lm_eval" in result["versions"]
-    assert ElementTree.parse(tmp_path / "eval.svg").getroot().tag.endswith("svg")
     # A second run asks nothing and prints the table.
     again = prism(*command)
     assert "WinoGrande: " not in again.stderr

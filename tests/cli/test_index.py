@@ -1,4 +1,4 @@
-"""prismlm index: of a corpus, in parts, and of a dataset from local files; and prismlm inspect."""
+"""prismlm index: of a corpus, and in parts; and prismlm inspect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.index import _local_device
-from prismlm.corpus import Corpus
 from prismlm.lens.layout import read_meta
 from tests.helpers import forked
 from tests.helpers.lens_meta import change_meta
 
 EIGHT = ("--contexts", 8, "--precision", "float32")
-COLUMNS = ("--column", "text=body", "--column", "id=key")
 
 
 @pytest.fixture
@@ -105,8 +103,7 @@ def test_bad_input_is_refused(refused, tiny_model, tiny_corpus, tmp_path):
         (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),
         ([*index[:-1], ".hidden"], ["dot"]),
         ([*index, "--shard", "3/2"], ["--shard 3/2", "I/N"]),
-        ([*index, "--column", "text=body"], ["--column and --skip-bad-rows need --dataset"]),
-        ([*index, "--skip-bad-rows"], ["--column and --skip-bad-rows need --dataset"]),
+        (["index", tiny_model], ["--corpus"]),
     ):
         message = refused(*arguments)
         assert all(word in message for word in words), message
@@ -194,81 +191,3 @@ def test_shards_under_torchrun_and_by_hand(prism, document, refused, copy, tiny_
         assert (lenses / "divided" / name).read_bytes() == expected, name
     names = ["divided", "parts", "sample", "spread"]
     assert sorted(path.name for path in lenses.iterdir()) == names
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_corpus, tmp_path_factory) -> Path:
-    """The documents of the tiny corpus as a dataset of two files."""
-    directory = tmp_path_factory.mktemp("folder") / "stories"
-    directory.mkdir()
-    table = pq.read_table(tiny_corpus.parent / "documents.parquet")
-    rows = table.rename_columns({"text": "body", "id": "key"})
-    half = len(rows) // 2
-    pq.write_table(rows.slice(0, half), directory / "train-0.parquet")
-    pq.write_table(rows.slice(half), directory / "train-1.parquet")
-    return directory
-
-
-def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
-    prism, refused, tiny_model, tiny_corpus, bare, folder
-):
-    command = ("index", bare, "--dataset", folder, *COLUMNS, *EIGHT)
-    result = prism(*command, "--json")
-    corpus = Corpus.open(bare / "corpora" / "stories-train")
-    # The same documents, sources and tokenizer: the tiny corpus again.
-    assert corpus.fingerprint == Corpus.open(tiny_corpus).fingerprint
-    lens = bare / "lens" / "stories-train"
-    assert json.loads(result.stdout)["lens"] == str(lens)
-    assert read_meta(lens).trained_on is True
-    for name in ("index.parquet", "contexts.safetensors", "mass.parquet"):
-        expected = (tiny_model / "lens" / "sample" / name).read_bytes()
-        assert (lens / name).read_bytes() == expected, name
-    assert "Tokenising" in result.stderr
-
-    # The same corpus again for another lens, without reading the dataset.
-    before = listing(corpus.path)
-    again = prism(*command, "--lens", "other", "--split", "heldout")
-    assert "Tokenising" not in again.stderr
-    assert listing(corpus.path) == before
-    message = refused(*command, "--lens", "third", "--column", "source=domain")
-    assert "columns: {'text': 'body', 'id': 'key'} → " in message
-    assert "--overwrite" in refused(*command)
-
-
-def test_a_dry_run_of_a_dataset_writes_nothing(prism, document, bare, folder, tmp_path):
-    before = listing(tmp_path)
-    command = ("index", bare, "--dataset", folder, *COLUMNS, "--dry-run")
-    estimate = document(*command)
-    corpus = estimate["corpus"]
-    # The sample is complete, so the amounts are those of the corpus, and exact.
-    assert corpus["sampled_documents"] == corpus["documents"] > 300
-    assert estimate["unknown"] == []
-    # Documents are held out by their ids, and by their own splits.
-    assert estimate["tokens"] == pytest.approx(
-        0.95 * (corpus["tokens"] - corpus["documents"]), rel=0.05
-    )
-    seconds = estimate["tokens"] / estimate["tokens_per_second"]
-    assert estimate["seconds"] == pytest.approx(seconds)
-    assert "tokens per second" in prism(*command).stdout
-    assert listing(tmp_path) == before
-
-
-def test_bad_datasets_are_refused(refused, bare, folder, tmp_path):
-    index = ("index", bare, "--dataset")
-    offline = refused(*index, "no-one/nothing")
-    assert "no-one/nothing cannot be reached" in offline
-    assert "HF_HUB_OFFLINE" in offline
-    assert "the columns are: body," in refused(*index, folder)
-    assert "'tset'" in refused(*index, folder, "--dataset-split", "tset")
-    assert "Available: ['default']" in refused(*index, f"{folder}:no-such")
-    assert "--column is 'texts'" in refused(*index, folder, "--column", "texts=body")
-    assert "expected ROLE=NAME" in refused(*index, folder, "--column", "body")
-    assert "none.jsonl" in refused(*index, "json", "--data-files", tmp_path / "none.jsonl")
-    assert "cannot be read" in refused(*index, folder / "nothing")
-    assert "name a --corpus, or a --dataset" in refused("index", bare)
-    assert "need --dataset NAME" in refused("index", bare, "--data-files", "x")
-    assert "reads 512" in refused(*index, folder, "--window", 4000)
-    assert not list(bare.glob("corpora/*"))
-    assert not (bare / "lens").exists()
-    without = "import sys; sys.modules['datasets'] = None\n" + forked.COMMAND
-    assert "pip install 'prismlm[datasets]'" in refused(*index, "x", code=without)

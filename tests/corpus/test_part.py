@@ -532,33 +532,6 @@ def test_parts_of_a_dataset_are_its_files(folder, tokenizer, tmp_path):
     assert written(built[None]) == written(built[1]) == written(built[5])
 
 
-def test_an_existing_corpus_is_reused_only_for_equal_settings(folder, tokenizer, tmp_path):
-    options = {"columns": COLUMNS, "tokenizer": tokenizer, "reuse": True}
-
-    def stream(out="out", **others):
-        return build_corpus(HubDataset(str(folder)), tmp_path / out, **options | others)
-
-    with pytest.raises(InputError, match="the columns are: body, licence"):
-        stream(columns=Columns())
-    assert list(tmp_path.iterdir()) == []
-    first = stream()
-    times = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
-    assert stream().fingerprint == first.fingerprint
-    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == times
-    with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
-        stream(heldout_fraction=0.5)
-    train_tokenizer(iter(["other text"]), 260).save_pretrained(tmp_path / "other")
-    with pytest.raises(InputError, match=r"another input \(tokenizer: "):
-        stream(tokenizer=tmp_path / "other")
-    (tmp_path / "notes").mkdir()
-    with pytest.raises(InputError, match="is not a corpus"):
-        stream("notes")
-    (tmp_path / "a.txt").write_text("A text.")
-    build_corpus(tmp_path / "a.txt", tmp_path / "files", vocab_size=300)
-    with pytest.raises(InputError, match="from files, not from a dataset"):
-        stream("files")
-
-
 def test_data_files_of_a_named_format(tokenizer, tmp_path):
     for part in range(2):
         lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
@@ -566,7 +539,7 @@ def test_data_files_of_a_named_format(tokenizer, tmp_path):
 
     def stream(files):
         dataset = HubDataset("json", data_files=(str(tmp_path / files),))
-        options = {"tokenizer": tokenizer, "columns": COLUMNS, "reuse": True}
+        options = {"tokenizer": tokenizer, "columns": COLUMNS}
         return build_corpus(dataset, tmp_path / f"from {files}", **options)
 
     corpus = stream("part-*.jsonl")

@@ -13,7 +13,6 @@ from prismlm.explain.compare import (
     check_comparable,
     compare_prototypes,
     compare_texts,
-    context_matches,
     signature_matches,
 )
 from prismlm.explain.texts import text_options
@@ -51,32 +50,6 @@ def test_a_rotated_model_has_the_same_prototypes_in_another_order():
     assert order[found.best].tolist() == list(range(40))
     assert found.mutual.all()
     assert found.similarity.min() > 0.9999
-
-
-def test_contexts_match_as_sets_do(lm, tiny_model):
-    lens = lm.lens
-    other = prismlm.load(tiny_model).lens
-    # The other lens has its prototypes in another order.
-    order = np.random.default_rng(0).permutation(192)
-    table = other.index
-    number = np.argsort(order)[table["prototype"].to_numpy()]
-    sort = np.argsort(number, kind="stable")
-    import pyarrow as pa
-
-    shuffled = table.take(pa.array(sort)).set_column(
-        0, "prototype", pa.array(number[sort].astype(np.int32))
-    )
-    other.__dict__["index"] = shuffled
-    found = context_matches(lens, other)
-    sets = [set(lens.index["doc_id"].to_pylist()[lens.rows_of(i)]) for i in range(192)]
-    for i in range(0, 192, 7):
-        jaccard = [
-            len(sets[i] & sets[j]) / len(sets[i] | sets[j]) if sets[i] | sets[j] else 0.0
-            for j in order
-        ]
-        assert found.similarity[i] == pytest.approx(max(jaccard))
-        if sets[i]:
-            assert jaccard[found.best[i]] == max(jaccard) == 1
 
 
 def test_a_model_beside_itself(lm):
@@ -124,7 +97,7 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
     assert found["ce"]["a"] == pytest.approx(losses[0], rel=1e-4)
     assert found["ce"]["difference"] == pytest.approx(losses[1] - losses[0], abs=1e-3)
     assert found["shares"] is found["support"] is None
-    assert compare_prototypes(lm, other)["by_contexts"] is None
+    assert compare_prototypes(lm, other)["pairs"][0]["b_name"] is None
 
 
 def test_models_that_cannot_be_compared(lm, tiny_model):
@@ -132,7 +105,3 @@ def test_models_that_cannot_be_compared(lm, tiny_model):
     other.tokenizer.add_tokens(["something new"])
     with pytest.raises(InputError, match="different tokenizers"):
         check_comparable(lm, other)
-    lens = prismlm.load(tiny_model).lens
-    lens.meta = replace(lens.meta, corpus="another", corpus_name="elsewhere")
-    with pytest.raises(InputError, match="different corpora"):
-        context_matches(lm.lens, lens)

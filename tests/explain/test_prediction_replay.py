@@ -81,27 +81,6 @@ def test_generate(lm, first):
     torch.testing.assert_close(embedded[0], logits, **SAME)
 
 
-def test_attention(lm, first):
-    ids, _ = first
-    if lm.model.config.model_type in ("mamba", "prismlm_protot"):
-        with pytest.raises(InputError):
-            lm.explain(TEXT, generate=NEW, attention=[(1, 0)])
-        return
-    prompt = lm.encode(TEXT, NEW).shape[1]
-    (found,) = lm.explain(TEXT, generate=NEW, attention=[(1, 1)]).attention
-    lm.model.set_attn_implementation("eager")
-    run = lm.model.generate(
-        ids[:, :prompt], max_new_tokens=NEW, do_sample=False, pad_token_id=0,
-        return_dict_in_generate=True, output_attentions=True,
-    )  # fmt: skip
-    lm.model.set_attn_implementation("sdpa")
-    assert torch.equal(run.sequences, ids)
-    for step, layers in enumerate(run.attentions):
-        weights = layers[1][0, 1]
-        last = prompt - 1 + step
-        torch.testing.assert_close(found.weights[last, : last + 1], weights[-1], **SAME)
-
-
 def test_chain(lm, first):
     ids, recorded = first
     codes = torch.cat(recorded.codes, 1)

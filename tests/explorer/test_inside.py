@@ -8,6 +8,7 @@ import torch
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.direction_marks import marks_shown
+from prismlm.explain.attention_maps import heads_of, read_maps
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
@@ -90,15 +91,14 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
     assert len({code for _, code in fed["fed"]}) > 3
 
 
-def test_attention_is_that_of_explain(of_heads, heads):
+def test_attention_is_that_of_the_command(of_heads, heads):
     parts = of_heads.json("GET", "/api/inside")
     assert (parts["channels"], parts["feedback"]) == (False, None)
     data = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
     groups = [one["group"] for one in data["maps"]]
     assert groups == ["signal"] * (len(groups) // 2) + ["noise"] * (len(groups) // 2)
-    places = [(1, one["head"]) for one in data["maps"]]
-    trace = heads.explain(TEXT, attention=places)
-    for one, own in zip(data["maps"], trace.attention, strict=True):
+    maps = read_maps(heads.model, heads.tokenizer, TEXT, heads_of(heads.model, layer=1))
+    for one, own in zip(data["maps"], maps, strict=True):
         assert one["title"] == own.head.title
         for t, row in enumerate(one["weights"]):
             assert row == pytest.approx((own.weights[t, : t + 1] * 10_000).tolist(), abs=0.6)

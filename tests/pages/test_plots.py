@@ -1,6 +1,4 @@
-"""What is drawn is what was measured: channels, attention maps, accuracies of a suite."""
-
-import math
+"""What is drawn is what was measured: channels and attention maps."""
 
 import numpy as np
 import pytest
@@ -8,19 +6,8 @@ import torch
 
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.eval.suite import mean_figures, task_figures
 from prismlm.explain.attention_maps import AttentionMap, Head
-from prismlm.pages.plots import (
-    accuracy_figure,
-    channel_figures,
-    curves_figure,
-    half_life_figure,
-    lag_figure,
-    locality_figure,
-    maps_figure,
-    metrics_figure,
-    most_written,
-)
+from prismlm.pages.plots import curves_figure, half_life_figure, maps_figure, most_written
 from prismlm.probes.channels.report import channel_report
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
@@ -35,45 +22,8 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def read(corpus):
-    """Return the report of a model over the corpus, or over a text alone."""
-
-    def report(model=None, text=None, name="", *, corpus_too=True):
-        model = model or make_model(len(corpus.tokenizer))
-        sequences = Sequences(corpus, "all", 16) if corpus_too else None
-        return channel_report(model, corpus.tokenizer, sequences, text=text, name=name)
-
-    return report
-
-
-@pytest.fixture(scope="module")
-def report(read):
-    return read(text=TEXT, name="tiny")
-
-
-@pytest.fixture(scope="module")
-def llama(read, corpus):
-    return read(make_llama(len(corpus.tokenizer), kv_heads=4), name="llama")
-
-
-@pytest.fixture(scope="module")
-def text_only(read):
-    return read(text="Old maps.", corpus_too=False)
-
-
-def test_metrics_over_depth_with_a_second_model(report, llama):
-    panels = metrics_figure(report, llama).axes
-    names = ("sparsity_ratio", "gini", "entropy_share", "mutual_information_corrected")
-    for axes, name in zip(panels, names, strict=True):
-        lines = {line.get_label(): line for line in axes.lines}
-        for kind in ("write", "read"):
-            line = lines[f"{kind} gates of tiny, P = {CHANNELS}"]
-            expected = [layer.metrics[kind][name] for layer in report.layers]
-            assert line.get_ydata().tolist() == expected
-            assert line.get_xdata().tolist() == list(range(LAYERS))
-        heads = lines["value heads of llama, P = 4"]
-        expected = [layer.metrics["values"][name] for layer in llama.layers]
-        assert heads.get_ydata().tolist() == expected
+def report(corpus):
+    return channel_report(make_model(len(corpus.tokenizer)), corpus.tokenizer, text=TEXT)
 
 
 def test_every_channel_is_in_the_histogram_of_its_layer(report):
@@ -83,30 +33,6 @@ def test_every_channel_is_in_the_histogram_of_its_layer(report):
         assert sum(bar.get_height() for bar in axes.patches) == CHANNELS
         median = np.median([channel["half_life"] for channel in layer.channels])
         assert axes.lines[0].get_xdata()[0] == pytest.approx(median)
-
-
-def test_channels_with_equal_decays(read, corpus):
-    model = make_model(len(corpus.tokenizer))
-    for block in model.model.layers:
-        with torch.no_grad():
-            block.mixer.decay_logits.fill_(3.0)
-    equal = read(model)
-    assert sum(bar.get_height() for bar in half_life_figure(equal).axes[0].patches) == CHANNELS
-    words = locality_figure(equal)._supxlabel.get_text()
-    assert "no rho: the half-life of all 18 channels is equal" in words
-
-
-def test_locality_has_a_point_for_each_channel_and_the_quartile_means(report):
-    figure = locality_figure(report)
-    (axes,) = figure.axes
-    points = [collection.get_offsets() for collection in axes.collections[:LAYERS]]
-    for layer, offsets in zip(report.layers, points, strict=True):
-        expected = [[c["half_life"], c["repetition"]] for c in layer.channels]
-        assert offsets.tolist() == pytest.approx(np.array(expected))
-    means = [c.get_segments()[0][0][1] for c in axes.collections[LAYERS:]]
-    expected = [row["repetition"] for row in report.locality.rows]
-    assert means == pytest.approx([mean for mean in expected if not math.isnan(mean)])
-    assert "rho: " in figure._supxlabel.get_text()
 
 
 def test_curves_are_the_gates_over_all_rows(report):
@@ -126,40 +52,15 @@ def test_curves_are_the_gates_over_all_rows(report):
     assert report.text.curves[layer].write[:, channel].max().item() == best
 
 
-def test_lags_with_their_null(report):
-    for axes, layer in zip(lag_figure(report).axes, report.layers, strict=True):
-        drawn = np.stack([line.get_ydata() for line in axes.lines[:CHANNELS]])
-        assert drawn == pytest.approx(layer.lags["correlation"].numpy())
-        assert axes.lines[CHANNELS].get_ydata() == pytest.approx(np.median(drawn, 0))
-        band = axes.collections[0].get_paths()[0].vertices[:, 1]
-        mean = np.median(layer.lags["null_mean"].numpy(), 0)
-        spread = 1.96 * np.median(layer.lags["null_deviation"].numpy(), 0)
-        assert band.max() == pytest.approx((mean + spread).max())
-        assert band.min() == pytest.approx((mean - spread).min())
-
-
-def test_a_report_has_the_figures_of_what_it_holds(read, corpus, report, llama, text_only):
-    everything = channel_figures(report, llama, curve=(2, 3))
-    assert sorted(everything) == ["curves-l2-c3", "half-life", "lags", "locality", "metrics"]
-    assert sorted(channel_figures(llama)) == ["metrics"]
-    layer, channel = most_written(text_only.text)
-    assert sorted(channel_figures(text_only)) == [f"curves-l{layer}-c{channel}", "half-life"]
-    by_token = read(make_model(len(corpus.tokenizer), decay_mode="token"), text="Old maps.")
-    drawn = channel_figures(by_token, curve=(1, 2))
-    assert set(drawn) == {"metrics", "lags", "curves-l1-c2"}
-    title = drawn["curves-l1-c2"].axes[0].get_title(loc="left")
-    assert title.endswith("positions over the text")
-    for figure in (half_life_figure, locality_figure):
+def test_what_cannot_be_drawn_is_refused(corpus, report):
+    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
+    for model, sequences in (
+        (by_token, None),
+        (make_llama(len(corpus.tokenizer)), Sequences(corpus, "all", 16)),
+    ):
+        without = channel_report(model, corpus.tokenizer, sequences)
         with pytest.raises(InputError, match="have no half-lives to draw"):
-            figure(by_token)
-
-
-def test_what_cannot_be_drawn_is_refused(report, llama, text_only):
-    for figure in (metrics_figure, locality_figure, lag_figure):
-        with pytest.raises(InputError, match=r"needs? a corpus"):
-            figure(text_only)
-    with pytest.raises(InputError, match="llama has no channels"):
-        half_life_figure(llama)
+            half_life_figure(without)
     with pytest.raises(InputError, match="layer 1, channel 6"):
         curves_figure(report.text, 1, CHANNELS)
 
@@ -169,11 +70,8 @@ def attention_maps(tokens, count=1):
     scores = torch.randn(count, size, size, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(size, size, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(mask, -torch.inf).softmax(-1)
-    names, positions = tuple(f" {token}" for token in tokens), tuple(range(size))
-    return [
-        AttentionMap(Head(6, n, "signal", n), names, positions, own)
-        for n, own in enumerate(weights)
-    ]
+    names = tuple(f" {token}" for token in tokens)
+    return [AttentionMap(Head(6, n, "signal", n), own, names) for n, own in enumerate(weights)]
 
 
 def test_attention_panels_show_the_weights_over_one_scale():
@@ -204,26 +102,3 @@ def test_attention_panels_show_the_weights_over_one_scale():
 def test_attention_pictures_that_could_not_be_read(maps, words):
     with pytest.raises(InputError, match=words):
         maps_figure(maps)
-
-
-def test_accuracies_have_bars_and_a_band():
-    answers = {
-        "task": "some",
-        "of": 4,
-        "chosen": [0, 1, 2, 3],
-        "gold": [0, 1, 1, 1],
-        "choices": [4, 4, 4, 4],
-        "truncated": 0,
-        "correct": {"plain": {"acc": [1, 1, 0, 0]}, "prototype_only": {"acc": [1, 0, 0, 0]}},
-    }
-    task = task_figures(answers) | {"title": "Some"}
-    result = {"tasks": [task], "mean": mean_figures([task]), "metric": "acc", "band_percent": 5.0}
-    (axes,) = accuracy_figure(result | {"predictors": ["plain", "prototype_only"]}).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["Some", "mean"]
-    assert [bar.get_height() for bar in axes.patches] == [0.5, 0.5, 0.25, 0.25]
-    bands = [
-        collection.get_paths()[0].get_extents()
-        for collection in axes.collections
-        if type(collection).__name__ == "FillBetweenPolyCollection"
-    ]
-    assert [(band.y0, band.y1) for band in bands] == [pytest.approx((0.475, 0.525))] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
     from prismlm.explain.audit_parts import AuditPart
+    from prismlm.explain.language_model import PrismLM
 
-LeastShare = Annotated[float, option("S", "Minimum share of a listed document.", min=0, max=1)]
 IdColumn = Annotated[str | None, option("NAME", "Column of the ids (default: file, row).")]
 Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "Group shares by this.")]
 
 
-def _read_documents(files: list[Path], **options: Any) -> DocumentReader:
+def _read_documents(files: list[Path], lm: PrismLM) -> DocumentReader:
     from prismlm.corpus.read import DocumentReader
 
-    return DocumentReader(files, answered_chats="last", **options)
+    return DocumentReader(files, answered_chats="last", tokenizer=lm.tokenizer)
 
 
 def audit(
@@ -42,9 +41,7 @@ def audit(
     by: opt.By = None,
     method: opt.Method = "evidence",
     documents: Annotated[int, option("N", "Maximum number of documents.", min=0)] = 10,
-    least_share: LeastShare = 0.01,
     window: opt.Window = None,
-    stride: opt.Stride = None,
     text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",
     id_column: IdColumn = None,
     skip_bad_rows: opt.SkipBadRows = False,
@@ -56,7 +53,6 @@ def audit(
     parts: opt.PartCount = None,
     workers: opt.Workers = None,
     engine: opt.Engine = "local",
-    dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show what a model's predictions over many texts rely on, and write reports.
@@ -66,7 +62,6 @@ def audit(
     tables = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
     opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)
     from prismlm.corpus.documents import Columns
-    from prismlm.explain.audit import estimate_audit
     from prismlm.explain.audit_parts import AuditPart
     from prismlm.lens.cells import parse_where
 
@@ -78,15 +73,12 @@ def audit(
     one: AuditPart = opt.fill(AuditPart, locals(), columns=columns, where=conditions, **fixed)
     reader = one.reader()
     with orderly_end():
-        if count and not dry_run:
+        if count:
             how: dict[str, Any] = {"engine": engine, "workers": workers or 1}
             report, summary = _audit_parts(one, count, paths, html, **how, overwrite=overwrite)
         else:
             report = one.empty()
             reader.tokenizer = report.tokenizer
-            if dry_run:
-                output.print_cost(estimate_audit(report, reader), as_json=as_json)
-                return
             summary = _write_audit(report, _rows(report, reader), reader.left_out, paths, html)
     output.report_written(*paths, html)
     column = by or report.lens.default_group_by
@@ -129,7 +121,7 @@ def _write_audit(
     from prismlm.outputs import write_text
     from prismlm.pages.audit import audit_page
 
-    write_audit(rows, tables, audit.identity)
+    write_audit(rows, tables)
     summary = audit.to_dict() | {"left_out": dict(left_out)}
     if html is not None:
         write_text(html, audit_page(summary))
@@ -158,34 +150,26 @@ def sources(
     model: opt.Model,
     doc: Annotated[str, option("ID", "The document's id.", "--doc")],
     file: opt.TextFiles = None,
-    audit: Annotated[Path | None, option("PARQUET", "Or read the rows of an audit.")] = None,
     lens_name: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
     top: Annotated[int, option("N", "Maximum number of prototypes and texts.", min=1)] = 10,
     as_json: opt.Json = False,
 ) -> None:
     """Show where a training document shows up: its prototypes, and texts that relied on it."""
-    if file and audit is not None:
-        raise InputError("expected texts (--file) or an audit (--audit), got both.")
     import prismlm
-    from prismlm.explain.sources import audited_texts_that_rely, document_sources, texts_that_rely
+    from prismlm.explain.sources import document_sources, texts_that_rely
     from prismlm.explain.texts import text_options
 
     lm = prismlm.load(model, lens=lens_name, corpus=corpus)
     lens = lm.lens_for("document to find")
     document, texts = document_sources(lens, doc), None
     value = {"model": str(model), "lens": lens.address, **asdict(document), "texts": None}
-    if audit is not None:
-        texts = audited_texts_that_rely(lens, doc, audit)
-        value["left_out"] = {}
-    elif file:
-        reader = _read_documents(file, tokenizer=lm.tokenizer)
+    if file:
+        reader = _read_documents(file, lm)
         texts = texts_that_rely(lm, doc, reader, text_options([lm]))
-        value["left_out"] = dict(reader.left_out)
-    if texts is not None:
         value["texts"] = [text._asdict() for text in texts.texts]
         value |= {"texts_read": texts.read, "share": texts.share}
-        value |= {} if texts.least is None else {"least_share": texts.least}
+        value["left_out"] = dict(reader.left_out)
     if as_json:
         output.print_json(value)
     else:
@@ -200,32 +184,22 @@ def compare(
     lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
     lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,
     by: SharesBy = "domain",
-    window: opt.Window = None,
-    stride: opt.Stride = None,
-    parquet: Annotated[Path | None, option("FILE", "Write every pair of prototypes.")] = None,
-    overwrite: opt.Overwrite = False,
     top: Annotated[int, option("N", "Maximum number of pairs and shares.", min=0)] = 10,
     as_json: opt.Json = False,
 ) -> None:
     """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
-    if not file and (window or stride):
-        raise InputError("--window and --stride need texts to read: add --file.")
-    inputs = (model_a, model_b, lens_a, lens_b, *(file or ()))
-    opt.check_output_files(*inputs, overwrite=overwrite, parquet=parquet)
     import prismlm
     from prismlm.explain.compare import check_comparable, compare_prototypes, compare_texts
-    from prismlm.explain.rows import write_rows
     from prismlm.explain.texts import text_options
 
     a, b = prismlm.load(model_a, lens=lens_a), prismlm.load(model_b, lens=lens_b)
     check_comparable(a, b)
     texts = None
     if file:
-        reader = _read_documents(file, tokenizer=a.tokenizer)
-        texts = compare_texts(a, b, reader, text_options([a, b], window, stride))
+        reader = _read_documents(file, a)
+        texts = compare_texts(a, b, reader, text_options([a, b]))
         texts |= {"left_out": dict(reader.left_out)}
     prototypes = compare_prototypes(a, b)
-    output.write(parquet, partial(write_rows, prototypes["pairs"]))
     del prototypes["pairs"][top:]
     value: dict[str, Any] = {
         name: {"model": str(path), "lens": lm.lens and lm.lens.address}

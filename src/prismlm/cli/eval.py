@@ -19,7 +19,6 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel
 
-PLOT_FILE = "eval.svg"
 # lm-eval handles --help itself.
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
@@ -65,7 +64,6 @@ def suite(
 
     from prismlm.eval.predictors import open_predictors
     from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite, select_benchmarks
-    from prismlm.pages.plots import accuracy_figure
 
     names, options = opt.split_names(tasks), opt.fill(SuiteOptions, locals())
     select_benchmarks(suite, names)
@@ -78,7 +76,6 @@ def suite(
     with orderly_end():
         result = run_suite(lm, str(model), directory, options, names, ConsoleReporter())
     output.report_written(directory / RESULT_FILE)
-    output.write_figure(directory / PLOT_FILE, accuracy_figure(result))
     output.show(result, as_json, lambda: _print_accuracies(result))
 
 

@@ -29,7 +29,6 @@ STDIN = "-"
 CHAT_TOKENS = 50
 FILE_HELP = "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."
 GENERATE_HELP = "Tokens to add and explain (default: 0, or 50 to answer a chat)."
-Attention = Annotated[list[str] | None, option("L:H", "With --json: add head H of layer L.")]
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
@@ -54,7 +53,6 @@ def explain(
     passages: Annotated[bool, flag("--passages", "Show documents with small shares too.")] = False,
     against: Annotated[int, option("N", "Passages where another token came next.", min=0)] = 0,
     tokens: Tokens = None,
-    attention: Attention = None,
     controller: opt.Controller = None,
     as_json: opt.Json = False,
     html: opt.Html = None,
@@ -72,7 +70,7 @@ def explain(
     prompts = _prompts(read_texts(model, text, file, lines), chat, system)
     if count := opt.count_parts(parts, workers, engine):
         return _explain_in_parts(prompts, count, locals())
-    selection, heads = _parse_span(tokens), _heads(attention, as_json)
+    selection = _parse_span(tokens)
     import prismlm
     from prismlm.cli.calibrate import print_controlled
     from prismlm.cli.trace import PrintOptions
@@ -89,7 +87,7 @@ def explain(
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
     shown = {"by": column, "table": tokens is not None, "where": conditions}
     printed: PrintOptions = opt.fill(PrintOptions, locals(), **shown)
-    how: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
+    how: dict[str, Any] = {"temperature": temperature, "seed": seed}
     moved = [
         compare_answers(lm, prompt, edit, _tokens(prompt, generate), temperature, seed)
         for edit in edits
@@ -105,13 +103,6 @@ def explain(
     if as_json:
         how = {"method": method, "where": conditions, "against": against}
         _print_json(traces, column, documents, moved, **how)
-
-
-def _heads(attention: list[str] | None, as_json: bool) -> Any:
-    """Return the layers and heads of --attention."""
-    if attention and not as_json:
-        raise InputError("--attention is a part of the JSON document: add --json.")
-    return opt.parse_layer_pairs("--attention", "HEAD", attention)
 
 
 def _explain_all(
@@ -139,14 +130,7 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
     """Explain texts with workers, and write their table."""
     if options["parquet"] is None:
         raise InputError("workers write a table of all texts: add --parquet FILE.")
-    defaults = {
-        "controller": None,
-        "tokens": None,
-        "attention": None,
-        "by": None,
-        "where": None,
-        "method": "evidence",
-    }
+    defaults = {"controller": None, "tokens": None, "by": None, "where": None, "method": "evidence"}
     defaults |= {"html": None, "as_json": False, "against": 0, "top": 3, "documents": 5}
     defaults |= {"passages": False}
     ignored = [

@@ -16,7 +16,7 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.outputs import write_text
-from prismlm.probes.results import Report, Row, Table, markdown_of
+from prismlm.probes.results import Report, Row, Table
 
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus
@@ -220,10 +220,7 @@ def channels(
     split: opt.Split = "heldout",
     max_tokens: Tokens = 100_000,
     layer: opt.Layer = None,
-    channel: Annotated[int | None, option("K", "Only this channel of --layer, in full.")] = None,
     text: Annotated[str | None, option("TEXT", "Show what this text writes and reads.")] = None,
-    beside: Annotated[Path | None, option("MODEL", "Compare metrics with this model.")] = None,
-    out: Annotated[Path | None, option("DIR", "Write plots; needs the extra plot.")] = None,
     html: opt.Html = None,
     overwrite: opt.Overwrite = False,
     as_json: opt.Json = False,
@@ -233,79 +230,43 @@ def channels(
     A model with LLaMA's layers has no channels: the figures are those of the norms of its value
     heads.
     """
-    if channel is not None and layer is None:
-        raise InputError("--channel needs the --layer that it is in.")
-    opt.check_output_files(model, corpus, beside, overwrite=overwrite, directory=out, html=html)
-    if out is not None:
-        opt.require_packages("matplotlib")
+    opt.check_output_files(model, corpus, overwrite=overwrite, html=html)
     from prismlm.corpus.windows import Sequences
     from prismlm.models.checkpoint import read_checkpoint
-    from prismlm.models.decoders.protot import check_channel, check_layer, mixers_of
+    from prismlm.models.decoders.protot import mixers_of
     from prismlm.probes.channels import channel_report
 
     decoder, tokenizer = read_checkpoint(model)
-    mixers = mixers_of(decoder) if html is not None or channel is not None else ()
-    if layer is not None and channel is not None:
-        check_layer(len(mixers), layer)
-        check_channel(mixers[layer].channels, layer, channel)
+    if html is not None:
+        mixers_of(decoder)  # refuses models without, before they are read
     sequences = None
-    if corpus is not None or text is None or beside is not None:
+    if corpus is not None or text is None:
         sequences = Sequences(_open_corpus(model, corpus), split, max_tokens=max_tokens or None)
-    shared: dict[str, Any] = {"sequences": sequences, "progress": ConsoleReporter()}
-    selection = {"text": text, "layers": _layers(layer), "name": model.resolve().name}
-    report = channel_report(decoder, tokenizer, **selection, **shared)
-    other = None
-    if beside is not None:
-        # All its layers: it may have another depth.
-        other = channel_report(*read_checkpoint(beside), name=beside.resolve().name, **shared)
+    how: dict[str, Any] = {"text": text, "layers": _layers(layer), "name": model.resolve().name}
+    report = channel_report(decoder, tokenizer, sequences, **how, progress=ConsoleReporter())
     if html is not None:
         from prismlm.pages.channels import channel_page
 
         page = channel_page(report, decoder, sequences.corpus if sequences else None)
         output.write(html, partial(write_text, text=page))
-    if out is not None:
-        from prismlm.pages.plots import channel_figures
-
-        selected = None if layer is None or channel is None else (layer, channel)
-        for file, figure in channel_figures(report, other, selected).items():
-            output.write_figure(out / f"{file}.svg", figure)
-    value = _channel_figures(report, other, channel)
-    output.show(value, as_json, lambda: _print_channels(report, other, value, layer, channel))
+    value = report.to_dict()
+    output.show(value, as_json, lambda: _print_channels(report, value, layer))
 
 
-def _channel_figures(
-    report: ChannelReport, other: ChannelReport | None, channel: int | None
-) -> Row:
-    value: Row = {**report.to_dict(), "beside": None}
-    for layer in value["layers"]:
-        layer["channels"] = [c for c in layer["channels"] if channel in (None, c["channel"])]
-    if other is not None:
-        figures, keys = other.to_dict(), ("layer", "shared_gates", "metrics")
-        layers = [{key: layer[key] for key in keys} for layer in figures["layers"]]
-        value["beside"] = {"model": figures["model"], "of": figures["of"], "layers": layers}
-    return value
-
-
-def _print_channels(
-    report: ChannelReport, other: Any, value: Row, layer: int | None, channel: int | None
-) -> None:
+def _print_channels(report: ChannelReport, value: Row, layer: int | None) -> None:
     output.say(report.model + "\n", style="bold")
     if report.of == "heads":
         output.say("No prototype mixers, so no channels: these are the norms of value heads.\n")
     if part := report.corpus:
         tokens = f"{output.format_count(part.positions)} tokens of {part.name}, {part.split}\n"
         output.say(tokens, style="dim")
-        tables = () if channel is not None else report.tables[1:]
-        for table in (report.metrics, *([other.metrics] if other else []), *tables):
+        for table in report.tables:
             output.print_table(table)
     for figures in value["layers"]:
-        if channel is not None:
-            output.say(f"Layer {figures['layer']}", style="bold")
-            output.print_value(figures["channels"][0])
-        elif figures["channels"]:
+        if figures["channels"]:
             _print_layer(figures, all_channels=layer is not None)
     if report.text is not None:
-        _print_text(report.text, channel)
+        _print_text(report.text)
 
 
 def _print_layer(layer: Row, *, all_channels: bool) -> None:
@@ -330,26 +291,16 @@ def _print_layer(layer: Row, *, all_channels: bool) -> None:
     output.print_rows(title, columns, rows)
 
 
-def _print_text(text: Any, channel: int | None) -> None:
-    """Print what each token writes and reads: the largest gates, or those of a channel."""
-    tokens = list(map(output.token_text, text.text.tokens))
-    rows: list[Row] = [{"token": token} for token in tokens]
-    if channel is None:
-        for curves in text.curves[-MAX_TEXT_LAYERS:]:
-            for verb, gate in (("writes", curves.write), ("reads", curves.read)):
-                largest = (x.tolist() for x in gate.max(-1))
-                for row, value, number in zip(rows, *largest, strict=True):
-                    row[f"layer_{curves.layer}_{verb}"] = f"#{number:<3} {value:.2f}"
-        title = "The text: the channel each token writes and reads most"
-        output.print_rows(title, " ".join(rows[0]), rows)
-        return
-    curves = text.curves[0]
-    largest = (x.tolist() for x in curves.memory(channel).max(-1))
-    gates = (x[:, channel].tolist() for x in (curves.write, curves.read, curves.mass))
-    for row, share, strongest, *figures in zip(rows, *largest, *gates, strict=True):
-        row |= dict(zip(("write", "read", "still_held"), figures, strict=True))
-        row["holds_most_of"] = f"{tokens[strongest]} {share:.0%}" if share > 0 else None
-    output.print_rows("The text", "token write:.3f read:.3f still_held:.2f holds_most_of", rows)
+def _print_text(text: Any) -> None:
+    """Print which channel each token writes and reads most."""
+    rows: list[Row] = [{"token": output.token_text(token)} for token in text.text.tokens]
+    for curves in text.curves[-MAX_TEXT_LAYERS:]:
+        for verb, gate in (("writes", curves.write), ("reads", curves.read)):
+            largest = (x.tolist() for x in gate.max(-1))
+            for row, value, number in zip(rows, *largest, strict=True):
+                row[f"layer_{curves.layer}_{verb}"] = f"#{number:<3} {value:.2f}"
+    title = "The text: the channel each token writes and reads most"
+    output.print_rows(title, " ".join(rows[0]), rows)
 
 
 @app.command()
@@ -365,8 +316,6 @@ def interventions(
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
     first_token: Annotated[bool, flag("--first-token", "Use a target's first token.")] = False,
     seed: opt.Seed = 0,
-    out: Annotated[Path | None, option("DIR", "Write JSON, Markdown and Parquet.")] = None,
-    overwrite: opt.Overwrite = False,
     as_json: opt.Json = False,
 ) -> None:
     """Intervene on a channel; show changed word probabilities, with random channels as controls."""
@@ -374,7 +323,6 @@ def interventions(
     opt.check_one_of("either channels (--channel L:K) or --find", pairs, find)
     if find != (corpus is not None):
         raise InputError("--find and --corpus DIR, the text to find channels in, go together.")
-    opt.check_output_files(*models, corpus, cases, overwrite=overwrite, directory=out)
     from prismlm.corpus import Corpus
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.probes.channels.concepts import concept_in_model
@@ -393,14 +341,6 @@ def interventions(
         for path in models
     ]
     value = {"cases": cases, "models": [result.to_dict() for result in results]}
-    if out is not None:
-        output.write_json(out / "interventions.json", value)
-        for number, (path, result) in enumerate(zip(models, results, strict=True)):
-            name, table = f"{number}-{path.resolve().name}", result.table
-            table.to_parquet(out / f"{name}.parquet")
-            tables = [table.summary(), *(table.cases(channel, by) for channel in table.controls)]
-            text = "\n".join(map(markdown_of, tables))
-            output.write(out / f"{name}.md", partial(write_text, text=text))
     output.show(value, as_json, lambda: _print_interventions(results, by))
 
 

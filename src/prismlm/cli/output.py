@@ -16,13 +16,11 @@ from rich.text import Text
 
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
-from prismlm.outputs import output_file, write_text
+from prismlm.outputs import write_text
 from prismlm.probes.results import FINDINGS, Report, Table, as_json, figure_at, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from matplotlib.figure import Figure
 
     from prismlm.cost import Cost
     from prismlm.explain.quality import HeadQuality
@@ -32,7 +30,7 @@ TOKEN_WIDTH, CELL_WIDTH = 14, 32
 # A longer word is written before it ends: some scripts have no spaces.
 MAX_WORD_WIDTH = 24
 # Numbers that are identifiers, not counts; ``a`` and ``b`` are prototypes of two models.
-IDS = ("prototype", "position", "a", "b", "b_by_contexts", "trial", "layer", "seed")
+IDS = ("prototype", "position", "a", "b", "trial", "layer", "seed")
 # Line ends, tabs, and the joiners inside emoji and Persian words.
 ALLOWED_CONTROLS = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -63,13 +61,6 @@ def write(path: Path | None, writer: Callable[[Path], object]) -> None:
 def write_json(path: Path | None, value: Any) -> None:
     """Write one JSON document, as :func:`write`."""
     write(path, lambda path: write_text(path, json_text(value, indent=2) + "\n"))
-
-
-def write_figure(path: Path, figure: Figure) -> None:
-    """Write a figure as SVG, and report it; the same figure gives the same file."""
-    with output_file(path) as temporary:
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
-    report_written(path)
 
 
 def report_written(*paths: Path | None) -> None:

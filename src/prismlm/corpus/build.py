@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prismlm.corpus import layout
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.filters import Filters
-from prismlm.corpus.part import CorpusPart, origin_of
+from prismlm.corpus.part import CorpusPart
 from prismlm.corpus.read import Paths
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.tokenizer import load_tokenizer
 from prismlm.corpus.writer import SHARD_TOKENS
 from prismlm.errors import InputError, Interrupted, check_path, check_whole
 from prismlm.files import check_room, discard
 from prismlm.parts import Engine, Parts
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, writing
+from prismlm.run_state import writing
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    pass
 
 # Bytes of a corpus, tokens and compressed text, per byte of text; compressed input gives more.
 OUTPUT_PER_INPUT = 0.9
@@ -45,8 +43,6 @@ def build_corpus(
     parts: int | None = None,
     workers: int = 1,
     engine: Engine = "local",
-    reuse: bool = False,
-    wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Corpus:
     """Read the inputs and write a corpus directory at ``out``, reproducibly.
@@ -71,21 +67,13 @@ def build_corpus(
         parts: into how many parts to divide the input (default: one for each 256 MiB of files or
             file of a streamed dataset, and at least one for each worker).
         workers, engine: what makes the parts, as :func:`prismlm.parts.run_parts` does.
-        reuse: open ``out`` if it is the corpus of the same dataset and settings; changes to the
-            dataset itself are not noticed.
-        wait: wait until no other process writes ``out``, instead of refusing.
         progress: where to show the progress.
 
     Raises:
         InputError: an argument or an input cannot be used; see :class:`DocumentReader`.
     """
     target = check_path("the corpus to write", out)
-    with writing(target, wait=wait):
-        if reuse and isinstance(inputs, HubDataset) and tokenizer is not None:
-            loaded = load_tokenizer(tokenizer)
-            existing = existing_corpus(inputs, target, loaded, columns, heldout_fraction)
-            if existing is not None:
-                return existing
+    with writing(target):
         part = CorpusPart(
             target,
             tokenizer,
@@ -109,29 +97,6 @@ def build_corpus(
         with _cleanup(Parts(target, check_whole("the number of parts", count, 1))):
             part.list_inputs(count, reader).build(count, engine, workers, progress)
     return Corpus.open(target)
-
-
-def existing_corpus(
-    dataset: HubDataset,
-    out: str | os.PathLike[str],
-    tokenizer: PreTrainedTokenizerFast,
-    columns: Columns | None = None,
-    heldout_fraction: float = 0.05,
-) -> Corpus | None:
-    """Return the corpus that :func:`build_corpus` with ``reuse`` would open, or None."""
-    if not layout.is_corpus(Path(out)):
-        return None
-    corpus = Corpus.open(out)
-    if "origin" not in corpus.meta:
-        raise InputError(
-            f"{out} is a corpus that was built from files, not from a dataset. Choose another "
-            "--corpus."
-        )
-    origin = origin_of(dataset, columns, tokenizer, heldout_fraction)
-    way_out = "Write to another directory, or remove it."
-    what = f"{out} is a corpus that was built from another input"
-    check_same(what, corpus.meta["origin"], origin, way_out)
-    return corpus
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError, check_choice, check_finite, check_whole, shown
+from prismlm.errors import InputError, check_choice, check_finite, check_whole
 from prismlm.models.attention import (
     Group,
     attention_layers,
@@ -18,7 +18,6 @@ from prismlm.models.attention import (
 )
 from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.device import learned_positions
-from prismlm.models.uncertainty_feedback import replay
 from prismlm.models.watch import evaluating
 
 if TYPE_CHECKING:
@@ -53,35 +52,25 @@ class AttentionMap:
     """The attention of one head along a text of T tokens."""
 
     head: Head
-    tokens: tuple[str, ...]  # as text, one for each column
-    positions: tuple[int, ...]  # of the R rows: all T, or those of a slice
-    # Float32 [R, T] on the CPU; a row sums to 1, in noise heads too (λ is not applied).
+    # Float32 [T, T] on the CPU; a row sums to 1, in noise heads too (λ is not applied).
     weights: Tensor
-
-    def __getitem__(self, key: slice) -> AttentionMap:
-        """Return the map of some rows, with all columns."""
-        return replace(self, positions=self.positions[key], weights=self.weights[key])
+    tokens: tuple[str, ...]  # as text
 
     def strongest(self, count: int = 5) -> tuple[Link, ...]:
         """Return the largest weights on other tokens, largest first."""
-        rows = torch.tensor(self.positions, dtype=torch.int64)
-        row, column = (torch.arange(len(self.tokens)) < rows[:, None]).nonzero(as_tuple=True)
-        order = self.weights[row, column].argsort(descending=True)[:count]
-        pairs = zip(row[order].tolist(), column[order].tolist(), strict=True)
-        return tuple(Link(self.positions[r], c, float(self.weights[r, c])) for r, c in pairs)
+        rows, columns = torch.tril_indices(*self.weights.shape, -1)
+        order = self.weights[rows, columns].argsort(descending=True)[:count]
+        pairs = zip(rows[order].tolist(), columns[order].tolist(), strict=True)
+        return tuple(Link(row, column, float(self.weights[row, column])) for row, column in pairs)
 
     def on_itself(self) -> float:
         """Return the mean weight of a token on itself, without the first; NaN if it is alone."""
-        own = [float(row[t]) for t, row in zip(self.positions, self.weights, strict=True) if t]
-        return sum(own) / len(own) if own else float("nan")
+        return float(self.weights.diagonal()[1:].mean())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the map as in the JSON of ``prismlm explain``."""
-        return self.head._asdict() | {
-            "tokens": list(self.tokens),
-            "positions": list(self.positions),
-            "weights": self.weights.tolist(),
-        }
+        """Return the map as JSON values."""
+        values = {"tokens": list(self.tokens), "weights": self.weights.tolist()}
+        return self.head._asdict() | values
 
 
 def heads_of(
@@ -116,17 +105,6 @@ def heads_of(
     return tuple(Head(i, n, kind.name, n - kind.start) for i in layers for kind, n in heads)
 
 
-def heads_at(model: PreTrainedModel, pairs: Sequence[tuple[int, int]]) -> tuple[Head, ...]:
-    """Return the heads at (layer, head), each once, in the order given; or raise InputError."""
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError(
-                f"attention has {shown(pair)}: expected (layer, head), such as (1, 0)."
-            )
-    heads = (heads_of(model, layer=layer, head=head)[0] for layer, head in pairs)
-    return tuple(dict.fromkeys(heads))
-
-
 def read_maps(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -141,27 +119,12 @@ def read_maps(
     from prismlm.corpus.pieces import encode, token_words
 
     ids, spans = encode(tokenizer, text)
-    return maps_of(model, torch.tensor([ids]), token_words(text, spans).tokens, heads)
+    tokens = tuple(token_words(text, spans).tokens)
+    weights = read_weights(model, torch.tensor([ids]), heads)
+    return tuple(AttentionMap(*one, tokens) for one in zip(heads, weights, strict=True))
 
 
-def maps_of(
-    model: PreTrainedModel,
-    ids: Tensor,
-    tokens: Sequence[str],
-    heads: Sequence[Head],
-    codes: Tensor | None = None,
-) -> tuple[AttentionMap, ...]:
-    """Return the attention of ``heads`` along ``ids`` [1, T]; ``codes`` are fed back again."""
-    weights, positions = read_weights(model, ids, heads, codes), tuple(range(ids.shape[1]))
-    return tuple(
-        AttentionMap(head, tuple(tokens), positions, row)
-        for head, row in zip(heads, weights, strict=True)
-    )
-
-
-def read_weights(
-    model: PreTrainedModel, ids: Tensor, heads: Sequence[Head], codes: Tensor | None = None
-) -> Tensor:
+def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> Tensor:
     """Return the weights of ``heads`` along ``ids`` [1, T]: float32 [heads, T, T] on the CPU.
 
     One forward pass, without dropout, which stores these heads only.
@@ -172,7 +135,6 @@ def read_weights(
             f"the text has {count:,} token(s): a map of attention needs at least 2, and "
             f"the model reads {longest or 'any number'}. Give a text of another length."
         )
-    heads_at(model, [(head.layer, head.head) for head in heads])  # refuses heads of another model
     # A layer that never ran leaves NaN, which is refused below.
     result = torch.full((len(heads), count, count), torch.nan)
 
@@ -183,6 +145,6 @@ def read_weights(
 
     layers = sorted({head.layer for head in heads})
     with evaluating(model), reading_attention(model, store, layers=layers):
-        model(**replay(ids.to(model.device), codes), use_cache=False)
+        model(input_ids=ids.to(model.device), use_cache=False)
     check_finite("attention weights", result)
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,25 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
-from prismlm.corpus.estimate import draw_sample, sample_corpus
 from prismlm.corpus.layout import strings
-from prismlm.cost import Cost, peak_memory, rate_of
-from prismlm.errors import FormatError, InputError
-from prismlm.explain.attribution import Attribution, AttributionSum, Method
+from prismlm.explain.attribution import Attribution, AttributionSum
 from prismlm.explain.prediction import misfit
 from prismlm.explain.support import support_counts
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS, key_of
-from prismlm.lens.lens import Lens
 from prismlm.outputs import output_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from prismlm.corpus.documents import Document
-    from prismlm.corpus.read import DocumentReader
     from prismlm.explain.language_model import PrismLM
 
 CORPUS_FIELDS = ("split", "documents", "tokens", "share_read", "trained_on")
@@ -47,7 +41,6 @@ OPENING, LISTED_OPENING = 120, 400
 BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
-IDENTITY_KEY = b"prismlm.audit"
 SUMS_FILE, ARRAYS_FILE = "sums.json", "sums.safetensors"
 DOCUMENT = pa.schema(
     [
@@ -85,17 +78,10 @@ SCHEMA = pa.schema(
 class Audit:
     """The sums over all texts so far, and lists of those that stand out."""
 
-    def __init__(
-        self,
-        lm: PrismLM,
-        options: TextOptions,
-        where: Where | None = None,
-        least_share: float = MIN_SHARE,
-    ) -> None:
+    def __init__(self, lm: PrismLM, options: TextOptions, where: Where | None = None) -> None:
         self.lens = lm.lens_for("training text to point to")
         self.model, self.options = str(lm.path), options
-        self.where, self.least_share = normalised(where), least_share
-        self._lm = lm
+        self.where, self._lm = normalised(where), lm
         # Texts, tokens, predictions, loss, and levels and score of support.
         self.sums: Counter[str] = Counter()
         # How many predictions have which explained share: memory is the same for any text.
@@ -109,9 +95,10 @@ class Audit:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The model, lens, method and least share of this audit, as its files store them."""
-        least = f"{self.least_share:g}"
-        return audit_identity(self.lens, self.options.method) | {"least_share": least}
+        """The model, lens and method of this audit."""
+        meta = self.lens.meta
+        keys = {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
+        return keys | {"method": self.options.method}
 
     def read(
         self, documents: Iterable[Document], on_pass: OnPass | None = None
@@ -162,7 +149,6 @@ class Audit:
             "corpus": {"name": meta.corpus_name, "fingerprint": meta.corpus, **fields},
             "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},
-            "least_share": self.least_share,
             "window": self.options.window,
             "stride": self.options.stride,
             **counts,
@@ -233,7 +219,7 @@ class Audit:
             row[f"other_{column}"] = sum(item["share"] for item in items[MAX_KEYS:])
             row |= {"unattributed": sources.unattributed, "elsewhere": sources.elsewhere}
         shares = [item.share for item in attribution.sources("document", where).items]
-        count = sum(share >= self.least_share for share in shares)
+        count = sum(share >= MIN_SHARE for share in shares)
         row["documents"] = [
             {name: getattr(document, name) for name in DOCUMENT.names}
             for document in attribution.documents(count, where)
@@ -247,21 +233,12 @@ class Audit:
         self._listed[name] = sorted(rows, key=lambda row: -row[0])[:MAX_TEXTS]
 
 
-def audit_identity(lens: Lens, method: Method) -> dict[str, str]:
-    """Return what identifies the model and lens of an audit in its file."""
-    meta = lens.meta
-    keys = {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
-    return keys | {"method": method}
-
-
-def write_audit(
-    rows: Iterable[dict[str, Any]], paths: Sequence[Path], identity: dict[str, str]
-) -> None:
-    """Read all rows, and write them as .parquet, with the identity, .jsonl or .csv."""
+def write_audit(rows: Iterable[dict[str, Any]], paths: Sequence[Path]) -> None:
+    """Read all rows, and write them as .parquet, .jsonl or .csv."""
     remaining = iter(rows)
     with output_files(*paths) as temporary, ExitStack() as writers:
         opened = [
-            writers.enter_context(FORMATS[path.suffix.lower()](file, identity))
+            writers.enter_context(FORMATS[path.suffix.lower()](file))
             for path, file in zip(paths, temporary, strict=True)
         ]
         while batch := list(islice(remaining, BATCH_ROWS)):
@@ -274,20 +251,19 @@ Write = Callable[[list[dict[str, Any]]], object]
 
 
 @contextmanager
-def _parquet(path: Path, identity: dict[str, str]) -> Iterator[Write]:
-    schema = SCHEMA.with_metadata({IDENTITY_KEY: json_text(identity).encode()})
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+def _parquet(path: Path) -> Iterator[Write]:
+    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
         yield lambda rows: writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
 
 
 @contextmanager
-def _json_lines(path: Path, identity: dict[str, str]) -> Iterator[Write]:
+def _json_lines(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
         yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
 
 
 @contextmanager
-def _csv(path: Path, identity: dict[str, str]) -> Iterator[Write]:
+def _csv(path: Path) -> Iterator[Write]:
     """Write the figures and the largest share of each kind."""
     tops = [f"top_{kind}{part}" for kind in (*GROUP_COLUMNS, "document") for part in ("", "_share")]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -310,55 +286,3 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 
 
 FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
-
-
-def read_audit(
-    path: Path, columns: list[str] | None = None
-) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
-    """Return the identity in an audit's Parquet, and its rows as they are read."""
-    if not path.is_file():
-        raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
-    with _read_errors(path):
-        schema = pq.read_schema(path)
-    metadata = schema.metadata or {}
-    if IDENTITY_KEY not in metadata or not schema.equals(SCHEMA):
-        raise FormatError(
-            f"{path} is not the Parquet of `prismlm audit` of this version. Run the audit again."
-        )
-    return json.loads(metadata[IDENTITY_KEY]), _rows(path, columns)
-
-
-def _rows(path: Path, columns: list[str] | None) -> Iterator[dict[str, Any]]:
-    with _read_errors(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-            yield from batch.to_pylist()
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
-
-
-def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
-    """Estimate an audit's cost by auditing some texts for some seconds; nothing is written."""
-    sample, rows = draw_sample(reader), list[dict[str, Any]]()
-    assert sample.scale is not None
-    assert sample.num_documents is not None
-
-    def tokens_read() -> Iterator[int]:
-        for row in audit.read(sample.documents):
-            rows.append(row)
-            yield row["tokens"]
-
-    rate = rate_of(tokens_read())
-    with sample_corpus(sample, reader.tokenizer, 0.0) as corpus:  # pyright: ignore[reportArgumentType]
-        tokens = sample.scale * (corpus.num_tokens - len(sample.documents))
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
-    disk = round(sink.getvalue().size * sample.num_documents / len(rows))
-    figures = {"texts": sample.num_documents, "tokens": round(tokens), "tokens_per_second": rate}
-    basis = f"Measured on {len(rows):,} of the texts."
-    return Cost(tokens / max(rate, 1e-9), peak_memory(), disk, figures, basis=basis)

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 import prismlm
@@ -17,7 +18,7 @@ from prismlm import fingerprints
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader
 from prismlm.explain.attribution import Method
-from prismlm.explain.audit import Audit, read_audit, write_audit
+from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
 from prismlm.files import atomic_directory, discard, read_json, write_json
@@ -48,9 +49,7 @@ class AuditPart:
     columns: Columns = field(default_factory=Columns)
     skip_bad_rows: bool = False
     where: Where | None = None
-    least_share: float = 0.01
     window: int | None = None
-    stride: int | None = None
     method: Method = "evidence"
     # What :meth:`settings` returns, if it is known: it reads all files.
     run: dict[str, Any] | None = None
@@ -65,7 +64,7 @@ class AuditPart:
             reader = self.reader(audit.tokenizer)
             texts = documents_of(reader, rank, world_size)
             with atomic_directory(part) as directory:
-                write_audit(audit.read(texts), [directory / ROWS_FILE], audit.identity)
+                write_audit(audit.read(texts), [directory / ROWS_FILE])
                 audit.save(directory)
                 write_json(directory / LEFT_OUT_FILE, reader.left_out)
                 write_json(directory / RUN_FILE, self.run or self.settings(audit, reader))
@@ -73,8 +72,7 @@ class AuditPart:
     def empty(self) -> Audit:
         """Open the model, and return an audit without texts."""
         lm = load(self.model, lens=self.lens, corpus=self.corpus, device=self.device)
-        options = text_options([lm], self.window, self.stride, self.method)
-        return Audit(lm, options, self.where, self.least_share)
+        return Audit(lm, text_options([lm], self.window, self.method), self.where)
 
     def reader(self, tokenizer: PreTrainedTokenizerBase | None = None) -> DocumentReader:
         """Return the texts; chats need a tokenizer."""
@@ -89,12 +87,17 @@ class AuditPart:
     def settings(self, audit: Audit, reader: DocumentReader) -> dict[str, Any]:
         """Return what all parts share; texts are identified by the contents of their files."""
         files = [fingerprints.of_file(file.path) for file in reader.files]
-        options = {"window": audit.options.window, "stride": audit.options.stride}
-        where = {column: list(values) for column, values in audit.where}
-        reading = {"columns": asdict(self.columns), "skip_bad_rows": self.skip_bad_rows}
-        # Another version, or device, may round differently.
-        made = {"prismlm": prismlm.__version__, "device": device_named(self.device)}
-        return {**audit.identity, **options, **reading, **made, "where": where, "texts": files}
+        return {
+            **audit.identity,
+            "window": audit.options.window,
+            "columns": asdict(self.columns),
+            "skip_bad_rows": self.skip_bad_rows,
+            # Another version, or device, may round differently.
+            "prismlm": prismlm.__version__,
+            "device": device_named(self.device),
+            "where": {column: list(values) for column, values in audit.where},
+            "texts": files,
+        }
 
 
 def documents_of(documents: DocumentReader, number: int, count: int) -> Iterator[Document]:
@@ -113,7 +116,7 @@ class AuditedParts(NamedTuple):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of all texts, in their order."""
-        sources = [read_audit(self.parts.part(n) / ROWS_FILE)[1] for n in range(self.parts.count)]
+        sources = [_rows_of(self.parts.part(n) / ROWS_FILE) for n in range(self.parts.count)]
         for run in counted_from():
             rows = list(islice(sources[run % len(sources)], RUN_LENGTH))
             yield from rows
@@ -123,6 +126,12 @@ class AuditedParts(NamedTuple):
     def discard(self) -> None:
         """Remove the parts, once the rows are written."""
         discard(self.parts.path)
+
+
+def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(RUN_LENGTH):
+            yield from batch.to_pylist()
 
 
 def audit_in_parts(

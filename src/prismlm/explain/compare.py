@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import sparse, stats
+from scipy import stats
 from torch import Tensor
 
 from prismlm.errors import InputError
@@ -17,7 +17,6 @@ from prismlm.explain.attribution import Attribution, AttributionSum
 from prismlm.explain.support import support_counts
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.lens.layout import GROUP_COLUMNS
-from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import weight_of
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ TILE = 1024
 class Matches(NamedTuple):
     """For every prototype of A, its counterpart in B."""
 
-    best: np.ndarray  # the most similar prototype of B; −1 if none is similar, int64 [K_A]
+    best: np.ndarray  # the most similar prototype of B, int64 [K_A]
     similarity: np.ndarray  # float64 [K_A]
     mutual: np.ndarray  # whether A's prototype is in turn the most similar to it, bool [K_A]
 
@@ -125,56 +124,18 @@ def signature_matches(
 
     left = unit(prototypes_a.double(), a.T @ a) @ (a.T @ b)
     right = unit(prototypes_b.double(), b.T @ b)
-    return _best((tile @ right.T for tile in left.split(TILE)), len(right), -torch.inf)
-
-
-def context_matches(a: Lens, b: Lens) -> Matches:
-    """Match prototypes by the Jaccard similarity of the documents among their contexts."""
-    if a.meta.corpus != b.meta.corpus:
-        raise InputError(
-            f"the lenses {a.path} and {b.path} are of different corpora ({a.meta.corpus_name}, "
-            f"{b.meta.corpus_name}), so their contexts cannot be compared. Index one corpus with "
-            "both models."
-        )
-    number = {name: n for n, name in enumerate({*a.documents.names, *b.documents.names})}
-
-    def contexts(lens: Lens) -> sparse.csr_array:
-        """Return each prototype's number of contexts in each document, [K, documents]."""
-        names, codes = lens.documents
-        column = np.array([number[name] for name in names], dtype=np.int64)[codes]
-        entries = np.ones(len(codes), dtype=np.int64), (lens.index["prototype"].to_numpy(), column)
-        return sparse.csr_array(entries, shape=(lens.num_prototypes, len(number)))
-
-    of_a, of_b = contexts(a), contexts(b)
-    sizes_a, sizes_b = np.diff(a.first_rows), np.diff(b.first_rows)
-
-    def tiles() -> Iterator[Tensor]:
-        for first in range(0, a.num_prototypes, TILE):
-            rows = slice(first, first + TILE)
-            common = (of_a[rows] @ of_b.T).toarray()
-            either = sizes_a[rows, None] + sizes_b - common
-            yield torch.from_numpy(common / np.maximum(either, 1))
-
-    return _best(tiles(), b.num_prototypes, 0.0)
-
-
-def _best(tiles: Iterable[Tensor], count: int, threshold: float) -> Matches:
-    """Return the most similar of ``count`` columns of each row, if it is above the threshold."""
-    best: list[Tensor] = []
-    similarity: list[Tensor] = []
-    highest = torch.full((count,), threshold, dtype=torch.float64)
-    best_row, rows = torch.full((count,), -1), 0
-    for tile in tiles:
-        value, column = tile.max(1)
-        best.append(column.where(value > threshold, -1))
-        similarity.append(value)
-        column_value, row = tile.max(0)
-        best_row = torch.where(column_value > highest, row + rows, best_row)
-        highest = torch.maximum(highest, column_value)
-        rows += len(tile)
-    chosen = torch.cat(best)
-    mutual = (chosen >= 0) & (best_row[chosen] == torch.arange(rows))
-    return Matches(chosen.numpy(), torch.cat(similarity).numpy(), mutual.numpy())
+    rows: list[tuple[Tensor, Tensor]] = []
+    highest = torch.full((len(right),), -torch.inf, dtype=torch.float64)
+    best_row = torch.zeros(len(right), dtype=torch.int64)
+    for number, tile in enumerate(left.split(TILE)):
+        cosines = tile @ right.T
+        rows.append(tuple(cosines.max(1)))
+        value, row = cosines.max(0)
+        best_row = torch.where(value > highest, row + number * TILE, best_row)
+        highest = torch.maximum(highest, value)
+    similarity, best = map(torch.cat, zip(*rows, strict=True))
+    mutual = best_row[best] == torch.arange(len(best))
+    return Matches(best.numpy(), similarity.numpy(), mutual.numpy())
 
 
 def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
@@ -183,7 +144,7 @@ def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
     Chance is the same search after the rows of B's output embedding, its tokens, are shuffled.
 
     Returns:
-        ``by_signature`` and ``pairs``, and ``by_contexts`` if both have a lens of one corpus.
+        ``by_signature``, and ``pairs``: one for each prototype of A, the most similar first.
     """
     weight_a, weight_b = weight_of(a.model).cpu(), weight_of(b.model).cpu()
     tokens = min(len(weight_a), len(weight_b))
@@ -192,37 +153,19 @@ def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
     signatures = signature_matches(prototypes_a, weight_a, prototypes_b, weight_b)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
     chance = signature_matches(prototypes_a, weight_a, prototypes_b, weight_b[order])
-    contexts = by_contexts = None
-    if a.lens is not None and b.lens is not None and a.lens.meta.corpus == b.lens.meta.corpus:
-        contexts = context_matches(a.lens, b.lens)
-        known = contexts.best >= 0
-        same = (contexts.best == signatures.best)[known].mean() if known.any() else 0.0
-        by_contexts = contexts.to_dict() | {"same_as_by_signature": float(same)}
-    return {
-        "prototypes": {"a": len(prototypes_a), "b": len(prototypes_b)},
-        "by_signature": signatures.to_dict() | {"chance": chance.to_dict()},
-        "by_contexts": by_contexts,
-        "pairs": _pairs(a, b, signatures, contexts),
-    }
-
-
-def _pairs(
-    a: PrismLM, b: PrismLM, signatures: Matches, contexts: Matches | None
-) -> list[dict[str, Any]]:
-    """Return one row per prototype of A, the most similar pairs first."""
-    rows: list[dict[str, Any]] = []
-    for i in np.argsort(-signatures.similarity, kind="stable").tolist():
-        j = int(signatures.best[i])
-        similar = contexts if contexts is not None and contexts.best[i] >= 0 else None
-        row = {
+    pairs = [
+        {
             "a": i,
-            "b": j,
+            "b": (j := int(signatures.best[i])),
             "a_name": None if a.lens is None else a.lens.names[i],
             "b_name": None if b.lens is None else b.lens.names[j],
             "cosine": float(signatures.similarity[i]),
             "mutual": bool(signatures.mutual[i]),
-            "b_by_contexts": None if similar is None else int(similar.best[i]),
-            "jaccard": None if similar is None else float(similar.similarity[i]),
         }
-        rows.append(row)
-    return rows
+        for i in np.argsort(-signatures.similarity, kind="stable").tolist()
+    ]
+    return {
+        "prototypes": {"a": len(prototypes_a), "b": len(prototypes_b)},
+        "by_signature": signatures.to_dict() | {"chance": chance.to_dict()},
+        "pairs": pairs,
+    }

@@ -19,10 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.chat import ASSISTANT, Messages, question_of
-from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
-from prismlm.errors import InputError, check_kind, check_path, check_whole
-from prismlm.explain.attention_maps import Head, heads_at, maps_of
+from prismlm.errors import InputError, check_path, check_whole
 from prismlm.explain.chain import mixer_decoder_of, read_direct_path
 from prismlm.explain.prediction import (
     OutputLayer,
@@ -85,7 +83,6 @@ class PrismLM(OpenedModel):
         generate: int = 0,
         temperature: float = 0.0,
         seed: int = 0,
-        attention: Sequence[tuple[int, int]] = (),
         on_text: Callable[[str], object] | None = None,
     ) -> Trace:
         """Split every prediction along ``text``, and along what the model writes after it.
@@ -99,24 +96,20 @@ class PrismLM(OpenedModel):
             generate: the number of tokens to add and explain.
             temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
             seed: of the sampling.
-            attention: (layer, head) of the heads in ``trace.attention``; one more forward pass.
             on_text: called with each new piece of generated text, in whole characters.
 
         Raises:
-            InputError: empty or over-long text; messages without a chat template or refused by it;
-                a head that the model does not have, or attention along a single token.
+            InputError: empty or over-long text; messages without a chat template or refused by it.
             DecompositionError: the parts do not sum to the model's logit.
         """
         prompt = self.encode(text, generate)
-        check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
-        heads = heads_at(self.model, attention) if attention else ()
         length = prompt.shape[1]
         with record(self.model) as recorded:
             ids = self.write(prompt, generate, temperature, seed, on_text=on_text, all_logits=True)
         not_applied = settings_not_applied(self.model, temperature) if generate else ""
         count = ids.shape[1] - (ids.shape[1] > length)
         split = split_predictions(self.model, self.head, self.output_layer, ids, count, recorded)
-        return self.trace_of(text, ids, length, split, heads=heads, settings=not_applied)
+        return self.trace_of(text, ids, length, split, settings=not_applied)
 
     def trace_of(
         self,
@@ -125,7 +118,6 @@ class PrismLM(OpenedModel):
         prompt_length: int,
         split: Predictions,
         *,
-        heads: Sequence[Head] = (),
         settings: str = "",
     ) -> Trace:
         """Return the trace of the split predictions along prompt and answer ``ids`` [1, T].
@@ -133,11 +125,7 @@ class PrismLM(OpenedModel):
         ``settings`` is a note on generation settings that were not applied.
         """
         generated = ids.shape[1] > prompt_length
-        count, tokens = len(split), ids[0].tolist()
-        maps = path = None
-        if heads:
-            labels = [piece.label for piece in pieces_of(self.tokenizer, tokens[:count])]
-            maps = maps_of(self.model, ids[:, :count], labels, heads, split.codes)
+        count, path = len(split), None
         if self._has_chains:
             path = read_direct_path(self.model, self.head, ids[0, :count], split.codes)
         # The first written token is predicted after the last token of the prompt.
@@ -145,11 +133,10 @@ class PrismLM(OpenedModel):
         return Trace(
             self,
             split,
-            tokens,
+            ids[0].tolist(),
             prompt_length,
             range(count),
             first=max(0, start - 1),
-            attention=maps,
             path=path,
             settings=settings,
             question=question_of(text),

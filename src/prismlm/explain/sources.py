@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prismlm.errors import InputError, suggest
-from prismlm.explain.audit import OPENING, audit_identity, read_audit
+from prismlm.explain.audit import OPENING
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
@@ -40,22 +39,11 @@ class TextUses(NamedTuple):
 
     texts: list[TextUse]  # those in which it has a share, the largest first
     read: int  # the number of all texts
-    # The smallest share of a document in a text that an audit stored; None for all.
-    least: float | None = None
 
     @property
     def share(self) -> float:
-        """The document's share in an average text; shares below ``least`` count as 0."""
+        """The document's share in an average text."""
         return sum(text.share for text in self.texts) / max(1, self.read)
-
-
-def _sorted_uses(texts: Iterable[TextUse], least: float | None = None) -> TextUses:
-    sharing, read = list[TextUse](), 0
-    for text in texts:
-        read += 1
-        if text.share > 0:
-            sharing.append(text)
-    return TextUses(sorted(sharing, key=lambda text: -text.share), read, least)
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,6 @@ class DocumentSources:
     # Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes: its share of the
     # neighbourhood of an average use.
     neighbourhood: float
-    expected: float  # the same, averaged over all documents among the contexts of the lens
     base_rate: float  # its share of all positions of the lens
 
     def sentence(self, texts: TextUses | None = None) -> str:
@@ -97,10 +84,9 @@ class DocumentSources:
         if USUAL < lift < 1 / USUAL:
             return f"{subject} about as often as usual for its length."
         comparison = "more" if lift > 1 else "less"
-        least = "at least " if texts is not None and texts.least else ""
         return (
-            f"{subject} {comparison} often than usual: {least}{lift:,.1f} times as much as its "
-            "share of the corpus suggests."
+            f"{subject} {comparison} often than usual: {lift:,.1f} times as much as its share of "
+            "the corpus suggests."
         )
 
 
@@ -141,7 +127,6 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
         ],
         uses=uses,
         neighbourhood=sum(use["usage"] * use["share"] for use in uses) / total,
-        expected=float(usage[counts > 0].sum()) / total / len(lens.documents.names),
         base_rate=float(lens.cells.document_rates[document]),
     )
 
@@ -172,34 +157,12 @@ def texts_that_rely(
 ) -> TextUses:
     """Return the texts in which a document has a share."""
     check_document(lm.lens_for("document to find"), doc_id)
-    return _sorted_uses(
-        TextUse(
-            text.document.doc_id,
-            text.document.opening[:OPENING],
-            text.attribution.document_share(doc_id),
-        )
-        for text in read_texts(lm, documents, options)
-        if text.attribution is not None
-    )
-
-
-def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
-    """Return the texts of an audit's Parquet that rely on a document."""
-    identity, rows = read_audit(audit, ["text_id", "opening", "documents"])
-    expected = audit_identity(lens, "evidence")
-    differing = [key for key in expected if key != "method" and identity.get(key) != expected[key]]
-    if differing:
-        raise InputError(
-            f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
-            "`prismlm audit` again with this one."
-        )
-    least = identity.get("least_share")
-    uses = (
-        TextUse(
-            row["text_id"],
-            row["opening"],
-            sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id),
-        )
-        for row in rows
-    )
-    return _sorted_uses(uses, None if least is None else float(least))
+    sharing, read = list[TextUse](), 0
+    for text in read_texts(lm, documents, options):
+        if text.attribution is None:
+            continue
+        read += 1
+        if (share := text.attribution.document_share(doc_id)) > 0:
+            document = text.document
+            sharing.append(TextUse(document.doc_id, document.opening[:OPENING], share))
+    return TextUses(sorted(sharing, key=lambda text: -text.share), read)

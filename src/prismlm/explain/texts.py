@@ -49,12 +49,12 @@ class TextOptions:
 
 
 def text_options(
-    models: list[PrismLM],
-    window: int | None = None,
-    stride: int | None = None,
-    method: Method = "evidence",
+    models: list[PrismLM], window: int | None = None, method: Method = "evidence"
 ) -> TextOptions:
-    """Return options that suit every model; by default the longest window, up to 1,024 tokens."""
+    """Return options that suit every model; by default the longest window, up to 1,024 tokens.
+
+    Windows begin every three quarters of one.
+    """
     lengths = [lm.context_length for lm in models]
     longest = min((n for n in lengths if n is not None), default=None)
     if window is None:
@@ -66,10 +66,7 @@ def text_options(
         )
     if window < 2:
         raise InputError(f"a window of {window} tokens predicts nothing: expected at least 2.")
-    stride = max(1, window * 3 // 4) if stride is None else stride
-    if not 1 <= stride <= window:
-        raise InputError(f"--stride is {stride}: expected 1 to {window}, the window.")
-    return TextOptions(window, stride, method=method)
+    return TextOptions(window, window * 3 // 4, method=method)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from prismlm.corpus.encode import around_text
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.explain.against import Opposition
-from prismlm.explain.attention_maps import AttentionMap
 from prismlm.explain.attribution import (
     METHODS,
     Attribution,
@@ -201,8 +200,6 @@ class Trace:
     prompt_length: int  # the number of prompt tokens
     rows: range  # which predictions the steps of this trace are
     first: int = 0  # the first step of the answer
-    # The requested attention maps, a row for each step; or None.
-    attention: tuple[AttentionMap, ...] | None = None
     # The parts of the text's hidden states, for models with prototype mixers.
     path: DirectPath | None = None
     settings: str = ""  # a note on generation settings that were not applied
@@ -259,9 +256,7 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            maps = self.attention and tuple(one[key] for one in self.attention)
-            parent = self.parent or self
-            return replace(self, rows=self.rows[key], first=0, attention=maps, parent=parent)
+            return replace(self, rows=self.rows[key], first=0, parent=self.parent or self)
         return self.steps[key]
 
     def carriers(self, method: Method = "evidence") -> Carriers:
@@ -437,10 +432,7 @@ class Trace:
         where: Where | None = None,
         against: int = 0,
     ) -> dict[str, Any]:
-        """Return the document that ``prismlm explain --json`` prints.
-
-        It has ``attention`` and ``against`` only if heads or passages were requested.
-        """
+        """Return the document that ``prismlm explain --json`` prints."""
         lens = self.lens
         value: dict[str, Any] = {
             "model": self.model,
@@ -453,8 +445,6 @@ class Trace:
         }
         if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
-        if self.attention is not None:
-            value["attention"] = [one.to_dict() for one in self.attention]
         return value
 
     def texts_behind(

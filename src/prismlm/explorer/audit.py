@@ -133,4 +133,4 @@ def _write(job: Job, path: Path) -> None:
     if path.suffix == ".html":
         write_text(path, audit_page(job.summary))
     elif job.audit is not None:
-        write_audit(job.rows, [path], job.audit.identity)
+        write_audit(job.rows, [path])

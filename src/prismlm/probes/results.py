@@ -113,14 +113,3 @@ def text_of(value: Any, form: str = "") -> str:
         middle, low, high = (text_of(x, form) for x in (value.value, value.low, value.high))
         return f"{middle} [{low}, {high}]"
     return value if isinstance(value, str) else format(value, form).replace("-", "−")
-
-
-def markdown_of(table: Table) -> str:
-    """Return a table in Markdown, without its facts."""
-    lines = [f"**{table.title}**", "", "| " + " | ".join(table.columns) + " |"]
-    lines.append("|" + "---|" * len(table.columns))
-    for row in table.rows:
-        texts = (text_of(figure_at(row, name), form) for name, form in table.columns.items())
-        cells = (t.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for t in texts)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])

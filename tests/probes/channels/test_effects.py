@@ -5,7 +5,6 @@ import itertools
 import json
 import statistics
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -202,17 +201,11 @@ def test_summaries_by_hand(table):
     assert not summary["beats_controls"]
 
 
-def test_forms(table, tmp_path):
+def test_forms(table):
     value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     assert value["cases"] + value["left_out"] == len(LENGTHS)
     assert len(value["summaries"]) == len(INTERVENTIONS)
     assert value["rows"][0]["relative"] == table.rows()[0]["relative"]
-    table.to_parquet(tmp_path / "table.parquet")
-    rows = pq.read_table(tmp_path / "table.parquet").to_pylist()
-    assert len(rows) == len(table.rows())
-    assert rows[0]["control_of_layer"] is None
-    assert (rows[-1]["control_of_layer"], rows[-1]["control_of_channel"]) == PLACE
-    assert rows[-1]["probability"] == table.rows()[-1]["probability"]
 
 
 def test_controls_are_drawn_by_seed_and_place(sharp_model):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Float64
 from scipy import stats
@@ -38,7 +37,6 @@ from prismlm.interventions.channels import (
 from prismlm.models.decoders.protot import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
 from prismlm.models.watch import evaluating
-from prismlm.outputs import write_table
 from prismlm.probes.results import Row, Table, as_json
 from prismlm.probes.texts import equal_length_batches, losses_at
 from prismlm.progress import SILENT, Reporter
@@ -281,14 +279,6 @@ class EffectTable:
         summary = self.summary()
         value = {"channels": list(self.controls), "summaries": summary.rows, "rows": self.rows()}
         return as_json(summary.facts | {"controls": list(self.controls.values())} | value)
-
-    def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write a row per cell; ``control_of`` is two columns, null for measured channels."""
-        rows = self.rows()
-        for row in rows:
-            measured = row.pop("control_of") or (None, None)
-            row["control_of_layer"], row["control_of_channel"] = measured
-        write_table(path, pa.Table.from_pylist(rows))
 
 
 def channel_name(channel: Channel) -> str:
