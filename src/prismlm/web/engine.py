@@ -170,9 +170,8 @@ class Engine:
         with record(self._lm.model) as recorded:
 
             def enough(ids: Tensor) -> bool:
-                embedded = recorded.raw_logits[-1][0, -1].float()
                 if not generation.abandoned:
-                    generation.accept(int(ids[0, -1]), self._lm.logit_map(embedded))
+                    generation.accept(int(ids[0, -1]))
                 if not sampling.traced:
                     del recorded.raw_logits[:-1], recorded.states[:-1]
                 return generation.finished
