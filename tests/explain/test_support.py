@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 
 from prismlm.explain.support import MIN_WEIGHT, Coverage, token_information
-from prismlm.lens.support import SupportScale
 
-SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
 NEAREST = np.array([0.95, 0.95, -1.0, 0.6])
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
 
 
 def level_of(*carried):
     pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
-    return Coverage(TOKENS, TELLING, NEAREST, pairs).support(SCALE)
+    return Coverage(TOKENS, TELLING, NEAREST, pairs).support()
 
 
 def test_levels_by_hand():
@@ -32,18 +30,7 @@ def test_levels_by_hand():
 def test_an_answer_of_common_words_is_neither_strong_nor_none():
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
         carried = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        assert Coverage(TOKENS, TELLING / 100, NEAREST, carried).support(SCALE).level == "weak"
-
-
-def test_levels_of_single_tokens_by_hand():
-    tokens = level_of().tokens
-    assert [token.score for token in tokens] == [0.875, 0.875, 0.125, 0.375]
-    assert {token.level for token in tokens} == {"weak"}
-    scale = SupportScale(np.linspace(-1, 1, 101).tolist(), 100)
-    nearest, nothing = np.array([0.99, -0.99, 0.5]), np.empty((0, 2), int)
-    found = Coverage(TOKENS[:3], TELLING[:3], nearest, nothing).support(scale)
-    assert [token.level for token in found.tokens] == ["strong", "none", "weak"]
-    assert found.to_dict()["tokens"][1]["nearest"] == -0.99
+        assert Coverage(TOKENS, TELLING / 100, NEAREST, carried).support().level == "weak"
 
 
 def test_text_of_the_corpus_is_nearer_than_noise(lm):
@@ -60,7 +47,7 @@ def test_a_generated_answer_is_asked_about_without_its_prompt(lm, monkeypatch):
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     trace = lm.explain("The cell is", generate=5)
     answer = trace[len(trace) - 5 :]
-    assert trace.written == answer.written == len(trace.support.tokens) == 5
+    assert trace.written == answer.written == 5
     assert trace.support == answer.support
     for by in ("domain", "document"):
         assert trace.sources(by).items == answer.sources(by).items

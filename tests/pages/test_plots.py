@@ -11,8 +11,7 @@ from prismlm.pages.plots import curves_figure, half_life_figure, maps_figure, mo
 from prismlm.probes.channels.report import channel_report
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
-# Twice the tokens of a row, so that curves take several rows.
-TEXT = "Old maps of the river. " * 16
+TEXT = "Old maps of the river. "
 SENTENCE = ["The", "frog", "found", "a", "shiny", "key", ".", "He", "went"]
 
 
@@ -35,18 +34,15 @@ def test_every_channel_is_in_the_histogram_of_its_layer(report):
         assert axes.lines[0].get_xdata()[0] == pytest.approx(median)
 
 
-def test_curves_are_the_gates_over_all_rows(report):
-    figure = curves_figure(report.text, 1, 4)
-    gates, masses = figure.axes[::2], figure.axes[1::2]
-    assert len(gates) > 1
+def test_curves_are_the_gates(report):
+    gates, held = curves_figure(report.text, 1, 4).axes
     curves = report.text.curves[1]
-    for place, gate in ((0, curves.write), (1, curves.read)):
-        drawn = np.concatenate([axes.lines[place].get_ydata() for axes in gates])
-        assert drawn.tolist() == gate[:, 4].tolist()
-    labels = [label.get_text() for axes in masses for label in axes.get_xticklabels()]
+    for line, gate in zip(gates.lines, (curves.write, curves.read), strict=True):
+        assert line.get_ydata().tolist() == gate[:, 4].tolist()
+    labels = [label.get_text() for label in held.get_xticklabels()]
     assert len(labels) == len(report.text.text.tokens)
     assert labels[0] == report.text.text.tokens[0]
-    assert "half-life" in gates[0].get_title(loc="left")
+    assert "half-life" in gates.get_title(loc="left")
     layer, channel = most_written(report.text)
     best = max(c.write.max().item() for c in report.text.curves)
     assert report.text.curves[layer].write[:, channel].max().item() == best
@@ -75,7 +71,7 @@ def attention_maps(tokens, count=1):
 
 
 def test_attention_panels_show_the_weights_over_one_scale():
-    maps = attention_maps(SENTENCE[:9], 3)
+    maps = attention_maps(SENTENCE, 3)
     panels = [a for a in maps_figure(maps).axes if a.get_title(loc="left").startswith("layer")]
     assert [axes.get_title(loc="left") for axes in panels] == [
         f"layer 6 · signal head {n}" for n in range(3)
@@ -88,15 +84,15 @@ def test_attention_panels_show_the_weights_over_one_scale():
         # What is not seen yet is no weight of 0.
         assert shown.mask[0].tolist() == [False] + [True] * 8
         assert (image.norm.vmin, image.norm.vmax) == (0, pytest.approx(largest))
-        assert [label.get_text() for label in axes.get_yticklabels()] == SENTENCE[:9]
+        assert [label.get_text() for label in axes.get_yticklabels()] == [f"·{x}" for x in SENTENCE]
 
 
 @pytest.mark.parametrize(
     ("maps", "words"),
     [
-        (attention_maps(["word"] * 49), "49 tokens, and a picture shows at most 48"),
-        (attention_maps(["one", "two"], 33), r"33 heads are too many .* at most 32"),
-        ([], "no map to draw"),
+        (attention_maps(["word"] * 49), "at most 48 tokens, not 1 and 49"),
+        (attention_maps(["one", "two"], 33), "1 to 32 heads .*, not 33 and 2"),
+        ([], "not 0 and 0"),
     ],
 )
 def test_attention_pictures_that_could_not_be_read(maps, words):

@@ -39,7 +39,6 @@ def audit(
     device: opt.Device = "cpu",
     where: opt.Where = None,
     by: opt.By = None,
-    method: opt.Method = "evidence",
     documents: Annotated[int, option("N", "Maximum number of documents.", min=0)] = 10,
     window: opt.Window = None,
     text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",

@@ -175,17 +175,11 @@ class ContextPrior:
             self._unit = 1.0
 
 
-def carriers_of(
-    predictions: Predictions,
-    lens: Lens,
-    method: Method = "evidence",
-    prior: ContextPrior | None = None,
-) -> Carriers:
+def carriers_of(predictions: Predictions, lens: Lens, method: Method = "evidence") -> Carriers:
     """Return the positions that carry successive predictions of one text, by either method."""
-    check_choice("the method", method, METHODS)
     if method == "source":
         return _contexts(predictions, lens)
-    return spread(predictions, lens.cells, lens.head, prior)
+    return spread(predictions, lens.cells, lens.head)
 
 
 def spread(
@@ -439,7 +433,7 @@ class Attribution:
         if coverage is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
         known = len(coverage.tokens) and np.isfinite(coverage.nearest).all()
-        return coverage.support(scale) if known else None
+        return coverage.support() if known else None
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document."""
@@ -574,20 +568,19 @@ def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> At
 
 
 def joined(parts: Sequence[Attribution]) -> Attribution:
-    """Return the attribution of successive predictions from parts, of one lens and method."""
+    """Return the attribution of successive predictions from parts, of one lens."""
     columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
     coverages = [part.coverage for part in parts if part.coverage is not None]
     coverage = Coverage.joined(coverages) if coverages else None
     rest = sum(part.rest for part in parts)
-    return Attribution(parts[0].lens, added_up(*columns), rest, coverage, parts[0].method)
+    return Attribution(parts[0].lens, added_up(*columns), rest, coverage)
 
 
 class AttributionSum:
     """The sum over many texts; each document is represented by one position, its heaviest."""
 
-    def __init__(self, lens: Lens, method: Method) -> None:
+    def __init__(self, lens: Lens) -> None:
         self._lens = lens
-        self._method: Method = method
         self._value, self._weight = np.zeros((2, len(lens.cells.starts)))
         self._place = np.full(len(self._value), -1, dtype=np.int64)
         self._rest = 0.0
@@ -618,4 +611,4 @@ class AttributionSum:
         """Return the attribution of all texts so far."""
         rows = np.flatnonzero(self._place >= 0)
         places = Places(self._place[rows], self._value[rows], np.zeros(len(rows), np.float32))
-        return Attribution(self._lens, places, self._rest, method=self._method)
+        return Attribution(self._lens, places, self._rest)

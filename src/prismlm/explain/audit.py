@@ -86,7 +86,7 @@ class Audit:
         self.sums: Counter[str] = Counter()
         # How many predictions have which explained share: memory is the same for any text.
         self._explained = np.zeros(SHARE_BINS, dtype=np.int64)
-        self._sum = AttributionSum(self.lens, options.method)
+        self._sum = AttributionSum(self.lens)
         # Texts that stand out, each with the amount that it is ranked by.
         names = ("least_supported", "least_attributed", "most_matching")
         self._listed = {name: list[tuple[float, dict[str, Any]]]() for name in names}
@@ -95,10 +95,9 @@ class Audit:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The model, lens and method of this audit."""
+        """The model and lens of this audit."""
         meta = self.lens.meta
-        keys = {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
-        return keys | {"method": self.options.method}
+        return {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
 
     def read(
         self, documents: Iterable[Document], on_pass: OnPass | None = None
@@ -147,7 +146,6 @@ class Audit:
             "model": self.model,
             "lens": self.lens.address,
             "corpus": {"name": meta.corpus_name, "fingerprint": meta.corpus, **fields},
-            "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},
             "window": self.options.window,
             "stride": self.options.stride,

@@ -17,7 +17,6 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader
-from prismlm.explain.attribution import Method
 from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
@@ -50,7 +49,6 @@ class AuditPart:
     skip_bad_rows: bool = False
     where: Where | None = None
     window: int | None = None
-    method: Method = "evidence"
     # What :meth:`settings` returns, if it is known: it reads all files.
     run: dict[str, Any] | None = None
 
@@ -72,7 +70,7 @@ class AuditPart:
     def empty(self) -> Audit:
         """Open the model, and return an audit without texts."""
         lm = load(self.model, lens=self.lens, corpus=self.corpus, device=self.device)
-        return Audit(lm, text_options([lm], self.window, self.method), self.where)
+        return Audit(lm, text_options([lm], self.window), self.where)
 
     def reader(self, tokenizer: PreTrainedTokenizerBase | None = None) -> DocumentReader:
         """Return the texts; chats need a tokenizer."""

@@ -63,7 +63,7 @@ def compare_texts(
         *(read_texts(lm, copy, options) for lm, copy in zip((a, b), tee(documents), strict=True)),
         strict=True,
     )
-    sums = [lm.lens and AttributionSum(lm.lens, options.method) for lm in (a, b)]
+    sums = [lm.lens and AttributionSum(lm.lens) for lm in (a, b)]
     counts, texts = (Counter[str](), Counter[str]()), 0
     totals: list[list[float]] = []
     sizes: list[int] = []

@@ -39,7 +39,6 @@ import numpy as np
 from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.lens import Lens
 from prismlm.lens.suffixes import Suffixes
-from prismlm.lens.support import SupportScale
 
 if TYPE_CHECKING:
     from prismlm.explain.attribution import Passage, Share, Sources
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 COMMON, MIN_WEIGHT = 5.0, 0.01
 STRONG, NONE = 0.8, 0.25
 MIN_INFORMATION = 1.0
-# A single prediction is strong or none beyond this share of unseen text at either end.
-TAIL = 0.05
 Level = Literal["strong", "weak", "none"]
 WORDS: dict[Level, str] = {
     "strong": "one document of this corpus holds nearly all that the answer tells",
@@ -72,23 +69,11 @@ SPAN_PLACES = 5
 
 
 @dataclass(frozen=True)
-class TokenSupport:
-    """The support of one prediction."""
-
-    level: Level  # for the single token
-    # The largest cosine of its state to a position of the active cells with the predicted token
-    # next; −1 if there is none.
-    nearest: float
-    score: float  # F, the share of unseen predictions with a smaller nearest cosine
-
-
-@dataclass(frozen=True)
 class Support:
     """The support of an answer."""
 
     level: Level  # strong from 0.8 on, none below 0.25
     score: float  # s, the largest part of the answer's information that one document carries
-    tokens: tuple[TokenSupport, ...]  # of each prediction
 
     @property
     def sentence(self) -> str:
@@ -139,28 +124,19 @@ class Coverage(NamedTuple):
         sums = np.bincount(owner, weight[pairs % len(distinct)], minlength=len(documents))
         return documents, sums / weight.sum(), float(weight.sum())
 
-    def support(self, scale: SupportScale) -> Support:
-        """Return the support on the scale of a lens."""
+    def support(self) -> Support:
+        """Return the support of the predictions."""
         _, shares, information = self.by_document()
         score = float(shares.max(initial=0))
-        tokens = tuple(
-            TokenSupport(_level(score, TAIL, 1 - TAIL), cosine, score)
-            for score, cosine in zip(
-                scale.score(self.nearest).tolist(), self.nearest.tolist(), strict=True
-            )
-        )
-        level = _level(score, NONE, STRONG) if information >= MIN_INFORMATION else "weak"
-        return Support(level, score, tokens)
+        if information < MIN_INFORMATION or NONE <= score < STRONG:
+            return Support("weak", score)
+        return Support("strong" if score >= STRONG else "none", score)
 
 
 def token_information(rates: np.ndarray, positions: int) -> np.ndarray:
     """Return w of tokens with these rates; one that never comes next counts as half a position."""
     nats = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - COMMON)
     return MIN_WEIGHT + nats**2
-
-
-def _level(score: float, none: float, strong: float) -> Level:
-    return "strong" if score >= strong else "none" if score < none else "weak"
 
 
 def support_counts(sums: Mapping[str, float]) -> dict[str, Any] | None:

@@ -17,10 +17,9 @@ from prismlm.errors import InputError
 from prismlm.explain.attribution import (
     Attribution,
     ContextPrior,
-    Method,
     attribute,
-    carriers_of,
     joined,
+    spread,
 )
 from prismlm.explain.prediction import is_plausible, split_states
 from prismlm.explain.support import Support
@@ -38,19 +37,16 @@ OnPass = Callable[[int], bool | None]
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How texts are split into windows, and the method of attribution."""
+    """How texts are split into windows."""
 
     window: int  # tokens of a window
     # Tokens between windows. A prediction comes from the earliest window that gives it window −
     # stride tokens of context, or its text's start.
     stride: int
     tokens_per_batch: int = 1024  # tokens of one forward pass, with padding
-    method: Method = "evidence"
 
 
-def text_options(
-    models: list[PrismLM], window: int | None = None, method: Method = "evidence"
-) -> TextOptions:
+def text_options(models: list[PrismLM], window: int | None = None) -> TextOptions:
     """Return options that suit every model; by default the longest window, up to 1,024 tokens.
 
     Windows begin every three quarters of one.
@@ -66,7 +62,7 @@ def text_options(
         )
     if window < 2:
         raise InputError(f"a window of {window} tokens predicts nothing: expected at least 2.")
-    return TextOptions(window, window * 3 // 4, method=method)
+    return TextOptions(window, window * 3 // 4)
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def read_texts(
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
         predicting = [window for window in batch if window.stop > window.skip]
         if predicting:
-            _run_batch(lm, predicting, options.method)
+            _run_batch(lm, predicting)
         count = sum(window.stop - window.skip for window in predicting)
         stop = on_pass is not None and on_pass(count) is False
         for window in batch:
@@ -191,7 +187,7 @@ def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]
 
 
 @torch.no_grad()
-def _run_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
+def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
     """Run the model once, and add the figures of each window to its text."""
     device = lm.model.device
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
@@ -217,9 +213,9 @@ def _run_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
         text.losses.append(-split.scores.log_probabilities[rows])
         text.explained.append(explained[rows])
         if lm.lens is not None:
-            carriers = carriers_of(split[rows], lm.lens, method, text.prior)
+            carriers = spread(split[rows], lm.lens.cells, lm.lens.head, text.prior)
             # In a chat, predictions before the answer are its context and do not count.
             first = max(0, text.first - window.start - window.skip)
             counted = range(window.stop - window.skip)[first:]
             if counted:
-                text.attributions.append(attribute(carriers.select(counted), lm.lens, method))
+                text.attributions.append(attribute(carriers.select(counted), lm.lens))

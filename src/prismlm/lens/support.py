@@ -3,8 +3,8 @@
 The nearest position of a prediction of y at a state z is the one with the largest cosine to z
 among those in the active cells whose next token is y. The scale has the nearest cosines of excerpts
 of the corpus's other split, each read by itself; if that is too small, of its own documents, each
-leaving itself out. F is the percentile of a nearest cosine in this distribution. At the median or
-above, a document is near enough to carry a prediction; :mod:`prismlm.explain.support` uses this.
+leaving itself out. At the median or above, a document is near enough to carry a prediction;
+:mod:`prismlm.explain.support` uses this.
 """
 
 from __future__ import annotations
@@ -46,11 +46,6 @@ class SupportScale:
     def median(self) -> float:
         """The nearest cosine of the median prediction."""
         return self.nearest[len(self.nearest) // 2]
-
-    def score(self, nearest: np.ndarray) -> np.ndarray:
-        """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
-        rank = np.searchsorted(np.array(self.nearest), nearest, side="right")
-        return np.clip((rank - 0.5) / len(self.nearest), 0, 1)
 
 
 def measure_support(

@@ -6,7 +6,6 @@ import { figures, sums } from "./report.js";
 
 // Characters: of a beginning that is cut, of a text that is shown, and of one that is listed, which goes on where it has as many.
 const SHARED = 16, OPENING = 120, LISTED = 400;
-const METHODS = { evidence: "positive evidence for each token", source: "A = Σ α μ, PRISM's own measure" };
 const WORDS = {
   strong: "one document of this corpus holds nearly all that the text tells",
   weak: "this corpus holds only parts of what the text tells",
@@ -15,9 +14,9 @@ const WORDS = {
 const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
 const { summary } = JSON.parse(root.querySelector("script").textContent);
 
-const known = ({ model, lens, corpus, method, window: width, stride, where }) => /** @type {[string, string][]} */ ([
+const known = ({ model, lens, corpus, window: width, stride, where }) => /** @type {[string, string][]} */ ([
   ["model", model], ["lens", lens], ["corpus", `${count(corpus.tokens)} tokens ${corpus.share_read < 1 ? "sampled from" : "of"} ${count(corpus.documents)} documents`], ["trained on it", corpus.trained_on],
-  ["shares of", METHODS[method]], ["windows", `${width} tokens every ${stride}`],
+  ["shares of", "positive evidence for each token"], ["windows", `${width} tokens every ${stride}`],
   ...Object.entries(where).map(([column, values]) => [`only ${column}`, values.join(" or ")])]);
 
 /** Texts without the long beginning that half of them or more share. @param {string[]} texts */
