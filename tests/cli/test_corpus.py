@@ -108,6 +108,7 @@ def test_bad_arguments(prism, refused, texts, tmp_path):
     assert "No tokenizer could be loaded" in refused(*build, "--tokenizer", tmp_path)
     assert "below 1" in refused(*build, "--heldout", 2)
     assert "got both" in refused(*build, "--dataset", "x")
+    assert "--data-files needs --dataset" in refused(*build, "--data-files", "x")
     assert "got neither" in refused("corpus", "build", "--out", out)
     prism(*build, "--vocab-size", 300)
     assert "--overwrite" in refused(*build)

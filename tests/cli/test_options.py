@@ -17,17 +17,13 @@ FILES_WRITTEN = {
     ("audit", "--jsonl"): ([MODEL, "texts.jsonl"], "rows.jsonl"),
     ("audit", "--csv"): ([MODEL, "texts.jsonl"], "rows.csv"),
     ("audit", "--html"): ([MODEL, "texts.jsonl"], "page.html"),
-    ("compare", "--parquet"): ([MODEL, MODEL], "pairs.parquet"),
     ("eval robustness", "--out"): ([MODEL, "--pairs", "pairs.parquet"], "found.json"),
     ("eval clamping", "--out"): ([MODEL, "--pairs", "pairs.parquet"], "found.json"),
     ("inspect attention", "--out"): ([MODEL, "text"], "maps.png"),
     ("inspect channels", "--html"): ([MODEL], "page.html"),
     ("map", "--html"): ([MODEL], "page.html"),
 }
-CASES = ["--cases", "women", "--channel", "0:0"]
 DIRECTORIES_WRITTEN = {
-    ("inspect channels", "--out"): [MODEL],
-    ("inspect interventions", "--out"): [MODEL, *CASES],
     ("corpus build", "--out"): ["sample"],
     ("attach", "--out"): [MODEL, "--corpus", "sample"],
     ("index", "--lens"): [MODEL, "--corpus", "no corpus"],
@@ -40,7 +36,7 @@ DIRECTORIES_WRITTEN = {
 # All other options that name places are read.
 READ = {
     "--lens", "--lens-a", "--lens-b", "--corpus", "--file", "--pairs", "--data", "--cases",
-    "--data-files", "--tokenizer", "--audit", "--judge", "--prompts", "files", "directory",
+    "--data-files", "--tokenizer", "--judge", "--prompts", "files", "directory",
 }  # fmt: skip
 
 
@@ -95,8 +91,6 @@ def test_an_output_replaces_nothing_and_has_the_ending_of_what_it_is(
     [
         (["explain", MODEL, "--file"], "--html", "texts.html"),
         (["audit", MODEL], "--jsonl", "texts.jsonl"),
-        (["compare", MODEL, MODEL, "--file"], "--parquet", "texts.parquet"),
-        (["inspect", "heads", MODEL, "--corpus"], "--out", "texts.csv"),
     ],
 )
 def test_a_text_is_never_replaced_by_its_results(refused, tmp_path, command, option, name):

@@ -15,7 +15,7 @@ from prismlm.errors import InputError
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
-    from prismlm.corpus import Corpus, HubDataset
+    from prismlm.corpus import Corpus
 
 DATASET_HELP = (
     "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like are "
@@ -43,7 +43,6 @@ def build(
     out: Annotated[Path, option("DIR", "The corpus directory to write.")],
     inputs: Annotated[list[str] | None, argument("IN…", INPUTS_HELP)] = None,
     dataset: Dataset = None,
-    dataset_config: Annotated[str | None, option("CONFIG", "Same as NAME:CONFIG.")] = None,
     data_files: DataFiles = None,
     split: Annotated[str, option("NAME", "The split of the dataset to read.")] = "train",
     text_column: Annotated[str, option("NAME", "Column of the text.")] = "text",
@@ -78,7 +77,14 @@ def build(
     from prismlm.corpus.part import CorpusPart
 
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
-    stream = open_dataset(dataset, dataset_config, split, data_files)
+    if data_files and dataset is None:
+        raise InputError("--data-files needs --dataset NAME.")
+    stream = None
+    if dataset is not None:
+        opt.require_packages("datasets")
+        from prismlm.corpus import HubDataset
+
+        stream = HubDataset.parse(dataset, split, tuple(data_files or ()))
     opt.check_one_of("files or directories, or a --dataset", stream, paths)
     names = (text_column, id_column, source_column, domain_column, license_column, title_column)
     number, count = opt.parse_shard(shard)
@@ -110,20 +116,6 @@ def _report(out: Path, number: int, count: int, as_json: bool) -> None:
         output.report_part("corpus", out, number, count, as_json=as_json)
     else:
         _print_corpus(Corpus.open(out), as_json=as_json)
-
-
-def open_dataset(
-    name: str | None, config: str | None, split: str, data_files: list[str] | None
-) -> HubDataset | None:
-    """Return the dataset of --dataset, or None."""
-    if name is None:
-        if config is not None or data_files:
-            raise InputError("--dataset-config and --data-files need --dataset NAME.")
-        return None
-    opt.require_packages("datasets")
-    from prismlm.corpus import HubDataset
-
-    return HubDataset.parse(name, split, config, tuple(data_files or ()))
 
 
 @app.command()

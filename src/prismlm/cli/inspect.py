@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -319,7 +320,12 @@ def interventions(
     as_json: opt.Json = False,
 ) -> None:
     """Intervene on a channel; show changed word probabilities, with random channels as controls."""
-    pairs = opt.parse_layer_pairs("--channel", "CHANNEL", channel)
+    pairs: list[tuple[int, int]] = []
+    for text in channel or []:
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+        if match is None:
+            raise InputError(f"--channel is {text!r}: expected LAYER:CHANNEL, such as 1:14.")
+        pairs.append((int(match[1]), int(match[2])))
     opt.check_one_of("either channels (--channel L:K) or --find", pairs, find)
     if find != (corpus is not None):
         raise InputError("--find and --corpus DIR, the text to find channels in, go together.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from prismlm.errors import InputError, shown
+from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
@@ -124,17 +124,6 @@ def load_controller(path: Path | None) -> list[Any]:
     from prismlm import Controller as Loaded
 
     return [Loaded.load(path)]
-
-
-def parse_layer_pairs(option: str, inner: str, values: list[str] | None) -> list[tuple[int, int]]:
-    """Parse values of the form ``LAYER:INNER``, such as 6:2."""
-    pairs: list[tuple[int, int]] = []
-    for text in values or []:
-        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
-        if match is None:
-            raise InputError(f"{option} is {shown(text)}: expected LAYER:{inner}, such as 1:14.")
-        pairs.append((int(match[1]), int(match[2])))
-    return pairs
 
 
 def split_names(text: str | None) -> list[str] | None:

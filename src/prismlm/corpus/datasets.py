@@ -34,21 +34,11 @@ class HubDataset:
     data_files: tuple[str, ...] = ()
 
     @classmethod
-    def parse(
-        cls,
-        text: str,
-        split: str = "train",
-        config: str | None = None,
-        data_files: tuple[str, ...] = (),
-    ) -> HubDataset:
+    def parse(cls, text: str, split: str = "train", data_files: tuple[str, ...] = ()) -> HubDataset:
         """Parse ``NAME[:CONFIG]``, where NAME may be a path."""
         name, colon, suffix = check_text("the dataset", text).rpartition(":")
         if not colon or Path(text).exists():
-            return cls(text, config, split, data_files)
-        if config is not None:
-            raise InputError(
-                f"the dataset {text} and the configuration {config}: name one configuration."
-            )
+            return cls(text, None, split, data_files)
         return cls(name, suffix, split, data_files)
 
     def __str__(self) -> str:

@@ -171,17 +171,17 @@ class Audit:
 
     def _add(self, text: TextFigures) -> dict[str, Any]:
         """Add a text to the sums, and return its row."""
-        count, support = len(text.losses), text.support
-        loss = float(text.losses.sum(dtype=np.float64))
+        losses, explained, support = text.losses, text.explained, text.support
+        count, loss = len(losses), float(losses.sum(dtype=np.float64))
         opening = text.document.opening[:LISTED_OPENING]
-        self.sums.update({"texts": 1, "tokens": text.tokens, "predictions": count})
+        self.sums.update({"texts": 1, "tokens": len(text.ids), "predictions": count})
         row: dict[str, Any] = dict.fromkeys(SCHEMA.names) | {
             "text_id": text.document.doc_id,
             "opening": opening[:OPENING],
-            "tokens": text.tokens,
+            "tokens": len(text.ids),
             "predictions": count,
             "ce": loss / count if count else None,
-            "explained_share": float(np.median(text.explained)) if count else None,
+            "explained_share": float(np.median(explained)) if count else None,
             "support": support and support.level,
             "support_score": support and support.score,
         }
@@ -192,7 +192,7 @@ class Audit:
         row |= self._shares_of(text.attribution)
         self.sums.update({"loss": loss, **(support.sums if support else {})})
         self._sum.add(text.attribution)
-        bins = (np.nan_to_num(text.explained) - LOWEST_BIN) / SHARE_BIN
+        bins = (np.nan_to_num(explained) - LOWEST_BIN) / SHARE_BIN
         np.add.at(self._explained, bins.clip(0, SHARE_BINS - 1).astype(np.int64), 1)
         entry, rest = {"text_id": row["text_id"], "opening": opening}, row["unattributed"]
         self._list("least_attributed", rest, entry | {"share": rest})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -65,15 +66,33 @@ def text_options(models: list[PrismLM], window: int | None = None) -> TextOption
     return TextOptions(window, window * 3 // 4)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TextFigures:
     """What a model's predictions along one text rely on; of a chat, along its last answer."""
 
     document: Document  # the text
-    tokens: int  # their number; each but the first is predicted
-    losses: np.ndarray  # −log p of every predicted token, float32 [tokens − 1]
-    explained: np.ndarray  # explained share at every position, for the model's top token there
-    attribution: Attribution | None  # of all predictions; None without a lens or predictions
+    ids: Tensor  # its tokens; each but the first is predicted
+    first: int  # the first prediction that counts
+    prior: ContextPrior | None
+    # The figures of its windows so far.
+    loss_parts: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
+    explained_parts: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
+    attributions: list[Attribution] = field(default_factory=list[Attribution])
+
+    @property
+    def losses(self) -> np.ndarray:
+        """−log p of every prediction that counts, float32."""
+        return torch.cat(self.loss_parts)[self.first :].numpy()
+
+    @property
+    def explained(self) -> np.ndarray:
+        """The explained share at every such position, for the model's top token there."""
+        return torch.cat(self.explained_parts)[self.first :].numpy()
+
+    @cached_property
+    def attribution(self) -> Attribution | None:
+        """The attribution of all these; None without a lens or predictions."""
+        return joined(self.attributions) if self.attributions else None
 
     @property
     def support(self) -> Support | None:
@@ -111,41 +130,20 @@ def read_texts(
         stop = on_pass is not None and on_pass(count) is False
         for window in batch:
             if window.last:
-                yield _figures(window.text)
+                yield window.text
         if stop:
             return
-
-
-@dataclass
-class _Text:
-    """A text, its first prediction that counts, and the figures of its windows so far."""
-
-    document: Document
-    ids: Tensor
-    first: int
-    prior: ContextPrior | None
-    losses: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
-    explained: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
-    attributions: list[Attribution] = field(default_factory=list[Attribution])
 
 
 class _Window(NamedTuple):
     """Predictions ``skip`` to ``stop`` of a window ``ids`` that starts at a token of its text."""
 
-    text: _Text
+    text: TextFigures
     ids: Tensor
     start: int
     skip: int
     stop: int
     last: bool
-
-
-def _figures(text: _Text) -> TextFigures:
-    losses, explained = (
-        torch.cat(parts)[text.first :].numpy() for parts in (text.losses, text.explained)
-    )
-    attribution = joined(text.attributions) if text.attributions else None
-    return TextFigures(text.document, len(text.ids), losses, explained, attribution)
 
 
 def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:
@@ -157,7 +155,7 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
         ids = torch.tensor(document_ids(lm, document), dtype=torch.int64)
         before = lm.answer_start(document.messages, ids) if document.messages else 0
         prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
-        text, count = _Text(document, ids, max(0, before - 1), prior), len(ids)
+        text, count = TextFigures(document, ids, max(0, before - 1), prior), len(ids)
         # The last token predicts no token of the text, so it gets no window of its own.
         lengths = np.array([max(1, count - 1)])
         grid = document_windows(
@@ -210,8 +208,8 @@ def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
     for window in batch:
         rows = slice(end, end := end + window.stop - window.skip)
         text = window.text
-        text.losses.append(-split.scores.log_probabilities[rows])
-        text.explained.append(explained[rows])
+        text.loss_parts.append(-split.scores.log_probabilities[rows])
+        text.explained_parts.append(explained[rows])
         if lm.lens is not None:
             carriers = spread(split[rows], lm.lens.cells, lm.lens.head, text.prior)
             # In a chat, predictions before the answer are its context and do not count.

@@ -12,7 +12,6 @@ import numpy as np
 from fastapi import APIRouter
 
 from prismlm.corpus.layout import held_out
-from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import MARK
 from prismlm.errors import FormatError
 from prismlm.explain.language_model import PrismLM
@@ -130,30 +129,26 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
     Empty if the corpus is missing, has changed or has no held-out documents.
     """
     corpus, texts = None if lens is None else lens.corpus, dict[str, str]()
+    if corpus is None:
+        return texts
     with suppress(FormatError, OSError):
-        numbers, rows = _held_out_rows(corpus) if corpus is not None else ([], [])
+        starts = np.linspace(0, max(0, len(corpus) - RUN_LENGTH), RUNS, dtype=np.int64)
+        numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
+        numbers = numbers[numbers < len(corpus)]
+        table = corpus.documents.take(numbers)
+        indices = np.flatnonzero(held_out(table, corpus.meta["split"]))
+        rows = table.take(indices).to_pylist()
         by_domain = len({row["domain"] for row in rows} - {None}) > 1
         # Neighbours are often alike.
         step = 1 if by_domain else max(1, len(rows) // DOCUMENTS)
-        for number, row in list(zip(numbers, rows, strict=True))[::step]:
+        for number, row in list(zip(numbers[indices].tolist(), rows, strict=True))[::step]:
             label = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
             name = _cut(" ".join(_plain(label).split()), NAME)
             if name not in texts and len(texts) < (DOMAINS if by_domain else DOCUMENTS):
-                assert corpus is not None
                 text = _cut(_plain(corpus.text(number)[: 2 * TEXT]).strip(), TEXT)
                 texts |= {name: text} if text else {}
         return dict(sorted(texts.items()))
     return {}
-
-
-def _held_out_rows(corpus: Corpus) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the numbers and rows of held-out documents in some runs of documents."""
-    starts = np.linspace(0, max(0, len(corpus) - RUN_LENGTH), RUNS, dtype=np.int64)
-    numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
-    numbers = numbers[numbers < len(corpus)]
-    table = corpus.documents.take(numbers)
-    indices = np.flatnonzero(held_out(table, corpus.meta["split"]))
-    return numbers[indices].tolist(), table.take(indices).to_pylist()
 
 
 def _first_words(text: str) -> str:
