@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import Columns
@@ -53,25 +54,25 @@ def close(value, expected):
     return value == expected
 
 
-def check(result, straight):
-    audit, rows, left_out = straight
-    assert result.left_out == left_out == {"no text": 1}
-    assert [row["text_id"] for row in result.rows()] == [row["text_id"] for row in rows]
-    assert close(list(result.rows()), rows)
-    summary, expected = result.audit.to_dict(), audit.to_dict()
+def check(part, straight, count, **how):
+    found, left_out = audit_in_parts(part, count, **how)
+    audit, rows, expected_left_out = straight
+    assert left_out == expected_left_out == {"no text": 1}
+    written = pq.read_table(part.out).to_pylist()
+    assert [row["text_id"] for row in written] == [row["text_id"] for row in rows]
+    assert close(written, rows)
+    summary, expected = found.to_dict(), audit.to_dict()
     lists = ("least_supported", "least_attributed", "most_matching")
     for name in lists:  # of equal texts, others may be listed
         for side in (summary, expected):
             side[name] = [row.get("share", row.get("score")) for row in side[name]]
     assert close(summary, expected)
+    assert list(part.out.parent.iterdir()) == [part.out]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_parts_have_the_sums_and_rows_of_one(part, straight, count):
-    result = audit_in_parts(part, count)
-    check(result, straight)
-    result.discard()
-    assert [path.name for path in part.out.parent.iterdir()] == []
+    check(part, straight, count)
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_parts_have_the_sums_and_rows_of_one(part, straight, count):
 def test_workers(part, straight, engine):
     if engine != "local":
         pytest.importorskip(engine)
-    check(audit_in_parts(part, 3, engine=engine, workers=2), straight)
+    check(part, straight, 3, engine=engine, workers=2)
 
 
 def test_finished_parts_are_not_read_again(part, straight, monkeypatch):
@@ -88,7 +89,7 @@ def test_finished_parts_are_not_read_again(part, straight, monkeypatch):
     monkeypatch.setattr(
         audit_parts, "documents_of", lambda *given: made.append(given[1:]) or _parts(*given)
     )
-    check(audit_in_parts(part, 2), straight)
+    check(part, straight, 2)
     assert made == [(0, 2)]
 
 
@@ -100,7 +101,8 @@ def test_parts_of_another_input(part, straight, texts, tmp_path):
     with pytest.raises(InputError, match="window") as refused:
         audit_in_parts(part, 2)
     assert "--overwrite" in str(refused.value)
-    check(audit_in_parts(part, 2, overwrite=True), straight)
+    check(part, straight, 2, overwrite=True)
+    part(None, 0, 2)
     other = tmp_path / "other.jsonl"
     other.write_text(texts.read_text() + json.dumps({"text": "one more", "id": "more"}) + "\n")
     with pytest.raises(InputError, match="texts"):

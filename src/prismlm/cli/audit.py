@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -61,8 +61,11 @@ def audit(
     tables = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
     opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)
     from prismlm.corpus.documents import Columns
-    from prismlm.explain.audit_parts import AuditPart
+    from prismlm.explain.audit import write_audit
+    from prismlm.explain.audit_parts import AuditPart, audit_in_parts
     from prismlm.lens.cells import parse_where
+    from prismlm.outputs import write_text
+    from prismlm.pages.audit import audit_page
 
     paths, count = list(filter(None, tables.values())), opt.count_parts(parts, workers, engine)
     if count and not paths:
@@ -74,25 +77,19 @@ def audit(
     with orderly_end():
         if count:
             how: dict[str, Any] = {"engine": engine, "workers": workers or 1}
-            report, summary = _audit_parts(one, count, paths, html, **how, overwrite=overwrite)
+            how |= {"overwrite": overwrite, "progress": ConsoleReporter()}
+            report, left_out = audit_in_parts(one, count, paths, **how)
         else:
             report = one.empty()
             reader.tokenizer = report.tokenizer
-            summary = _write_audit(report, _rows(report, reader), reader.left_out, paths, html)
+            write_audit(_rows(report, reader), paths)
+            left_out = dict(reader.left_out)
+        summary = report.to_dict() | {"left_out": left_out}
+        if html is not None:
+            write_text(html, audit_page(summary))
     output.report_written(*paths, html)
     column = by or report.lens.default_group_by
     output.show(summary, as_json, lambda: _print_audit(report, summary, column, documents))
-
-
-def _audit_parts(
-    one: AuditPart, count: int, tables: list[Path], html: Path | None, **how: Any
-) -> tuple[Audit, dict[str, Any]]:
-    from prismlm.explain.audit_parts import audit_in_parts
-
-    finished = audit_in_parts(one, count, progress=ConsoleReporter(), **how)
-    summary = _write_audit(finished.audit, finished.rows(), finished.left_out, tables, html)
-    finished.discard()
-    return finished.audit, summary
 
 
 def _rows(audit: Audit, reader: DocumentReader) -> Iterator[dict[str, Any]]:
@@ -106,25 +103,6 @@ def _rows(audit: Audit, reader: DocumentReader) -> Iterator[dict[str, Any]]:
             yield row
             task.advance(reader.done - done)
             done = reader.done
-
-
-def _write_audit(
-    audit: Audit,
-    rows: Iterator[dict[str, Any]],
-    left_out: Mapping[str, int],
-    tables: list[Path],
-    html: Path | None,
-) -> dict[str, Any]:
-    """Write the rows and the page, and return the summary once all rows are read."""
-    from prismlm.explain.audit import write_audit
-    from prismlm.outputs import write_text
-    from prismlm.pages.audit import audit_page
-
-    write_audit(rows, tables)
-    summary = audit.to_dict() | {"left_out": dict(left_out)}
-    if html is not None:
-        write_text(html, audit_page(summary))
-    return summary
 
 
 def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:

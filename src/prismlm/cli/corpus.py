@@ -15,7 +15,7 @@ from prismlm.errors import InputError
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
-    from prismlm.corpus import Corpus
+    from prismlm.corpus import Corpus, HubDataset
 
 DATASET_HELP = (
     "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like are "
@@ -77,14 +77,7 @@ def build(
     from prismlm.corpus.part import CorpusPart
 
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
-    if data_files and dataset is None:
-        raise InputError("--data-files needs --dataset NAME.")
-    stream = None
-    if dataset is not None:
-        opt.require_packages("datasets")
-        from prismlm.corpus import HubDataset
-
-        stream = HubDataset.parse(dataset, split, tuple(data_files or ()))
+    stream = _dataset(dataset, split, data_files)
     opt.check_one_of("files or directories, or a --dataset", stream, paths)
     names = (text_column, id_column, source_column, domain_column, license_column, title_column)
     number, count = opt.parse_shard(shard)
@@ -105,6 +98,17 @@ def build(
             part = CorpusPart(out, inputs=stream or paths, **settings, progress=ConsoleReporter())
             part(None, number, count)
     _report(out, number, count, as_json)
+
+
+def _dataset(name: str | None, split: str, data_files: list[str] | None) -> HubDataset | None:
+    if name is None:
+        if data_files:
+            raise InputError("--data-files needs --dataset NAME.")
+        return None
+    opt.require_packages("datasets")
+    from prismlm.corpus import HubDataset
+
+    return HubDataset.parse(name, split, tuple(data_files or ()))
 
 
 def _report(out: Path, number: int, count: int, as_json: bool) -> None:

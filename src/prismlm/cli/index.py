@@ -78,14 +78,13 @@ def index(
         output.print_cost(cost, as_json=as_json)
         return
     start = time.monotonic()
-    progress = ConsoleReporter() if opt.is_first_process() else SILENT
+    how: dict[str, Any] = {"progress": ConsoleReporter() if opt.is_first_process() else SILENT}
     if count:
         del checkpoint  # workers open their own
         one = IndexPart(model, source.path, out, options, device, overwrite)
-        how: dict[str, Any] = {"engine": engine, "workers": workers or 1, "progress": progress}
-        written = index_in_parts(one, count, **how)
+        written = index_in_parts(one, count, engine=engine, workers=workers or 1, **how)
     else:
-        how = {"overwrite": overwrite, "progress": progress}
+        how["overwrite"] = overwrite
         written = index_checkpoint(checkpoint, source, out, options, **how)
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count as counted_from
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
@@ -105,25 +104,14 @@ def documents_of(documents: DocumentReader, number: int, count: int) -> Iterator
             yield document
 
 
-class AuditedParts(NamedTuple):
-    """An audit whose parts are finished."""
-
-    audit: Audit  # with the sums of all
-    parts: Parts
-    left_out: dict[str, int]
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of all texts, in their order."""
-        sources = [_rows_of(self.parts.part(n) / ROWS_FILE) for n in range(self.parts.count)]
-        for run in counted_from():
-            rows = list(islice(sources[run % len(sources)], RUN_LENGTH))
-            yield from rows
-            if len(rows) < RUN_LENGTH:
-                return
-
-    def discard(self) -> None:
-        """Remove the parts, once the rows are written."""
-        discard(self.parts.path)
+def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all texts of finished parts, in their order."""
+    sources = [_rows_of(parts.part(number) / ROWS_FILE) for number in range(parts.count)]
+    for run in counted_from():
+        rows = list(islice(sources[run % len(sources)], RUN_LENGTH))
+        yield from rows
+        if len(rows) < RUN_LENGTH:
+            return
 
 
 def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -135,15 +123,17 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
 def audit_in_parts(
     part: AuditPart,
     count: int,
+    paths: Sequence[Path] = (),
     *,
     engine: Engine = "local",
     workers: int = 1,
     overwrite: bool = False,
     progress: Reporter = SILENT,
-) -> AuditedParts:
-    """Audit texts in parts, and return their sums; finished parts are not read again.
+) -> tuple[Audit, dict[str, int]]:
+    """Audit texts in parts, and write all rows to ``paths``, by default to the part's ``out``.
 
-    ``overwrite`` discards parts that were made with other inputs. Errors are those of
+    Finished parts are not read again; ``overwrite`` discards those of other inputs. Returned are
+    the sums, and how many texts were left out, by reason. Errors are those of
     :func:`prismlm.parts.run_parts`, and InputError for such parts.
     """
     files = tuple(path.absolute() if path.exists() else path for path in part.files)
@@ -160,5 +150,7 @@ def audit_in_parts(
     for number in range(count):
         audit.add_saved(parts.part(number))
     # Every part has read all rows, and left the same ones out.
-    left_out = Counter(read_json(parts.part(0) / LEFT_OUT_FILE))
-    return AuditedParts(audit, parts, dict(left_out))
+    left_out = read_json(parts.part(0) / LEFT_OUT_FILE)
+    write_audit(_rows(parts), paths or [part.out])
+    discard(parts.path)
+    return audit, left_out
