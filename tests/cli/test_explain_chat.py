@@ -135,10 +135,8 @@ def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize(
-    "question", ["¿Qué hace el medicamento?", "这种药有什么作用?", "ماذا يفعل الدواء؟"]
-)
-def test_a_question_in_another_language(printed, model, question):
+def test_a_question_in_another_language(printed, model):
+    question = "ماذا يفعل الدواء؟"
     shown = printed(model, question)
     assert shown.startswith(f"{question} → ")
     assert len(SUPPORT.findall(shown)) == 1

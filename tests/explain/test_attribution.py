@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prismlm.errors import InputError
 from prismlm.explain import attribution
 from prismlm.explain.attribution import TEMPERATURE, Passage, worth_showing
 from prismlm.lens import cells as cells_module
-from tests.helpers.hand_lens import CONTEXTS, DOCUMENTS, hand_lens
+from tests.helpers.hand_lens import DOCUMENTS, hand_lens
 from tests.helpers.predictions import attributed, predictions
 
 SOURCES = dict(zip(DOCUMENTS["doc_id"], DOCUMENTS["source"], strict=True))
@@ -112,14 +110,6 @@ def by_contexts(indices, activations):
     )
 
 
-def random_table(seed, count):
-    generator = torch.Generator().manual_seed(seed)
-    indices = [torch.randperm(3, generator=generator)[:2].tolist() for _ in range(count)]
-    activations = torch.rand(count, 2, generator=generator)
-    activations *= torch.rand(count, 2, generator=generator) > 0.2
-    return by_contexts(indices, activations.tolist())
-
-
 def shares_of(found, by, where=None):
     return {item.key: item.share for item in found.sources(by, where).items}
 
@@ -142,28 +132,6 @@ def test_nothing_in_use_at_all(lens):
     assert found.sources("source").items == ()
     assert found.sources("source").unattributed == 1.0
     assert found.documents() == []
-
-
-@given(seed=st.integers(0, 10_000), count=st.integers(1, 6))
-def test_the_measure_of_the_source_equals_a_loop(lens, seed, count):
-    evidence = random_table(seed, count)
-    mass, total, unplaced = dict.fromkeys("ab", 0.0), 0.0, 0.0
-    for indices, activations in zip(*evidence.routing[::2], strict=True):
-        for i, activation in zip(indices.tolist(), activations.tolist(), strict=True):
-            total += activation
-            nearest = [row[3] for row in CONTEXTS if row[0] == i]
-            unplaced += 0 if nearest else activation
-            for document in nearest:
-                mass[document] += activation / len(nearest)
-    found = attributed(evidence, lens, "source")
-    if total == 0:
-        assert found.sources("document").items == ()
-        return
-    wanted = {name: amount / total for name, amount in mass.items() if amount}
-    assert shares_of(found, "document") == pytest.approx(wanted, rel=1e-6)
-    by_source = {SOURCES[name]: share for name, share in wanted.items()}
-    assert shares_of(found, "source") == pytest.approx(by_source, rel=1e-6)
-    assert found.sources("document").unattributed == pytest.approx(unplaced / total, abs=1e-6)
 
 
 def test_a_filter_by_hand(lens):

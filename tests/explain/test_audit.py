@@ -1,7 +1,6 @@
 """Audits against explanations of the same texts, one at a time."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -80,21 +79,6 @@ def test_a_row_is_what_explain_says(lm, audited):
             ids = torch.tensor([lm.tokenizer(document.text)["input_ids"]])
             loss = lm.model(input_ids=ids, labels=ids).loss.item()
         assert row["ce"] == pytest.approx(loss, rel=1e-4)
-
-
-def test_a_reading_that_is_ended_keeps_the_texts_that_are_finished(lm, audited):
-    told = []
-
-    def on_pass(count):
-        told.append(count)
-        return len(told) < 2
-
-    audit = Audit(lm, replace(text_options([lm]), tokens_per_batch=1))
-    rows = list(audit.read(TEXTS, on_pass))
-    assert [row["text_id"] for row in rows] == ["one", "two"]
-    assert told == [row["predictions"] for row in rows]
-    assert audit.to_dict()["predictions"] == sum(told)
-    assert rows[1]["ce"] == pytest.approx(audited[1][1]["ce"], rel=1e-4)
 
 
 def test_the_summary_is_the_sum_of_the_rows(lm, audited):

@@ -61,8 +61,8 @@ def test_an_audit_counts_answers(lm, before):
 def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
     document = Document("chat", ANSWERED, messages=CHAT)
     (found,) = read_texts(lm, [document], TextOptions(window, window))
-    assert len(found.losses) == found.tokens - before
-    if window > found.tokens:
+    assert len(found.losses) == len(found.ids) - before
+    if window > len(found.ids):
         ids = torch.tensor([lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]])
         with torch.no_grad():
             loss = lm.model(ids, labels=torch.where(torch.arange(ids.shape[1]) < before, -100, ids))

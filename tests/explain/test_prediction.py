@@ -124,9 +124,3 @@ def test_a_bfloat16_model_reports_its_rounding(tiny_model, tmp_path):
     low = prismlm.load(tmp_path)
     assert low.model.dtype == torch.bfloat16
     assert 1e-4 < low.explain(TEXT).rounding < 2e-2
-
-
-def test_a_model_and_the_package_say_what_they_are(lm):
-    assert "192 prototypes" in repr(lm)
-    assert repr(replace(lm, lens=None)).endswith("\nlens: none")
-    assert dir(prismlm) == sorted(prismlm.__all__)

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import prismlm
-from prismlm.explain.rows import table
+from prismlm.explain.attribution import Share, Sources
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,12 @@ def test_passages_and_shares_as_data_frames(trace):
     assert frame["share"].tolist() == [one.share for one in passages]
     assert frame["doc_id"].tolist() == [one.doc_id for one in passages]
     page = passages._repr_html_()
-    assert page.count("<tr>") == 5
-    assert f"{passages[0].share:.1%}" in page
+    assert page.count("<tr>") == 4
+    assert f"{passages[0].share:.3g}" in page
     frame = shares.to_pandas()
     assert frame["share"].sum() == pytest.approx(1.0)
     assert frame["domain"].tolist()[-1] == "unattributed"
-    assert f"{shares.items[0].share:.1%}" in shares._repr_html_()
+    assert f"{shares.items[0].share:.3g}" in shares._repr_html_()
 
 
 def test_a_trace_as_a_data_frame_parquet_and_json(trace, tmp_path):
@@ -41,10 +41,9 @@ def test_a_trace_as_a_data_frame_parquet_and_json(trace, tmp_path):
 
 
 def test_text_stays_text():
-    page = table([{"text": "<script>alert(1)</script> & more", "share": 0.25, "url": None}])
-    assert "<script>" not in page
+    shares = Sources("domain", (Share("<script>alert(1)</script> \u202e", 0.25),), 0.75)
+    page = shares._repr_html_()
     assert "&lt;script&gt;" in page
-    assert "25.0%" in page
+    assert not {"<script>", "\u202e"} & {*page.split(), *page}
     # A column that nothing has is left out.
-    assert "url" not in page
-    assert table([]).count("<tr>") == 1
+    assert "lift" not in page

@@ -228,14 +228,3 @@ def test_in_a_browser_text_is_inert_and_the_place_in_view(page, lm):
     # Another place of the same document.
     open_at(page, EVIL_ID, start + 3)
     assert_in_view(page)
-
-
-def test_in_a_browser_a_long_document_is_left_and_come_back_to(page, lm):
-    corpus = lm.lens.corpus
-    number = corpus.find(LONG_ID)
-    open_at(page, LONG_ID, int(corpus.starts[number]) + int(corpus.lengths[number]) // 2)
-    assert_in_view(page)
-    assert shown(page) == marks_shown(LONG)
-    page.evaluate("scrollTo(0, 0)")
-    page.get_by_role("button", name="To the place").click()
-    assert_in_view(page)

@@ -4,7 +4,7 @@ import pytest
 
 import prismlm
 from prismlm.direction_marks import marks_shown
-from tests.explorer.conftest import Served, ask, assert_fits_a_phone, go
+from tests.explorer.conftest import Served, ask, go
 from tests.helpers.named_lens import ACROSS, CATEGORIES
 
 PAINTED = """async ([x, y]) => {
@@ -65,22 +65,6 @@ def test_places_are_those_of_the_lens(served, lm):
 def test_a_lens_without_a_map_says_how_to_make_one(tiny_model):
     with Served(prismlm.load(tiny_model)) as server:
         assert f"prismlm map {tiny_model}" in server.refused("GET", "/api/map")
-
-
-def test_a_person_looks_around(page, lm):
-    count = lm.lens.num_prototypes
-    opened(page)
-    side = page.locator(".x-side")
-    shares = side.locator(".p-bars .p-number").all_inner_texts()
-    assert sum(float(share.removesuffix(" %")) for share in shares) == 100
-    page.mouse.click(*spot(page, 37, count))
-    side.locator("h2", has_text="word37 → next37").wait_for()
-    assert "prototype=37" in page.url
-    page.locator(".x-over").press("ArrowRight")
-    side.locator("h2", has_text="word38 → next38").wait_for()
-    page.locator(".x-over").press("ArrowDown")
-    side.locator("h2", has_text="word54 → next54").wait_for()
-    assert_fits_a_phone(page)
 
 
 def test_a_lasso_shows_what_an_area_has(page, lm):

@@ -116,11 +116,3 @@ def test_hover_and_lasso_do_not_repaint_the_points(opened, large):
         tab.set_viewport_size({"width": 1000, "height": 800})
         # The observer of the size runs in the next frame and paints in the one after it.
         tab.wait_for_function("() => discs >= 100")
-
-
-def test_the_map_needs_nothing_that_browsers_of_2023_lack(opened, large):
-    with opened(large) as tab:
-        tab.add_init_script(COUNT_DISCS + "delete Map.groupBy;")
-        tab.reload()
-        tab.locator(".x-side h2", has_text=f"{MANY:,} prototypes").wait_for()
-        assert tab.evaluate(NEXT_FRAME) >= MANY

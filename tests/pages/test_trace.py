@@ -196,16 +196,6 @@ def test_without_a_lens_or_its_scale_the_page_says_so(trace, tiny_model, monkeyp
     assert "is not known: the lens has no scale of support" in data["support"]["sentence"]
 
 
-def test_characters_of_several_tokens_are_whole(lm):
-    trace = lm.explain("Go to 東京 now 🤖.")
-    data, _ = one_of(trace)
-    assert "\ufffd" not in page([trace])
-    assert "".join(data["tokens"]).replace("″", "") == "Go to 東京 now 🤖."
-    (several, *_) = [step.pieces[0] for step in trace if step.pieces[0].count > 1]
-    assert several.label == f"{several.text} {several.number}/{several.count}"
-    assert any(several.label in step["token"] for step in data["steps"])
-
-
 @pytest.mark.parametrize("mark", ["\u202e", "\u2066", "\u2067", "\u061c", "\u200f"])
 def test_marks_of_direction_are_shown_and_turn_nothing(lm, mark, monkeypatch):
     around = Around(f"a{mark}b", f" {mark}c", f"d{mark}")

@@ -66,7 +66,7 @@ from torch.nn import functional
 
 from prismlm.errors import check_choice
 from prismlm.explain.prediction import Predictions
-from prismlm.explain.rows import frame, table
+from prismlm.explain.rows import frame, html_table
 from prismlm.explain.support import Coverage, Support, token_information
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import (
@@ -323,17 +323,14 @@ class Sources:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per key, and rows for the rest: shares sum to 1."""
-        return frame(self._rows())
-
-    def _repr_html_(self) -> str:
-        return table(self._rows())
-
-    def _rows(self) -> list[dict[str, Any]]:
         rest = [Share("elsewhere", self.elsewhere)] if self.elsewhere else []
-        return [
+        return frame(
             {self.by: item.key, "share": item.share, "base_rate": item.base_rate, "lift": item.lift}
             for item in (*self.items, *rest, Share("unattributed", self.unattributed))
-        ]
+        )
+
+    def _repr_html_(self) -> str | None:
+        return html_table(self)
 
 
 @dataclass(frozen=True)
