@@ -177,6 +177,7 @@ class ContextPrior:
 
 def carriers_of(predictions: Predictions, lens: Lens, method: Method = "evidence") -> Carriers:
     """Return the positions that carry successive predictions of one text, by either method."""
+    check_choice("the method", method, METHODS)
     if method == "source":
         return _contexts(predictions, lens)
     return spread(predictions, lens.cells, lens.head)

@@ -14,10 +14,9 @@ import torch
 
 from prismlm.corpus.encode import around_text
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
-from prismlm.errors import InputError, check_choice, check_whole
+from prismlm.errors import InputError, check_whole
 from prismlm.explain.against import Opposition
 from prismlm.explain.attribution import (
-    METHODS,
     Attribution,
     Carriers,
     Method,
@@ -268,7 +267,6 @@ class Trace:
 
     def attribution(self, method: Method = "evidence") -> Attribution:
         """Return what the answer relies on, computed once for each method."""
-        check_choice("the method", method, METHODS)
         if method not in self._attributions:
             attribution = attribute(self.carriers(method), self._lens(), method)
             self._attributions[method] = attribution
