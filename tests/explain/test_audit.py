@@ -1,16 +1,13 @@
 """Audits against explanations of the same texts, one at a time."""
 
-import json
-
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit, write_audit
+from prismlm.explain.audit import Audit
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import check_document, document_sources, texts_that_rely
 from prismlm.explain.texts import TextOptions, read_texts, text_options
@@ -175,18 +172,6 @@ def test_a_filter(lm):
     assert summary["most_matching"][0]["text_id"] == max(found, key=found.get)
     with pytest.raises(InputError, match="domain=nonsense"):
         Audit(lm, text_options([lm]), {"domain": "nonsense"})
-
-
-def test_files_hold_the_rows(audited, tmp_path):
-    _, rows = audited
-    formula = {**rows[0], "text_id": "=1+1"}
-    paths = [tmp_path / name for name in ("a.parquet", "a.jsonl", "a.csv")]
-    write_audit([*rows, formula], paths)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
-    lines = [json.loads(line) for line in paths[1].read_text().splitlines()]
-    assert lines == [*rows, formula]
-    assert pq.read_table(paths[0]).to_pylist() == lines
-    assert "'=1+1," in paths[2].read_text()
 
 
 def test_where_a_document_shows_up(lm):

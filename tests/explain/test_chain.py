@@ -164,8 +164,8 @@ def test_steps_have_chains_and_run_the_model_for_them_once(lm):
         ]
         trace.to_dict()
         trace.to_html()
-        # Three to generate, and one to split the states.
-        assert len(passes) == 4
+        # Three to generate, one to read the text, and one to split the states.
+        assert len(passes) == 5
     finally:
         handle.remove()
     ids = [step.token_id for step in trace]

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.explain.prediction import record, split_predictions
 from prismlm.lens.opened_model import settings_not_applied
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -104,27 +103,6 @@ def test_one_of_several_tokens_ends_a_text(lm, ids_of, monkeypatch):
     ends = [lm.tokenizer.eos_token_id, second]
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", ends)
     assert lm.write(prompt, WRITTEN, 0.0, 0).shape[1] <= prompt.shape[1] + 2
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"use_cache": False},
-        {"num_beams": 4},
-        {"num_beams": 4, "num_return_sequences": 4},
-        {"do_sample": True},
-    ],
-)
-def test_a_text_whose_states_were_not_recorded_is_read_again(lm, how):
-    """As of a model without a cache, or one that returns other tokens than it read."""
-    torch.manual_seed(0)
-    with record(lm.model) as recorded:
-        ids = lm.model.generate(lm.encode(TEXT), max_new_tokens=WRITTEN, **how)[:1]
-    if "use_cache" not in how:
-        ids[0, -3] = 5
-    arguments = lm.model, lm.head, lm.output_layer, ids, ids.shape[1] - 1
-    again, once = split_predictions(*arguments, recorded), split_predictions(*arguments)
-    assert torch.equal(again.scores.logits, once.scores.logits)
 
 
 @pytest.mark.parametrize("changed", ["the weight", "its data"])

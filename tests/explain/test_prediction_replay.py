@@ -10,7 +10,6 @@ from prismlm import Ablate
 from prismlm.errors import InputError
 from prismlm.explain.chain import read_direct_path
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import record, split_predictions
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
@@ -45,16 +44,28 @@ def lm(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first(lm):
-    """The run that is looked at again: its tokens but for the last, and what was recorded of it."""
-    prompt = lm.encode(TEXT, NEW)
-    with record(lm.model) as recorded:
-        ids = lm.write(prompt, NEW, 0.0, 0, all_logits=True)
-    codes = torch.cat(recorded.codes, 1)
+    """The run that is looked at again: its tokens, codes, and last states and logits."""
+    ids, codes, *written = written_by(lm)
     with torch.no_grad():
         anew = lm.model(ids[:, :-1], use_cache=False).uncertainty_codes
     # Reading anew would feed others.
-    assert (anew - codes).abs().max() > 100
-    return ids, recorded
+    assert (anew - torch.cat(codes, 1)).abs().max() > 100
+    return ids, codes, *written
+
+
+def written_by(lm):
+    """Generate; return tokens, codes, and the state and logits before each generated token."""
+    states, logits = [], []
+
+    def seen(_, args, output):
+        states.append(args[0][:, -1])
+        logits.append(output[:, -1])
+
+    hook = lm.model.get_output_embeddings().register_forward_hook(seen)
+    with recording_codes(lm.model) as codes:
+        ids = lm.write(lm.encode(TEXT, NEW), NEW, 0.0, 0)
+    hook.remove()
+    return ids, codes, torch.stack(states, 1)[0], torch.stack(logits, 1)[0]
 
 
 def seen_again(lm, **given):
@@ -64,32 +75,25 @@ def seen_again(lm, **given):
 
 
 def test_generate(lm, first):
-    ids, recorded = first
-    count = ids.shape[1] - 1
+    ids, codes, states, logits = first
     trace = lm.explain(TEXT, generate=NEW)
-    logits = torch.cat(recorded.raw_logits, 1)[0]
-    own = logits.gather(1, ids[0, 1:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor([s.model_logit for s in trace]), own, **SAME)
-    codes = torch.cat(recorded.codes, 1)[0].tolist()
-    assert [step.uncertainty_code for step in trace][1:] == codes[1:]
-    # Of a model that kept fewer states than it read, they are read again.
-    partial = recorded._replace(states=[], raw_logits=[])
-    split = split_predictions(lm.model, lm.head, lm.output_layer, ids, count, partial)
-    torch.testing.assert_close(split.scores.logits, own, **SAME)
-    z, embedded = seen_again(lm, **replay(ids, recorded.codes))
-    torch.testing.assert_close(z, torch.cat(recorded.states, 1), **SAME)
-    torch.testing.assert_close(embedded[0], logits, **SAME)
+    own = logits.gather(1, ids[0, -NEW:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor([s.model_logit for s in trace])[-NEW:], own, **SAME)
+    assert [step.uncertainty_code for step in trace][1:] == torch.cat(codes, 1)[0].tolist()[1:]
+    z, embedded = seen_again(lm, **replay(ids, codes))
+    torch.testing.assert_close(z[0, -NEW:], states, **SAME)
+    torch.testing.assert_close(embedded[0, -NEW:], logits, **SAME)
 
 
 def test_chain(lm, first):
-    ids, recorded = first
-    codes = torch.cat(recorded.codes, 1)
+    ids, codes, states, _ = first
+    codes = torch.cat(codes, 1)
     if lm.model.config.model_type != "prismlm_protot":
         with pytest.raises(InputError, match="not a decoder of prototype mixers"):
             read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
         return
     path = read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
-    torch.testing.assert_close(path.states, torch.cat(recorded.states, 1)[0], **SAME)
+    torch.testing.assert_close(path.states[-NEW:], states, **SAME)
     # Their sums are compared with the activations of the run.
     for step in lm.explain(TEXT, generate=NEW):
         assert len(step.chains) > 0
@@ -98,12 +102,10 @@ def test_chain(lm, first):
 def test_steer(lm):
     edit = Ablate(prototype=lm.explain(TEXT)[-1].prototypes[0].id)
     steering = steer(lm, TEXT, [edit], generate=NEW)
-    plan, prompt = plan_for(lm, [edit], None), lm.encode(TEXT, NEW)
-    with applied(lm.model, plan), record(lm.model) as recorded:
-        ids = lm.write(prompt, NEW, 0.0, 0, all_logits=True)
-    assert [token.token_id for token in steering.tokens] == ids[0, prompt.shape[1] :].tolist()
-    shares = torch.cat(recorded.raw_logits, 1)[0, prompt.shape[1] - 1 :].softmax(-1)
-    own = shares.gather(1, ids[0, prompt.shape[1] :, None])[:, 0]
+    with applied(lm.model, plan_for(lm, [edit], None)):
+        ids, *_, logits = written_by(lm)
+    assert [token.token_id for token in steering.tokens] == ids[0, -NEW:].tolist()
+    own = logits.softmax(-1).gather(1, ids[0, -NEW:, None])[:, 0]
     torch.testing.assert_close(torch.tensor([t.after for t in steering.tokens]), own, **SAME)
 
 

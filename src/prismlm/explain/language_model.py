@@ -25,7 +25,6 @@ from prismlm.explain.chain import mixer_decoder_of, read_direct_path
 from prismlm.explain.prediction import (
     OutputLayer,
     Predictions,
-    record,
     split_predictions,
     split_states,
 )
@@ -42,6 +41,7 @@ from prismlm.models.device import Placement, device_named
 from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, weight_of
+from prismlm.models.uncertainty_feedback import recording_codes
 
 # Rows of the output weights whose sum tells whether they have changed.
 ROWS_COMPARED = 256
@@ -104,11 +104,11 @@ class PrismLM(OpenedModel):
         """
         prompt = self.encode(text, generate)
         length = prompt.shape[1]
-        with record(self.model) as recorded:
-            ids = self.write(prompt, generate, temperature, seed, on_text=on_text, all_logits=True)
+        with recording_codes(self.model) as codes:
+            ids = self.write(prompt, generate, temperature, seed, on_text=on_text)
         not_applied = settings_not_applied(self.model, temperature) if generate else ""
         count = ids.shape[1] - (ids.shape[1] > length)
-        split = split_predictions(self.model, self.head, self.output_layer, ids, count, recorded)
+        split = split_predictions(self.model, self.head, self.output_layer, ids, count, codes)
         return self.trace_of(text, ids, length, split, settings=not_applied)
 
     def trace_of(

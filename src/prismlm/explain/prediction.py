@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -19,7 +18,6 @@ from prismlm.errors import DecompositionError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, replay, uncertainty_of
-from prismlm.models.watch import Hook, watch
 from prismlm.ops.prototype_head import Nearest, Routing
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
@@ -289,64 +287,6 @@ def check_sums(logits: Tensor, target_logits: Tensor, dtype: torch.dtype) -> flo
     return float(error.max())
 
 
-class Recorded(NamedTuple):
-    """What passed the output embedding during generation, one entry per forward pass."""
-
-    states: list[Tensor]  # its inputs, each [1, positions, d]
-    raw_logits: list[Tensor]  # its outputs W z + b, each [1, positions, V]
-    # Uncertainty codes that were fed back, each [1, positions]; empty without feedback.
-    codes: list[Tensor]
-    input_ids: list[Tensor]  # the tokens of each pass, each [1, tokens]
-
-    def read(self, ids: Tensor) -> bool:
-        """Say whether the passes read each of ``ids`` [1, T] once, in order.
-
-        They did not if all tokens were read again in each pass, or if ``generate`` returned others.
-        """
-        one_text = {len(tokens) for tokens in self.input_ids} == {1}
-        return one_text and torch.equal(torch.cat(self.input_ids, 1)[:, : ids.shape[1]], ids)
-
-
-@contextmanager
-def record(model: PreTrainedModel) -> Iterator[Recorded]:
-    """Record every position that this thread sends through the output embedding in the block."""
-    recorded = Recorded([], [], [], [])
-    feeds_back = uncertainty_of(model) is not None
-
-    def after(_: nn.Module, args: tuple[Tensor, ...], kwargs: Any, output: Tensor) -> None:
-        recorded.states.append(args[0])
-        recorded.raw_logits.append(output)
-
-    def called(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if (ids := kwargs.get("input_ids", *args[:1])) is not None:
-            recorded.input_ids.append(ids)
-        if feeds_back:
-            recorded.codes.append(output[CODES])
-
-    with watch([Hook(output_embedding(model), after=after), Hook(model, after=called)]):
-        yield recorded
-
-
-def _states(
-    model: PreTrainedModel, ids: Tensor, steps: int, recorded: Recorded | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return z [steps, d], W z + b [steps, V] and codes [steps], recorded or of a forward pass."""
-    known: list[Tensor] = []
-    if recorded is not None and recorded.read(ids[:, :steps]):
-        known = recorded.codes
-        # Some models keep only the state at the end of their prompt.
-        if [z.shape[:2] for z in recorded.states] == [one.shape for one in recorded.input_ids]:
-            codes = torch.cat(known, 1)[0, :steps] if known else None
-            stored = recorded.states, recorded.raw_logits
-            z, raw = (torch.cat(one, 1)[0, :steps] for one in stored)
-            return z, raw, codes
-    with capture(model) as seen:
-        output = model(**replay(ids, known), use_cache=False)
-    assert seen.embedded is not None
-    codes = output[CODES][0, :steps] if uncertainty_of(model) is not None else None
-    return seen.z[0, :steps], seen.embedded[0, :steps], codes
-
-
 @torch.no_grad()
 def split_predictions(
     model: PreTrainedModel,
@@ -354,16 +294,22 @@ def split_predictions(
     output: OutputLayer,
     ids: Tensor,
     steps: int,
-    recorded: Recorded | None = None,
+    codes: Sequence[Tensor] = (),
 ) -> Predictions:
-    """Split the first ``steps`` predictions along ``ids`` [1, T].
+    """Split the first ``steps`` predictions along ``ids`` [1, T], read in one pass.
 
-    The model runs once, or not at all if the states of ``ids`` were recorded.
+    ``codes`` are those of :func:`recording_codes` while the text was generated, to be fed again.
     """
-    z, raw, codes = _states(model, ids, steps, recorded)
+    # Without a cache every pass reads all tokens, and feeds them codes of its own.
+    once = codes and all(code.shape[1] == 1 for code in codes[1:])
+    known = torch.cat([*codes], 1)[:, :steps] if once else None
+    with capture(model) as seen:
+        run = model(**replay(ids[:, :steps], known), use_cache=False)
+    assert seen.embedded is not None
+    z, raw = seen.z[0], seen.embedded[0]
     targets = output.targets(ids[0], raw)
     split = split_states(output, head, z, ids[0, :steps], targets, raw_logits=raw)
-    return replace(split, codes=None if codes is None else codes[None]).cpu()
+    return replace(split, codes=run[CODES] if uncertainty_of(model) is not None else None).cpu()
 
 
 def fed_back(model: PreTrainedModel, codes: Tensor | None) -> list[tuple[float, int] | None] | None:

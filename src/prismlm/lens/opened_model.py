@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -277,7 +276,6 @@ def write_after(
     seed: int,
     *,
     top_p: float = 1.0,
-    all_logits: bool = False,
     enough: Callable[[Tensor], bool] | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -285,9 +283,8 @@ def write_after(
 
     With a ``mask``, 0 on padding to the left, several prompts [B, T] are continued.
 
-    Of the model's generation_config.json, only the tokens that end a text are used. With
-    ``all_logits``, logits are computed at every position of the prompt. Generation stops when
-    ``enough`` of all tokens so far is true.
+    Of the model's generation_config.json, only the tokens that end a text are used. Generation
+    stops when ``enough`` of all tokens so far is true.
     """
     tokens = check_whole("the number of tokens to generate", tokens)
     seed = check_whole("the seed", seed, most=MAX_SEED)
@@ -305,8 +302,6 @@ def write_after(
     if temperature:
         settings |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
     options: dict[str, Any] = {}
-    if all_logits and "logits_to_keep" in signature(model.forward).parameters:
-        options["logits_to_keep"] = 0  # all
     if enough is not None:
 
         def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import record
+from prismlm.models.uncertainty_feedback import recording_codes
 from prismlm.web.batch import Batch, supports_batching
 from prismlm.web.generation import Generation
 
@@ -167,21 +167,17 @@ class Engine:
         """Generate one text to its end by the model's ``generate``."""
         self._running = [generation]
         sampling = generation.sampling
-        with record(self._lm.model) as recorded:
+        with recording_codes(self._lm.model) as generation.codes:
 
             def enough(ids: Tensor) -> bool:
                 if not generation.abandoned:
                     generation.accept(int(ids[0, -1]))
-                if not sampling.traced:
-                    del recorded.raw_logits[:-1], recorded.states[:-1]
                 return generation.finished
 
             self._lm.write(
                 *(generation.prompt, sampling.max_tokens, sampling.temperature, sampling.seed),
                 top_p=sampling.top_p,
-                all_logits=sampling.traced,
                 enough=enough,
             )
-        generation.recorded = recorded
         generation.send(None)
         self._running = []

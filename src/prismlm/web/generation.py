@@ -12,7 +12,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import BROKEN
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import Recorded, split_predictions, split_states
+from prismlm.explain.prediction import split_predictions, split_states
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import MIN_TEMPERATURE, settings_not_applied
 
@@ -47,9 +47,9 @@ class Generation:
     # Parts of the text: complete characters, and no part of a stop sequence; what ended it early;
     # None at its end.
     chunks: asyncio.Queue[str | Exception | None] = field(default_factory=asyncio.Queue)
-    # What passed the output embedding, if ``generate`` wrote the text; otherwise what the batch
+    # Uncertainty codes that were fed back, if ``generate`` wrote the text; otherwise what the batch
     # read, and the model's own logit of each token before any soft-cap.
-    recorded: Recorded | None = None
+    codes: list[Tensor] | None = None
     states: list[Tensor] = field(default_factory=list[Tensor])
     logits: list[Tensor] = field(default_factory=list[Tensor])
 
@@ -130,8 +130,8 @@ class Generation:
             return None
         lm, ids = self.lm, torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], 1)
         count, output = ids.shape[1] - 1, lm.output_layer
-        if self.recorded is not None:
-            split = split_predictions(lm.model, lm.head, output, ids, count, self.recorded)
+        if self.codes is not None:
+            split = split_predictions(lm.model, lm.head, output, ids, count, self.codes)
         else:
             logits = torch.stack(self.logits[: len(self.ids)])
             states, tokens = torch.cat(self.states)[:count], (ids[0, :-1], ids[0, 1:])
