@@ -13,8 +13,9 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
-from prismlm.models.seam import LogitMap, capture
+from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import recording_codes, replay
+from prismlm.models.watch import Hook, watch
 from tests.helpers import feedback_families
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.feedback_models import make_tokenizer
@@ -57,14 +58,13 @@ def written_by(lm):
     """Generate; return tokens, codes, and the state and logits before each generated token."""
     states, logits = [], []
 
-    def seen(_, args, output):
+    def seen(_, args, kwargs, output):
         states.append(args[0][:, -1])
         logits.append(output[:, -1])
 
-    hook = lm.model.get_output_embeddings().register_forward_hook(seen)
-    with recording_codes(lm.model) as codes:
+    hook = Hook(output_embedding(lm.model), after=seen)
+    with recording_codes(lm.model) as codes, watch([hook]):
         ids = lm.write(lm.encode(TEXT, NEW), NEW, 0.0, 0)
-    hook.remove()
     return ids, codes, torch.stack(states, 1)[0], torch.stack(logits, 1)[0]
 
 
