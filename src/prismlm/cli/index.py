@@ -49,14 +49,7 @@ def index(
     --shard). Under torchrun every process reads one part.
     """
     from prismlm.corpus import Corpus
-    from prismlm.lens.build import (
-        IndexPart,
-        check_lens,
-        estimate_index,
-        index_checkpoint,
-        index_in_parts,
-        lens_directory,
-    )
+    from prismlm.lens import build
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import IndexOptions, Shard, options_for
     from prismlm.models.checkpoint import load_checkpoint
@@ -67,25 +60,26 @@ def index(
     count = opt.count_parts(parts, workers, engine, shard)
     sizes = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
-    out = lens_directory(model, lens or source.name)
-    check_lens(out, overwrite=overwrite)
+    out = build.lens_directory(model, lens or source.name)
+    build.check_lens(out, overwrite=overwrite)
     # With workers, this process only checks the model, and leaves the GPUs to them.
     checkpoint = load_checkpoint(model, device="cpu" if count else place)
     # Refuses windows that the model cannot read.
     options = options_for(checkpoint.model, options, model)
     if dry_run:
-        cost = estimate_index(checkpoint.model, checkpoint.sidecar.head, source, options=options)
+        head = checkpoint.sidecar.head
+        cost = build.estimate_index(checkpoint.model, head, source, options)
         output.print_cost(cost, as_json=as_json)
         return
     start = time.monotonic()
     how: dict[str, Any] = {"progress": ConsoleReporter() if opt.is_first_process() else SILENT}
     if count:
         del checkpoint  # workers open their own
-        one = IndexPart(model, source.path, out, options, device, overwrite)
-        written = index_in_parts(one, count, engine=engine, workers=workers or 1, **how)
+        one = build.IndexPart(model, source.path, out, options, device, overwrite)
+        written = build.index_in_parts(one, count, engine=engine, workers=workers or 1, **how)
     else:
         how["overwrite"] = overwrite
-        written = index_checkpoint(checkpoint, source, out, options, **how)
+        written = build.index_checkpoint(checkpoint, source, out, options, **how)
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
 
