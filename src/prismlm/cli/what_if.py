@@ -18,7 +18,7 @@ WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; may be
 RETRAIN_HELP = "Train again without them too, as the model was trained: this can take long."
 CALIBRATED = (
     "Nats, with 90% intervals calibrated by training SmolLM2-135M again without documents, with "
-    "LoRA, on answers of 9 to 58 tokens. They hold for such models; others may be off by more."
+    "LoRA, on answers of 11 to 36 tokens. They hold for such models; others may be off by more."
 )
 OTHERWISE = (
     "This model was not fine-tuned as SmolLM2-135M was, with LoRA, on which the intervals are "
