@@ -279,7 +279,9 @@ def main() -> None:
     write_json(args.out, how | facts | figures | {"environment": environment()})
     if args.calibrate:
         estimates = {method: calibrations[method] for method in what_if.METHODS}
-        write_json(Path(what_if.__file__).with_suffix(".json"), how | {"estimates": estimates})
+        ends = np.percentile(bank.mean(bank.full), [2.5, 97.5]).round(2).tolist()
+        stored = how | {"nats_per_token": ends, "estimates": estimates}
+        write_json(Path(what_if.__file__).with_suffix(".json"), stored)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import asdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +73,17 @@ def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading):
     assert result.estimates[0].change < 0
     assert json.loads(json.dumps(result.to_dict()))["retrained"] is None
     assert not result.calibrated
+
+
+def test_only_answers_like_those_of_the_calibration_are_calibrated(lm, leading, monkeypatch):
+    monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on="fine-tuned"))
+    result = what_if(lm, TEXT, leading, generate=6)
+    mean = result.log_probability / result.tokens
+    for low, high, calibrated in ((mean - 1, mean + 1, True), (mean + 0.1, 0, False)):
+        stored = module._stored() | {"nats_per_token": [low, high]}
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "_stored", lambda stored=stored: stored)
+            assert what_if(lm, TEXT, leading, generate=6).calibrated == calibrated
 
 
 def test_documents_that_brought_nothing_change_nothing(lm, leading):
@@ -145,9 +156,7 @@ def test_what_cannot_be_left_out_is_refused(lm, leading):
 
 def test_a_model_that_was_not_trained_on_the_lens_is_refused(tiny_model, leading, monkeypatch):
     lm = prismlm.load(tiny_model)
-    monkeypatch.setattr(
-        lm.lens, "meta", lm.lens.meta.__class__(**{**asdict(lm.lens.meta), "trained_on": False})
-    )
+    monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on=False))
     with pytest.raises(InputError, match="was not trained on the documents"):
         what_if(lm, TEXT, leading)
 

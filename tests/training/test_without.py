@@ -54,7 +54,6 @@ def test_an_adapter_is_trained_again_without_documents(tuned, tiny_model):
     )
     assert again > taught + 0.3
     result = what_if(tuned, "The tower is", known, generate=3, retrain=lambda ids: other)
-    assert result.calibrated
     assert len(result.retrained.tokens) == result.tokens == 3
 
 

@@ -21,8 +21,9 @@ CALIBRATED = (
     "LoRA, on answers of 11 to 36 tokens. They hold for such models; others may be off by more."
 )
 OTHERWISE = (
-    "This model was not fine-tuned as SmolLM2-135M was, with LoRA, on which the intervals are "
-    "calibrated: they may not hold."
+    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of −1.7 to "
+    "−0.1 nats a token. This model or answer is not like that, and they may not hold: an answer "
+    "that is known by heart may lose much more."
 )
 
 

@@ -69,8 +69,12 @@ class Calibration(NamedTuple):
 @cache
 def calibrations() -> dict[str, Calibration]:
     """Return the calibration of each estimate."""
-    stored = read_json(Path(__file__).with_suffix(".json"))["estimates"]
-    return {method: Calibration(**stored[method]) for method in METHODS}
+    return {method: Calibration(**_stored()["estimates"][method]) for method in METHODS}
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    return read_json(Path(__file__).with_suffix(".json"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class WhatIf:
     documents: int  # that are left out
     share: float  # of the text that they are
     estimates: tuple[Estimate, ...]
-    calibrated: bool  # whether the calibration is of such a model: a fine-tuned one
+    # Whether the calibration is of such an answer: of a fine-tuned model, as likely as those were.
+    calibrated: bool
     retrained: Retrained | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,6 +151,7 @@ def what_if(
         gone = removed[document]
         brought = np.bincount(token[gone], value[gone], minlength=len(rows))
         estimates.append(_estimate(lm, ends, method, brought))
+    low, high = _stored()["nats_per_token"]
     again = None
     if retrain is not None:
         ids: list[str] = lens.cells.documents.column("doc_id").filter(pa.array(removed)).to_pylist()
@@ -158,7 +164,7 @@ def what_if(
         int(removed.sum()),
         float(lens.cells.document_rates[removed].sum()),
         tuple(estimates),
-        calibrated=lens.meta.trained_on == "fine-tuned",
+        calibrated=lens.meta.trained_on == "fine-tuned" and low <= ends.given.mean() <= high,
         retrained=again,
     )
 
