@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared.pages import ranged
+
 Row = dict[str, Any]
 METHODS = {
     "controller": "**controller**",
@@ -15,11 +17,34 @@ METHODS = {
     "lora": "LoRA, rank 1, last MLP",
 }
 
+ESTIMATES = {
+    "evidence": "**evidence**",
+    "influence": "**influence**",
+    "bm25": "BM25",
+    "bm25_sharpened": "BM25, sharpened",
+    "own_document": "own document",
+    "zero": "no change",
+}
+OF_ESTIMATES = {
+    "explained": ".0%",
+    "rank_own": ".2f",
+    "rank_in_set": ".2f",
+    "rank_all": ".2f",
+    "slope": ".2f",
+    "coverage": ".0%",
+    "coverage_own": ".0%",
+    "width_own": ".2f",
+}
+
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
     """Return the variables of each section whose JSON is there."""
     calibrated = read("control_calibrate.json", optional=True)
-    return {"calibrated": calibrated and of_calibration(calibrated)}
+    removal = read("control_what_if.json", optional=True)
+    return {
+        "calibrated": calibrated and of_calibration(calibrated),
+        "removal": removal and of_removal(removal),
+    }
 
 
 def of_calibration(result: Row) -> Row:
@@ -110,3 +135,29 @@ def perplexities(tasks: dict[str, Row], method: str) -> tuple[str, str]:
         for run in runs_of(task, method)
     ]
     return f"{np.mean(changes):+.1f} %", f"{max(changes):+.1f} %"
+
+
+def of_removal(result: Row) -> Row:
+    """Return the table of estimates and controls, and what the section begins with."""
+    methods, ahead = result["methods"], result["ahead"]
+    controls = [name for name in ESTIMATES if name not in ("evidence", "influence", "zero")]
+    beaten = {n: [k for k, value in ahead[n].items() if value["low"] > 0] for n in controls}
+    return {
+        "result": result,
+        "rows": [
+            (
+                title,
+                *(ranged(methods[name][key], "value", form) for key, form in OF_ESTIMATES.items()),
+            )
+            for name, title in ESTIMATES.items()
+        ],
+        "works": {"explained", "rank_all"} <= set(beaten["bm25"]),
+        "ahead": {
+            key: ", ".join(ESTIMATES[n] for n in controls if key in beaten[n]) or "no control"
+            for key in ("explained", "rank_all")
+        },
+        "less": [
+            (ESTIMATES[name], *(ranged(value, "value", "+.2f") for value in ahead[name].values()))
+            for name in controls
+        ],
+    }
