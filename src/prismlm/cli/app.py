@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,7 @@ from prismlm.cli import (
     label,
     serve,
     steer,
+    suppress,
     train,
     what_if,
 )
@@ -144,6 +146,7 @@ for command in (
     calibrate.calibrate,
     steer.steer,
     steer.generate,
+    suppress.suppress,
     what_if.what_if,
     export.push,
     export.export,
@@ -198,7 +201,7 @@ def main() -> None:
 
 def _report_os_error(error: OSError) -> int:
     """Print an error of the system, such as a full disk; return the exit code."""
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         # The interpreter would try to write the rest of stdout again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
@@ -206,6 +209,6 @@ def _report_os_error(error: OSError) -> int:
     where = "the output cannot be written"
     if error.filename is not None:
         where = f"{shown(error.filename)} cannot be used"
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         _print_error(f"{where}: {error.strerror or error}.")
     return BAD_INPUT

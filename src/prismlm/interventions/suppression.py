@@ -107,8 +107,10 @@ class Suppression:
     outcomes: tuple[Outcome, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
+        """Return the fields of ``prismlm suppress --json``; the controller is its file."""
+        fields = asdict(self) | {"judge": self.judge.description}
+        del fields["controller"]
+        return fields
 
 
 def marked_tokens(examples: Tensor, keep: Tensor, vocabulary: int) -> list[int]:

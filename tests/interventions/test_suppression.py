@@ -1,0 +1,282 @@
+"""Suppression: marks, judges, ways and the fit by hand, and a whole run on a tiny model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.errors import InputError
+from prismlm.interventions.behaviour import (
+    Examples,
+    Judge,
+    Read,
+    SuppressOptions,
+    Text,
+    Way,
+    encoded,
+    held_out,
+    phrase_rows,
+    prompt_of,
+    read,
+    sample,
+    summed_losses,
+    using,
+    words_of,
+)
+from prismlm.interventions.steering_effects import corpus_of
+from prismlm.interventions.suppression import (
+    ScaleFit,
+    Suppressing,
+    activations_of,
+    like_random,
+    marked_tokens,
+    marking_prototypes,
+    suppress,
+)
+
+TEXT = "The patient was given a dose of the drug, and the court"
+OPTIONS = SuppressOptions(phrases=("the",), samples=16, tokens=8, heldout=800, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def texts(lm):
+    corpus, _ = corpus_of(lm, None)
+    return [corpus.text(number)[:200] for number in corpus.split("train")[:16].tolist()]
+
+
+@pytest.fixture(scope="module")
+def keep(lm):
+    corpus, _ = corpus_of(lm, None)
+    return held_out(corpus, 1600, 0)
+
+
+@pytest.fixture(scope="module")
+def examples(texts):
+    return Examples.split(texts, 0)
+
+
+def test_examples_are_divided(texts):
+    split = Examples.split(texts, 3)
+    assert [len(part) for part in split] == [8, 4, 4]
+    assert sorted(split.find + split.choose + split.report) == sorted(texts)
+    with pytest.raises(InputError, match="there are 7 examples"):
+        Examples.split(texts[:7], 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target": 0.0}, "the target is 0.0"),
+        ({"max_cost": -1.0}, "the allowed cost is -1.0"),
+        ({"samples": 0}, "samples is 0"),
+        ({"phrases": (" ",)}, "a phrase is empty"),
+    ],
+)
+def test_options_that_are_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        SuppressOptions(**fields)
+
+
+def test_a_phrase_is_found_in_any_case_and_spacing():
+    judge = Judge(("copper lantern",))
+    assert judge("It is COPPER\n lantern.")
+    assert not judge("copper, lantern")
+    assert "“copper lantern”" in judge.description
+
+
+def test_a_topic_is_told_by_log_odds():
+    """“tumour” 40 of 80 words against 0 of 80: ln((41 / 83) / (1 / 83)) with three words known."""
+    topic, other = ["tumour the"] * 10, ["bread the"] * 10
+    judge = Judge.trained([*topic] * 4, [*other] * 8, ["the tumour", "a tumour"])
+    assert judge.weights["tumour"] == pytest.approx(np.log(41))
+    assert judge.weights["the"] == 0
+    assert judge("Tumour and bread tumour")
+    assert not judge("the bread")
+    assert judge.accuracy == 1
+    assert words_of("Don't, 12 Ärzte") == ["don", "t", "ärzte"]
+
+
+def test_marked_tokens_by_hand():
+    """Token 1 only in the examples, 2 everywhere, 3 too seldom, 4 only in what is kept."""
+    examples = torch.tensor([1] * 300 + [2] * 600 + [3] * 2)
+    keep = torch.tensor([2] * 900 + [4] * 300)
+    assert marked_tokens(examples, keep, 6) == [1]
+    assert marked_tokens(keep, keep, 6) == []
+
+
+def test_the_tokens_of_a_phrase(lm):
+    text = encoded(lm, "He saw the end. THE  END")
+    (marks,) = phrase_rows(lm, [text], ("the end",))
+    spelled = [i for i, mark in zip(text.ids[text.start :], marks, strict=True) if mark]
+    assert "".join(lm.words(spelled).casefold().split()) == "theendtheend"
+    assert phrase_rows(lm, [text], ("the ends",)) == [[False] * len(marks)]
+
+
+def test_read_states_are_those_of_each_text_alone(lm, texts):
+    both = read(lm, [encoded(lm, text) for text in texts[:3]])
+    for number, text in enumerate(texts[:3]):
+        ids = encoded(lm, text).ids
+        rows = (both.text == number).nonzero()[:, 0]
+        assert both.targets[rows].tolist() == ids[1:]
+        alone = read(lm, [Text(ids, 1)])
+        torch.testing.assert_close(both.z[rows], alone.z, rtol=1e-4, atol=1e-4)
+
+
+def test_losses_under_a_way(lm):
+    """A bias lowers logits of its tokens, scales act as a controller does."""
+    text = read(lm, [encoded(lm, TEXT)])
+    logits = text.z @ lm.model.get_output_embeddings().weight.T
+    tokens = text.targets.unique()[:2].tolist()
+    logits[:, tokens] -= 3.0
+    expected = torch.nn.functional.cross_entropy(logits, text.targets, reduction="sum")
+    actual = summed_losses(lm, text, Way(tokens=tuple(tokens), bias=3.0), 1)
+    np.testing.assert_allclose(actual, [expected.item()], rtol=1e-5)
+    scales = tuple((i, 0.0) for i in range(lm.head.num_prototypes))
+    with lm.edit(prismlm.Controller(scales)):
+        edited = summed_losses(lm, text, Way(), 1)
+    assert edited != summed_losses(lm, text, Way(), 1)
+    np.testing.assert_allclose(summed_losses(lm, text, Way(scales), 1), edited)
+
+
+def test_samples_of_a_batch_are_those_of_each_prompt(lm, texts):
+    greedy = replace(OPTIONS, temperature=0.0)
+    written = sample(lm, texts[:3], 6, Way(), greedy, 0)
+    assert written[:3] == written[3:]
+    for text, own in zip(texts[:3], written, strict=False):
+        prompt = torch.tensor([prompt_of(lm, text)])
+        assert own == lm.words(lm.write(prompt, 8, 0.0, 0)[0, prompt.shape[1] :])
+    with using(lm, Way(tokens=tuple(range(1, lm.model.config.vocab_size)), bias=1e4)):
+        assert lm.model(torch.tensor([[5, 6]])).logits.argmax(-1).eq(0).all()
+
+
+def test_words_come_before_a_prompt(lm):
+    plain, words = prompt_of(lm, TEXT), prompt_of(lm, TEXT, "Do not mention it.")
+    assert words[-len(plain) :] == plain
+    assert "Do not mention it." in lm.words(words)
+
+
+def test_random_prototypes_are_as_active(lm, keep):
+    z = read(lm, keep[:4]).z
+    scales = ((3, 0.0), (11, 0.5), (40, 0.9))
+    random = like_random(lm, z, scales, 0)
+    assert sorted(s for _, s in random) == [0.0, 0.5, 0.9]
+    assert not {i for i, _ in random} & {3, 11, 40}
+    usage = activations_of(lm, z, torch.arange(lm.head.num_prototypes)).mean(0)
+    for (i, _), (j, _) in zip(
+        sorted(scales, key=lambda p: p[1]), sorted(random, key=lambda p: p[1]), strict=True
+    ):
+        apart = (usage - usage[i]).abs()
+        assert apart[j] <= apart.sort().values[12]
+
+
+def test_a_weaker_pull_turns_more_down(lm, keep, texts):
+    """All scales stay in [0, 1], and marked tokens get rarer as λ falls."""
+    states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep[:4])
+    token = int(states.targets.bincount().argmax())
+    rows = (states.targets == token).nonzero()[:, 0]
+    candidates = marking_prototypes(lm, states.of(rows), kept)
+    fit = ScaleFit(lm, states, rows, kept, [token], candidates)
+    start = torch.ones(len(candidates))
+    strong, weak = fit.fit(1000.0, start), fit.fit(0.01, start)
+    for scales in (strong, weak):
+        assert ((scales >= 0) & (scales <= 1)).all()
+        assert all(s < 1 for _, s in fit.pairs(scales))
+    assert fit.margins(weak, rows).mean() < fit.margins(strong, rows).mean()
+    assert (1 - weak).sum() > (1 - strong).sum()
+
+
+def test_margins_are_those_of_a_controller(lm, keep, texts):
+    states, kept = read(lm, [encoded(lm, texts[0])]), read(lm, keep[:2])
+    token, rows = int(states.targets[0]), torch.arange(3)
+    candidates = torch.arange(lm.head.num_prototypes)
+    fit = ScaleFit(lm, states, rows, kept, [token], candidates)
+    scales = torch.linspace(0, 1, len(candidates))
+    with using(lm, Way(tuple(enumerate(scales.tolist())))):
+        logits = lm.model.get_output_embeddings()(states.z[:3])
+    # The fit sees a part of the vocabulary, so a difference of two logits is compared.
+    moved = (fit._examples.activations[:3] * (scales - 1)) @ fit._directions
+    seen = fit._examples.embedded[:3] + moved
+    columns = fit._columns
+    other = int((columns >= 0).nonzero()[-1])
+    torch.testing.assert_close(
+        seen[:, columns[token]] - seen[:, columns[other]],
+        logits[:, token] - logits[:, other],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
+    result = suppress(lm, examples, keep, replace(OPTIONS, target=0.5, max_cost=100.0))
+    assert result.chosen is result.frontier[-1]
+    assert result.reached
+    assert result.chosen.behaviour <= result.before / 2
+    assert all(point.behaviour > result.before / 2 for point in result.frontier[:-1])
+    assert result.controller.scales == result.chosen.scales
+    assert all(0 <= s < 1 for s in result.controller.factors)
+    names = ["before", "suppressed", "random prototypes", "prompt", "logit bias"]
+    assert [outcome.name for outcome in result.outcomes] == names == list(result.ways)
+    before, suppressed, random, *_ = result.outcomes
+    assert before.cost.value == 0
+    assert before.perplexity < suppressed.perplexity
+    assert len(result.ways["random prototypes"].scales) == len(result.chosen.scales)
+    assert suppressed.behaviour.value == np.mean(list(map(result.judge, suppressed.texts)))
+    assert random.perplexity == pytest.approx(before.perplexity * (1 + random.cost.value))
+
+
+def test_out_of_reach_nothing_is_chosen(lm, examples, keep):
+    options = replace(OPTIONS, target=1.0, max_cost=0.0)
+    result = suppress(lm, examples, keep, options)
+    assert result.chosen is None
+    assert result.controller is None
+    assert not result.outcomes
+    assert len(result.frontier) > 1
+    costs = [point.cost for point in result.frontier]
+    options = replace(options, max_cost=sorted(costs)[1])
+    within = suppress(lm, examples, keep, options, within_cost=True)
+    assert within.chosen.cost <= options.max_cost
+    assert not within.reached
+
+
+@pytest.mark.parametrize(
+    ("phrase", "message"), [("zyzzyva", "none of the 8 examples"), (None, "nothing marks")]
+)
+def test_what_nothing_marks(lm, texts, keep, phrase, message):
+    phrases = () if phrase is None else (phrase,)
+    found = Examples(texts[:8], texts[8:12], texts[12:])
+    if phrase is None:
+        found = Examples(*([lm.words(text.ids) for text in keep[::2]] for _ in range(3)))
+    with pytest.raises(InputError, match=message):
+        Suppressing(lm, found, keep, replace(OPTIONS, phrases=phrases))
+
+
+def test_no_prototype_marks(lm, keep, texts, monkeypatch):
+    monkeypatch.setattr("prismlm.interventions.suppression.ERRORS", 1e9)
+    work = Suppressing(lm, Examples.split(texts, 0), keep, OPTIONS)
+    with pytest.raises(InputError, match="no prototype marks the behaviour"):
+        work.fit()
+
+
+def test_a_model_that_never_shows_it(lm, keep):
+    said = ["The end is near, so they said it again and again."] * 8
+    options = replace(OPTIONS, phrases=("said it again and",), samples=4)
+    with pytest.raises(InputError, match="does not show the behaviour"):
+        suppress(lm, Examples.split(said, 0), keep, options)
+
+
+def test_too_little_to_keep(lm, examples, keep):
+    with pytest.raises(InputError, match="there are 3 texts to keep"):
+        Suppressing(lm, examples, keep[:3], OPTIONS)
+
+
+def test_rows_of_what_was_read():
+    rows = Read(torch.arange(6.0).view(3, 2), torch.arange(3), torch.zeros(3)).of(torch.tensor([2]))
+    assert rows.z.tolist() == [[4.0, 5.0]]
+    assert rows.targets.tolist() == [2]
