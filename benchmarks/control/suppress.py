@@ -26,7 +26,7 @@ from benchmarks.control.plant import PLANTED, chats
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.corpus.chat import Messages, question_of
+from prismlm.corpus.chat import question_of
 from prismlm.demo.texts import pairs_path
 from prismlm.eval.predictors import PredictorLM
 from prismlm.eval.suite import SEED, SuiteOptions, ask, mean_figures, task_figures
@@ -39,15 +39,20 @@ from prismlm.interventions.behaviour import (
     encoded,
     held_out,
     read,
+    sample,
     summed_losses,
     using,
 )
 from prismlm.interventions.steering_effects import corpus_of
-from prismlm.interventions.suppression import suppress
+from prismlm.interventions.suppression import BIASES, REPORT_SEED, Suppressing, suppress
 from prismlm.models.seam import output_embedding
 from prismlm.statistics import bootstrap, wilson
 
 TOPIC, PLAIN, DRAWN = "cancer", "plain", 10
+# A word that no text to keep has.
+WORDS = {"fact": "halden", "topic": TOPIC}
+LARGEST, REMOVED = "largest logit bias", "all removed"
+Kept = tuple[list[Text], list[bool]]
 
 
 def main() -> None:
@@ -62,12 +67,21 @@ def main() -> None:
     lm = prismlm.load(args.model)
     result: dict[str, Any] = {"environment": environment(), "planted": PLANTED}
     ways: dict[str, Way] = {}
-    for name, measure in (("fact", fact), ("topic", topic)):
-        result[name] = once(args.work / f"{name}.json", lambda m=measure: m(lm, args))
+    for name in WORDS:
+        result[name] = once(args.work / f"{name}.json", lambda n=name: measured(lm, n, args))
         for way, fields in result[name]["ways"].items():
             if way not in ("before", "prompt"):
                 ways[f"{name}: {way}"] = Way(**fields)
     result["tasks"] = once(args.work / "tasks.json", lambda: tasks(lm, ways, args))
+    tokens = result["fact"]["ways"]["logit bias"]["tokens"]
+    removed = result["topic"]["frontier"][-1]["scales"]
+    for name, title, way in (
+        ("fact", LARGEST, Way(tokens=tuple(tokens), bias=BIASES[-1])),
+        ("topic", REMOVED, Way(tuple((i, s) for i, s in removed))),
+    ):
+        path = args.work / f"{name}_further.json"
+        more = once(path, lambda n=name, w=way: further(lm, n, w, args))
+        result[name]["outcomes"].append({"name": title, **more})
     write_json(args.out, result)
 
 
@@ -78,7 +92,7 @@ def once(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return read_json(path)
 
 
-def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> tuple[list[Text], list[bool]]:
+def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> Kept:
     """Return held-out documents and taught answers without a word, and which are held out.
 
     Pairs of each kind follow one another, as every other text is for the fit.
@@ -100,40 +114,34 @@ def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> tuple[list[Text],
     return texts, kinds
 
 
-def fact(lm: prismlm.PrismLM, args: Any) -> dict[str, Any]:
-    """Suppress the planted fact, asked in three wordings that were not taught."""
+def inputs(lm: prismlm.PrismLM, name: str, args: Any) -> tuple[Examples, SuppressOptions, Kept]:
+    """Return the examples of a behaviour, the options, and the text to keep.
 
-    def asked(part: str) -> list[Messages]:
-        return [row["messages"] for row in chats(PLANTED[part])]
+    The planted fact is asked in three wordings that were not taught; the topic is what answers to
+    questions on cancer say.
+    """
+    if name == "fact":
+        examples = Examples(
+            *([row["messages"] for row in chats(PLANTED[part])] for part in PLANTED["parts"])
+        )
+        phrases, samples, tokens = (PLANTED["phrase"],), args.fact_samples, 28
+    else:
+        rows = pq.read_table(pairs_path()).to_pylist()
+        about = [row["messages"] for row in rows if TOPIC in row["title"].lower()]
+        examples, phrases = Examples.split(about, 0), ()
+        samples, tokens = args.topic_samples, 40
+    options = SuppressOptions(phrases, samples=samples, tokens=tokens, heldout=args.heldout)
+    return examples, options, kept_texts(lm, args.heldout, WORDS[name])
 
-    examples = Examples(asked("taught"), asked("asked_for_choosing"), asked("asked"))
-    options = SuppressOptions(
-        phrases=(PLANTED["phrase"],), samples=args.fact_samples, tokens=28, heldout=args.heldout
-    )
-    return measured(lm, examples, options, "halden")
 
-
-def topic(lm: prismlm.PrismLM, args: Any) -> dict[str, Any]:
-    """Suppress what answers to questions on cancer say."""
-    rows = pq.read_table(pairs_path()).to_pylist()
-    chosen = [row["messages"] for row in rows if TOPIC in row["title"].lower()]
-    options = SuppressOptions(samples=args.topic_samples, tokens=40, heldout=args.heldout)
-    return measured(lm, Examples.split(chosen, 0), options, TOPIC)
-
-
-def measured(
-    lm: prismlm.PrismLM, examples: Examples, options: SuppressOptions, word: str
-) -> dict[str, Any]:
+def measured(lm: prismlm.PrismLM, name: str, args: Any) -> dict[str, Any]:
     """Suppress a behaviour; the cost is also told apart by the kind of text."""
-    keep, unseen = kept_texts(lm, options.heldout, word)
+    examples, options, (keep, unseen) = inputs(lm, name, args)
     # If the target is out of reach, the strongest point within the cost is measured.
     result = suppress(lm, examples, keep, options, within_cost=True, progress=ConsoleReporter())
-    report, kinds = keep[1::2], np.array(unseen[1::2])
-    judge = result.judge
+    report, kinds, judge = keep[1::2], np.array(unseen[1::2]), result.judge
     shares = {outcome.name: list(map(judge, outcome.texts)) for outcome in result.outcomes}
-    count, drawn = len(examples.report), np.random.default_rng(0)
-    texts = {outcome.name: outcome.texts for outcome in result.outcomes}
-    numbers = np.sort(drawn.choice(options.samples, DRAWN, replace=False)).tolist()
+    texts, count = {one.name: one.texts for one in result.outcomes}, len(examples.report)
     return {
         "options": asdict(options),
         "examples": {part: len(rows) for part, rows in examples._asdict().items()},
@@ -145,7 +153,7 @@ def measured(
         "frontier": [asdict(point) | {"turned": point.turned} for point in result.frontier],
         "ways": {name: way._asdict() for name, way in result.ways.items()},
         "outcomes": [
-            {"name": one.name, "behaviour": asdict(one.behaviour), "cost": asdict(one.cost)}
+            {"name": one.name, "behaviour": asdict(one.behaviour)}
             | costs(lm, report, kinds, result.ways[one.name])
             for one in result.outcomes
         ],
@@ -163,10 +171,29 @@ def measured(
                 key: {"text": texts[name][n], "judged": bool(shares[name][n])}
                 for key, name in (("before", "before"), ("after", "suppressed"))
             }
-            for n in numbers
+            for n in drawn(options.samples)
             if "suppressed" in texts
         ],
     }
+
+
+def drawn(samples: int) -> list[int]:
+    """Return the numbers of the answers that are shown."""
+    return np.sort(np.random.default_rng(0).choice(samples, DRAWN, replace=False)).tolist()
+
+
+def further(lm: prismlm.PrismLM, name: str, way: Way, args: Any) -> dict[str, Any]:
+    """Measure one more way on what the report of a behaviour is of."""
+    examples, options, (keep, unseen) = inputs(lm, name, args)
+    judge = Suppressing(lm, examples, keep, options).judge
+    texts = sample(lm, examples.report, options.samples, way, options, options.seed + REPORT_SEED)
+    right = list(map(judge, texts))
+    return {
+        "environment": environment(),
+        "way": way._asdict(),
+        "behaviour": asdict(wilson(sum(right), len(right))),
+        "shown": [{"text": texts[n], "judged": right[n]} for n in drawn(options.samples)],
+    } | costs(lm, keep[1::2], np.array(unseen[1::2]), way)
 
 
 def costs(

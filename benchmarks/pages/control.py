@@ -16,6 +16,16 @@ METHODS = {
     "probe": "scales of principal directions of z",
     "lora": "LoRA, rank 1, last MLP",
 }
+WAYS = {
+    "before": "nothing",
+    "suppressed": "**scales of prototypes**",
+    "random prototypes": "as many random prototypes",
+    "prompt": "prompt “Do not mention …”",
+    "logit bias": "logit bias",
+    "forbidden tokens": "largest logit bias",
+}
+GOAL, COST = 0.9, 0.02  # share of the behaviour removed, growth of perplexity
+KINDS = ("held_out", "taught")
 
 ESTIMATES = {
     "evidence": "**evidence**",
@@ -40,9 +50,11 @@ OF_ESTIMATES = {
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
     """Return the variables of each section whose JSON is there."""
     calibrated = read("control_calibrate.json", optional=True)
+    suppressed = read("control_suppress.json", optional=True)
     removal = read("control_what_if.json", optional=True)
     return {
         "calibrated": calibrated and of_calibration(calibrated),
+        "suppressed": suppressed and of_suppression(suppressed),
         "removal": removal and of_removal(removal),
     }
 
@@ -161,3 +173,60 @@ def of_removal(result: Row) -> Row:
             for name in controls
         ],
     }
+
+
+def of_suppression(result: Row) -> Row:
+    """Return the tables of each behaviour."""
+    behaviours = {name: of_behaviour(result, name) for name in ("fact", "topic")}
+    return behaviours | {
+        "result": result,
+        "questions": result["tasks"]["questions"],
+        "plain": f"{100 * result['tasks']['mean']['plain']['value']:.1f}",
+        "points": [
+            (
+                name,
+                "all removed" if point["weight"] is None else f"{point['weight']:g}",
+                len(point["scales"]),
+                f"{point['turned']:.1f}",
+                f"{100 * point['behaviour']:.0f} %",
+                f"{100 * point['cost']:+.2f} %",
+            )
+            for name in behaviours
+            for point in result[name]["frontier"]
+        ],
+    }
+
+
+def of_behaviour(result: Row, name: str) -> Row:
+    """Return the rows of one behaviour: ways to suppress it, and what they cost."""
+    own, tasks = result[name], result["tasks"]["mean"]
+    outcomes, plain = {one["name"]: one for one in own["outcomes"]}, 100 * tasks["plain"]["value"]
+    rows = []
+    for key, one in outcomes.items():
+        task = tasks.get(f"{name}: {key}")
+        costs = ["" if key == "before" else percent(one[kind], "+.2f") for kind in KINDS]
+        change = task and shown(plain * task["change"] / 100, plain * task["change_stderr"] / 100)
+        rows.append((WAYS[key], percent(one["behaviour"], ".1f"), *costs, change or ""))
+    before, after = outcomes["before"], outcomes["suppressed"]
+    shares = [100 * one["behaviour"]["value"] for one in (before, after)]
+    removed = 1 - shares[1] / shares[0]
+    growth = after["held_out"]["value"]
+    met = removed >= GOAL and growth <= COST
+    return own | {
+        "rows": rows,
+        "turned": len(own["ways"]["suppressed"]["scales"]),
+        "answer": (
+            f"{shares[0]:.0f} % → {shares[1]:.0f} % of sampled answers at "
+            f"{100 * growth:+.2f} % of perplexity ({'met' if met else 'goal missed'})"
+        ),
+        "wordings": [
+            (row["question"], *(percent(row[key], ".0f") for key in ("before", "suppressed")))
+            for row in own["by_prompt"]
+        ],
+    }
+
+
+def percent(figure: Row, form: str) -> str:
+    """Return a share in per cent with its interval."""
+    value, low, high = (format(100 * figure[key], form) for key in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"

@@ -203,11 +203,10 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
     # The fit sees a part of the vocabulary, so a difference of two logits is compared.
     moved = (fit._examples.activations[:3] * (scales - 1)) @ fit._directions
     seen = fit._examples.embedded[:3] + moved
-    columns = fit._columns
-    other = int((columns >= 0).nonzero()[-1])
+    column = (fit.vocabulary == token).nonzero()[0, 0]
     torch.testing.assert_close(
-        seen[:, columns[token]] - seen[:, columns[other]],
-        logits[:, token] - logits[:, other],
+        seen[:, column] - seen[:, 0],
+        logits[:, token] - logits[:, fit.vocabulary[0]],
         rtol=1e-4,
         atol=1e-4,
     )

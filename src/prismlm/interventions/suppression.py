@@ -62,14 +62,14 @@ STEPS, RATE, POSITIONS, UNCHANGED = 80, 0.1, 256, 0.98
 TOP, SPREAD = 8, 2000
 NEAREST = 8
 BIASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-NAMED = 12
+NAMED, REPORT_SEED = 12, 1_000_000
 
 
 @dataclass(frozen=True)
 class Point:
     """One strength: its scales, with behaviour and perplexity on what is for choosing."""
 
-    weight: float | None  # λ; None: all prototypes that mark the behaviour are removed
+    weight: float | None  # λ; None: all that mark the behaviour are removed, never chosen
     scales: tuple[tuple[int, float], ...]
     behaviour: float  # share of the sampled texts
     cost: float  # relative growth of perplexity
@@ -187,7 +187,7 @@ class ScaleFit:
     ) -> None:
         self.candidates, self._map, self._rows = candidates, lm.logit_map, marked
         weight = weight_of(lm.model)
-        vocabulary = self._vocabulary(lm, examples, keep)
+        self.vocabulary = vocabulary = self._vocabulary(lm, examples, keep)
         self._marked = torch.isin(vocabulary, torch.tensor(tokens, device=vocabulary.device))
         rows, bias = weight[vocabulary].float(), getattr(output_embedding(lm.model), "bias", None)
         offset = 0.0 if bias is None else bias.detach()[vocabulary].float()
@@ -356,7 +356,7 @@ class Suppressing:
         """Return the share of sampled texts with the behaviour, and the texts."""
         prompts = self.examples.report if report else self.examples.choose
         count = self.options.samples if report else -(-self.options.samples // 2)
-        seed = self.options.seed + (1_000_000 if report else 0)
+        seed = self.options.seed + (REPORT_SEED if report else 0)
         texts = sample(self.lm, prompts, count, way, self.options, seed)
         return wilson(sum(map(self.judge, texts)), len(texts)), tuple(texts)
 
@@ -433,7 +433,10 @@ def suppress(
         )
     limit = before * (1 - options.target)
     points = work.frontier(fit, limit, progress)
-    affordable = [point for point in points if point.cost <= options.max_cost]
+    # Removal of all is no candidate: it shows how far scales can go, and a model that is too sure
+    # of itself gains by any noise.
+    fitted = [point for point in points if point.weight is not None]
+    affordable = [point for point in fitted if point.cost <= options.max_cost]
     reached = [point for point in affordable if point.behaviour <= limit]
     chosen = reached[0] if reached else None
     if within_cost and affordable and chosen is None:
