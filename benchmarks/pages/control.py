@@ -22,7 +22,9 @@ WAYS = {
     "random prototypes": "as many random prototypes",
     "prompt": "prompt “Do not mention …”",
     "logit bias": "logit bias",
-    "forbidden tokens": "largest logit bias",
+    "largest logit bias": "logit bias of 32",
+    "all removed": "all that mark it removed",
+    "random removed": "as many random ones removed",
 }
 GOAL, COST = 0.9, 0.02  # share of the behaviour removed, growth of perplexity
 KINDS = ("held_out", "taught")
@@ -210,7 +212,7 @@ def of_behaviour(result: Row, name: str) -> Row:
     before, after = outcomes["before"], outcomes["suppressed"]
     shares = [100 * one["behaviour"]["value"] for one in (before, after)]
     removed = 1 - shares[1] / shares[0]
-    growth = after["held_out"]["value"]
+    growth = max(after[kind]["value"] for kind in KINDS)
     met = removed >= GOAL and growth <= COST
     return own | {
         "rows": rows,
