@@ -69,7 +69,7 @@ def study_of(name: str, directory: Path, args: argparse.Namespace) -> dict[str, 
     for place, tasks, limit in _parts(work, args):
         if place != work and (work / SEARCH).is_dir():
             shutil.copytree(work / SEARCH, place / SEARCH, dirs_exist_ok=True)
-        options = GlueOptions(args.data, limit, args.dev_limit, args.learning_rate, test=False)
+        options = GlueOptions(args.data, limit, args.dev_limit, args.learning_rate)
         run_glue(lm, place, options, tasks, args.seeds)
         parts.append(run_glue(lm, place, options, tasks, scratch, from_scratch=True))
     result = parts[0] | {"tasks": [row for part in parts for row in part["tasks"]]}

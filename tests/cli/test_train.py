@@ -14,8 +14,8 @@ from prismlm.training import SearchResult, TrialResult
 VALUES: dict[str, Any] = {"batch_tokens": 16_384, "optimizer.learning_rate": 0.00123456}
 TEXT = "batch_tokens 16384, optimizer.learning_rate 0.001235"
 TRIALS = (
-    TrialResult(0, "complete", 3.25, 0.0125, 25.8, VALUES, None, [3.24, 3.26]),
-    TrialResult(1, "failed", None, None, None, VALUES, "the loss is nan", []),
+    TrialResult(0, 3.25, 0.0125, VALUES, None, [3.24, 3.26]),
+    TrialResult(1, None, None, VALUES, "the loss is nan", []),
 )
 
 

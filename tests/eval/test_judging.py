@@ -32,7 +32,6 @@ from prismlm.eval.judging import (
     examination_pairs,
     examine,
     file_prompts,
-    online_elo,
     question,
     rate,
     run_judging,
@@ -155,34 +154,6 @@ def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
         assert judge.verdicts([PAIRS[0]], task)[0] == max(scores, key=scores.get)
 
 
-def test_likelihood_is_the_mean_over_a_responses_tokens(ordinary):
-    judge = LocalJudge(ordinary[0], "likelihood")
-    model, tokenizer = read_checkpoint(ordinary[0])
-    start = tokenizer("Text begins", add_special_tokens=False)["input_ids"]
-    means = [log_p(model, tokenizer, start, f" {text}").mean() for text in ("a good end", "bad")]
-    pair = Pair("Text begins", "a good end", "bad")
-    scores = judge.likelihoods(pair)
-    assert [scores["A"], scores["B"]] == pytest.approx(means, abs=1e-4)
-    assert judge.judge([pair]) == [Judged(*("AB" if means[0] > means[1] else "BA"))]
-
-
-def test_a_typical_response_is_as_probable_as_the_text_before_it(ordinary):
-    likelihood, judge = (LocalJudge(ordinary[0], by) for by in ("likelihood", "typical"))
-    text = "Once there was a cat"
-
-    def mean(text, response):
-        return likelihood.likelihoods(Pair(text, response, "x"))["A"]
-
-    typical = mean("Once there", "was a cat")
-    expected = [-abs(mean(text, response) - typical) for response in ("a good end", "bad")]
-    pair = Pair(text, "a good end", "bad")
-    scores = judge.likelihoods(pair)
-    assert [scores["A"], scores["B"]] == pytest.approx(expected, abs=1e-5)
-    assert judge.judge([pair]) == [Judged(*("AB" if expected[0] > expected[1] else "BA"))]
-    with pytest.raises(InputError, match="'Once' has no two words"):
-        judge.judge([Pair("Once", "a", "b")])
-
-
 def test_a_response_cannot_end_the_turn(ordinary, monkeypatch):
     judge, contexts = LocalJudge(ordinary[0]), []
     original = judge._log_after
@@ -192,10 +163,9 @@ def test_a_response_cannot_end_the_turn(ordinary, monkeypatch):
     assert eos.eos_token_id not in {token for ids in contexts for token in ids}
 
 
-@pytest.mark.parametrize("by", ["asked", "likelihood"])
-def test_a_question_that_is_too_long_is_refused(ordinary, by):
+def test_a_question_that_is_too_long_is_refused(ordinary):
     with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
-        LocalJudge(ordinary[0], by).judge([Pair("word " * 1000, "a", "b")])
+        LocalJudge(ordinary[0]).judge([Pair("word " * 1000, "a", "b")])
 
 
 # -- the examination
@@ -402,17 +372,6 @@ def test_bleu_needs_two_references(references):
 # -- ratings
 
 
-def test_online_elo_of_three_games_by_hand():
-    # A wins: expected 1/2, so that it gets 2. Then B wins: expected of A is 1 / (1 + 10^(−4/400)),
-    # 0.5057562, which it loses four times. Then a tie: A, a little behind, gains a little.
-    score = np.array([[1.0, 0.0, 0.5]])
-    first, second = np.zeros((1, 3), int), np.ones((1, 3), int)
-    after = [online_elo(first[:, :n], second[:, :n], score[:, :n], 2)[0] for n in (1, 2, 3)]
-    expected = 1002, 1002 - 4 * 0.5057562, 999.976975 + 4 * (0.5 - 0.4999337)
-    assert [ratings[0] for ratings in after] == pytest.approx(expected, abs=1e-6)
-    assert after[2].sum() == 2000
-
-
 @pytest.mark.parametrize("scores", [[1, 1, 0], [1, 0.5, 0.5]], ids=["wins", "ties"])
 def test_bradley_terry_of_three_games_by_hand(scores):
     # Two of three points are odds of 2 to 1, which is a difference of 400 log10(2) = 120.412.
@@ -431,10 +390,10 @@ def test_ratings_of_four_players_are_recovered(games):
 
 def test_a_player_that_never_loses_ends_at_the_bound_and_one_without_games_at_the_start():
     best, worst = rate(np.ones((4, 1)), 2)
-    assert best["bradley_terry"].value == pytest.approx(1000 + MAX_DISTANCE)
-    assert worst["bradley_terry"].value == pytest.approx(1000 - MAX_DISTANCE)
+    assert best.value == pytest.approx(1000 + MAX_DISTANCE)
+    assert worst.value == pytest.approx(1000 - MAX_DISTANCE)
     ratings = rate(np.array([[0.5, np.nan, np.nan]] * 3), 3)
-    assert [row["bradley_terry"].value for row in ratings] == pytest.approx([1000] * 3)
+    assert [row.value for row in ratings] == pytest.approx([1000] * 3)
 
 
 # -- the study
@@ -489,7 +448,7 @@ def test_ratings_follow_from_the_stored_verdicts(ordinary, tmp_path):
     (pair,) = result["ratings"]["pairs"]
     assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
     assert pair["won"] + pair["lost"] <= pair["games"] == 12
-    best = max(result["ratings"]["models"], key=lambda row: row["bradley_terry"]["value"])
+    best = max(result["ratings"]["models"], key=lambda row: row["rating"]["value"])
     assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
     # Random weights cannot judge.
     assert not result["judge"]["usable"]

@@ -66,7 +66,7 @@ def write_pairs(path, rows):
     """Write (slice, original, perturbed) as a file of pairs."""
     whole = [
         {"id": f"{number:03}", "slice": name, "original": original, "perturbed": changed,
-         "source": "wikitext2", "similarity": None, "distance": 1}
+         "source": "wikitext2", "similarity": None}
         for number, (name, original, changed) in enumerate(rows)
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(whole, schema=COLUMNS), path)

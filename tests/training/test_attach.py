@@ -283,9 +283,10 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
         "".join(f'{{"text": "{f"House number {n} is red. " * 8}"}}\n' for n in range(90))
     )
     lora = LoraOptions(epochs=3, rank=4, blocks=0.5, learning_rate=5e-3, batch=4)
+    plain = attach(str(base), [texts], tmp_path / "plain", OPTIONS)
     result = attach(str(base), [texts], tmp_path / "model", replace(OPTIONS, lora=lora))
-    provenance = load_sidecar(result.directory).provenance
-    assert result.quality.ce < provenance["fine_tuned"]["ce_before"] - 0.5
+    assert result.quality.ce < plain.quality.ce - 0.5
+    assert load_sidecar(result.directory).provenance["fine_tuned"]["steps"] > 1
     lm = prismlm.load(result.directory)
     assert lm.lens.meta.trained_on == "fine-tuned"
     assert "by fine-tuning" in lm.explain("House number", generate=2).to_html()

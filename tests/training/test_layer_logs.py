@@ -1,6 +1,5 @@
-"""Statistics of channels and heads while a model trains: channels.csv and heads.csv."""
+"""Figures of channels and heads while a model trains, in its history."""
 
-import csv
 import json
 import math
 from copy import deepcopy
@@ -18,8 +17,6 @@ from prismlm.probes.heads import cross_terms, head_uses, layer_rates, read_state
 from prismlm.training import build_recipe, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_logs import channels_figures
-from prismlm.training.setup import prepare
-from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter
 
@@ -32,8 +29,6 @@ PROTOT = {
     "shared_gate_temperature": 3.0,
     "gate_temperature": 1.5,
 }
-
-
 SIGNAL_NOISE = {
     "model_type": "prismlm_signal_noise",
     "hidden_size": 16,
@@ -74,37 +69,33 @@ def with_heads(same_settings, tmp_path_factory):
     return train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=str(out))))
 
 
-def read(out, file="channels.csv"):
-    with (out / file).open() as opened:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(opened)]
+def read(out, kind):
+    """Return the figures of each layer by the step of a history."""
+    layers = {}
+    for row in map(json.loads, (out / "training.jsonl").read_text().splitlines()):
+        for key, value in row.items():
+            if key.startswith(f"eval_{kind}/"):
+                _, layer, name = key.split("/")
+                layers.setdefault(row["step"], ({}, {}))[int(layer)][name] = value
+    return layers
 
 
-def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight):
-    result = straight
-    rows = read(result.directory)
-    assert list(rows[0])[:4] == ["step", "epoch", "layer", "alpha"]
-    assert {"tau_read", "half_life_q75", "gate_tokens", "perplexity"} <= rows[0].keys()
-    assert [(row["step"], row["layer"]) for row in rows] == [
-        (step, layer) for step in (10, 20, 30) for layer in (0, 1)
-    ]
-    evaluated = {row["step"]: row for row in result.history if "eval_ce" in row}
-    for row in rows:
-        step = int(row["step"])
-        ce = result.ce if step == 30 else evaluated[step]["eval_ce"]
-        assert row["ce"] == ce
-        assert row["perplexity"] == pytest.approx(math.exp(ce))
+def test_every_evaluation_and_the_end_have_the_figures_of_each_layer(straight):
+    layers = read(straight.directory, "channels")
+    assert list(layers) == [10, 20, 30]
+    assert {"tau_read", "half_life_q75", "gate_tokens"} <= layers[10][0].keys()
+    for row in (row for both in layers.values() for row in both):
         assert 300 <= row["gate_tokens"] < 400
         for gate in ("write", "read"):
             assert 0 <= row[f"{gate}_use_gini"] <= row[f"{gate}_gini"] <= 7 / 8
             assert 1 / 8 <= row[f"{gate}_top_channel_share"] <= row[f"{gate}_top_share"] <= 1
-    assert rows[-1]["ce_tokens"] > rows[0]["ce_tokens"] > 0
-    steps_per_epoch = len(prepare(build_recipe(protot)).rows) // 4
-    for row in rows:
-        assert row["epoch"] == pytest.approx(row["step"] / steps_per_epoch)
+    last = straight.history[-1]
+    assert (last["step"], last["final_ce"]) == (30, straight.ce)
+    assert last["final_tokens"] > straight.history[-2].get("eval_tokens", 0)
 
 
-def test_the_last_rows_match_the_saved_model(straight):
-    first, second = read(straight.directory)[-2:]
+def test_the_last_figures_match_the_saved_model(straight):
+    first, second = read(straight.directory, "channels")[30]
     saved = load_file(straight.directory / "model.safetensors")
     for layer, row in enumerate((first, second)):
         tensors = {
@@ -118,7 +109,6 @@ def test_the_last_rows_match_the_saved_model(straight):
             assert row[f"half_life_{name}"] == pytest.approx(value.item(), rel=1e-5)
     # Layer 0 shares its gates, and only there is one temperature both.
     assert first["tau_read"] == first["tau_write"]
-    assert first["read_gini"] == first["write_gini"]
     other = saved["model.layers.1.mixer.log_read_temperature"].exp().item()
     assert second["tau_read"] == pytest.approx(other)
     assert second["read_gini"] != second["write_gini"]
@@ -130,30 +120,30 @@ def test_reading_changes_no_weight_and_can_be_left_out(request, kind):
     with_rows = request.getfixturevalue("straight" if kind == "protot" else "with_heads")
     settings["evaluation"] |= {"channel_tokens": 0, "attention_head_tokens": 0}
     out = train(build_recipe(settings)).directory
-    assert not {"channels.csv", "heads.csv"} & {path.name for path in out.iterdir()}
+    assert "/" not in "".join(key for row in with_rows.history[:1] for key in row)
+    assert not read(out, "channels") | read(out, "heads")
     first, second = (load_file(o / "model.safetensors") for o in (with_rows.directory, out))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
-@pytest.mark.parametrize("stop_at", [5, 13])
-def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, straight, stop_at):
+def test_a_resumed_run_has_the_figures_of_the_straight_one_and_draws_them(protot, straight):
     from tensorboard.backend.event_processing import event_accumulator
 
     protot["logging"]["tensorboard"] = True
     recipe = build_recipe(protot)
     with pytest.raises(Interrupted):
-        train(recipe, progress=InterruptAfter(stop_at))
+        train(recipe, progress=InterruptAfter(13))
     train(recipe, resume=True)
-    rows = read(recipe.out)
-    assert rows == read(straight.directory)
+    layers = read(recipe.out, "channels")
+    assert layers == read(straight.directory, "channels")
     drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard"))
     drawn.Reload()
     for layer in (0, 1):
         for name in DRAWN:
             events = drawn.Scalars(f"eval/channels/{layer}/{name}")
-            values = [row[name] for row in rows if row["layer"] == layer and row["step"] < 30]
             assert [event.step for event in events] == [10, 20]
+            values = [layers[step][layer][name] for step in (10, 20)]
             assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
 
 
@@ -163,80 +153,25 @@ def mean_of(uses, layer, group, name):
     return sum(values) / 4
 
 
-def test_the_rows_match_the_probes_of_the_saved_model(with_heads, tiny_corpus):
-    result = with_heads
-    rows = read(result.directory, "heads.csv")
-    assert {"step", "layer", "gain", "noise_entropy", "gradient_norm", "ce"} <= rows[0].keys()
-    assert [(row["step"], row["layer"]) for row in rows] == [(10, 0), (10, 1), (20, 0), (20, 1)]
-    model, _ = read_checkpoint(result.directory)
+def test_the_figures_of_heads_match_the_probes_of_the_saved_model(with_heads, tiny_corpus):
+    layers = read(with_heads.directory, "heads")
+    assert list(layers) == [10, 20]
+    model, _ = read_checkpoint(with_heads.directory)
     heldout = HeldOut(Corpus.open(tiny_corpus), 32, 0)
     states = read_states(model, heldout.batches(300))
-    rates, terms = layer_rates(states).rows, cross_terms(states, length=32).rows
+    rates, terms = layer_rates(states).rows, cross_terms(states, length=32).rows[0]["layers"]
     uses = head_uses(model, heldout.batches(300))
-    for layer, cross, row in zip(rates, terms, rows[2:], strict=True):
-        actual = [row[f"cross_{n}"] for n in ("signal_noise", "signal_signal", "noise_noise")]
-        expected = [cross[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
-        assert actual == pytest.approx(expected, rel=1e-5)
+    for layer, cross, row in zip(rates, terms, layers[20], strict=True):
+        assert row["cross_signal_noise"] == pytest.approx(cross["signal_noise"], rel=1e-5)
         assert row["cross_normalised"] == pytest.approx(cross["normalised"], rel=1e-5)
         assert row["noise_weight"] == pytest.approx(0.1)
         assert row["difference"] == pytest.approx(layer["before"]["difference"], rel=1e-5)
         assert row["gain"] == pytest.approx(layer["gain"], rel=1e-4)
         assert row["incoherence"] == pytest.approx(layer["incoherence"]["own"], rel=1e-6)
-        for group, name in (
-            ("noise", "entropy"),
-            *(("signal", name) for name in ("distance", "self_share", "first_share")),
-        ):
-            assert row[f"{group}_{name}"] == pytest.approx(
-                mean_of(uses, layer["layer"], group, name), rel=1e-5
-            )
-    assert rows[0]["noise_weight"] < 0.1
-    assert rows[2]["ce"] == result.ce
-
-
-def test_a_finished_run_that_is_resumed_has_the_same_rows(with_heads, same_settings):
-    rows, out = read(with_heads.directory, "heads.csv"), str(with_heads.directory)
-    # Of the last gradients, which are not in the model.
-    assert all(row["gradient_norm"] > 0 for row in rows)
-    train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=out)), resume=True)
-    assert read(with_heads.directory, "heads.csv") == rows
-
-
-def test_a_report_is_written_at_the_end(with_heads):
-    report = json.loads((with_heads.directory / "heads.json").read_text())
-    assert report["loss"]["trained_length"] == 32
-    assert [len(report[name]["rows"]) for name in ("rates", "cross_terms")] == [2, 2]
-    buckets = report["loss"]["rows"]
-    assert (buckets[0]["low"], buckets[-1]["high"]) == (1, 63)
-    assert all(math.isfinite(bucket["loss"]) for bucket in buckets)
-    beyond = [bucket for bucket in buckets if bucket["low"] >= 32]
-    assert beyond
-    assert all(math.isfinite(bucket["difference"]) for bucket in beyond)
-
-
-def test_gradients_of_layers_are_those_before_clipping(signal_noise, monkeypatch):
-    """Their norms and that of the rest make up the one that the history has."""
-    signal_noise["optimizer"] |= {"max_grad_norm": 1e-3}
-    signal_noise["logging"]["every"] = 1
-    outside = []
-    clip = PrismTrainer._clip_grad_norm
-
-    def noted(self, model):
-        if self.state.global_step in (9, 19):
-            decoder = self.model.model
-            inside = {id(p) for p in decoder.model.layers.parameters()}
-            rest = [p.grad for p in decoder.parameters() if id(p) not in inside]
-            outside.append(sum(float(grad.square().sum()) for grad in rest))
-        return clip(self, model)
-
-    monkeypatch.setattr(PrismTrainer, "_clip_grad_norm", noted)
-    result = train(build_recipe(signal_noise))
-    norms = {row["step"]: row["grad_norm"] for row in result.history if "grad_norm" in row}
-    rows = read(result.directory, "heads.csv")
-    for step, rest in zip((10, 20), outside, strict=True):
-        layers = [row["gradient_norm"] for row in rows if row["step"] == step]
-        assert len(layers) == 2
-        assert sum(norm**2 for norm in layers) + rest == pytest.approx(norms[step] ** 2, rel=1e-4)
-        assert norms[step] > 1e-2
+        for group, name in (("noise", "entropy"), ("signal", "distance")):
+            expected = mean_of(uses, layer["layer"], group, name)
+            assert row[f"{group}_{name}"] == pytest.approx(expected, rel=1e-5)
+    assert layers[10][0]["noise_weight"] < 0.1
 
 
 COMPILED = """
@@ -255,25 +190,17 @@ print(len(graphs))
 
 
 def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(signal_noise, with_heads, tmp_path):
-    straight, recipe = with_heads.directory, tmp_path / "recipe.yaml"
+    recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(signal_noise | {"compile": True}))
     # A separate process: the run-time type checks of the test run cannot be traced.
     done = forked.run(recipe, code=COMPILED)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "the blocks were compiled"
-    compiled = tmp_path / "model"
-    histories = [(out / "training.jsonl").read_text().splitlines() for out in (compiled, straight)]
-    for one, other in zip(*histories, strict=True):
-        rows = [json.loads(row) for row in (one, other)]
-        losses = [[value for key, value in row.items() if "ce" in key] for row in rows]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    for one, other in zip(read(compiled, "heads.csv"), read(straight, "heads.csv"), strict=True):
-        assert one == pytest.approx(other, rel=1e-3)
-    report, expected = (
-        json.loads((out / "heads.json").read_text()) for out in (compiled, straight)
-    )
-    for one, other in zip(report["rates"]["rows"], expected["rates"]["rows"], strict=True):
-        assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
+    lines = (tmp_path / "model" / "training.jsonl").read_text().splitlines()
+    for line, expected in zip(lines, with_heads.history, strict=True):
+        row = json.loads(line)
+        losses = [[value for key, value in r.items() if "ce" in key] for r in (row, expected)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def untrained(settings, corpus):
@@ -283,7 +210,7 @@ def untrained(settings, corpus):
     return channels_figures(model, HeldOut(opened, 32, 0).batches(100))
 
 
-def test_at_the_start_the_rows_are_the_configuration(tiny_corpus):
+def test_at_the_start_the_figures_are_the_configuration(tiny_corpus):
     first, second = untrained(PROTOT, tiny_corpus)
     # −ln 2 / ln ¾ = 2.409 positions.
     expected = {"alpha": 0.5, "half_life_min": 2.409421, "half_life_median": 2.409421}

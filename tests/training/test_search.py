@@ -1,10 +1,8 @@
 """Searches for hyper-parameters: what may be chosen from, and real trials, stopped and resumed."""
 
-import csv
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import sys
@@ -27,8 +25,6 @@ from prismlm.training import (
     train,
 )
 from prismlm.training.search import (
-    JOURNAL,
-    _open_study,
     check_search,
     check_space,
     recipe_with,
@@ -150,16 +146,12 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     assert saved["best"]["trial"] == result.best.trial
     assert saved["search"]["space"] == SPACE
     assert {"optuna", "botorch"} <= saved["versions"].keys()
-    with (directory / "search.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["ce"]) for row in rows] == [trial.ce for trial in result.trials]
-    assert rows[0]["batch_size"] == str(result.trials[0].values["batch_size"])
 
     runs = sorted(directory.glob("trials/*/seed-*"))
     assert len(runs) == 6
     for run in runs:
         names = {path.name for path in run.iterdir()}
-        assert names == {"training.json", "training.jsonl", "channels.csv"}
+        assert names == {"training.json", "training.jsonl"}
 
 
 def test_the_study_is_one_that_optuna_reads(toy):
@@ -186,8 +178,7 @@ def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy):
     by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
     assert by_rate.keys() == {1e30, 3e-3}
     bad, good = by_rate[1e30], by_rate[3e-3]
-    assert [t.state for t in (bad, good)] == ["failed", "complete"]
-    assert bad.ce is None
+    assert (bad.ce, good.failed) == (None, None)
     assert "not finite" in bad.failed or "nan" in bad.failed
     assert result.best.values == good.values
     assert json.loads((result.directory / "search.json").read_text())["trials"]
@@ -366,8 +357,6 @@ def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, 
     # What either trained is not in the other's messages.
     messages = [worker.path("stderr").read_text() for worker in workers]
     assert all(sum(f"trial {n} of 4 (" in one for one in messages) == 1 for n in range(4))
-    states = [trial.state.name for trial in _open_study(tmp_path / "out" / "search").trials]
-    assert sorted(states) == ["COMPLETE"] * 4 + ["FAIL"]
 
 
 def test_trials_of_other_processes_are_left_to_them(toy):
@@ -386,28 +375,8 @@ def test_a_trial_that_cannot_be_written_is_an_error(toy):
         search(recipe, resume=True)
 
 
-def test_a_search_whose_trials_have_no_numbers_is_resumed(toy, straight):
-    """Those of an earlier version, which trained them in order."""
-    shutil.copytree(straight[0].out, toy["out"])
-    journal = build_recipe(toy).out / "search" / JOURNAL
-    lines = journal.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if "number" not in json.loads(line).get("user_attr", {})]
-    assert len(kept) == len(lines) - 3
-    journal.write_text("".join(kept))
-    resumed = search(build_recipe(with_search(toy, trials=4)), resume=True)
-    assert outcomes(resumed)[:3] == outcomes(straight[1])
-    assert [trial.trial for trial in resumed.trials] == [0, 1, 2, 3]
-
-
 def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_lock_that_a_killed_search_left_delays_nothing(tmp_path):
-    (tmp_path / f"{JOURNAL}.lock").touch()
-    start = time.monotonic()
-    _open_study(tmp_path)
-    assert time.monotonic() - start < 15

@@ -38,7 +38,6 @@ RUNS = {
     "three": {"parallel": "hsdp", "shard_processes": 3},
     "stopped": {"parallel": "fsdp2"},
     "resumed": {"parallel": "fsdp2"},
-    "plain": {"parallel": "fsdp2"},
 }
 # Micro-batches of another size have another R1.
 NO_R1 = {"losses": {"prototype_pull": 0.0, "residual": 1.0, "warmup": 0.5}}
@@ -46,7 +45,7 @@ NO_R1 = {"losses": {"prototype_pull": 0.0, "residual": 1.0, "warmup": 0.5}}
 
 def settings_of(corpus, name):
     settings = base_settings(corpus) | {"batch_size": 2} | RUNS[name]
-    if name in ("stopped", "resumed", "plain"):
+    if name in ("stopped", "resumed"):
         settings |= NO_R1 | {"checkpoint": {"every": 3, "keep": 1, "asynchronous": True}}
     return settings
 
@@ -59,10 +58,8 @@ def launched(tiny_corpus, tmp_path_factory):
     here = build_recipe(settings["resumed"] | {"batch_size": 8})
     with pytest.raises(Interrupted):
         train(here, progress=InterruptAfter(5))
-    shutil.copytree(here.out, directory / "plain")
-    shutil.rmtree(latest_checkpoint(directory / "plain" / "checkpoints") / SHARDS)
     runs = [
-        (name, one, 5 if name == "stopped" else 100, name in ("resumed", "plain"))
+        (name, one, 5 if name == "stopped" else 100, name == "resumed")
         for name, one in settings.items()
     ]
     (directory / "jobs.pickle").write_bytes(pickle.dumps({"initial": FAMILIES, "runs": runs}))
@@ -147,12 +144,6 @@ def test_checkpoints_of_four_processes_and_of_one_resume_in_the_other(launched, 
     pairs = [[r["ce"] for r in rows if "ce" in r] for rows in (reference.history, history)]
     assert pairs[1] == pytest.approx(pairs[0], rel=1e-3)
     assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-3)
-
-
-def test_a_checkpoint_of_the_whole_model_is_refused_by_several_processes(launched):
-    for results in launched[1]:
-        assert "holds the whole model" in results["plain"]
-        assert "Resume in one process" in results["plain"]
 
 
 def test_groups_may_change_on_resuming(launched, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
@@ -27,13 +27,8 @@ Data = Annotated[Path | None, option("DIR", "Local files (default: from the hub)
 Rate = Annotated[float | None, option("R", "Default: the one of --search, or of the paper.", min=0)]
 Warmup = Annotated[float | None, option("W", "Warm-up, as a share of the steps.", min=0, max=1)]
 JUDGED_HELP = "Model directories; without any, only a judge is examined."
-BY_HELP = (
-    "How --judge compares texts: asked; by the higher probability (likelihood), or by the one "
-    "closest to the prompt's (typical)."
-)
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet.")]
 PairLimit = Annotated[int | None, option("N", "Pairs per slice, sampled.", min=1)]
-Entropy = Annotated[float | None, option("E", "Nats to match (default: the lowest).", min=0)]
 
 app = opt.group_with_default(
     "suite", "Run benchmarks: `prismlm eval MODEL`; or compare models in a study."
@@ -99,7 +94,6 @@ def _print_accuracies(result: Row) -> None:
     facts = {
         "metric": f"{metric} of lm-eval {result['versions']['lm_eval']}",
         "examples before each question": result["shots"] or "0-shot",
-        "truncated questions": sum(task["truncated"] for task in result["tasks"]),
     }
     title = f"{result['model']}: accuracy ± one standard error, in brackets the change from plain"
     columns = " ".join(["task questions:, chance:.1%", *result["predictors"]])
@@ -125,7 +119,6 @@ def judge(
     new_tokens: Annotated[int, option("N", "Maximum tokens per continuation.", min=1)] = 50,
     temperature: opt.Temperature = 0.0,
     judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
-    by: Annotated[Literal["asked", "likelihood", "typical"], option(None, BY_HELP)] = "asked",
     endpoint: opt.Endpoint = None,
     endpoint_model: opt.EndpointModel = None,
     seed: opt.Seed = 0,
@@ -134,7 +127,7 @@ def judge(
 ) -> None:
     """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
 
-    The judge compares each pair of continuations in both orders, for Elo and Bradley-Terry ratings.
+    The judge compares each pair of continuations in both orders, for ratings on Elo's scale.
     It is first tested on real text against shuffled or repeated words: ignore the ratings of a
     judge that fails. Results are kept: run the same command again to resume, or with more models.
     """
@@ -143,7 +136,7 @@ def judge(
     from prismlm.eval.runs import unique_names
 
     paths = models or []
-    opener = study.judge_opener(judge, opt.open_endpoint(endpoint, endpoint_model), by=by)
+    opener = study.judge_opener(judge, opt.open_endpoint(endpoint, endpoint_model))
     if not paths and (opener is None or out is None):
         raise InputError("name a MODEL, or a judge to examine and its --out DIR.")
     opt.check_one_of("texts by --corpus DIR or --prompts FILE, one of them", corpus, prompts)
@@ -194,7 +187,6 @@ def glue(
     search: Annotated[bool, flag("--search", "Choose rate and warm-up on two tasks.")] = False,
     from_scratch: Annotated[bool, flag("--from-scratch", "Also train random weights.")] = False,
     epochs: Annotated[int, option("N", "Maximum number of epochs.", min=1)] = 3,
-    test: Annotated[bool, flag("--test/--no-test", "Predict available test sets.")] = True,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
     as_json: opt.Json = False,
@@ -240,7 +232,7 @@ def _parse_seeds(text: str) -> list[int]:
 def _print_glue(result: Row) -> None:
     rows = [
         {
-            "task": row["title"] + " test" * row["split"].startswith("test"),
+            "task": row["title"],
             "trained_on": row["train"]["rows"],
             "rows": row["measured"]["rows"],
             "metric": metric,
@@ -255,7 +247,7 @@ def _print_glue(result: Row) -> None:
     ]
     columns = "task trained_on:, rows:, metric mean:.3f least:.3f most:.3f constant:.3f"
     facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
-    title = f"{result['name']}: means over seeds; dev sets unless marked test"
+    title = f"{result['name']}: means over seeds, on dev sets"
     output.print_rows(title, f"{columns} from_scratch:.3f", rows, **facts)
 
 
@@ -263,7 +255,6 @@ def _print_glue(result: Row) -> None:
 def robustness(
     models: opt.Models,
     pairs: Pairs,
-    entropy: Entropy = None,
     limit: PairLimit = None,
     seed: opt.Seed = 0,
     out: opt.OutJson = None,
@@ -276,8 +267,8 @@ def robustness(
 
     with orderly_end():
         sample = read_pairs(pairs, limit, seed)
-        settings: dict[str, Any] = {"seed": seed, "progress": ConsoleReporter()}
-        result = measure_robustness(_open_models(models), sample, entropy=entropy, **settings)
+        progress = ConsoleReporter()
+        result = measure_robustness(_open_models(models), sample, seed=seed, progress=progress)
     value = {"pairs": str(pairs), "limit": limit} | json_values(result)
     output.write_json(out, value)
     output.show(value, as_json, lambda: _print_robustness(result))
@@ -343,8 +334,7 @@ def _print_clamping(result: Row) -> None:
         for part in result["slices"]
         for of, key in (("original", "clamped"), ("random text", "control"))
     ]
-    columns = "slice routing_of mean:+.3f deviation:.3f share_positive:.3f pooled.value:+.3f"
-    columns += " base.value:.4f js.value:.4f pairs unmoved"
+    columns = "slice routing_of mean:+.3f pooled:+.3f base.value:.4f js.value:.4f pairs"
     output.print_rows(f"PMR: {result['name']}, {result['routing']} clamped", columns, rows)
     title = "Pairs left out; gain: JS with random routing minus the original's"
     columns = "name of_equal_length unaligned below_floor gain:+.3f"
@@ -355,7 +345,7 @@ def _print_clamping(result: Row) -> None:
 def pairs(
     out: Annotated[Path, option("DIR", "Directory for the two files of pairs.")],
     data: Data = None,
-    per_slice: Annotated[int, option("N", "Pairs per slice.", min=1)] = 500,
+    per_slice: Annotated[int, option("N", "Maximum pairs per slice.", min=1)] = 500,
     seed: opt.Seed = 0,
     similarity: Annotated[float, option("C", "Minimum cosine of a pair.", min=-1, max=1)] = 0.75,
     overwrite: opt.Overwrite = False,

@@ -82,7 +82,7 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     ranked = result.ranked
     more = f", {MAX_TRIALS} of {len(ranked)}: --json has all" if len(ranked) > MAX_TRIALS else ""
     rows = [vars(trial) | {"values": _values(trial)} for trial in ranked[:MAX_TRIALS]]
-    columns = "trial ce:.4f deviation:.4f perplexity:.4g values"
+    columns = "trial ce:.4f deviation:.4f values"
     output.print_rows(f"trials{more}", columns, rows)
     if result.best is not None:
         typer.echo(f"Train the best with: prismlm train {result.best_recipe}")

@@ -9,9 +9,9 @@ AdamW with linear warm-up and decay; embeddings, norms and biases are not decaye
 are of similar length, which halves the padding. Training stops early by the dev metric. Every task
 and seed starts from the same weights.
 
-A directory holds ``run.json`` (the settings), ``runs/TASK-SEED.json`` of each finished run,
-``predictions/SEED/*.tsv`` for GLUE's server, and ``glue.json``, the figures; its ``search`` holds
-such a directory for each rate and warm-up, and ``search/search.json`` the choice.
+A directory holds ``run.json`` (the settings), ``runs/TASK-SEED.json`` of each finished run, and
+``glue.json``, the figures; its ``search`` holds such a directory for each rate and warm-up, and
+``search/search.json`` the choice.
 
 Source: ProtoT, A.4, which leaves weight decay, clipping, patience and batching by length open.
 """
@@ -47,8 +47,6 @@ from prismlm.errors import (
     FormatError,
     InputError,
     check_choice,
-    check_number,
-    check_whole,
     shown,
 )
 from prismlm.eval.runs import last_states, make_parts, read_columns, read_part, sample_rows
@@ -59,7 +57,6 @@ from prismlm.models.device import learned_positions, uses_bf16
 from prismlm.models.presets import build_model
 from prismlm.models.seam import output_embedding
 from prismlm.models.watch import evaluating
-from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
 from prismlm.progress import Task as Progress
 from prismlm.run_state import read_note, writing
@@ -67,17 +64,13 @@ from prismlm.statistics import interval_of
 from prismlm.training.setup import decayed_names
 
 HUB = "nyu-mll/glue"
-HIDDEN = -1  # the hub's label of a test row
 MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
-SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+SPLITS = {"train": "train", "dev": "validation"}
 MNLI_SPLITS = {
     "train": "train",
     "dev": "validation_matched",
-    "test": "test_matched",
     "dev_mismatched": "validation_mismatched",
-    "test_mismatched": "test_mismatched",
 }
-MNLI_TITLES = {"dev_mismatched": "MNLI-MM", "test": "MNLI-m", "test_mismatched": "MNLI-mm"}
 
 
 class Task(NamedTuple):
@@ -98,7 +91,7 @@ class Task(NamedTuple):
 
     @property
     def splits(self) -> dict[str, str]:
-        """The hub's names of the splits: dev splits are scored, test splits predicted."""
+        """The hub's names of the splits."""
         return MNLI_SPLITS if self.name == "mnli" else SPLITS
 
     def files(self, split: str) -> list[str]:
@@ -108,8 +101,8 @@ class Task(NamedTuple):
         return [name, "cola_dev_ood.parquet"] if name == "cola_dev.parquet" else [name]
 
     def split_title(self, split: str) -> str:
-        """Return the title of a split in tables and for GLUE's server."""
-        return MNLI_TITLES.get(split, self.title) if self.name == "mnli" else self.title
+        """Return the title of a split in tables."""
+        return "MNLI-MM" if split == "dev_mismatched" else self.title
 
 
 ONE, TWO = ("sentence",), ("sentence1", "sentence2")
@@ -138,15 +131,15 @@ def select_tasks(names: Sequence[str] | None = None) -> tuple[Task, ...]:
 
 
 class Rows(NamedTuple):
-    """Rows of a split, each one or two sentences, or their tokens; labels are None if hidden."""
+    """Rows of a split, each one or two sentences, or their tokens."""
 
     inputs: list[Any]
-    labels: np.ndarray | None
+    labels: np.ndarray
     source: str
 
 
 def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
-    """Return a split of a task, or None for a missing test or mismatched one.
+    """Return a split of a task, or None for a missing mismatched one.
 
     ``data`` is a directory of Parquet files; None for the hub.
     """
@@ -160,6 +153,8 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
         tables, source = [dataset.with_format("arrow")[:]], f"{HUB} {task.name} {hub}"
     else:
         files = _files(task, split, data)
+        if not files:
+            return None
         expected = f"{', '.join(task.columns)} and label"
         tables = [read_columns(path, task.columns, expected) for path in files]
         source = " and ".join(path.name for path in files)
@@ -169,20 +164,18 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
         texts += zip(*(table[name].to_pylist() for name in task.columns), strict=True)
         # Files of STS-B call the label a score.
         label = next((name for name in ("label", "score") if name in table.column_names), None)
-        labels += [HIDDEN] * len(table) if label is None else table[label].to_pylist()
+        if label is None:
+            raise FormatError(f"{source} has no labels: expected a column label.")
+        labels += table[label].to_pylist()
     for number, row in enumerate(texts):
         if not all(isinstance(text, str) for text in row):
             raise FormatError(f"row {number} of {source} is {shown(row)}: expected text.")
-    if any(label != HIDDEN for label in labels):
-        numbers = [_label(task, label, f"row {n} of {source}") for n, label in enumerate(labels)]
-        return Rows(texts, np.array(numbers), source)
-    if texts and not split.startswith("test"):
-        raise FormatError(f"{source} has no labels: expected a column label.")
-    return Rows(texts, None, source) if texts else None
+    numbers = [_label(task, label, f"row {n} of {source}") for n, label in enumerate(labels)]
+    return Rows(texts, np.array(numbers), source)
 
 
 def _files(task: Task, split: str, data: Path) -> list[Path]:
-    """Return the files of a split; none for a missing test or mismatched one."""
+    """Return the files of a split; none for a missing mismatched one."""
     if not data.is_dir():
         raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
     files = [data / name for name in task.files(split)]
@@ -192,7 +185,7 @@ def _files(task: Task, split: str, data: Path) -> list[Path]:
         return files
     if subset.is_file():
         return [subset]
-    if split not in ("train", "dev"):
+    if split == "dev_mismatched":
         return []
     raise InputError(
         f"{data} has no {' and no '.join(missing)}, which {task.title} needs, nor {subset.name}. "
@@ -234,7 +227,6 @@ class GlueOptions:
         warmup: fraction of all steps over which it rises, likewise.
         epochs: maximum.
         batch_size: rows per step.
-        test: whether to predict the test sets.
     """
 
     data: Path | None = None
@@ -244,20 +236,6 @@ class GlueOptions:
     warmup: float | None = None
     epochs: int = 3
     batch_size: int = 16
-    test: bool = True
-
-    def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs, 1)
-        check_whole("batch_size", self.batch_size, 1)
-        # A rank correlation needs three rows.
-        for name, least in (("limit", 1), ("dev_limit", 3)):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least)
-        if self.learning_rate is not None:
-            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
-        if self.warmup is not None:
-            expected = "a share from 0 to 1"
-            check_number("warmup", self.warmup, expected, lambda share: 0 <= share <= 1)
 
     def note(self, lm: GlueModel) -> dict[str, Any]:
         """Return the settings that must not change when a study is resumed."""
@@ -287,20 +265,14 @@ class GlueModel:
         self.model.load_state_dict(self._weights)
         return Classifier(self.model, len(task.labels) or 1)
 
-    def _read_task(
-        self, task: Task, data: Path | None, dev_limit: int | None, test: bool
-    ) -> dict[str, Rows]:
+    def _read_task(self, task: Task, data: Path | None, dev_limit: int | None) -> dict[str, Rows]:
         """Return the tokens and labels of the available splits of a task."""
         splits: dict[str, Rows] = {}
         for split in task.splits:
-            skip = split.startswith("test") and not test
-            rows = None if skip else read_split(task, split, data)
-            if rows is not None:
-                limit = dev_limit if split.startswith("dev") else None
-                chosen = sample_rows(len(rows.inputs), limit, 0)
+            if (rows := read_split(task, split, data)) is not None:
+                chosen = sample_rows(len(rows.inputs), None if split == "train" else dev_limit, 0)
                 tokens = encode(self.tokenizer, [rows.inputs[row] for row in chosen], self.length)
-                labels = None if rows.labels is None else rows.labels[chosen]
-                splits[split] = Rows(tokens, labels, rows.source)
+                splits[split] = Rows(tokens, rows.labels[chosen], rows.source)
         return splits
 
 
@@ -458,7 +430,7 @@ def run_glue(
     parts: dict[str, Callable[[], Any]] = {}
     for task, fresh, seed in product(select_tasks(tasks), {False, from_scratch}, seeds):
         name = f"{task.name}-{seed}{'-from-scratch' if fresh else ''}"
-        parts[name] = partial(_run, lm, out, task, options, seed, progress, from_scratch=fresh)
+        parts[name] = partial(_run, lm, task, options, seed, progress, from_scratch=fresh)
         if not (out / RUNS / f"{name}.json").is_file():
             check_data(task, options.data)
     with writing(out / RESULT_FILE):
@@ -503,7 +475,7 @@ def search(
     as 0.
     """
     directory = out / SEARCH
-    options = replace(options, learning_rate=None, warmup=None, test=False)
+    options = replace(options, learning_rate=None, warmup=None)
     tried: list[dict[str, Any]] = []
     with writing(directory / SEARCH_FILE):
         for rate, warmup in product(rates, WARMUPS):
@@ -526,7 +498,6 @@ def search(
 
 def _run(
     lm: GlueModel,
-    out: Path,
     task: Task,
     options: GlueOptions,
     seed: int,
@@ -534,9 +505,9 @@ def _run(
     *,
     from_scratch: bool = False,
 ) -> dict[str, Any]:
-    """Return the record of a run, after writing the files for GLUE's server."""
-    splits: dict[str, Any] = lm.read_task(task, options.data, options.dev_limit, options.test)
-    train, dev = splits["train"], splits["dev"]
+    """Return the record of a run."""
+    dev_splits = dict(lm.read_task(task, options.data, options.dev_limit))
+    train, dev = dev_splits.pop("train"), dev_splits["dev"]
     chosen = sample_rows(len(train.inputs), options.limit, seed)
     rows, labels = [train.inputs[row] for row in chosen], train.labels[chosen].tolist()
     classifier = lm.classifier(task, seed, from_scratch=from_scratch)
@@ -551,18 +522,11 @@ def _run(
     steps = options.epochs * -(-len(rows) // options.batch_size)
     with progress.task(title, steps, "steps") as progress_task:
         history = fine_tune(classifier, rows, labels, evaluate, options, seed, progress_task)
-    measured: dict[str, Any] = {}
-    for name, split in splits.items():
-        submitted = name.startswith("test") and not from_scratch
-        if name == "train" or (not submitted and split.labels is None):
-            continue
-        predictions = predict(split)
-        if submitted:
-            file = out / "predictions" / str(seed) / f"{task.split_title(name)}.tsv"
-            write_text(file, server_file(task, predictions))
-        if split.labels is not None:
-            both = {"gold": split.labels.tolist(), "given": predictions.tolist()}
-            measured[name] = {"rows": len(predictions), "where": split.source} | both
+    measured = {
+        name: {"rows": len(split.inputs), "where": split.source}
+        | {"gold": split.labels.tolist(), "given": predict(split).tolist()}
+        for name, split in dev_splits.items()
+    }
     settings = ("learning_rate", "warmup", "epochs", "batch_size")
     return {name: getattr(options, name) for name in settings} | {
         "task": task.name,
@@ -574,47 +538,46 @@ def _run(
     }
 
 
-def server_file(task: Task, predictions: Sequence[Any] | np.ndarray) -> str:
-    """Return the predictions of a test set in the format of GLUE's server."""
-    names = [task.labels[answer] if task.labels else f"{answer:.3f}" for answer in predictions]
-    rows = [f"{row}\t{name}\n" for row, name in enumerate(names)]
-    return "".join(["index\tprediction\n", *rows])
-
-
 def figures(out: Path) -> list[dict[str, Any]]:
     """Return the figures of all runs of a directory, by task and measured split."""
-    paths = sorted((out / RUNS).glob("*.json"))
-    runs = [run for path in paths for run in read_part(path, _measured_splits)]
+    runs = [read_part(path, _with_arrays) for path in sorted((out / RUNS).glob("*.json"))]
     runs.sort(key=lambda run: run["seed"])
     rows: list[dict[str, Any]] = []
-    for task in select_tasks():
-        for split in task.splits:
-            matching = [run for run in runs if (run["task"], run["split"]) == (task.name, split)]
-            if matching:
-                row = {"task": task.name, "title": task.split_title(split), "split": split}
-                row |= {"metrics": list(task.metrics), "train": matching[0]["train"]}
-                row["measured"] = {key: matching[0][key] for key in ("rows", "where")}
-                gold = matching[0]["gold"]
-                row["constant"] = {metric: constant(metric, gold) for metric in task.metrics}
-                for arm, fresh in (("fine_tuned", False), ("from_scratch", True)):
-                    runs_of_arm = [run for run in matching if run["from_scratch"] == fresh]
-                    row[arm] = summarise(task, runs_of_arm)
-                rows.append(row)
+    for task, split in ((t, name) for t in select_tasks() for name in t.splits):
+        matching = [r for r in runs if r["task"] == task.name and split in r["measured"]]
+        if not matching:
+            continue
+        measured = matching[0]["measured"][split]
+        arms = {
+            arm: summarise(task, split, [r for r in matching if r["from_scratch"] == fresh])
+            for arm, fresh in (("fine_tuned", False), ("from_scratch", True))
+        }
+        rows.append(
+            {
+                "task": task.name,
+                "title": task.split_title(split),
+                "split": split,
+                "metrics": list(task.metrics),
+                "train": matching[0]["train"],
+                "measured": {key: measured[key] for key in ("rows", "where")},
+                "constant": {name: constant(name, measured["gold"]) for name in task.metrics},
+                **arms,
+            }
+        )
     return rows
 
 
-def _measured_splits(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return for each measured split of a run its record, with answers as arrays."""
-    shared = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
-    return [
-        shared
-        | {"split": split, "rows": part["rows"], "where": part["where"]}
-        | {key: np.array(part[key], float) for key in ("gold", "given")}
+def _with_arrays(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run whose measured splits have their answers as arrays."""
+    keys = ("task", "seed", "from_scratch", "train")
+    measured = {
+        split: part | {key: np.array(part[key], float) for key in ("gold", "given")}
         for split, part in run["measured"].items()
-    ]
+    }
+    return {key: run[key] for key in keys} | {"measured": measured}
 
 
-def summarise(task: Task, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def summarise(task: Task, split: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the metrics of runs that differ in their seed, and their means.
 
     ``low`` and ``high`` bound the mean of the first metric in 95 % of resamples of the dev rows,
@@ -622,7 +585,8 @@ def summarise(task: Task, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
     """
     if not runs:
         return None
-    gold, predicted = runs[0]["gold"], [run["given"] for run in runs]
+    parts = [run["measured"][split] for run in runs]
+    gold, predicted = parts[0]["gold"], [part["given"] for part in parts]
     measured = [measure(task, gold, answer) for answer in predicted]
     values = {metric: [m[metric] for m in measured] for metric in task.metrics}
     first = METRICS[task.metrics[0]]

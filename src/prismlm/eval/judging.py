@@ -12,15 +12,13 @@ A prompt is a text cut at the end of a word; each model's own tokenizer encodes 
 continued one at a time, so that the result does not depend on a batch. Each model's continuations
 and every verdict of an endpoint are stored, so that the same command resumes.
 
-With E_ij = 1 / (1 + 10^((R_j − R_i) / 400)), and a game of i against j that scores s for i:
+With E_ij = 1 / (1 + 10^((R_j − R_i) / 400)), and a game of i against j that scores s for i, ratings
+are the R of mean 1,000 that maximise Σ s log E_ij + (1 − s) log E_ji over all games, a tie being
+half a win each: Elo's model by Bradley and Terry, a logistic regression that does not depend on the
+order of games, as online Elo does (Chiang et al. 2024). Games of a prompt are resampled together.
 
-- *online Elo*: R_i ← R_i + 4 (s − E_ij), R_j ← R_j − 4 (s − E_ij), from 1,000 each, game after
-  game; the mean over shuffled resamples of prompts, since it depends on the order of games.
-- *Bradley–Terry*: the R of mean 1,000 that maximise Σ s log E_ij + (1 − s) log E_ji over all games,
-  a tie being half a win each: a logistic regression, independent of the order.
-
-Chiang et al. 2024; games of a prompt are resampled together. BLEU is by ``sacrebleu`` (ProtoT,
-B.3); its control is the BLEU against the reference of another prompt.
+BLEU is by ``sacrebleu`` (ProtoT, B.3); its control is the BLEU against the reference of another
+prompt.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from itertools import combinations, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +53,7 @@ from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import begin, keeping, writing
 from prismlm.statistics import Interval, bootstrap, wilson
+from prismlm.training.setup import versions
 
 # Score of A for each verdict.
 SCORES = {"A": 1.0, "B": 0.0, "Tie": 0.5}
@@ -164,34 +162,23 @@ class EndpointJudge(Judge):
 
 
 class LocalJudge(Judge):
-    """A causal language model; its verdict is the choice with the highest score.
+    """A causal language model; its verdict is the most probable answer.
 
-    Asked, it scores each answer by log P(answer | question), the sum over the answer's tokens,
-    after its chat template if it has one. Otherwise it compares responses by their probability per
-    token, without a question:
-
-        l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
-
-    for a response r of |r| tokens to a text x. By ``likelihood`` the larger l is preferred, which
-    repetition wins. By ``typical`` the response is preferred that is about as probable as the text
-    itself (human text is neither the most nor the least probable, Holtzman et al. 2020), with the
-    smaller |l(r | x) − l(x₂ | x₁)|, where x₁ and x₂ are the halves of the text's words.
+    The score of an answer is log P(answer | question), the sum over its tokens, after the model's
+    chat template if it has one.
     """
 
-    def __init__(self, directory: Path, by: str = "asked") -> None:
+    def __init__(self, directory: Path) -> None:
         opened: tuple[Any, Any] = read_checkpoint(directory)
         self._model, self._tokenizer = opened
-        self._chat, self._by = self._tokenizer.chat_template is not None, by
-        # Both orders of a pair need the same means.
-        self._mean = cache(self._mean_log_p)
-        names = {"typical": ", by typicality", "likelihood": ", by likelihood"}
-        self.source = one_line(directory.resolve().name, NAME_LENGTH) + names.get(by, "")
+        self._chat = self._tokenizer.chat_template is not None
+        self.source = one_line(directory.resolve().name, NAME_LENGTH)
 
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return the choice with the highest score for each pair."""
+        """Return the most probable answer for each pair."""
         verdicts: list[str | None] = []
         for pair in pairs:
-            scores = self.answers(pair) if self._by == "asked" else self.likelihoods(pair)
+            scores = self.answers(pair)
             verdicts.append(max(scores, key=lambda name: scores[name]))
             task.advance()
         return verdicts
@@ -212,26 +199,6 @@ class LocalJudge(Judge):
             for name, ids in answers.items()
         }
 
-    def likelihoods(self, pair: Pair) -> dict[str, float]:
-        """Return the figure that decides; that of a tie lies between."""
-        a, b = self._mean(pair.text, pair.a), self._mean(pair.text, pair.b)
-        if self._by == "typical":
-            words = pair.text.split()
-            half = len(words) // 2
-            if not half:
-                raise InputError(
-                    f"the text {pair.text!r} has no two words, and --by typical compares responses "
-                    "with its second half: give longer prompts."
-                )
-            typical = self._mean(" ".join(words[:half]), " ".join(words[half:]))
-            a, b = -abs(a - typical), -abs(b - typical)
-        return {"Tie": (a + b) / 2, "A": a, "B": b}
-
-    def _mean_log_p(self, text: str, response: str) -> float:
-        start, ids = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
-        log = self._log_after(start, ids[:-1])
-        return float(log.gather(1, torch.tensor(ids, device=log.device)[:, None]).mean())
-
     def _ids(self, text: str, *, start: bool = False) -> list[int]:
         return encode_text(self._tokenizer, text, start=start, end=False)
 
@@ -250,18 +217,14 @@ class LocalJudge(Judge):
 
 
 def judge_opener(
-    directory: Path | None, endpoint: Endpoint | None, *, by: str = "asked"
+    directory: Path | None, endpoint: Endpoint | None
 ) -> Callable[[Path], Judge] | None:
     """Return a function that opens a judge, given the file of its verdicts; None without one."""
-    if by != "asked" and directory is None:
-        raise InputError(f"--by {by} needs a model directory: name it by --judge DIR.")
     if directory is not None and endpoint is not None:
         raise InputError("--judge and --endpoint are two judges: give one.")
     if endpoint is not None:
         return partial(EndpointJudge, endpoint)
-    if directory is None:
-        return None
-    return lambda _: LocalJudge(directory, by)
+    return None if directory is None else lambda _: LocalJudge(directory)
 
 
 def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, list[Pair]]:
@@ -334,12 +297,11 @@ FORMAT_VERSION = 1
 RESULT_FILE = "judge.json"
 CONTINUATIONS, VERDICTS = "continuations", "verdicts.jsonl"
 CONTINUATIONS_TABLE, VERDICTS_TABLE = "continuations.parquet", "verdicts.parquet"
-PACKAGES = ("prismlm", "torch", "transformers", "tokenizers", "sacrebleu")
 WORD = re.compile(r"\S+")
 # Words of a reference per token of a continuation: about the same length in English.
 WORDS_PER_TOKEN = 0.75
 MIN_PROMPTS = 2
-START, STEP, SCALE = 1000.0, 4.0, 400 / np.log(10)
+START, SCALE = 1000.0, 400 / np.log(10)
 ROUNDS = 1000
 # The likelihood of a player that never loses has no maximum: ratings end so far from their mean.
 MAX_DISTANCE = 2000.0
@@ -502,7 +464,7 @@ def run_judging(
             "bleu": bleu_figures(prompts, texts, settings.seed),
             "judge": examined,
             "ratings": ratings,
-            "versions": {package: version(package) for package in PACKAGES},
+            "versions": versions("torch", "transformers", "sacrebleu"),
         }
         keep_json(out / RESULT_FILE, result)
     return result
@@ -573,27 +535,10 @@ def rating_figures(
         pair = {"first": first, "second": second, "games": len(games)}
         pairs.append(pair | count | {"score": asdict(mean)})
     rated = [
-        {"model": name, **{kind: asdict(interval) for kind, interval in rating.items()}}
-        for name, rating in zip(models, rate(scores, len(models), seed), strict=True)
+        {"model": name, "rating": asdict(interval)}
+        for name, interval in zip(models, rate(scores, len(models), seed), strict=True)
     ]
     return {"models": rated, "pairs": pairs, "order": order_figures(judged)}
-
-
-def online_elo(
-    first: np.ndarray, second: np.ndarray, score: np.ndarray, players: int
-) -> np.ndarray:
-    """Return the ratings [rounds, players] after games in order.
-
-    ``first`` and ``second`` are the players of each game, [rounds, games]; ``score`` is that of the
-    first, from 0 to 1, NaN for a game that is skipped.
-    """
-    ratings, rounds = np.full((len(first), players), START), np.arange(len(first))
-    for i, j, points in zip(first.T, second.T, score.T, strict=True):
-        gap = (ratings[rounds, j] - ratings[rounds, i]) / SCALE
-        gain = np.nan_to_num(STEP * (points - 1 / (1 + np.exp(gap))))
-        ratings[rounds, i] += gain
-        ratings[rounds, j] -= gain
-    return ratings
 
 
 def bradley_terry(wins: np.ndarray) -> np.ndarray:
@@ -627,22 +572,13 @@ def total_wins(scores: np.ndarray, players: int) -> np.ndarray:
     return wins
 
 
-def rate(scores: np.ndarray, players: int, seed: int = 0) -> list[dict[str, Interval]]:
-    """Return the ratings ``elo`` and ``bradley_terry`` of all players, with 95 % intervals.
+def rate(scores: np.ndarray, players: int, seed: int = 0) -> list[Interval]:
+    """Return the ratings of all players, with 95 % intervals over resampled prompts.
 
     ``scores`` [prompts, pairs] are of the first of each two players in order; NaN: no game.
     """
-    generator, pairs = np.random.default_rng(seed), np.array([*combinations(range(players), 2)])
+    generator = np.random.default_rng(seed)
     resampled = scores[generator.integers(len(scores), size=(ROUNDS, len(scores)))]
-    games = np.broadcast_to(np.arange(scores.size), (ROUNDS, scores.size))
-    order = generator.permuted(games, axis=1)
-    shuffled = np.take_along_axis(resampled.reshape(ROUNDS, -1), order, 1)
-    opponents = pairs[order % len(pairs)]
-    online = online_elo(opponents[..., 0], opponents[..., 1], shuffled, players)
-    rounds = {"elo": online, "bradley_terry": bradley_terry(total_wins(resampled, players))}
-    values = {"elo": online.mean(0), "bradley_terry": bradley_terry(total_wins(scores, players))}
-    ends = {name: np.percentile(r, (2.5, 97.5), axis=0).T for name, r in rounds.items()}
-    return [
-        {name: Interval(float(values[name][i]), *ends[name][i].tolist()) for name in values}
-        for i in range(players)
-    ]
+    ratings = bradley_terry(total_wins(scores, players))
+    ends = np.percentile(bradley_terry(total_wins(resampled, players)), (2.5, 97.5), axis=0)
+    return [Interval(*row) for row in np.stack([ratings, *ends], 1).tolist()]

@@ -97,10 +97,6 @@ class PredictorLM(HuggingFaceLM):
             )
         return before, after
 
-    def truncated(self, before: list[int], after: list[int]) -> bool:
-        """Return whether the beginning of a context is cut to the model's maximum length."""
-        return len(before) + len(after) > self.max_length + 1
-
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
         """Answer lm-eval with :attr:`predictor`."""
         encoded = [(before, after) for _, before, after in requests]

@@ -55,7 +55,6 @@ COLUMNS = pa.schema(
     [
         *strings("id", "slice", "original", "perturbed", "source"),
         ("similarity", pa.float32()),
-        ("distance", pa.int32()),
     ]
 )
 WAY_OUT = "Write the pairs again with `prismlm eval pairs`."
@@ -98,8 +97,8 @@ def read_pairs(path: Path, limit: int | None = None, seed: int = 0) -> list[Pair
 TOP, RANKED = 10, 50
 """Tokens of the overlap, and of either distribution for the rank correlation."""
 TOKENS_PER_BATCH, ROWS_PER_CHUNK = 1024, 64
-# Temperatures are searched between e⁻⁷ and e⁷.
-MAX_LOG_TEMPERATURE = 7.0
+# Temperatures are searched from e⁻⁷.
+MIN_LOG_TEMPERATURE = -7.0
 
 
 def encode(
@@ -207,20 +206,14 @@ def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0)
 
 
 def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:
-    """Return the temperature at which the mean entropy over rows of logits is ``target`` nats."""
+    """Return the temperature, at most 1, at which the mean entropy of rows is ``target`` nats."""
 
     def excess(log_temperature: float) -> float:
         return mean_entropy(logits, rows, math.exp(log_temperature)) - target
 
-    if abs(excess(0.0)) < 1e-9:
+    if excess(0.0) < 1e-9:
         return 1.0
-    low, high = (excess(bound) + target for bound in (-MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE))
-    if not low < target < high:
-        raise InputError(
-            f"no temperature gives these predictions a mean entropy of {target:g} nats: expected "
-            f"between {low:.3g} and {high:.3g}."
-        )
-    root: Any = brentq(excess, -MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE, xtol=1e-6)
+    root: Any = brentq(excess, MIN_LOG_TEMPERATURE, 0.0, xtol=1e-6)
     return math.exp(root)
 
 
@@ -250,15 +243,14 @@ def measure_robustness(
     models: Iterable[OpenedModel],
     pairs: Sequence[Pair],
     *,
-    entropy: float | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Row:
     """Compare what models predict after each text with what they predict after its variant.
 
     Pairs are ``left_out`` if a model cannot read one of the texts. ``target`` is the mean entropy
-    in nats at which JS is matched, by default the lowest of the models'; each model has its own
-    mean ``entropy`` over the originals, and the ``temperature`` at which it is the target. JS is
+    in nats at which JS is matched, the lowest of the models'; each model has its own mean
+    ``entropy`` over the originals, and the ``temperature`` at which it is the target. JS is
     ``comparable`` over one vocabulary only. Each slice has each of :data:`MEASURES` for each
     model, and paired ``differences`` ``of`` each two models.
     """
@@ -269,7 +261,7 @@ def measure_robustness(
         raise InputError("nothing to compare: expected a model, and a pair that all models read.")
     before, after = rows[usable].T
     entropies = {name: mean_entropy(x, before) for name, x in logits.items()}
-    target = min(entropies.values()) if entropy is None else float(entropy)
+    target = min(entropies.values())
     rows_of_models: list[Row] = []
     values: dict[str, np.ndarray] = {}
     for name, x in logits.items():
@@ -332,8 +324,6 @@ def _slice(name: str, values: dict[str, np.ndarray], seed: int) -> Row:
 
 FLOOR = 1e-4
 """Minimum JS_base in bits of a pair with a PMR."""
-ROUNDING = 1e-5
-"""|PMR| below this is rounding: routing before the first change is the same."""
 MIN_ALIGNED = 0.5
 """Minimum share of the longer text's positions with a counterpart."""
 # Within clamp(ids, alignment), the model reads a text with the routing of these tokens.
@@ -417,8 +407,6 @@ def measure_clamping(
             for part in dict.fromkeys(pair.slice for pair in pairs)
         ),
         "unit": "bits",
-        "floor": FLOOR,
-        "least_share": MIN_ALIGNED,
     }
 
 
@@ -462,10 +450,10 @@ def slice_mediation(
 ) -> Row:
     """Return the figures of one slice, from its pairs and the slices of unaligned pairs.
 
-    ``clamped`` is with the original's routing, ``control`` with a random text's: figures of PMR;
-    ``unmoved`` pairs, whose PMR is rounding; ``pooled`` 1 − Σ JS_clamped / Σ JS_base, which no
-    pair with a small JS_base dominates; mean JS_base, ``base``, and JS_clamped, ``js``. ``gain`` is
-    the mean of JS_control − JS_clamped over the same pairs. None without pairs.
+    ``clamped`` is with the original's routing, ``control`` with a random text's: the ``mean`` PMR;
+    ``pooled`` 1 − Σ JS_clamped / Σ JS_base, which no pair with a small JS_base dominates; mean
+    JS_base, ``base``, and JS_clamped, ``js``. ``gain`` is the mean of JS_control − JS_clamped over
+    the same pairs. None without pairs.
     """
     usable = [pair for pair in results if pair.base >= FLOOR]
     row: Row = {
@@ -485,15 +473,7 @@ def slice_mediation(
 
 
 def _mediation(base: np.ndarray, clamped: np.ndarray, seed: int) -> Row:
-    pmr = (base - clamped) / base
-    mean, of_base, js = mean_intervals(np.stack([pmr, base, clamped], 1), seed=seed)
-    return {
-        "pairs": len(pmr),
-        "unmoved": int((abs(pmr) <= ROUNDING).sum()),
-        "mean": mean,
-        "deviation": float(pmr.std(ddof=1)) if len(pmr) > 1 else float("nan"),
-        "share_positive": float((pmr > ROUNDING).mean()),
-        "pooled": bootstrap(base - clamped, base, seed=seed),
-        "base": of_base,
-        "js": js,
-    }
+    columns = np.stack([(base - clamped) / base, base, clamped], 1)
+    means = zip(("mean", "base", "js"), mean_intervals(columns, seed=seed), strict=True)
+    pooled = bootstrap(base - clamped, base, seed=seed)
+    return {"pairs": len(base), "pooled": pooled} | dict(means)

@@ -33,20 +33,12 @@ def make_parts(
     refused.
     """
     directory = out / folder
-    started = any(directory.glob("*.json"))
-    if started:
-        begin(out, note, made=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    begin(out, note, made=any(directory.glob("*.json")))
     with keeping(lambda: f"{len([*directory.glob('*.json')])} finished parts are kept in {out}."):
         for name, make in parts.items():
-            path = directory / f"{name}.json"
-            if path.is_file():
-                continue
-            value = make()
-            if not started:
-                directory.mkdir(parents=True, exist_ok=True)
-                begin(out, note, made=False)
-                started = True
-            keep_json(path, value)
+            if not (path := directory / f"{name}.json").is_file():
+                keep_json(path, make())
 
 
 def read_part(path: Path, use: Callable[[Any], T]) -> T:

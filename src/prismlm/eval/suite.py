@@ -10,7 +10,6 @@ whose rows are converted to the documents that lm-eval's task files expect.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -22,17 +21,17 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, check_choice, check_whole
+from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.eval.predictors import PredictorLM
 from prismlm.eval.runs import make_parts, read_columns, read_part, sample_rows
 from prismlm.files import finite, keep_json
 from prismlm.hub import fetching
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
+from prismlm.training.setup import versions
 
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
-PACKAGES = ("prismlm", "lm_eval", "torch", "transformers", "tokenizers", "datasets")
 BAND = 5.0  # per cent around the plain predictor, within which PRISM calls it equally good
 HEADLINE = "acc"
 Row = dict[str, Any]
@@ -214,11 +213,6 @@ class SuiteOptions:
     seed: int = 0  # of drawn questions and examples
     shots: int = 0  # examples before each question
 
-    def __post_init__(self) -> None:
-        select_benchmarks(self.suite)
-        check_whole("shots", self.shots)
-        sample_rows(0, self.limit, self.seed)
-
     def as_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
         return asdict(self) | {"data": "hub" if self.data is None else str(self.data.resolve())}
@@ -231,7 +225,6 @@ class Question(NamedTuple):
     task: Any  # lm-eval's, which scores the answers
     document: dict[str, Any]
     pairs: list[tuple[str, str]]  # (context, continuation) of each answer
-    gold: int  # number of the right answer
 
 
 def select_questions(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Question], int]:
@@ -240,28 +233,16 @@ def select_questions(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[
     Questions of a task with subjects are drawn from all subjects together.
     """
     tasks = load_tasks(benchmark, options.data, shots=options.shots, seed=options.seed)
-    rows = [(task, row) for task in tasks for row in range(len(task.task_docs))]
-    chosen = sample_rows(len(rows), options.limit, options.seed)
-    return [_question(number, *rows[number], options.shots) for number in chosen], len(rows)
-
-
-def _question(number: int, task: Any, row: int, shots: int) -> Question:
-    document = task.task_docs[row]
-    choices = task.doc_to_choice(document)
-    # Where the context contains the answers, as in WinoGrande, lm-eval exchanges text and target.
-    try:
-        gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
-        gold = choices.index(gold) if isinstance(gold, str) else gold
-    except (ValueError, LookupError):
-        gold = -1
-    if not 0 <= gold < len(choices):
-        raise FormatError(
-            f"question {row} of {task.task_name} has {len(choices)} answers, and its label is "
-            "none of them: expected the number of the right answer."
-        )
-    context = task.fewshot_context(document, shots, gen_prefix=task.doc_to_prefix(document))
-    requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, row, 1))
-    return Question(number, task, document, [request.args for request in requests], gold)
+    rows = [(task, document) for task in tasks for document in task.task_docs]
+    questions: list[Question] = []
+    for number in sample_rows(len(rows), options.limit, options.seed):
+        task, document = rows[number]
+        prefix = task.doc_to_prefix(document)
+        context = task.fewshot_context(document, options.shots, gen_prefix=prefix)
+        name = (task.task_name, number, 1)
+        requests = task.construct_requests(doc=document, ctx=context, metadata=name)
+        questions.append(Question(number, task, document, [request.args for request in requests]))
+    return questions, len(rows)
 
 
 def ask(
@@ -269,15 +250,13 @@ def ask(
 ) -> dict[str, Any]:
     """Ask all predictors the questions of a task; lm-eval's task scores the answers.
 
-    Of all questions, ``of``, the ``chosen`` ones are asked: ``gold`` is the number of the right
-    answer, ``choices`` the number of answers, ``truncated`` how many questions were cut on the
-    left, and ``correct`` 0 or 1 for each question, by predictor and metric.
+    Of all questions, ``of``, the ``chosen`` ones are asked: ``choices`` is the number of answers,
+    and ``correct`` 0 or 1 for each question, by predictor and metric.
     """
     questions, count = select_questions(benchmark, options)
-    encoded = [[lm.encoded(*pair) for pair in question.pairs] for question in questions]
-    flat = [pair for pairs in encoded for pair in pairs]
-    with progress.task(benchmark.title, len(flat), "answers") as progress_task:
-        scores = iter(lm.score(flat, progress_task.advance))
+    encoded = [lm.encoded(*pair) for question in questions for pair in question.pairs]
+    with progress.task(benchmark.title, len(encoded), "answers") as progress_task:
+        scores = iter(lm.score(encoded, progress_task.advance))
     correct: dict[str, dict[str, list[int]]] = {name: {} for name in lm.predictors}
     for question in questions:
         answers = [next(scores) for _ in question.pairs]
@@ -289,9 +268,7 @@ def ask(
         "task": benchmark.name,
         "of": count,
         "chosen": [question.number for question in questions],
-        "gold": [question.gold for question in questions],
         "choices": [len(question.pairs) for question in questions],
-        "truncated": sum(any(lm.truncated(*pair) for pair in pairs) for pairs in encoded),
         "correct": correct,
     }
 
@@ -299,10 +276,9 @@ def ask(
 def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one task from the result of :func:`ask`; NaN where undefined.
 
-    ``chance`` is the mean of 1 / choices, and ``most_common`` the accuracy of always giving the
-    most frequent right answer.
+    ``chance`` is the mean of 1 / choices.
     """
-    correct, questions = answers["correct"], len(answers["gold"])
+    correct = answers["correct"]
 
     def figure(predictor: str, metric: str) -> dict[str, float]:
         right, plain = correct[predictor][metric], correct["plain"][metric]
@@ -314,11 +290,9 @@ def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "task": answers["task"],
-        "questions": questions,
+        "questions": len(answers["choices"]),
         "of": answers["of"],
-        "truncated": answers["truncated"],
         "chance": float(np.mean([1 / count for count in answers["choices"]])),
-        "most_common": max(Counter(answers["gold"]).values()) / questions,
         "predictors": {
             predictor: {metric: figure(predictor, metric) for metric in metrics}
             for predictor, metrics in correct.items()
@@ -389,7 +363,7 @@ def run_suite(
                 "band_percent": BAND,
                 "tasks": figures,
                 "mean": mean_figures(figures),
-                "versions": {package: version(package) for package in PACKAGES},
+                "versions": versions("lm_eval", "torch", "transformers"),
             }
         )
         keep_json(out / RESULT_FILE, result)

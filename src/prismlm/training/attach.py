@@ -58,7 +58,7 @@ from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, check_same, keeping, read_note, writing
 from prismlm.training import parallel, tuning
-from prismlm.training.evaluation import HeldOut, cross_entropy
+from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe import flat
 from prismlm.training.run import check_ours, write_history
@@ -319,25 +319,12 @@ class _AttachRun:
 
     def tune(self) -> None:
         """Fine-tune the model and open the result."""
-        adapter, tokens = self.out / ADAPTER, self.options.heldout_tokens
-        if self.options.lora is None or self.tuned:
+        adapter, lora = self.out / ADAPTER, self.options.lora
+        if lora is None or self.tuned:
             return
-
-        def measure() -> float:
-            with self.progress.task("Measuring the model", tokens, "tokens") as task:
-                return cross_entropy(self.model, self.heldout.counted(tokens, task))
-
         if not parallel.on_main(adapter.exists):
-            ce_before = parallel.on_main(measure)
-            tuning.adapt(
-                self.model,
-                self.corpus,
-                self.options.lora,
-                adapter,
-                base=self.base.name,
-                note={"ce_before": ce_before},
-                **self.passes,
-            )
+            base = self.base.name
+            tuning.adapt(self.model, self.corpus, lora, adapter, base=base, **self.passes)
         parallel.on_main(lambda: put_adapted(self.source, adapter, self.out))
         self._open(self.out)
 
@@ -452,10 +439,9 @@ class _AttachRun:
 def _discard_other_parts(lens: Path, count: int) -> None:
     """Discard what a run with another number of processes left of a lens."""
     partial = Parts(lens, count).path
-    with writing(partial, wait=True):
-        for note in [*partial.glob(f"[!.]*/{RUN_FILE}")]:
-            if read_json(note).get("shards") != count:
-                discard(note.parent)
+    for note in [*partial.glob(f"[!.]*/{RUN_FILE}")]:
+        if read_json(note).get("shards") != count:
+            discard(note.parent)
 
 
 def _is_corpus(paths: Sequence[Path | str]) -> bool:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.store import Corpus, Split
 from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.errors import InputError
-from prismlm.models.watch import evaluating
 from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096
@@ -62,28 +58,6 @@ class HeldOut:
         for batch in self.batches(tokens):
             yield batch
             task.advance(int(batch.owned.sum()))
-
-
-@torch.no_grad()
-def cross_entropy(model: Any, batches: Iterable[WindowBatch]) -> float:
-    """Return a model's cross-entropy in nats per token.
-
-    It is over the same predictions as :func:`prismlm.explain.quality.measure_quality`.
-    """
-    total, count = 0.0, 0
-    with evaluating(model):
-        for batch in batches:
-            ids, attended, scored = batch.scored_on(model.device)
-            logits = model(input_ids=ids, attention_mask=attended, use_cache=False).logits
-            total += summed_cross_entropy(logits, ids, scored)
-            count += int(scored.sum())
-    return total / max(1, count)
-
-
-def summed_cross_entropy(logits: Tensor, ids: Tensor, scored: Tensor) -> float:
-    """Return the cross-entropy of a batch in nats, summed over its ``scored`` predictions."""
-    predictions, targets = logits[:, :-1][scored].float(), ids[:, 1:][scored]
-    return F.cross_entropy(predictions, targets, reduction="sum").item()
 
 
 def perplexity(ce: float) -> float:

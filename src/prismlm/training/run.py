@@ -36,6 +36,7 @@ from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
+from prismlm.training.layer_logs import layer_figures
 from prismlm.training.recipe import SHARDED, Recipe, flat
 from prismlm.training.setup import Prepared, describe_run, device_of, prepare, with_steps
 from prismlm.training.trainer import (
@@ -135,19 +136,19 @@ def train(
         try:
             _take_steps(trainer, progress)
             quality = _measure(trainer, progress)
-            # Not part of the history, since it is on more text than the other evaluations.
+            # On more text than the evaluations before it.
             last: dict[str, Any] = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
-            last |= {"eval_ce": quality.ce, "eval_tokens": quality.tokens}
-            last |= trainer.layer_log.figures()
+            last |= {"final_ce": quality.ce, "final_tokens": quality.tokens}
+            history = [*trainer.state.log_history, last | layer_figures(prepared)]
         except NotFiniteError as error:
             raise trainer.diverged(str(error)) from error
-        _write(trainer, quality, [*trainer.state.log_history, last])
+        _write(trainer, quality, history)
     return TrainingResult(
         directory=out,
         history_file=out / HISTORY_FILE,
         ce=quality.ce,
         quality=quality if recipe.head.enabled else None,
-        history=trainer.state.log_history,
+        history=history,
         steps=trainer.state.global_step,
         tokens=trainer.tokens_seen(),
         unigram_ce=unigram_ce(prepared.corpus),
@@ -227,7 +228,7 @@ def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
     stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
     with stop.interrupts, progress.task("training", (recipe.steps - done) * positions) as task:
         if parallel.is_main():
-            trainer.add_callback(ReportProgress(trainer, task, positions, out))
+            trainer.add_callback(ReportProgress(task, positions, out))
             if recipe.logging.tensorboard:
                 trainer.add_callback(_tensorboard(out / TENSORBOARD, done))
         trainer.add_callback(stop)
@@ -247,7 +248,7 @@ def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
         return trainer.measure(heldout.counted(tokens, task))
 
 
-def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[str, Any]]) -> None:
+def _write(trainer: PrismTrainer, quality: HeadQuality, history: list[dict[str, Any]]) -> None:
     """Move the finished model into ``out``, ``prismlm.json`` last to mark it as complete."""
     prepared, state = trainer.prepared, trainer.state
     out = prepared.recipe.out
@@ -257,12 +258,10 @@ def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[s
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
     hidden = temporary_sibling(out / "model")
     with guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
-        trainer.layer_log.write_report(out)
         try:
             trainer.write_model(hidden, provenance)
             if parallel.is_main():
-                trainer.layer_log.write(out, evaluations)
-                write_history(out, state.log_history)
+                write_history(out, history)
                 for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
                     os.replace(path, out / path.name)
         finally:
@@ -296,13 +295,10 @@ class StopOnInterrupt(TrainerCallback):
 
 
 class ReportProgress(TrainerCallback):
-    """Shows progress; writes history and tables of the layers with each checkpoint."""
+    """Shows progress; writes the history with each checkpoint."""
 
-    def __init__(
-        self, trainer: PrismTrainer, task: Task, positions_per_step: int, out: Path
-    ) -> None:
-        self._trainer, self._task = trainer, task
-        self._positions, self._out = positions_per_step, out
+    def __init__(self, task: Task, positions_per_step: int, out: Path) -> None:
+        self._task, self._positions, self._out = task, positions_per_step, out
         self._notes: dict[str, str] = {}
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -322,7 +318,6 @@ class ReportProgress(TrainerCallback):
         """Write the history so far."""
         with guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)
-            self._trainer.layer_log.write(self._out, state.log_history)
 
 
 def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:

@@ -19,13 +19,10 @@ import yaml
 
 from prismlm.cost import Cost
 from prismlm.errors import DivergenceError, InputError, PrismError, suggest
-from prismlm.files import atomic_file, finite, read_json, room_to_write, write_json
-from prismlm.outputs import put_csv
+from prismlm.files import atomic_file, read_json, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Busy, check_same, writing
 from prismlm.training import parallel
-from prismlm.training.evaluation import perplexity
-from prismlm.training.layer_logs import CHANNELS_FILE, HEADS_FILE, REPORT_FILE
 from prismlm.training.recipe import Range, Recipe, Scalar, SearchRecipe, build_recipe, flat
 from prismlm.training.run import (
     BEST_FILE,
@@ -40,11 +37,9 @@ from prismlm.training.run import (
 from prismlm.training.setup import describe_run, prepare, versions
 
 JOURNAL, STUDY = "study.journal", "prismlm"
-# After which Optuna takes a lock of its journal from a process that must have been killed.
-STALE_SECONDS = 5
-RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "best", "trials"
+RESULTS_FILE, BEST_MODEL, TRIALS = "search.json", "best", "trials"
 # The files of a run that are kept; its model is removed.
-KEPT_FILES = (RUN_FILE, HISTORY_FILE, CHANNELS_FILE, HEADS_FILE, REPORT_FILE, TENSORBOARD)
+KEPT_FILES = (RUN_FILE, HISTORY_FILE, TENSORBOARD)
 # Not searchable, since trials would not be comparable.
 FIXED = {
     *("corpus", "out", "seed", "device", "parallel", "shard_processes", "data.length"),
@@ -66,10 +61,8 @@ class TrialResult:
     """A trial: a combination of values, and the cross-entropy of a run per seed."""
 
     trial: int  # from 0
-    state: str  # complete or failed
     ce: float | None  # the objective: mean over seeds on held-out text, in nats per token
     deviation: float | None  # standard deviation over seeds (n − 1)
-    perplexity: float | None  # None if it failed or overflows
     values: dict[str, Scalar]  # by recipe key
     failed: str | None  # why
     seeds: list[float]  # the cross-entropy of each run
@@ -78,12 +71,9 @@ class TrialResult:
     def from_study(cls, number: int, trial: Any) -> TrialResult:
         """Return the result of a finished trial of Optuna."""
         seeds, failed = trial.user_attrs["seeds"], trial.user_attrs["failed"]
-        state, ce, deviation = "failed", None, None
-        if failed is None:
-            state, ce = "complete", statistics.fmean(seeds)
-            deviation = statistics.stdev(seeds) if len(seeds) > 1 else None
-        power = None if ce is None else finite(perplexity(ce))
-        return cls(number, state, ce, deviation, power, dict(trial.params), failed, seeds)
+        ce = statistics.fmean(seeds) if failed is None else None
+        deviation = statistics.stdev(seeds) if failed is None and len(seeds) > 1 else None
+        return cls(number, ce, deviation, dict(trial.params), failed, seeds)
 
 
 @dataclass(frozen=True)
@@ -271,12 +261,9 @@ def _check_same_search(directory: Path, run: dict[str, Any]) -> None:
 def _open_study(directory: Path) -> Any:
     import optuna
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.storages.journal import JournalFileBackend
 
-    journal = str(directory / JOURNAL)
-    # A lock is held for a line of the journal, unless its process was killed.
-    lock = JournalFileOpenLock(journal, grace_period=STALE_SECONDS)
-    storage = JournalStorage(JournalFileBackend(journal, lock))
+    storage = JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
     return optuna.create_study(storage=storage, study_name=STUDY, load_if_exists=True)
 
 
@@ -287,10 +274,6 @@ def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
         with suppress(Busy), writing(_directory_of(recipe, number), within=True):
             if number in _finished(study):
                 continue
-            for trial in study.get_trials(deepcopy=False):
-                if trial.user_attrs.get("number") == number and not trial.state.is_finished():
-                    # Its process was killed.
-                    study.tell(trial.number, state=type(trial.state).FAIL)
             # A generator per trial, so that a resumed search draws the same values.
             study.sampler = _sampler(recipe, number)
             run = partial(_run_trial, number=number, recipe=recipe, progress=progress)
@@ -302,8 +285,7 @@ def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
 def _finished(study: Any) -> dict[int, Any]:
     """Return Optuna's trials with a result, by number."""
     trials = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
-    # Older trials have no number; they were trained in order.
-    return {t.user_attrs.get("number", order): t for order, t in enumerate(trials)}
+    return {trial.user_attrs["number"]: trial for trial in trials}
 
 
 def _directory_of(recipe: Recipe, number: int) -> Path:
@@ -370,7 +352,7 @@ def _remove_model(out: Path) -> None:
 
 
 def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
-    """Write ``search.json``, ``search.csv`` and, if a trial is complete, ``best.yaml``."""
+    """Write ``search.json`` and, if a trial is complete, ``best.yaml``."""
     finished = sorted(_finished(study).items())
     trials = tuple(TrialResult.from_study(number, trial) for number, trial in finished)
     result = SearchResult(recipe.out / SEARCH, trials)
@@ -383,11 +365,6 @@ def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
         with atomic_file(result.best_recipe) as temporary:
             text = yaml.safe_dump(best_recipe, sort_keys=False, allow_unicode=True)
             temporary.write_text(head + text, encoding="utf-8")
-    figures = ("trial", "state", "ce", "deviation", "perplexity")
-    columns = (*figures, *recipe.search.space, "seeds", "failed")
-    rows = (asdict(t) | t.values | {"seeds": " ".join(map(repr, t.seeds))} for t in trials)
-    with atomic_file(result.directory / TABLE_FILE) as temporary:
-        put_csv(temporary, columns, ({name: row.get(name) for name in columns} for row in rows))
     write_json(result.directory / RESULTS_FILE, run | result.to_dict())
     return result
 

@@ -22,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.packing import IGNORED
 from prismlm.corpus.windows import WindowBatch
-from prismlm.errors import DivergenceError, FormatError, InputError, NotFiniteError
+from prismlm.errors import DivergenceError, FormatError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import discard, room_to_write, share
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
@@ -32,7 +32,7 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
 from prismlm.models.uncertainty_feedback import TABLE
 from prismlm.training import parallel, sharding
 from prismlm.training.callbacks import recipe_callbacks
-from prismlm.training.layer_logs import LayerLog
+from prismlm.training.layer_logs import layer_figures
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import SHARDED, Recipe
 from prismlm.training.setup import Prepared, decayed_names, device_of
@@ -71,7 +71,6 @@ class PrismTrainer(Trainer):
         device = device_of(recipe)
         if device == "cpu":
             keep_freed_memory()
-        self.layer_log = LayerLog(prepared)
         if recipe.gradient_checkpointing:
             parallel.recompute_activations(model.model)
         if recipe.compile:
@@ -186,9 +185,6 @@ class PrismTrainer(Trainer):
             head.zero_grad(set_to_none=True)
         if self.sharded:
             parallel.average_gradients(head)
-        step, every = self.state.global_step + 1, recipe.evaluation.every
-        if step == recipe.steps or (every and step % every == 0):
-            self.layer_log.read_gradients()
         table = self.model.table_parameters()
         table_ids = set(map(id, table))
         decoder = [p for p in self.model.model.parameters() if id(p) not in table_ids]
@@ -205,7 +201,7 @@ class PrismTrainer(Trainer):
         tokens = self.prepared.recipe.evaluation.tokens
         quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
         names = quality if self.model.initialised else ("tokens", "ce")
-        figures = {f"eval_{name}": quality[name] for name in names} | self.layer_log.figures()
+        figures = {f"eval_{name}": quality[name] for name in names} | layer_figures(self.prepared)
         self.log(dict(figures))
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, figures
@@ -314,7 +310,6 @@ class PrismTrainer(Trainer):
         tokens = self.tokens_seen()
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         state: dict[str, Any] = {"head_placed": self.model.initialised, "tokens": tokens}
-        state["gradient_norms"] = self.layer_log.gradient_norms
         if not self._writes_shards:
             self.write_model(directory, provenance)
             state["head"] = self.model.prototype_head.state_dict()
@@ -381,12 +376,6 @@ class PrismTrainer(Trainer):
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         directory, prism = Path(resume_from_checkpoint), self.model
-        if self.sharded and not (directory / SHARDS).is_dir():
-            raise InputError(
-                f"the checkpoint {directory} was written by an earlier version and holds the whole "
-                "model, which sharded processes cannot resume from. Resume in one process, with "
-                "batch_size times the number of processes, or train into another out."
-            )
         with resumable(directory):
             state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
             if (directory / SHARDS).is_dir():
@@ -398,7 +387,6 @@ class PrismTrainer(Trainer):
                 prism.model.load_state_dict(decoder.state_dict())
                 prism.prototype_head.load_state_dict(state["head"])
             prism.initialised = state["head_placed"]
-            self.layer_log.gradient_norms = state["gradient_norms"]
             self._tokens = torch.tensor(state["tokens"] if parallel.is_main() else 0)
 
     def diverged(self, cause: str) -> DivergenceError:

@@ -23,7 +23,7 @@ from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
 from prismlm.training import parallel
-from prismlm.training.evaluation import HeldOut, summed_cross_entropy
+from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
 from prismlm.training.setup import supports_packed_documents
@@ -106,7 +106,6 @@ def adapt(
     base: str,
     window: int,
     bf16: bool = False,
-    note: dict[str, float] | None = None,
     progress: Reporter = SILENT,
 ) -> None:
     """Train adapters on the training documents of a corpus and write them to ``out``."""
@@ -118,7 +117,7 @@ def adapt(
     training = Tuning(adapted, rows, options, bf16=bf16)
     training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
-    note = {**(note or {}), "tokens": tokens, "steps": training.steps}
+    note: dict[str, float] = {"tokens": tokens, "steps": training.steps}
     parallel.on_main(lambda: write_adapter(training.learned, adapted, base, out, note))
 
 
@@ -237,5 +236,7 @@ def effect_of_table(model: PreTrainedModel, text: HeldOut, tokens: int) -> dict[
             logits = [output.logits, *(model(**inputs, **{CODES: c}).logits for c in controls)]
             count += int(scored.sum())
             for name, prediction in zip(sums, logits, strict=True):
-                sums[name] += summed_cross_entropy(prediction, ids, scored)
+                predicted = prediction[:, :-1][scored].float()
+                loss = F.cross_entropy(predicted, ids[:, 1:][scored], reduction="sum")
+                sums[name] += loss.item()
     return {name: total / count for name, total in sums.items()} | {"tokens": count}

@@ -9,7 +9,6 @@ from prismlm.eval.perturbations.generate import (
     FILES,
     PairOptions,
     detokenise,
-    levenshtein,
     load_minilm,
     make_slice,
     read_sentences,
@@ -31,7 +30,7 @@ def model():
     return load_minilm()
 
 
-def test_every_slice_is_full_and_depends_on_the_seed_alone(data, tmp_path):
+def test_every_slice_depends_on_the_seed_alone(data, tmp_path):
     options = PairOptions(per_slice=2, similarity=0.5)
     seeds = {"a": 0, "b": 0, "c": 1}
     results = {
@@ -43,7 +42,7 @@ def test_every_slice_is_full_and_depends_on_the_seed_alone(data, tmp_path):
         assert [row["id"] for row in rows] == sorted(f"{s}-0000{i}" for s in slices for i in (0, 1))
         for row in rows:
             assert row["id"].startswith(row["slice"])
-            assert row["distance"] == levenshtein(row["original"], row["perturbed"]) > 0
+            assert row["original"] != row["perturbed"]
             assert row["similarity"] >= (0.5 if row["slice"] in SLICES else -1)
     summaries = results["a"]["slices"]
     assert [row["slice"] for row in summaries] == [*SLICES, *INTERVENTIONS]
@@ -59,27 +58,11 @@ def test_dissimilar_perturbations_are_filtered_and_interventions_are_not(data, m
     assert name == "gender" or min(row["similarity"] for row in strict) >= 0.9
 
 
-@pytest.mark.parametrize(
-    ("name", "templates"), [("spelling", 4), ("contraction", 5), ("abbreviation", 5)]
-)
-def test_templates_come_last_and_are_marked(model, name, templates):
-    sentences = {"ag_news": ["The color was quite fine."]}
-    sources = [row["source"] for row in make_slice(name, sentences, PairOptions(5), model)]
-    assert sources.count("template") == sources[-templates:].count("template") == templates
-
-
-def test_a_slice_that_cannot_be_filled_is_refused(model):
+def test_a_slice_has_what_there_is_and_is_refused_if_that_is_nothing(model):
     sentences = {"ag_news": ["He was here at noon.", "She was there.", "It rained all day."]}
-    with pytest.raises(InputError, match="'gender' has 2 pairs in 3 sentences"):
-        make_slice("gender", sentences, PairOptions(per_slice=3), model)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "distance"),
-    [("kitten", "sitting", 3), ("", "abc", 3), ("same", "same", 0), ("Doctor", "Dr.", 5)],
-)
-def test_edit_distances(a, b, distance):
-    assert levenshtein(a, b) == levenshtein(b, a) == distance
+    assert len(make_slice("gender", sentences, PairOptions(per_slice=3), model)) == 2
+    with pytest.raises(InputError, match="'gender' has no pairs in 1 sentences"):
+        make_slice("gender", {"ag_news": ["It rained all day."]}, PairOptions(3), model)
 
 
 def test_paraphrases_are_more_similar_than_other_sentences(model):

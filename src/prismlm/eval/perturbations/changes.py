@@ -13,7 +13,7 @@ import re
 from collections.abc import Container, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 WORDS_FILE = Path(__file__).parent / "words" / "words.json.xz"
 
@@ -35,18 +35,6 @@ def word_list(name: str) -> Any:
     ``gender``: words of one gender to the other and the reverse; ``common``: frequent words.
     """
     return _word_lists()[name]
-
-
-class Change(NamedTuple):
-    """A changed sentence.
-
-    ``by`` is the word or rule that changed it, so that no word dominates a slice, or empty;
-    ``spare`` changes are used only when others run out.
-    """
-
-    text: str
-    by: str
-    spare: bool = False
 
 
 def match_case(word: str, like: str) -> str:
@@ -77,8 +65,6 @@ def replace_word(sentence: str, match: re.Match[str], other: str) -> str | None:
 
 
 MAX_SYNONYMS = 3
-# Share of sentences with one listed word that are not spare.
-SINGLE_WORD_SHARE = 0.05
 WORD = re.compile(r"(?<![\w'-])[A-Za-z]+(?![\w'-])")
 PREPOSITIONS = (
     "in|on|at|of|to|from|for|with|by|about|into|over|under|through|between|against|during|without"
@@ -101,7 +87,7 @@ TIME_REFERENCE = re.compile(
 )
 
 
-def synonym(sentence: str, draw: random.Random) -> Change | None:
+def synonym(sentence: str, draw: random.Random) -> str | None:
     """Replace one to three words by synonyms of their first sense."""
     synonyms = word_list("synonyms")
     matches = _listed_words(sentence, synonyms)
@@ -109,7 +95,6 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
         return None
     # Few sentences have two or three listed words; most of those change all of them.
     many = min(len(matches), MAX_SYNONYMS if draw.random() < 0.75 else 1)
-    spare = len(matches) == 1 and draw.random() > SINGLE_WORD_SHARE
     chosen = sorted(draw.sample(matches, many), key=lambda word: -word.start())
     text: str | None = sentence
     for word in chosen:
@@ -117,18 +102,17 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
         text = replace_word(text, word, other)
         if text is None:
             return None
-    return Change(text, chosen[-1][0].lower(), spare)
+    return text
 
 
-def spelling(sentence: str, draw: random.Random) -> Change | None:
+def spelling(sentence: str, draw: random.Random) -> str | None:
     """Change one word between American and British spelling."""
     matches = _listed_words(sentence, word_list("spelling"))
     if not matches:
         return None
     word = draw.choice(matches)
     other = word_list("spelling")[word[0].lower()]
-    text = replace_word(sentence, word, match_case(other, word[0]))
-    return None if text is None else Change(text, min(word[0].lower(), other))
+    return replace_word(sentence, word, match_case(other, word[0]))
 
 
 def _listed_words(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
@@ -140,7 +124,7 @@ def _listed_words(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
     ]
 
 
-def morphology(sentence: str, draw: random.Random) -> Change | None:
+def morphology(sentence: str, draw: random.Random) -> str | None:
     """Change the number of one noun or the tense of one verb, where no other word depends on it.
 
     Nouns are those after a preposition and an article or possessive; verbs are those right after a
@@ -158,7 +142,7 @@ def morphology(sentence: str, draw: random.Random) -> Change | None:
     if not matches:
         return None
     word, other = draw.choice(matches)
-    return Change(replace_match(sentence, word, other, "form"), min(word["form"], other))
+    return replace_match(sentence, word, other, "form")
 
 
 @cache
@@ -188,11 +172,6 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-SHIFTS = (0.0, 0.25, 0.75)
-PARTICIPLE = r"(?: \w+ly| never| already| just| always)? (?:been|got|had|done|seen|gone|\w+ed)\b"
-QUESTION_WORDS = "[Ww]hat|than|[Hh]ow|[Ww]ho|whom|[Ww]hen|[Ww]here|which|whatever|as"
-NEXT_WORD = r"(?= [a-z])"
-PRONOUNS = "i|you|he|she|it|we|they|that|this|there|the|anyone|anybody|everyone"
 # "General" is not a title in these.
 NO_NAME = (
     "Motors|Electric|Mills|Assembly|Secretary|Manager|League|Counsel|Council|Hospital|Dynamics"
@@ -200,21 +179,14 @@ NO_NAME = (
 NO_TITLE = "Attorney|Brigadier|Major|Lieutenant|Secretary|Vice"
 
 
-@cache
 def keyboard_neighbours(letter: str) -> str:
-    """Return the letters whose keys touch a letter's, on a QWERTY keyboard."""
-    keys = {
-        key: (row, x + SHIFTS[row]) for row, keys in enumerate(KEYS) for x, key in enumerate(keys)
-    }
-    row, x = keys[letter]
-    return "".join(
-        key
-        for key, (r, other) in keys.items()
-        if (r == row and abs(other - x) == 1) or (abs(r - row) == 1 and abs(other - x) < 1)
-    )
+    """Return the letters beside a letter in its row of a QWERTY keyboard."""
+    (row,) = (keys for keys in KEYS if letter in keys)
+    place = row.index(letter)
+    return row[max(0, place - 1) : place] + row[place + 1 : place + 2]
 
 
-def typo(sentence: str, draw: random.Random) -> Change | None:
+def typo(sentence: str, draw: random.Random) -> str | None:
     """Replace an inner letter of one word by its neighbour on the keyboard.
 
     The result must not be a word.
@@ -226,52 +198,31 @@ def typo(sentence: str, draw: random.Random) -> Change | None:
     place = draw.randrange(1, len(word[0]) - 1)
     letter = draw.choice(keyboard_neighbours(word[0][place]))
     misspelled = word[0][:place] + letter + word[0][place + 1 :]
-    if misspelled in word_list("common"):
-        return None
-    return Change(replace_match(sentence, word, misspelled), "")
+    known = misspelled in word_list("common")
+    return None if known else replace_match(sentence, word, misspelled)
 
 
-def contraction(sentence: str, draw: random.Random) -> Change | None:
+def contraction(sentence: str, draw: random.Random) -> str | None:
     """Contract one pair of words, such as "do not", or expand one contraction."""
-    matches = [
-        (word, forms)
-        for pattern, forms in _contractions()
-        for word in pattern.finditer(sentence)
-        # "Don't you know?" cannot be expanded.
-        if not (sentence.endswith("?") and "'" in word[0])
-    ]
-    if not matches:
+    pattern, forms = _contractions()
+    matches = list(pattern.finditer(sentence))
+    # "Don't you know?" cannot be expanded.
+    if not matches or sentence.endswith("?"):
         return None
-    word, forms = draw.choice(matches)
+    word = draw.choice(matches)
     form = word[0] if word[0] in forms else word[0][:1].lower() + word[0][1:]
-    if form not in forms:
-        return None
-    text = replace_match(sentence, word, match_case(forms[form], word[0]))
-    return Change(text, min(form, forms[form]))
+    return (
+        replace_match(sentence, word, match_case(forms[form], word[0])) if form in forms else None
+    )
 
 
 @cache
-def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
-    """Return patterns of unambiguous contractions and of their long forms."""
-    forms = word_list("contractions")
-    longer = {long: short for short, long in forms.items()}
-    # 'd is "had" or "would"; before a participle, "it's" is "it has".
-    written = [short for short in forms if not short.endswith(("n't", "'d"))]
-    negated = [short for short in forms if short.endswith("n't")]
-    negations = [forms[short] for short in negated]
-    have = [long for long in longer if long.endswith(" have")]
-    first = ("let us", "there is", "that is", "what is")
-    plain = [long for long in longer if not long.endswith((" have", " not")) and long not in first]
-    alone = _not_after(QUESTION_WORDS)
-    patterns = (
-        (rf"\b(?i:{alternatives(negated)})\b(?! (?:{PRONOUNS})\b)", forms),
-        (rf"\b(?i:{alternatives(written)})\b(?!{PARTICIPLE}){NEXT_WORD}", forms),
-        (rf"\b(?i:{alternatives(negations)})\b(?! (?:{PRONOUNS})\b)", longer),
-        (rf"{alone}\b(?i:{alternatives(have)})\b(?={PARTICIPLE})", longer),
-        (rf"{alone}\b(?i:{alternatives(plain)})\b{NEXT_WORD}", longer),
-        (rf"(?:^|(?<=, ))\b(?i:{alternatives(first)})\b{NEXT_WORD}", longer),
-    )
-    return [(re.compile(pattern), kind) for pattern, kind in patterns]
+def _contractions() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern of unambiguous contractions and their long forms, and the other of each."""
+    unambiguous = ("n't", "'m", "'re", "'ll")
+    pairs = [pair for pair in word_list("contractions").items() if pair[0].endswith(unambiguous)]
+    forms = dict(pairs) | {long: short for short, long in pairs}
+    return re.compile(rf"\b(?i:{alternatives([*forms])})\b(?= [a-z])"), forms
 
 
 def _not_after(alternatives: str) -> str:
@@ -279,7 +230,7 @@ def _not_after(alternatives: str) -> str:
     return "".join(rf"(?<!\b{word} )" for word in alternatives.split("|"))
 
 
-def punctuation(sentence: str, draw: random.Random) -> Change | None:
+def punctuation(sentence: str, draw: random.Random) -> str | None:
     """Add or remove one punctuation mark or one capital; the words do not change."""
     texts: list[str] = []
     if sentence.endswith("."):
@@ -297,19 +248,19 @@ def punctuation(sentence: str, draw: random.Random) -> Change | None:
     if inner:
         at = draw.choice(inner).start()
         texts.append(sentence[:at] + sentence[at].upper() + sentence[at + 1 :])
-    return Change(draw.choice(texts), "") if texts else None
+    return draw.choice(texts) if texts else None
 
 
-def abbreviation(sentence: str, draw: random.Random) -> Change | None:
+def abbreviation(sentence: str, draw: random.Random) -> str | None:
     """Abbreviate one word or name, or expand an abbreviation."""
     matches = [
-        (word, instead, short)
-        for pattern, instead, short in _abbreviations()
+        (word, instead)
+        for pattern, instead in _abbreviations()
         for word in pattern.finditer(sentence)
     ]
     if not matches:
         return None
-    word, instead, short = draw.choice(matches)
+    word, instead = draw.choice(matches)
     if not word.start():
         instead = instead[0].upper() + instead[1:]
     text = replace_word(sentence, word, instead)
@@ -317,21 +268,21 @@ def abbreviation(sentence: str, draw: random.Random) -> Change | None:
         return None
     # One full stop ends both the short form and the sentence.
     text = re.sub(r"\.\.$", ".", text)
-    return Change(text if text[-1] in ".?!" else f"{text}.", short.strip())
+    return text if text[-1] in ".?!" else f"{text}."
 
 
 @cache
-def _abbreviations() -> list[tuple[re.Pattern[str], str, str]]:
-    """Return patterns, their replacements, and the short form of the two."""
-    rows: list[tuple[re.Pattern[str], str, str]] = []
+def _abbreviations() -> list[tuple[re.Pattern[str], str]]:
+    """Return patterns and their replacements."""
+    rows: list[tuple[re.Pattern[str], str]] = []
     expanded: set[tuple[str, str]] = set()
     for long, short, context in word_list("abbreviations"):
         pattern = _in_context(re.escape(long) + r"\b", "" if context == "the" else context)
-        rows.append((pattern, short, short))
+        rows.append((pattern, short))
         if context not in ("one way", "day") and (short, context) not in expanded:
             expanded.add((short, context))
             end = "" if short[-1] in ".%" else r"\b"
-            rows.append((_in_context(re.escape(short) + end, context), long, short))
+            rows.append((_in_context(re.escape(short) + end, context), long))
     return rows
 
 
@@ -406,7 +357,7 @@ PREDICATE = re.compile(
 )
 
 
-def gender(sentence: str, draw: random.Random) -> Change | None:
+def gender(sentence: str, draw: random.Random) -> str | None:
     """Swap the gender of every pronoun, noun and form of address in a sentence without names."""
     first = sentence.split()[0].lower().strip(",'")
     if NAME.search(sentence) or first not in word_list("common"):
@@ -431,10 +382,10 @@ def gender(sentence: str, draw: random.Random) -> Change | None:
         text = text[: word.start()] + match_case(other, word[0]) + text[word.end() :]
     # "Sons and daughters" only changes places.
     unchanged = sorted(text.lower()) == sorted(sentence.lower())
-    return None if unchanged else Change(text, matches[0][0].lower())
+    return None if unchanged else text
 
 
-def negation(sentence: str, draw: random.Random) -> Change | None:
+def negation(sentence: str, draw: random.Random) -> str | None:
     """Negate the first auxiliary, or remove its "not"."""
     removed = REMOVED.search(sentence)
     match = removed or INSERTED.search(sentence)
@@ -446,10 +397,10 @@ def negation(sentence: str, draw: random.Random) -> Change | None:
         other = match_case(positive, removed[0])
     else:
         other = "cannot" if match[0] == "can" else f"{match[0]} not"
-    return Change(replace_match(sentence, match, other), match[0].lower())
+    return replace_match(sentence, match, other)
 
 
-def number(sentence: str, draw: random.Random) -> Change | None:
+def number(sentence: str, draw: random.Random) -> str | None:
     """Change singular to plural or the reverse, with the verb that follows; or change a count."""
     changes = [_recounted(sentence, word, draw) for word in COUNT_BEFORE_NOUN.finditer(sentence)]
     changes += [_renumbered(sentence, word) for word in _numbered().finditer(sentence)]
@@ -457,11 +408,11 @@ def number(sentence: str, draw: random.Random) -> Change | None:
     return draw.choice(matches) if matches else None
 
 
-def _recounted(sentence: str, word: re.Match[str], draw: random.Random) -> Change:
+def _recounted(sentence: str, word: re.Match[str], draw: random.Random) -> str:
     digits = [str(count) for count in (range(2, 10) if len(word[0]) == 1 else range(10, 100))]
     counts = digits if word[0].isdecimal() else COUNTS
     other = draw.choice([count for count in counts if count != word[0]])
-    return Change(replace_match(sentence, word, other), "a count")
+    return replace_match(sentence, word, other)
 
 
 @cache
@@ -476,7 +427,7 @@ def _numbered() -> re.Pattern[str]:
     )
 
 
-def _renumbered(sentence: str, word: re.Match[str]) -> Change | None:
+def _renumbered(sentence: str, word: re.Match[str]) -> str | None:
     before, (count, noun), verb = (word["before"] or "").strip(), word["noun"].split(), word["verb"]
     plurals, counts, verbs = word_list("plurals"), SINGULAR, VERBS
     if count.lower() in PLURAL:
@@ -490,4 +441,4 @@ def _renumbered(sentence: str, word: re.Match[str]) -> Change | None:
     start, end = word.span("noun")
     other = f"{match_case(counts[count.lower()], count)} {plurals[noun]}"
     rest = sentence[end:] if not verb else f" {verbs[verb]}{sentence[word.end('verb') :]}"
-    return Change(sentence[:start] + other + rest, count.lower())
+    return sentence[:start] + other + rest

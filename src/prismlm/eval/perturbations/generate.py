@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.perturbations import changes
-from prismlm.eval.perturbations.changes import Change, word_list
 from prismlm.eval.robustness import COLUMNS, INTERVENTIONS, SLICES
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import quiet_transformers
@@ -26,19 +25,11 @@ from prismlm.outputs import output_files
 from prismlm.progress import SILENT, Reporter
 
 FILES = {"perturbations.parquet": SLICES, "interventions.parquet": INTERVENTIONS}
-PERTURB: dict[str, Callable[[str, random.Random], Change | None]] = {
+PERTURB: dict[str, Callable[[str, random.Random], str | None]] = {
     name: getattr(changes, name) for name in (*SLICES, *INTERVENTIONS)
-}
-TEMPLATE = "template"
-FRAMES = {
-    "spelling": ("They talked about the word {} in class.", "She wrote {} on the board."),
-    "contraction": ("My friends say that {} at home.", "Everyone knows that {} ready to begin."),
-    "abbreviation": ("They talked about the {} in class.", "He never saw the {} again."),
 }
 # Candidates per missing pair whose similarity is measured at once.
 OVERSAMPLING = 1.1
-# Maximum share of a slice from one word, as long as there are others.
-MAX_WORD_SHARE = 0.1
 # float32 sums differ in the last digits between machines.
 DIGITS = 4
 MIN_WORDS, MAX_WORDS = 5, 20
@@ -181,27 +172,13 @@ def similarity(model: Any, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     return (first * second).sum(1).round(DIGITS)
 
 
-def levenshtein(a: str, b: str) -> int:
-    """Return the edit distance of two texts in characters."""
-    row = list(range(len(b) + 1))
-    for count, letter in enumerate(a, 1):
-        last, row = row, [count]
-        for i, character in enumerate(b):
-            row.append(min(last[i + 1] + 1, row[-1] + 1, last[i] + (letter != character)))
-    return row[-1]
-
-
 @dataclass(frozen=True)
 class PairOptions:
     """Settings of :func:`write_pairs`."""
 
-    per_slice: int = 500  # pairs per slice
+    per_slice: int = 500  # pairs per slice, at most
     seed: int = 0  # of all draws
     similarity: float = 0.75  # minimum cosine of a perturbed sentence and its original
-
-
-# The source of a sentence, the sentence, and its change.
-Candidate = tuple[str, str, Change]
 
 
 def write_pairs(
@@ -228,7 +205,6 @@ def write_pairs(
             "slice": name,
             "pairs": len(rows),
             "similarity": fmean(row["similarity"] for row in rows),
-            "distance": fmean(row["distance"] for row in rows),
             "sources": dict(sorted(Counter(row["source"] for row in rows).items())),
         }
         for name, rows in rows_of.items()
@@ -239,46 +215,27 @@ def write_pairs(
 def make_slice(
     name: str, sentences: dict[str, list[str]], options: PairOptions, model: Any
 ) -> list[dict[str, Any]]:
-    """Return the rows of one slice.
-
-    Sentences of the corpora alternate, in an order drawn by the seed; then come spare ones and
-    those of words above their maximum share, and then templates.
-    """
+    """Return the rows of one slice, of sentences in an order drawn by the seed."""
     draw = random.Random(f"{options.seed} {name}")
-    spare: list[Candidate] = []
-    uses = Counter[str]()
-    max_uses = max(1, round(MAX_WORD_SHARE * options.per_slice))
-
-    def varied() -> Iterator[Candidate]:
-        for candidate in _candidates(name, _alternate(sentences, draw), draw):
-            by = candidate[2].by
-            if candidate[2].spare or (by and uses[by] >= max_uses):
-                spare.append(candidate)
-            else:
-                uses[by] += 1
-                yield candidate
-
     rows: list[dict[str, Any]] = []
     threshold = -1.0 if name in INTERVENTIONS else options.similarity
-    templates = _candidates(name, _templates(name, draw), draw)
-    for candidates in (varied(), iter(spare), templates):
-        while missing := options.per_slice - len(rows):
-            batch = list(islice(candidates, 1 + int(OVERSAMPLING * missing)))
-            if not batch:
-                break
-            cosines = similarity(model, [(text, change.text) for _, text, change in batch])
-            similar = [
-                {"slice": name, "original": text, "perturbed": change.text, "source": source}
-                | {"similarity": float(cosine), "distance": levenshtein(text, change.text)}
-                for (source, text, change), cosine in zip(batch, cosines, strict=True)
-                if cosine >= threshold
-            ]
-            rows += similar[:missing]
-    if len(rows) < options.per_slice:
+    candidates = _candidates(name, _alternate(sentences, draw), draw)
+    while missing := options.per_slice - len(rows):
+        batch = list(islice(candidates, 1 + int(OVERSAMPLING * missing)))
+        if not batch:
+            break
+        cosines = similarity(model, [(text, changed) for _, text, changed in batch])
+        similar = [
+            {"slice": name, "original": text, "perturbed": changed, "source": source}
+            | {"similarity": float(cosine)}
+            for (source, text, changed), cosine in zip(batch, cosines, strict=True)
+            if cosine >= threshold
+        ]
+        rows += similar[:missing]
+    if not rows:
         raise InputError(
-            f"the slice {name!r} has {len(rows):,} pairs in "
-            f"{sum(map(len, sentences.values())):,} sentences: expected {options.per_slice:,}. "
-            "Give more text, ask for fewer by --per-slice, or lower --similarity."
+            f"the slice {name!r} has no pairs in {sum(map(len, sentences.values())):,} sentences. "
+            "Give more text, or lower --similarity."
         )
     return [{"id": f"{name}-{number:05}"} | row for number, row in enumerate(rows)]
 
@@ -294,22 +251,9 @@ def _alternate(sentences: dict[str, list[str]], draw: random.Random) -> Iterator
 
 def _candidates(
     name: str, sentences: Iterator[tuple[str, str]], draw: random.Random
-) -> Iterator[Candidate]:
-    """Yield the sentences that a change applies to."""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the sentences that a change applies to, each with its source and its changed form."""
     for source, text in sentences:
-        change = PERTURB[name](text, draw)
-        if change is not None and change.text != text and "  " not in change.text:
-            yield source, text, change
-
-
-def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield artificial sentences with the words of a list, which are rare in the corpora."""
-    long_forms = [*word_list("contractions").values()]
-    abbreviations = word_list("abbreviations")
-    fillers: dict[str, list[str]] = {
-        "spelling": sorted(word_list("spelling")),
-        "contraction": [form for form in long_forms if form.endswith((" am", " are", " is"))],
-        "abbreviation": [row[0] for row in abbreviations if row[2] in ("anywhere", "one way")],
-    }
-    texts = [frame.format(word) for frame in FRAMES.get(name, ()) for word in fillers[name]]
-    return ((TEMPLATE, text) for text in draw.sample(texts, len(texts)))
+        changed = PERTURB[name](text, draw)
+        if changed is not None and changed != text and "  " not in changed:
+            yield source, text, changed
