@@ -51,7 +51,6 @@ def same_settings(tiny_corpus: Path) -> dict[str, Any]:
             "tokens": 500,
             "final_tokens": 1000,
             "channel_tokens": 500,
-            "attention_head_tokens": 500,
         },
         "checkpoint": {"every": 10},
         "logging": {"every": 4, "tensorboard": False},

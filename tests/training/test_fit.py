@@ -112,16 +112,6 @@ def test_every_epoch_sees_every_state_once_in_an_order_of_its_own():
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
-def test_prototypes_are_placed_on_directions_of_states(states):
-    head = PrototypeHead(states.width, 32, 4)
-    init_prototypes(head, states, seed=0)
-    z = states.states(np.arange(len(states)))
-    nearest = F.cosine_similarity(z[:200, None], head.prototypes[None], dim=-1).max(-1).values
-    assert nearest.mean() > 0.5
-    norms = head.prototypes.norm(dim=-1) * 4
-    assert norms.mean().item() == pytest.approx(z.norm(dim=-1).mean().item(), rel=0.1)
-
-
 def test_a_fit_learns_and_is_the_same_again(lm, states, fitted):
     head, history = fitted
     again, _ = fit(lm.model, states, replace(SMALL, epochs=3))
@@ -141,14 +131,6 @@ def test_a_process_without_rows_of_a_step_adds_nothing(lm, states):
     fitting.share = 0.0
     assert [*fitting.losses(np.empty(0, np.int64)).values()] == [0.0] * 3
     assert head.prototypes.grad is None
-
-
-def test_the_rate_is_that_of_the_first_process(lm, states, monkeypatch):
-    rates = []
-    monkeypatch.setattr(module.parallel, "broadcast", lambda weight: weight.data.fill_(2.0))
-    monkeypatch.setattr(Fitting, "run", lambda self, *_: rates.append(self._schedule.base_lrs[0]))
-    fit(lm.model, states, SMALL)
-    assert rates == [pytest.approx(2 * SMALL.learning_rate)]
 
 
 def test_fitted_weights_predict_better(lm, states, fitted):

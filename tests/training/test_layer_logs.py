@@ -1,4 +1,4 @@
-"""Figures of channels and heads while a model trains, in its history."""
+"""Figures of channels while a model trains, in its history."""
 
 import json
 import math
@@ -11,9 +11,7 @@ from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
 from prismlm.errors import Interrupted
-from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.presets import build_config, build_model
-from prismlm.probes.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.training import build_recipe, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_logs import channels_figures
@@ -29,30 +27,19 @@ PROTOT = {
     "shared_gate_temperature": 3.0,
     "gate_temperature": 1.5,
 }
-SIGNAL_NOISE = {
-    "model_type": "prismlm_signal_noise",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "head_size": 4,
-}
 DRAWN = ("alpha", "tau_write", "half_life_median", "write_use_gini", "read_top_share")
 
 
 def with_layers(settings, model, **changes):
     settings = deepcopy(settings) | {"model": dict(model)} | changes
     settings["head"]["enabled"] = False
-    settings["evaluation"] |= {"channel_tokens": 300, "attention_head_tokens": 300}
+    settings["evaluation"]["channel_tokens"] = 300
     return settings
 
 
 @pytest.fixture
 def protot(settings):
     return with_layers(settings, PROTOT)
-
-
-@pytest.fixture
-def signal_noise(settings):
-    return with_layers(settings, SIGNAL_NOISE, steps=20)
 
 
 @pytest.fixture(scope="module")
@@ -62,26 +49,19 @@ def straight(same_settings, tmp_path_factory):
     return train(build_recipe(with_layers(same_settings, PROTOT, out=str(out))))
 
 
-@pytest.fixture(scope="module")
-def with_heads(same_settings, tmp_path_factory):
-    """The run of `signal_noise`."""
-    out = tmp_path_factory.mktemp("heads") / "model"
-    return train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=str(out))))
-
-
-def read(out, kind):
+def read(out):
     """Return the figures of each layer by the step of a history."""
     layers = {}
     for row in map(json.loads, (out / "training.jsonl").read_text().splitlines()):
         for key, value in row.items():
-            if key.startswith(f"eval_{kind}/"):
+            if key.startswith("eval_channels/"):
                 _, layer, name = key.split("/")
                 layers.setdefault(row["step"], ({}, {}))[int(layer)][name] = value
     return layers
 
 
 def test_every_evaluation_and_the_end_have_the_figures_of_each_layer(straight):
-    layers = read(straight.directory, "channels")
+    layers = read(straight.directory)
     assert list(layers) == [10, 20, 30]
     assert {"tau_read", "half_life_q75", "gate_tokens"} <= layers[10][0].keys()
     for row in (row for both in layers.values() for row in both):
@@ -95,7 +75,7 @@ def test_every_evaluation_and_the_end_have_the_figures_of_each_layer(straight):
 
 
 def test_the_last_figures_match_the_saved_model(straight):
-    first, second = read(straight.directory, "channels")[30]
+    first, second = read(straight.directory)[30]
     saved = load_file(straight.directory / "model.safetensors")
     for layer, row in enumerate((first, second)):
         tensors = {
@@ -114,15 +94,11 @@ def test_the_last_figures_match_the_saved_model(straight):
     assert second["read_gini"] != second["write_gini"]
 
 
-@pytest.mark.parametrize("kind", ["protot", "signal_noise"])
-def test_reading_changes_no_weight_and_can_be_left_out(request, kind):
-    settings = request.getfixturevalue(kind)
-    with_rows = request.getfixturevalue("straight" if kind == "protot" else "with_heads")
-    settings["evaluation"] |= {"channel_tokens": 0, "attention_head_tokens": 0}
-    out = train(build_recipe(settings)).directory
-    assert "/" not in "".join(key for row in with_rows.history[:1] for key in row)
-    assert not read(out, "channels") | read(out, "heads")
-    first, second = (load_file(o / "model.safetensors") for o in (with_rows.directory, out))
+def test_reading_changes_no_weight_and_can_be_left_out(protot, straight):
+    protot["evaluation"]["channel_tokens"] = 0
+    out = train(build_recipe(protot)).directory
+    assert not read(out)
+    first, second = (load_file(o / "model.safetensors") for o in (straight.directory, out))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
@@ -135,8 +111,8 @@ def test_a_resumed_run_has_the_figures_of_the_straight_one_and_draws_them(protot
     with pytest.raises(Interrupted):
         train(recipe, progress=InterruptAfter(13))
     train(recipe, resume=True)
-    layers = read(recipe.out, "channels")
-    assert layers == read(straight.directory, "channels")
+    layers = read(recipe.out)
+    assert layers == read(straight.directory)
     drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard"))
     drawn.Reload()
     for layer in (0, 1):
@@ -145,33 +121,6 @@ def test_a_resumed_run_has_the_figures_of_the_straight_one_and_draws_them(protot
             assert [event.step for event in events] == [10, 20]
             values = [layers[step][layer][name] for step in (10, 20)]
             assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
-
-
-def mean_of(uses, layer, group, name):
-    values = [u[name] for u in uses.rows if (u["layer"], u["group"]) == (layer, group)]
-    assert len(values) == 4
-    return sum(values) / 4
-
-
-def test_the_figures_of_heads_match_the_probes_of_the_saved_model(with_heads, tiny_corpus):
-    layers = read(with_heads.directory, "heads")
-    assert list(layers) == [10, 20]
-    model, _ = read_checkpoint(with_heads.directory)
-    heldout = HeldOut(Corpus.open(tiny_corpus), 32, 0)
-    states = read_states(model, heldout.batches(300))
-    rates, terms = layer_rates(states).rows, cross_terms(states, length=32).rows[0]["layers"]
-    uses = head_uses(model, heldout.batches(300))
-    for layer, cross, row in zip(rates, terms, layers[20], strict=True):
-        assert row["cross_signal_noise"] == pytest.approx(cross["signal_noise"], rel=1e-5)
-        assert row["cross_normalised"] == pytest.approx(cross["normalised"], rel=1e-5)
-        assert row["noise_weight"] == pytest.approx(0.1)
-        assert row["difference"] == pytest.approx(layer["before"]["difference"], rel=1e-5)
-        assert row["gain"] == pytest.approx(layer["gain"], rel=1e-4)
-        assert row["incoherence"] == pytest.approx(layer["incoherence"]["own"], rel=1e-6)
-        for group, name in (("noise", "entropy"), ("signal", "distance")):
-            expected = mean_of(uses, layer["layer"], group, name)
-            assert row[f"{group}_{name}"] == pytest.approx(expected, rel=1e-5)
-    assert layers[10][0]["noise_weight"] < 0.1
 
 
 COMPILED = """
@@ -189,18 +138,18 @@ print(len(graphs))
 """
 
 
-def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(signal_noise, with_heads, tmp_path):
+def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(protot, straight, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(signal_noise | {"compile": True}))
+    recipe.write_text(yaml.safe_dump(protot | {"compile": True}))
     # A separate process: the run-time type checks of the test run cannot be traced.
     done = forked.run(recipe, code=COMPILED)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "the blocks were compiled"
     lines = (tmp_path / "model" / "training.jsonl").read_text().splitlines()
-    for line, expected in zip(lines, with_heads.history, strict=True):
+    for line, expected in zip(lines, straight.history, strict=True):
         row = json.loads(line)
-        losses = [[value for key, value in r.items() if "ce" in key] for r in (row, expected)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+        names = [name for name in row if "ce" in name or "gini" in name]
+        assert [row[n] for n in names] == pytest.approx([expected[n] for n in names], rel=1e-3)
 
 
 def untrained(settings, corpus):

@@ -276,30 +276,6 @@ def test_all_positions_can_be_sampled_and_no_more():
         sample_states(model.model, items, 121, generator)
 
 
-def test_clusters_cover_the_states_better_than_states_do():
-    generator = torch.Generator().manual_seed(0)
-    cover = {}
-    for method in ("states", "kmeans"):
-        model, items = make(initialised=False), rows(60)
-        initialise_prototypes(model, items, generator.manual_seed(0), method)
-        states = all_states(model, items)
-        prototypes = model.prototype_head.prototypes.detach()
-        cosines = torch.nn.functional.cosine_similarity(states[:, None], prototypes[None], dim=-1)
-        cover[method] = cosines.max(1).values.mean().item()
-        # z / (k τ), k = 3 and τ = 1; clusters have the mean norm of the states they are made of.
-        assert prototypes.norm(dim=1).mean().item() == pytest.approx(
-            states.norm(dim=1).mean().item() / 3, rel=0.02
-        )
-    assert cover["kmeans"] > cover["states"] + 0.01
-
-
-def test_an_empty_centre_moves_to_the_worst_placed_vector():
-    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 1.0]])
-    centres = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -5.0]])
-    actual = spherical_kmeans(vectors, centres, 1)
-    torch.testing.assert_close(actual[2], torch.tensor([-1.0, 1.0]) / math.sqrt(2))
-
-
 def test_too_few_vectors_are_refused():
     with pytest.raises(InputError, match="3 vectors for 4 centres"):
         spherical_kmeans(torch.ones(3, 2), torch.ones(4, 2), 1)

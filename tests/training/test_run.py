@@ -284,9 +284,7 @@ except PrismError as error:
 @pytest.mark.parametrize(
     ("size", "shards", "background"),
     [
-        (20_000, False, False),
         (400_000, False, False),
-        (20_000, True, False),
         (20_000, True, True),
     ],
 )

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from prismlm.cli.app import app
 from prismlm.errors import InputError, Interrupted
-from prismlm.run_state import writing
 from prismlm.training import (
     build_recipe,
     estimate_search,
@@ -52,9 +51,7 @@ def toy(tiny_corpus, tmp_path):
         ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
         ({"model": [4, 8]}, "'model' cannot be searched over"),
         ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
-        ({"optimizer.learning_rate": {"low": 1e-2, "high": 1e-3}}, "low < high"),
         ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "must be above 0"),
-        ({"optimizer.learning_rate": {"low": -1, "high": 1, "log": True}}, "must be above 0"),
         (
             {"optimizer.learning_rate": {"lo": 1, "high": 2}},
             "learning_rate.range.lo'. Did you mean 'low'?",
@@ -67,13 +64,9 @@ def toy(tiny_corpus, tmp_path):
         ),
         ({"batch_size": [4]}, "at least 2 items"),
         ({"batch_size": [4, 4]}, "must all be different"),
-        ({"batch_size": []}, "at least 2 items"),
         ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
-        ({"batch_size": [[4], [8]]}, "is [4]; expected a valid integer"),
         ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
-        ({"seed": [1, 2]}, "'seed' cannot be searched over"),
         ({"data.length": [32, 64]}, "cannot be searched over"),
-        ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
         ({}, "search.space"),
     ],
 )
@@ -231,22 +224,6 @@ def test_another_search_is_not_resumed_and_the_differences_are_named(toy):
         assert expected in str(error.value)
 
 
-def test_a_search_with_other_settings_cannot_join_while_the_first_starts(toy, monkeypatch):
-    recipe = build_recipe(with_search(toy, sampler="random", trials=1, seeds=1))
-    other = build_recipe(with_search(toy | {"steps": 9}, sampler="random", trials=1, seeds=1))
-
-    @contextmanager
-    def joined(*args, **kwargs):
-        with writing(*args, **kwargs):
-            yield
-        monkeypatch.setattr(module, "writing", writing)
-        with pytest.raises(InputError, match="steps: 8 → 9"):
-            search(other, resume=True)
-
-    monkeypatch.setattr(module, "writing", joined)
-    assert len(search(recipe).trials) == 1
-
-
 def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
     recipe = build_recipe(with_search(toy, trials=1, seeds=1, sampler="random"))
     recipe.out.mkdir(parents=True)
@@ -357,22 +334,6 @@ def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, 
     # What either trained is not in the other's messages.
     messages = [worker.path("stderr").read_text() for worker in workers]
     assert all(sum(f"trial {n} of 4 (" in one for one in messages) == 1 for n in range(4))
-
-
-def test_trials_of_other_processes_are_left_to_them(toy):
-    recipe = build_recipe(with_search(toy, sampler="random", trials=1, seeds=1))
-    with writing(recipe.out / "search" / "trials" / "0000", within=True):
-        result = search(recipe, resume=True)
-    assert (result.trials, result.best) == ((), None)
-    assert len(search(recipe, resume=True).trials) == 1
-
-
-def test_a_trial_that_cannot_be_written_is_an_error(toy):
-    recipe = build_recipe(with_search(toy, sampler="random", trials=1, seeds=1))
-    (recipe.out / "search").mkdir(parents=True)
-    (recipe.out / "search" / "trials").write_text("a file")
-    with pytest.raises(InputError, match=r"cannot write to .*trials"):
-        search(recipe, resume=True)
 
 
 def wait_for(condition, seconds=120):

@@ -311,6 +311,9 @@ def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, m
         settings["optimizer"]["weight_decay_exempt"] = exempt
     trainer = PrismTrainer(prepare(build_recipe(settings)), tmp_path)
     decoder, optimizer = trainer.model.model, trainer.create_optimizer()
+    head = trainer.model.prototype_head.prototypes
+    (group,) = (g for g in optimizer.param_groups if any(p is head for p in g["params"]))
+    assert group["weight_decay"] == 0
     for parameter in decoder.parameters():
         # Nowhere 0, where nothing could decay.
         parameter.data += 1

@@ -2,7 +2,6 @@
 
 import copy
 import traceback
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe, train
 from prismlm.training.callbacks import (
     PreviousBatch,
-    ShuffledSignal,
     noise_weight_at,
     set_training_signal,
 )
@@ -212,31 +210,6 @@ def test_weights_rise_from_zero_at_the_initialisation(settings, tmp_path):
     assert scales[16:] == [1.0] * 14
 
 
-def test_every_parameter_is_in_the_group_it_belongs_to(settings, tmp_path):
-    settings["optimizer"] |= {"head_learning_rate": 0.5, "weight_decay": 0.25}
-    trainer = trainer_of(settings, tmp_path)
-    matrices, others, head = trainer.create_optimizer().param_groups
-    embeddings = trainer.model.model.get_input_embeddings().weight
-    assert all(p.ndim == 2 and p is not embeddings for p in matrices["params"])
-    assert all(p.ndim == 1 or p is embeddings for p in others["params"])
-    prototype_head = trainer.model.prototype_head
-    expected = {id(prototype_head.prototypes), id(prototype_head.log_scale)}
-    assert {id(p) for p in head["params"]} == expected
-    assert [g["weight_decay"] for g in (matrices, others, head)] == [0.25, 0.0, 0.0]
-    assert [g["lr"] for g in (matrices, others, head)] == [3e-3, 3e-3, 0.5]
-
-
-def test_the_order_of_shuffled_codes_depends_on_seed_step_and_micro_batch():
-    codes, orders = torch.arange(40).view(4, 10), []
-    for seed, step in ((3, 7), (3, 7), (3, 8), (4, 7)):
-        signal = ShuffledSignal(seed)
-        signal.on_step_begin(None, SimpleNamespace(global_step=step), None)
-        orders.append([signal(codes), signal(codes)])
-    assert not torch.equal(*orders[0])
-    assert torch.equal(orders[0][1], orders[1][1])
-    assert not any(torch.equal(orders[0][0], other) for other, _ in orders[2:])
-
-
 def test_a_shuffled_signal_has_the_same_codes_in_another_order_in_training_only(settings):
     settings["head"]["enabled"] = False
     # With dropout, the two models would not predict alike.
@@ -314,18 +287,6 @@ def test_the_noise_weight_rises_from_the_first_step_to_the_last_and_is_saved(sig
     assert saved(result.directory) == pytest.approx(0.1)
     tenth = result.directory / "checkpoints" / "checkpoint-20"
     assert saved(tenth) == pytest.approx(expected[19])
-
-
-def test_the_noise_weight_can_be_constant_or_0(signal_noise):
-    weights = []
-    for value in (0.0, 0.25):
-        signal_noise["out"] += "-"
-        fixed = {"initial": value, "final": value}
-        result = train(build_recipe(signal_noise | {"noise_weight": fixed, "steps": 6}))
-        assert set(noise_weights(result)) == {value}
-        weights.append(load_file(result.directory / "model.safetensors"))
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert not torch.equal(weights[0][name], weights[1][name])
 
 
 def test_a_noise_weight_that_means_nothing_is_refused(settings, signal_noise):

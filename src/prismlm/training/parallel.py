@@ -162,19 +162,6 @@ def compile_blocks(decoder: Any, backend: str = "inductor") -> None:
         block.compile(backend=backend)
 
 
-@contextmanager
-def uncompiled(decoder: nn.Module) -> Iterator[None]:
-    """Run compiled blocks eagerly, since compiled graphs ignore hooks that are added later."""
-    compiled = [(m, m._compiled_call_impl) for m in decoder.modules() if m._compiled_call_impl]
-    for module, _ in compiled:
-        module._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for module, graph in compiled:
-            module._compiled_call_impl = graph
-
-
 def recompute_activations(decoder: Any) -> None:
     """Make a decoder recompute the activations of its blocks in the backward pass."""
     settings = {"use_reentrant": False}

@@ -176,8 +176,6 @@ class EvaluationRecipe(Section):
     """held-out tokens of the final evaluation"""
     channel_tokens: NonNegativeInt = 8192
     """held-out tokens for the gate statistics of prototype mixers; 0 for none"""
-    attention_head_tokens: NonNegativeInt = 8192
-    """held-out tokens for the statistics of signal and noise heads; 0 for none"""
 
 
 class CheckpointRecipe(Section):
