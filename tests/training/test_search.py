@@ -138,7 +138,6 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     assert saved["trials"] == json.loads(json.dumps([asdict(trial) for trial in result.trials]))
     assert saved["best"]["trial"] == result.best.trial
     assert saved["search"]["space"] == SPACE
-    assert {"optuna", "botorch"} <= saved["versions"].keys()
 
     runs = sorted(directory.glob("trials/*/seed-*"))
     assert len(runs) == 6

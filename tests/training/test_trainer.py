@@ -1,13 +1,11 @@
 """The trainer: a head leaves the model alone, losses of a step, checkpoints, schedules."""
 
 import copy
-import traceback
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from prismlm.errors import InputError
 from prismlm.models.sidecar import load_sidecar
@@ -143,49 +141,6 @@ def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(value, trainer.model.model.state_dict()[name])
     assert len(AutoTokenizer.from_pretrained(actual[-1])) == model.config.vocab_size
-
-
-class Waits(TorchDispatchMode, TrainerCallback):
-    """Notes the operations of steps that would wait for a GPU, but for those of the decoder."""
-
-    waiting = (
-        torch.ops.aten._local_scalar_dense.default,
-        torch.ops.aten.nonzero.default,
-        torch.ops.aten.masked_select.default,
-    )
-
-    def __init__(self, decoder):
-        super().__init__()
-        self.seen, self.steps, self.within = [], 0, False
-        decoder.register_forward_pre_hook(lambda *_: setattr(self, "within", True))
-        decoder.register_forward_hook(lambda *_: setattr(self, "within", False))
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function in self.waiting and not self.within:
-            self.seen.append("".join(traceback.format_stack(limit=8)))
-        return function(*args, **(kwargs or {}))
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if kwargs["model"].initialised:
-            self.steps += 1
-            self.__enter__()
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if kwargs["model"].initialised:
-            self.__exit__(None, None, None)
-
-
-def test_a_step_waits_for_nothing_that_the_device_computes(settings, tmp_path):
-    settings["head"] |= {"position_share": 0.5}
-    settings["losses"] |= {"prototype_only_kl": 1.0, "kl_tokens": 400, "diversity": 0.1}
-    settings["gradient_accumulation"] = 2
-    prepared = prepare(build_recipe(settings | {"steps": 12}))
-    waits = Waits(prepared.model.model)
-    trainer = PrismTrainer(prepared, tmp_path, [waits])
-    trainer.train()
-    assert waits.steps == 7
-    assert prepared.model.vocabulary is not None
-    assert not waits.seen, waits.seen[0]
 
 
 def test_bf16_autocast_trains_close_to_float32(settings, tmp_path):

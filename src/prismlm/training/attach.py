@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -203,11 +202,7 @@ def attach(
 
 
 def _check_options(model: str, base: BaseCheckpoint, options: AttachOptions) -> None:
-    """Raise InputError for options that this base or installation does not allow."""
-    if options.lora and importlib.util.find_spec("peft") is None:
-        raise InputError(
-            "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
-        )
+    """Raise InputError for options that this base does not allow."""
     if options.uncertainty and has_uncertainty(base.path):
         raise InputError(
             f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "

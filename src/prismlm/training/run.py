@@ -347,8 +347,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         trainer.train()
         checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
     per_step = statistics.median(after - before for before, after in pairwise(clock.times))
-    rows, recipe = prepared.rows, with_steps(recipe, prepared.rows)
-    tokens = recipe.steps * recipe.positions_per_step
+    recipe = with_steps(recipe, prepared.rows)
     parameters = sum(p.numel() for p in prepared.model.parameters())
     head = sum(p.numel() for p in prepared.model.prototype_head.parameters())
     checkpoints = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
@@ -357,11 +356,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         "head_parameters": head,
         "steps": recipe.steps,
         "seconds_per_step": per_step,
-        "tokens": tokens,
-        "corpus_tokens": rows.num_tokens,
-        "passes": tokens / (len(rows) * recipe.data.length),
-        "padding": 1 - rows.fill,
-        "precision": "bf16" if trainer.bf16_autocast else "float32",
+        "tokens": recipe.steps * recipe.positions_per_step,
         "device": str(trainer.args.device),
     }
     return Cost(

@@ -34,7 +34,7 @@ from prismlm.training.run import (
     result_settings,
     train,
 )
-from prismlm.training.setup import describe_run, prepare, versions
+from prismlm.training.setup import describe_run, prepare
 
 JOURNAL, STUDY = "study.journal", "prismlm"
 RESULTS_FILE, BEST_MODEL, TRIALS = "search.json", "best", "trials"
@@ -50,10 +50,6 @@ STEP_KEYS = ("steps", "head.initialise_at_step", "evaluation.every", "checkpoint
 
 HEAD_KEYS = ("head.", "losses.", "optimizer.head_")
 FAILURES = (DivergenceError, InputError, torch.OutOfMemoryError)
-OBJECTIVE = (
-    "mean over the seeds of the final cross-entropy on held-out text, in nats per token; lower is "
-    "better"
-)
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,6 @@ class SearchResult:
         """Return the result as JSON values."""
         return {
             "directory": str(self.directory),
-            "objective": OBJECTIVE,
             "best": None if self.best is None else asdict(self.best),
             "best_recipe": None if self.best is None else str(self.best_recipe),
             "trials": [asdict(trial) for trial in self.trials],
@@ -137,10 +132,8 @@ def search(
         )
     check_search(recipe, resume=resume)
     # Raises now if no trial could be trained.
-    run = describe_run(recipe, prepare(recipe).corpus) | {
-        "search": recipe.search.model_dump(mode="json"),
-        "versions": versions("optuna", "optuna-integration", "botorch"),
-    }
+    run = describe_run(recipe, prepare(recipe).corpus)
+    run |= {"search": recipe.search.model_dump(mode="json")}
     directory = recipe.out / SEARCH
     way_out = "Make room, then resume with --resume."
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)

@@ -40,11 +40,8 @@ CASES = {
         "Theaters organize it.": {"Theatres organize it.", "Theaters organise it."},
     },
     morphology: {
-        "She lives in the city.": {"She lives in the cities.", "She lived in the city."},
-        "They came with their children.": {
-            "They came with their child.", "They come with their children.",
-        },
-        "The teachers say so.": {"The teachers said so."},
+        "She lives in the city.": {"She lives in the cities."},
+        "They came with their children.": {"They came with their child."},
     },
     contraction: {
         "I do not know.": {"I don't know."},
@@ -98,9 +95,8 @@ UNCHANGED = {
     synonym: ["It was an error.", "We went to Rock Island by-error."],
     # The spelling depends on the meaning, or belongs to a name.
     spelling: ["Check the tire story on the Labor Day program."],
-    # The noun is part of another, the verb belongs to another, or the time is stated.
-    morphology: ["Go to the city council.", "What did they make?", "Didn't you know?",
-                 "He wanted it yesterday.", "I hope he can.", "You know, that is so."],
+    # The noun is part of another, or is a subject.
+    morphology: ["Go to the city council.", "The city is old."],
     # It has been or is; he had or would; a question; a stressed end.
     contraction: ["It's been long.", "He'd go.", "I know what it is.", "I have a dog.",
                   "Don't you know?", "We know who they are."],

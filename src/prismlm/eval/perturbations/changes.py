@@ -73,18 +73,6 @@ PREPOSITIONS = (
 # What may follow a noun that is not part of a compound.
 NOUN_END = rf"(?=[.,;!?]| (?:{PREPOSITIONS}|and|or|but|when|where|while|because|as)\b)"
 DETERMINERS = "the|my|your|his|her|our|their|its"
-# After these the form of the verb is fixed.
-AUXILIARIES = re.compile(
-    "(?:do|does|did|will|would|can|could|shall|should|may|might|must|lets?|makes?|made|see|saw|has"
-    "|have|had|got|am|is|are|was|were|help(?:ed)?|than|as|if|wish|though|and|not|or|to|.*n't)? ?",
-    re.IGNORECASE,
-)
-# A change of tense would contradict these.
-TIME_REFERENCE = re.compile(
-    r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|today|currently"
-    r"|will|can|is|are|am|be|if|until|when|while|since)\b|'(ll|m|re|s|ve)\b|\b([12]\d{3})\b",
-    re.IGNORECASE,
-)
 
 
 def synonym(sentence: str, draw: random.Random) -> str | None:
@@ -125,50 +113,25 @@ def _listed_words(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
 
 
 def morphology(sentence: str, draw: random.Random) -> str | None:
-    """Change the number of one noun or the tense of one verb, where no other word depends on it.
+    """Change the number of one noun after a preposition and an article or possessive.
 
-    Nouns are those after a preposition and an article or possessive; verbs are those right after a
-    pronoun, and "say" after a noun.
+    No other word depends on the number of such a noun.
     """
-    numbers, plain, third, said = _patterns()
-    matches = [(word, _nouns()[word["form"]]) for word in numbers.finditer(sentence)]
-    if not TIME_REFERENCE.search(sentence):
-        for pattern, place in ((plain, 0), (third, 1), (said, 0)):
-            matches += [
-                (word, _tenses(place)[word["form"]])
-                for word in pattern.finditer(sentence)
-                if not word["before"] or not AUXILIARIES.fullmatch(word["before"])
-            ]
+    pattern, forms = _nouns()
+    matches = list(pattern.finditer(sentence))
     if not matches:
         return None
-    word, other = draw.choice(matches)
-    return replace_match(sentence, word, other, "form")
+    word = draw.choice(matches)
+    return replace_match(sentence, word, forms[word["form"]], "form")
 
 
 @cache
-def _nouns() -> dict[str, str]:
+def _nouns() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern of such nouns, and the other form of each."""
     plurals = word_list("plurals")
-    return plurals | {many: one for one, many in plurals.items()}
-
-
-@cache
-def _tenses(place: int) -> dict[str, str]:
-    """Return past forms by present forms and the reverse: plain (0) or third person (1)."""
-    present = {row[place]: row[2] for row in word_list("verbs")}
-    return present | {past: form for form, past in present.items() if past not in present}
-
-
-@cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
-    nouns, many = alternatives([*_nouns()]), alternatives([*word_list("plurals").values()])
-    plain, third = (alternatives([*_tenses(place)]) for place in (0, 1))
-    before, end = r"(?P<before>\b[\w']+ )?", r"\b(?!['-]|,)"
-    return (
-        re.compile(rf"\b(?:{PREPOSITIONS}) (?:{DETERMINERS}) (?P<form>{nouns}){NOUN_END}"),
-        re.compile(rf"{before}\b(?i:I|you|we|they) (?P<form>{plain}){end}"),
-        re.compile(rf"{before}\b(?i:he|she|it) (?P<form>{third}){end}"),
-        re.compile(rf"{before}\b(?:{many}) (?P<form>say|said){end}"),
-    )
+    forms = plurals | {many: one for one, many in plurals.items()}
+    nouns = rf"(?P<form>{alternatives([*forms])}){NOUN_END}"
+    return re.compile(rf"\b(?:{PREPOSITIONS}) (?:{DETERMINERS}) {nouns}"), forms
 
 
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")

@@ -30,8 +30,6 @@ PERTURB: dict[str, Callable[[str, random.Random], str | None]] = {
 }
 # Candidates per missing pair whose similarity is measured at once.
 OVERSAMPLING = 1.1
-# float32 sums differ in the last digits between machines.
-DIGITS = 4
 MIN_WORDS, MAX_WORDS = 5, 20
 # A text of DailyDialog is a list of turns.
 TEXT_COLUMNS = {
@@ -164,12 +162,12 @@ def load_minilm() -> Any:
 
 
 def similarity(model: Any, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """Return the cosine of each pair's embeddings, rounded to four digits."""
+    """Return the cosine of each pair's embeddings."""
     first, second = (
         model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
         for texts in zip(*pairs, strict=True)
     )
-    return (first * second).sum(1).round(DIGITS)
+    return (first * second).sum(1)
 
 
 @dataclass(frozen=True)
