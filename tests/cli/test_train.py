@@ -37,4 +37,4 @@ def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(
         f"trial 1 of 2 ({TEXT}): failed: the loss is nan",
     ]
     (row,) = (line for line in shown.out.splitlines() if "3.2500" in line)
-    assert row.split() == ["0", "3.2500", "0.0125", "25.8", *TEXT.split()]
+    assert row.split() == ["0", "3.2500", "0.0125", *TEXT.split()]
