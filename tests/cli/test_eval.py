@@ -274,7 +274,6 @@ def test_pairs(document, refused, pairs, tmp_path):
     [
         (["--per-slice", 0], "'--per-slice'"),
         (["--similarity", 2], "'--similarity'"),
-        (["--per-slice", 90], "ask for fewer by --per-slice"),
     ],
 )
 def test_pairs_refuses(refused, pairs, tmp_path, arguments, words):
