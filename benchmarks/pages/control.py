@@ -48,6 +48,12 @@ OF_ESTIMATES = {
     "width_own": ".2f",
 }
 
+WORDS = {
+    "random": "as many random prototypes",
+    "probe": "scales of principal directions",
+    "lora": "LoRA of rank 1",
+}
+
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
     """Return the variables of each section whose JSON is there."""
@@ -92,6 +98,12 @@ def of_calibration(result: Row) -> Row:
         "told": len(telling),
         "less": [(METHODS[m], shown(*less[m])) for m in others],
         "works": bool(gain > 1.96 * error and beaten),
+        "beaten": [WORDS[m] for m, (mean, spread_) in less.items() if mean > 1.96 * spread_],
+        "unbeaten": [
+            f"{WORDS[m]} ({shown(*means[m])})"
+            for m, (mean, spread_) in less.items()
+            if mean <= 1.96 * spread_
+        ],
         "gain": shown(gain, error),
         "reached": bool(gain >= 3),
         "perplexity": [(METHODS[m], *perplexities(tasks, m)) for m in METHODS],

@@ -95,7 +95,7 @@ def print_controlled(found: Controlled) -> None:
     for move in found.moves[:3]:
         for context in move.contexts:
             where = context["title"] or context["doc_id"], context["license"]
-            text = output.shorten(context["text"], 70)
+            text = " ".join(context["text"].split())
             output.say(
                 f"  #{move.prototype}  {text}  {' · '.join(filter(None, where))}", style="dim"
             )

@@ -23,7 +23,8 @@ from prismlm.interventions.controller import Controller
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
 
-CONTEXTS = 3
+# Contexts of a prototype, and characters before its token.
+CONTEXTS, AROUND = 3, 50
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,11 @@ def _contexts(lm: PrismLM, prototype: int) -> tuple[dict[str, Any], ...]:
     if lm.lens is None:
         return ()
     rows = lm.lens.index.slice(lm.lens.rows_of(prototype).start, CONTEXTS).to_pylist()
-    return tuple(
-        {name: row[name] for name in ("doc_id", "title", "license")}
-        | {"text": "".join(row[name] or "" for name in ("before", "token", "after"))}
-        for row in rows
-        if row["prototype"] == prototype
-    )
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        if row["prototype"] == prototype:
+            # A lens without text has null here.
+            before, token, after = (row[name] or "" for name in ("before", "token", "after"))
+            text = f"…{before[-AROUND:]}[{token}]{after[: AROUND // 2]}…"
+            found.append({n: row[n] for n in ("doc_id", "title", "license")} | {"text": text})
+    return tuple(found)
