@@ -255,7 +255,7 @@ def measure(lm: prismlm.PrismLM, parts: dict[str, Answers], text: Part) -> dict[
     """Fit all methods to each draw of one task's questions, and test them."""
     pool, test = (part_of(lm, parts[name], slopes=name == "fit") for name in ("fit", "test"))
     before = is_right(test.scores, test.answers.starts, test.answers.right)
-    runs: list[dict[str, Any]] = []
+    places, runs = test.answers.right - test.answers.starts, list[dict[str, Any]]()
     for seed in range(SEEDS):
         drawn = np.random.default_rng(seed).permutation(len(pool.answers))[:FITTED]
         for name, (edit, facts) in fitted(lm, pool.questions(drawn), seed).items():
@@ -265,15 +265,21 @@ def measure(lm: prismlm.PrismLM, parts: dict[str, Answers], text: Part) -> dict[
             perplexity = float(np.exp(-log_p.double().mean()))
             row = {"method": name, "seed": seed, "perplexity": perplexity} | facts
             print(row, before.mean(), right.mean(), flush=True)
-            runs.append(row | {"right": right.astype(int).tolist()})
+            runs.append(row | {"right": digits(right)})
     return {
         "questions": len(before),
         "cut": [parts[name].cut for name in ("fit", "test")],
         "chance": float(np.mean(1 / np.bincount(test.answers.question))),
-        "before": before.astype(int).tolist(),
+        "before": digits(before),
+        "most_common": float(np.bincount(places).max() / len(before)),
         "perplexity": float(np.exp(-text.scores.sum() / len(text.answers.tokens))),
         "runs": runs,
     }
+
+
+def digits(right: np.ndarray) -> str:
+    """Return 1 for each question that is answered rightly, else 0."""
+    return "".join(map(str, right.astype(int)))
 
 
 def fitted(lm: prismlm.PrismLM, part: Part, seed: int) -> dict[str, tuple[Any, dict[str, Any]]]:

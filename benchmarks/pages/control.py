@@ -76,7 +76,7 @@ def of_calibration(result: Row) -> Row:
     rows = [
         (
             tasks[name]["title"] + ("" if name in telling else " †"),
-            f"{100 * np.mean(tasks[name]['before']):.1f}",
+            f"{100 * answered(tasks[name]['before']).mean():.1f}",
             *(interval(changes[name][m]) for m in METHODS),
             spread([run["parameters"] for run in runs_of(tasks[name], "controller")]),
         )
@@ -87,7 +87,7 @@ def of_calibration(result: Row) -> Row:
         m: mean_of([changes[name]["controller"] - changes[name][m] for name in tasks])
         for m in others
     }
-    before = np.mean([np.mean(task["before"]) for task in tasks.values()])
+    before = np.mean([answered(task["before"]).mean() for task in tasks.values()])
     rows.append(("**mean**", f"{100 * before:.1f}", *(shown(*means[m]) for m in METHODS), ""))
     gain, error = means["controller"]
     beaten = all(mean > 1.96 * spread_ for mean, spread_ in less.values())
@@ -100,16 +100,28 @@ def of_calibration(result: Row) -> Row:
         "works": bool(gain > 1.96 * error and beaten),
         "beaten": [WORDS[m] for m, (mean, spread_) in less.items() if mean > 1.96 * spread_],
         "unbeaten": [
-            f"{WORDS[m]} ({shown(*means[m])})"
+            f"{WORDS[m]} ({shown(*means[m], bold=False)})"
             for m, (mean, spread_) in less.items()
             if mean <= 1.96 * spread_
         ],
-        "gain": shown(gain, error),
+        "gain": shown(gain, error, bold=False),
+        "most": max(tasks, key=lambda name: changes[name]["controller"].mean()),
+        "after_most": after_most(tasks, changes),
+        "without_most": shown(
+            *mean_of(sorted((changes[name]["controller"] for name in tasks), key=np.mean)[:-1]),
+            bold=False,
+        ),
         "reached": bool(gain >= 3),
         "perplexity": [(METHODS[m], *perplexities(tasks, m)) for m in METHODS],
         "plain": next(iter(tasks.values()))["perplexity"],
         "shown": shown,
     }
+
+
+def after_most(tasks: dict[str, Row], changes: dict[str, Row]) -> float:
+    """Return the accuracy under a controller, in per cent, of the task that changes most."""
+    most = max(tasks, key=lambda name: changes[name]["controller"].mean())
+    return float(100 * answered(tasks[most]["before"]).mean() + changes[most]["controller"].mean())
 
 
 def runs_of(task: Row, method: str) -> list[Row]:
@@ -119,13 +131,18 @@ def runs_of(task: Row, method: str) -> list[Row]:
 
 def changed(task: Row, method: str) -> np.ndarray:
     """Return the change of each question in points, a mean over draws."""
-    right = np.mean([run["right"] for run in runs_of(task, method)], axis=0)
-    return 100 * (right - np.array(task["before"]))
+    right = np.mean([answered(run["right"]) for run in runs_of(task, method)], axis=0)
+    return 100 * (right - answered(task["before"]))
+
+
+def answered(digits: str) -> np.ndarray:
+    """Return 1 for each question answered rightly, else 0."""
+    return np.array([int(digit) for digit in digits])
 
 
 def tells(task: Row) -> bool:
     """Return whether the model without a change beats chance by two standard errors."""
-    before = np.array(task["before"])
+    before = answered(task["before"])
     return bool(before.mean() > task["chance"] + 2 * before.std() / len(before) ** 0.5)
 
 
@@ -141,11 +158,11 @@ def interval(column: np.ndarray) -> str:
     return shown(*mean_of([column]))
 
 
-def shown(mean: float, error: float) -> str:
+def shown(mean: float, error: float, *, bold: bool = True) -> str:
     """Return a figure with its 95 % interval, bold where that excludes 0."""
     low, high = mean - 1.96 * error, mean + 1.96 * error
     text = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-    return f"**{text}**" if low > 0 or high < 0 else text
+    return f"**{text}**" if bold and (low > 0 or high < 0) else text
 
 
 def spread(values: list[int]) -> str:
