@@ -19,11 +19,11 @@ def written(data, stop=(), tokens=100):
     """Return a generation of these bytes, and the chunks sent of it."""
 
     async def write():
-        wanted = Sampling(tokens, stop=stop)
+        wanted = Sampling(tokens, stop=stop, alternatives=0)
         writing = Generation(LM, "", torch.tensor([[1]]), wanted)
         for token in [*data.encode(), END]:
             if not writing.finished:
-                writing.accept(token)
+                writing.accept(token, torch.zeros(END + 1))
         await asyncio.sleep(0)
         return writing, [writing.chunks.get_nowait() for _ in range(writing.chunks.qsize())]
 
@@ -43,10 +43,11 @@ def written(data, stop=(), tokens=100):
         ("ab EN", ("END",), 100, "ab EN"),
     ],
 )
-def test_pieces_join_to_the_text(data, stop, tokens, text):
+def test_pieces_join_to_the_text_with_every_token_of_it(data, stop, tokens, text):
     writing, chunks = written(data, stop, tokens)
     assert writing.text == text
-    assert "".join(chunks) == text
-    assert all("\ufffd" not in one for one in chunks[:-1])
+    assert "".join(one.text for one in chunks) == text
+    assert all("\ufffd" not in one.text for one in chunks[:-1])
     own = [one for one in writing.ids if one != END]
     assert LM.words(own) == text
+    assert [choice.token for one in chunks for choice in one.tokens] == own

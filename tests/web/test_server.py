@@ -6,6 +6,7 @@ import time
 
 import openai
 import pytest
+import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -60,17 +61,30 @@ def test_a_prompt_is_continued(served, lm):
 def test_a_stream_has_the_same_in_chunks(served, chat):
     def ask(**options):
         if chat:
-            return served.chat(ASKED, max_tokens=12, **options)
-        return served.complete(TEXT, max_tokens=12, **options)
+            more = {"logprobs": True, "top_logprobs": 2}
+            return served.chat(ASKED, max_tokens=12, **options, **more)
+        return served.complete(TEXT, max_tokens=12, logprobs=2, **options)
 
     def text(choice):
         message = getattr(choice, "delta", None) or getattr(choice, "message", None)
         return (message.content or "") if chat else choice.text
 
+    def tokens(choice):
+        logprobs = choice.logprobs
+        if logprobs is None:
+            return []
+        if chat:
+            return [(token.token, token.logprob) for token in logprobs.content]
+        return list(zip(logprobs.tokens, logprobs.token_logprobs, strict=True))
+
     whole = ask()
     *parts, last, usage = ask(stream=True, stream_options={"include_usage": True})
     assert len(parts) > 3
     assert "".join(text(part.choices[0]) for part in parts) == text(whole.choices[0])
+    streamed = [token for part in parts for token in tokens(part.choices[0])]
+    expected = tokens(whole.choices[0])
+    assert [word for word, _ in streamed] == [word for word, _ in expected]
+    assert [p for _, p in streamed] == pytest.approx([p for _, p in expected], abs=1e-4)
     assert {part.choices[0].finish_reason for part in parts} == {None}
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
     assert all(not hasattr(part, "prismlm") for part in [*parts, usage])
@@ -80,6 +94,23 @@ def test_a_stream_has_the_same_in_chunks(served, chat):
         assert parts[0].choices[0].delta.role == "assistant"
         annotations = [one.model_dump() for one in whole.choices[0].message.annotations]
         assert last.choices[0].delta.annotations == annotations
+
+
+def test_log_probabilities_are_the_models_own(served, lm):
+    answer = served.chat(ASKED, max_tokens=6, temperature=3, seed=4, logprobs=True, top_logprobs=3)
+    ids = lm.tokens_of(ASKED, 6)
+    for token in answer.choices[0].logprobs.content:
+        with torch.no_grad():
+            expected = lm.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        top = [other.logprob for other in token.top_logprobs]
+        assert top == pytest.approx(expected.topk(3).values.tolist(), abs=1e-3)
+        drawn = min(
+            (i for i in range(len(expected)) if lm.tokenizer.decode([i]) == token.token),
+            key=lambda i: abs(expected[i] - token.logprob),
+        )
+        assert float(expected[drawn]) == pytest.approx(token.logprob, abs=1e-3)
+        assert bytes(token.bytes).decode() == token.token
+        ids.append(drawn)
 
 
 def test_a_seed_draws_what_generate_draws(served, lm):
@@ -107,9 +138,10 @@ def test_a_text_ends_before_a_stop_sequence(served, lm):
     whole = served.complete(TEXT, max_tokens=24).choices[0].text
     stop = whole[len(whole) // 2 :][:5]
     before = whole[: whole.index(stop)]
-    answer = served.complete(TEXT, max_tokens=24, stop=["never written", stop])
+    answer = served.complete(TEXT, max_tokens=24, stop=["never written", stop], logprobs=0)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (before, "stop")
-    chunks = list(served.complete(TEXT, max_tokens=24, stop=stop, stream=True))
+    assert "".join(answer.choices[0].logprobs.tokens).startswith(before)
+    chunks = list(served.complete(TEXT, max_tokens=24, stop=stop, stream=True, logprobs=0))
     assert "".join(chunk.choices[0].text for chunk in chunks) == before
     # What it relies on is of the text up to there, and no more.
     trace = lm.explain(TEXT, generate=answer.usage.completion_tokens)
@@ -193,8 +225,6 @@ def user(content):
             *(UNSUPPORTED, "messages[0]", ""),
         ),
         ("chat", {"messages": user(LONG)}, TOO_LONG, "messages", ""),
-        ("chat", {"logprobs": True}, UNSUPPORTED, "logprobs", ""),
-        ("complete", {"logprobs": 0}, UNSUPPORTED, "logprobs", ""),
         ("complete", {"prompt": ["a", "b"]}, UNSUPPORTED, "prompt", ""),
         ("complete", {"prompt": "drug " * 200_000}, TOO_LONG, "prompt", ""),
         ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "5000 to generate"),
@@ -215,13 +245,7 @@ def test_what_is_not_served_is_refused_in_openais_form(served, method, options, 
 
 def test_parameters_that_change_nothing_are_accepted(served):
     neutral = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
-    neutral |= {
-        "n": 1,
-        "logprobs": False,
-        "tools": [],
-        "response_format": {"type": "text"},
-        "user": "me",
-    }
+    neutral |= {"n": 1, "tools": [], "response_format": {"type": "text"}, "user": "me"}
     parts = user([{"type": "text", "text": QUESTION}])
     answers = [served.chat(ASKED, max_tokens=2, **neutral), served.chat(parts, max_tokens=2)]
     assert answers[0].choices[0].message == answers[1].choices[0].message

@@ -7,13 +7,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
-from torch import Tensor
+from torch import Tensor, nn
 
 from prismlm.explain.language_model import PrismLM
+from prismlm.models.seam import output_embedding
 from prismlm.models.uncertainty_feedback import recording_codes
+from prismlm.models.watch import Hook, watch
 from prismlm.web.batch import Batch, supports_batching
 from prismlm.web.generation import Generation
 
@@ -167,11 +169,17 @@ class Engine:
         """Generate one text to its end by the model's ``generate``."""
         self._running = [generation]
         sampling = generation.sampling
-        with recording_codes(self._lm.model) as generation.codes:
+        model, last = self._lm.model, list[Tensor]()
+
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            last[:] = [output[0, -1].float()]
+
+        hook = Hook(output_embedding(model), after=note)
+        with recording_codes(model) as generation.codes, watch([hook]):
 
             def enough(ids: Tensor) -> bool:
                 if not generation.abandoned:
-                    generation.accept(int(ids[0, -1]))
+                    generation.accept(int(ids[0, -1]), self._lm.logit_map(last[0]))
                 return generation.finished
 
             self._lm.write(

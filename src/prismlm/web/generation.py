@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,22 @@ from prismlm.lens.opened_model import MIN_TEMPERATURE, settings_not_applied
 FinishReason = Literal["stop", "length"]
 
 
+class TokenLogProbs(NamedTuple):
+    """The model's own log-probability of a generated token, and those of the top tokens."""
+
+    token: int
+    log_probability: float
+    alternatives: list[tuple[int, float]]
+
+
+class Chunk(NamedTuple):
+    """The next part of a text, as sent to its client."""
+
+    text: str = ""  # complete characters, and no part of a stop sequence
+    tokens: Sequence[TokenLogProbs] = ()  # that end in it, if log-probabilities were requested
+    error: Exception | None = None  # what ended the generation early
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How to generate a text."""
@@ -28,6 +45,7 @@ class Sampling:
     top_p: float = 1.0  # sample from the smallest set of tokens with this probability
     seed: int = 0
     stop: tuple[str, ...] = ()  # strings before which the text ends
+    alternatives: int | None = None  # top tokens to report with each; None: no log-probabilities
     traced: bool = True  # whether the text will be attributed
 
 
@@ -44,9 +62,7 @@ class Generation:
     finish_reason: FinishReason | None = None
     abandoned: bool = False  # the client has gone, or an error ended it
     stop_requested: bool = False  # the next token is to be the last
-    # Parts of the text: complete characters, and no part of a stop sequence; what ended it early;
-    # None at its end.
-    chunks: asyncio.Queue[str | Exception | None] = field(default_factory=asyncio.Queue)
+    chunks: asyncio.Queue[Chunk | None] = field(default_factory=asyncio.Queue)
     # Uncertainty codes that were fed back, if ``generate`` wrote the text; otherwise what the batch
     # read, and the model's own logit of each token before any soft-cap.
     codes: list[Tensor] | None = None
@@ -56,7 +72,8 @@ class Generation:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._generator = torch.Generator().manual_seed(self.sampling.seed)
-        self._sent = 0  # characters
+        self._sent_characters, self._sent_tokens = 0, 0
+        self._log_probs: list[TokenLogProbs] = []
         eos = self.lm.model.generation_config.eos_token_id
         self._end_ids = set(eos if isinstance(eos, list) else [eos])
 
@@ -71,14 +88,16 @@ class Generation:
         if self.sampling.traced:
             self.states.append(states)
             self.logits.append(self.lm.logit_map.before_softcap(embedded[token].clone()))
-        self.accept(token)
+        self.accept(token, logits)
 
-    def accept(self, token: int) -> None:
-        """Append a token, and send what is ready."""
+    def accept(self, token: int, logits: Tensor) -> None:
+        """Append a token that was chosen from logits [V], and send what is ready."""
         self.ids.append(token)
         settings = self.sampling
         if token in self._end_ids:
             self.finish_reason = "stop"
+        elif settings.alternatives is not None:
+            self._log_probs.append(_log_probs(token, logits, settings.alternatives))
         self.text = self.lm.words(self.ids)
         stops = [at for stop in settings.stop if (at := self.text.find(stop)) >= 0]
         if stops:
@@ -99,7 +118,7 @@ class Generation:
         return count
 
     def _send_ready(self) -> None:
-        ready = self.text
+        ready, count = self.text, len(self.ids)
         if self.finish_reason is None:
             # Incomplete characters, and beginnings of stop sequences, wait.
             ready = ready.rstrip(BROKEN)
@@ -110,16 +129,19 @@ class Generation:
                 if ready.endswith(stop[:size])
             )
             ready = ready[: len(ready) - max(partial, default=0)]
-        if len(ready) > self._sent or self.finish_reason is not None:
-            self.send(ready[self._sent :])
-            self._sent = max(len(ready), self._sent)
+            count = self._count_tokens(ready)
+        if len(ready) > self._sent_characters or self.finish_reason is not None:
+            tokens = self._log_probs[self._sent_tokens : count]
+            self.send(Chunk(ready[self._sent_characters :], tokens))
+            self._sent_characters = max(len(ready), self._sent_characters)
+            self._sent_tokens += len(tokens)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
         self.abandoned = True
-        self.send(error)
+        self.send(Chunk(error=error))
 
-    def send(self, chunk: str | Exception | None) -> None:
+    def send(self, chunk: Chunk | None) -> None:
         """Put a chunk, or the end, into the client's queue."""
         self._loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
 
@@ -151,3 +173,10 @@ def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
         excluded[-1] = False
         scores[order[excluded]] = -torch.inf
     return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+
+
+def _log_probs(token: int, logits: Tensor, alternatives: int) -> TokenLogProbs:
+    log_probs = logits.log_softmax(-1)
+    values, ids = log_probs.topk(min(alternatives, len(log_probs)))
+    top = list(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogProbs(token, float(log_probs[token]), top)

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.chat import ASSISTANT, Messages
+from prismlm.corpus.pieces import BROKEN, decode_token
 from prismlm.errors import shown
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import MIN_TEMPERATURE
-from prismlm.web.generation import Sampling
+from prismlm.web.generation import Sampling, TokenLogProbs
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 MAX_DOCUMENTS = 20
@@ -23,7 +25,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
     "modalities": (["text"],), "audio": (), "logit_bias": ({},), "frequency_penalty": (0,),
     "presence_penalty": (0,), "repetition_penalty": (1,), "top_k": (0, -1), "min_p": (0,),
-    "echo": (False,), "suffix": ("",), "logprobs": (False,), "top_logprobs": (),
+    "echo": (False,), "suffix": ("",),
 }  # fmt: skip
 Column = Literal["document", "source", "domain", "license"]
 OneStop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
@@ -67,9 +69,7 @@ class ModelRequest(BaseModel):
         """Raise RequestError for unsupported parameters."""
         for name, neutral in UNSUPPORTED.items():
             value = (self.model_extra or {}).get(name)
-            # 0 log-probabilities are the token's own, and no False.
-            same = (value == one and (value is False) == (one is False) for one in neutral)
-            if value is not None and not any(same):
+            if value is not None and value not in neutral:
                 raise RequestError(
                     f"{name}={shown(value)} is not supported by this server: leave it out.",
                     param=name,
@@ -99,7 +99,12 @@ class GenerationRequest(ModelRequest):
     @property
     def token_limit(self) -> int | None:
         """The requested maximum number of tokens."""
-        return self.max_tokens
+        raise NotImplementedError
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of top tokens to report with each; None for no log-probabilities."""
+        raise NotImplementedError
 
     def sampling(self, max_tokens: int) -> Sampling:
         """Return how to generate up to ``max_tokens`` tokens."""
@@ -111,6 +116,7 @@ class GenerationRequest(ModelRequest):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
             stop=tuple(filter(None, stop)),
+            alternatives=self.alternatives,
             traced=self.shares is not None,
         )
 
@@ -120,22 +126,35 @@ class ChatRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
     def token_limit(self) -> int | None:
         """The new parameter or the deprecated one."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def alternatives(self) -> int | None:
+        """As of the base class."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(GenerationRequest):
     """The body of ``/v1/completions``: one prompt, of text."""
 
     prompt: str | list[Any]
+    logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
     def token_limit(self) -> int | None:
         """The requested maximum; OpenAI's default is 16."""
         return self.max_tokens or 16
+
+    @property
+    def alternatives(self) -> int | None:
+        """As of the base class."""
+        return self.logprobs
 
 
 class AttributionRequest(ModelRequest):
@@ -258,14 +277,16 @@ def unique_id(prefix: str) -> str:
 class ResponseFormat:
     """Formats one response, or the chunks of its stream; ``id`` is the response's."""
 
-    def __init__(self, model: str, chat: bool) -> None:
-        self.chat, self.id = chat, unique_id("chatcmpl" if chat else "cmpl")
+    def __init__(self, model: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.chat, self._tokenizer = chat, tokenizer
+        self.id = unique_id("chatcmpl" if chat else "cmpl")
         self._common = {"id": self.id, "created": int(time.time()), "model": model}
 
     def response(
         self,
         message: dict[str, Any] | None,
         finish_reason: str | None = None,
+        tokens: Sequence[TokenLogProbs] | None = None,
         *,
         chunk: bool = False,
     ) -> dict[str, Any]:
@@ -275,9 +296,39 @@ class ResponseFormat:
         if message is not None:
             name = "delta" if chunk else "message"
             body = {name: message} if self.chat else {"text": message.get("content") or ""}
-            choice = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
-            response["choices"] = [choice | body]
+            choice = {"index": 0, "finish_reason": finish_reason}
+            response["choices"] = [choice | {"logprobs": self._logprobs(tokens)} | body]
         return response
+
+    def _logprobs(self, tokens: Sequence[TokenLogProbs] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        if self.chat:
+            content = [
+                self._logprob(token.token, token.log_probability)
+                | {"top_logprobs": [self._logprob(*other) for other in token.alternatives]}
+                for token in tokens
+            ]
+            return {"content": content, "refusal": None}
+        texts = [self._text(token.token) for token in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.log_probability for token in tokens],
+            "top_logprobs": [
+                {self._text(other): value for other, value in token.alternatives}
+                for token in tokens
+            ],
+            "text_offset": [sum(map(len, texts[:number])) for number in range(len(texts))],
+        }
+
+    def _text(self, token: int) -> str:
+        return decode_token(self._tokenizer, token)
+
+    def _logprob(self, token: int, value: float) -> dict[str, Any]:
+        text = self._text(token)
+        # An incomplete character has no UTF-8 bytes of its own.
+        data = None if BROKEN in text else list(text.encode())
+        return {"token": text, "logprob": value, "bytes": data}
 
 
 def usage(prompt: int, completion: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from prismlm.files import json_text
 from prismlm.lens.opened_model import TooLongError
 from prismlm.web import protocol
 from prismlm.web.engine import Busy, Engine, RequestQueue
-from prismlm.web.generation import Generation, Sampling
+from prismlm.web.generation import Chunk, Generation, Sampling, TokenLogProbs
 from prismlm.web.guard import (
     Guard,
     StrictJSON,
@@ -168,7 +168,7 @@ class Server:
         self._check_queues()
         generation = Generation(self.lm, source, prompt, sampling)
         self.engine.submit(generation)
-        form = protocol.ResponseFormat(self.name, not isinstance(source, str))
+        form = protocol.ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
         self.unfinished[form.id] = generation
         if not body.stream:
             response = self._respond(generation, form, body.shares, start)
@@ -217,15 +217,19 @@ class Server:
         shares: Shares | None,
         start: float,
     ) -> dict[str, Any]:
+        tokens: list[TokenLogProbs] = []
         try:
-            async for _ in self._texts(generation, start):
-                pass
+            async for chunk in self._chunks(generation, start):
+                tokens += chunk.tokens
             sources = await self._sources(generation, shares, form.id)
         finally:
             generation.abandoned = True
         message = {"role": ASSISTANT, "content": generation.text, "refusal": None}
-        message |= {"annotations": sources.pop("annotations", [])}
-        response = form.response(message, generation.finish_reason)
+        response = form.response(
+            message | {"annotations": sources.pop("annotations", [])},
+            generation.finish_reason,
+            None if generation.sampling.alternatives is None else tokens,
+        )
         return response | _usage(generation) | sources
 
     async def _stream(
@@ -239,8 +243,10 @@ class Server:
         try:
             if form.chat:
                 yield _event(response({"role": ASSISTANT, "content": ""}))
-            async for text in self._texts(generation, start):
-                yield _event(response({"content": text}))
+            async for chunk in self._chunks(generation, start):
+                tokens = None if generation.sampling.alternatives is None else chunk.tokens
+                if chunk.text or tokens:
+                    yield _event(response({"content": chunk.text}, tokens=tokens))
             sources = await self._sources(generation, body.shares, form.id)
             last = {"annotations": sources.pop("annotations")} if sources else {}
             yield _event(response(last, generation.finish_reason) | sources)
@@ -252,16 +258,15 @@ class Server:
         finally:
             generation.abandoned = True
 
-    async def _texts(self, generation: Generation, start: float) -> AsyncIterator[str]:
+    async def _chunks(self, generation: Generation, start: float) -> AsyncIterator[Chunk]:
         first = True
         while (chunk := await generation.chunks.get()) is not None:
-            if isinstance(chunk, Exception):
-                raise chunk
+            if chunk.error is not None:
+                raise chunk.error
             if first:
                 self.metrics.first_token.observe(time.monotonic() - start)
                 first = False
-            if chunk:
-                yield chunk
+            yield chunk
         self.metrics.answer.observe(time.monotonic() - start)
         self.metrics.tokens.labels("prompt").inc(generation.prompt.shape[1])
         self.metrics.tokens.labels("completion").inc(len(generation.ids))
