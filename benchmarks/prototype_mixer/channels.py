@@ -34,13 +34,14 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.protot import half_lives
 from prismlm.models.seam import run_decoder
 from prismlm.probes.channels.activations import Activations, read_activations
-from prismlm.probes.channels.concepts import EMERGES, rank_channels, whole_words
 from prismlm.probes.channels.effects import (
+    EMERGES,
     Probe,
-    TableOptions,
     effects_on,
     probabilities_at,
+    rank_channels,
     rank_sum_p,
+    whole_words,
 )
 from prismlm.probes.channels.report import channel_report, measure_layers
 from prismlm.statistics import spearman
@@ -170,13 +171,16 @@ def effect_of(
     loaded: Loaded, cases: tuple[Probe, ...], place: tuple[int, int], args: argparse.Namespace
 ) -> Row:
     """Return the effect of the tested intervention on a channel, with its controls."""
-    table_options = TableOptions(
+    report = effects_on(
+        loaded.model,
+        cases,
+        [place],
         controls=args.controls,
         minimum_probability=args.minimum_probability,
         seed=args.seed,
         interventions=(TESTED,),
     )
-    row = effects_on(loaded.model, cases, [place], table_options).summary().rows[0]
+    (row,) = report["summary"].rows
     left_out = ("low", "high", "largest_control")
     interval = None if row["low"] is None else (row["low"], row["high"])
     return {k: v for k, v in row.items() if k not in left_out} | {"interval": interval}

@@ -53,7 +53,7 @@ from benchmarks.shared.turns import (
     run_parts,
     too_large,
 )
-from prismlm.models.decoders.caches import RecurrentCache
+from prismlm.models.decoders.own_decoder import RecurrentCache
 
 HEADS = 4
 # Tensors of the size of all scores that attention with dropout keeps for each layer on a CPU.

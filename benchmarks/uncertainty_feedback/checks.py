@@ -26,7 +26,6 @@ from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.uncertainty_feedback import (
     InspectOptions,
-    Signal,
     corpus_sample,
     inspect_uncertainty_feedback,
 )
@@ -70,7 +69,7 @@ def check(directory: Path, texts: int) -> Row:
     recipe = json.loads((directory / "training.json").read_text(encoding="utf-8"))["recipe"]
     corpus = Corpus.open(Path(recipe["corpus"]))
     sample = corpus_sample(corpus, "heldout", texts=texts, tokens=LENGTH, seed=0)
-    options = InspectOptions(signal=Signal("passes", 2))
+    options = InspectOptions(passes=2)
     report = inspect_uncertainty_feedback(
         model, tokenizer, sample, name=directory.name, options=options
     )

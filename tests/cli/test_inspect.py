@@ -52,9 +52,8 @@ RIVER = "The river — 日本 — carries stones"
 MAPS = "Old maps — 日本, the river."
 ALL = ("--split", "all")
 ROW = 48
-FAST = ("--write", 10, "--steps", 3, "--texts", 12, "--tokens", 32)
-CHECKS = ("ablation", "prefill", "attention", "hedging", "mistakes", "probe")
-SHORT = "The river carries stones to the sea. "
+FAST = ("--texts", 12, "--tokens", 32)
+CHECKS = ("ablation", "attention", "hedging", "mistakes", "probe")
 
 
 @pytest.fixture(scope="module")
@@ -266,26 +265,20 @@ def test_a_channel_is_found_in_each_model(document, corpus, place, cases):
     value = document(*EFFECT, *models, *cases, "--find", "--corpus", corpus.path, *options)
     assert [item["model"] for item in value["models"]] == [str(path) for path in models]
     for item in value["models"]:
-        ranking, table = item["found"], item["table"]
-        best = ranking["rows"][0]
-        assert best["difference"] == max(d for layer in ranking["difference"] for d in layer)
-        assert item["emerges"] == (ranking["p"] < 0.05)
-        assert table["channels"] == [[best["layer"], best["channel"]]]
-        assert table["cases"] == 4
-        assert len(table["rows"]) == 4 * 3 * 5
-    assert value["models"][0]["heldout_count"] > 0
+        best = item["found"]["rows"][0]
+        assert item["emerges"] == (item["found"]["p"] < 0.05)
+        assert (item["cases"], item["left_out_cases"]) == (4, 0)
+        assert len(item[f"L{best['layer']} P{best['channel']}"]["rows"]) == 4
+        assert item["heldout_occurrences"] > 0
 
 
 def test_interventions_on_named_channels(prism, place, cases):
-    command = (*EFFECT, place / "seed0", *cases, "--minimum", "1e-6")
+    command = (*EFFECT, place / "seed0", *cases, "--minimum", "1e-6", "--controls", "1")
     shown = prism(*command, "--channel", "1:2", "--channel", "2:0").stdout
-    for text in ("L1 P2: change in %", "L2 P0: change in %", "collects letters in a", "left out 0"):
+    for text in ("L1 P2: change in %", "L2 P0: change in %", "collects letters in a",
+                 "left out cases 0", "Relative change of the probability, %"):  # fmt: skip
         assert text in shown
     assert max(map(len, shown.splitlines())) <= 100
-    shown = prism(*command, "--channel", "1:2", "--by", "points", "--controls", "1").stdout
-    assert "percentage points" in shown
-    assert "Relative change of the probability, %" in shown
-    assert "controls 1 ·" in shown
 
 
 @pytest.mark.parametrize(
@@ -298,7 +291,6 @@ def test_interventions_on_named_channels(prism, place, cases):
         (("--channel", "0:0", "--cases", "woman"), "Did you mean 'women'"),
         (("--channel", "1:9"), "no channel 9 in layer 1"),
         (("--channel", "1"), "expected LAYER:CHANNEL"),
-        (("--channel", "0:0", "--by", "point"), "'points'"),
         (("--channel", "0:0", "--minimum", "0.99"), "none of 4 cases"),
         (("--channel", "0:0", "--cases", "mental_health"), "--first-token"),
     ],
@@ -333,7 +325,7 @@ def test_heads_in_json_are_the_report(document, tiny, signal_noise):
     value = document(*HEADS, signal_noise, *SOME)
     model = make_signal_noise(len(tiny.tokenizer))
     report = head_report(model, Sequences(tiny, "all", ROW, 1500), name="prism").to_dict()
-    assert is_json_of(value, {"models": [report], "across": None})
+    assert is_json_of(value, {"models": [report]})
     assert len(value["models"][0]["comparison"]["rows"]) == 7
 
 
@@ -354,16 +346,10 @@ def test_heads_of_one_kind_have_no_comparison(shown, document, gpt2, tiny):
     assert model["comparison"] is None
 
 
-def test_several_models_are_compared(shown, document, signal_noise, place, tiny):
-    other_seed = make_signal_noise(len(tiny.tokenizer), initializer_range=0.5)
-    second = save_model(other_seed, tiny, place / "second", length=ROW)
-    command = (*HEADS, signal_noise, second, *SOME)
-    text = shown(*command)
-    assert "in 2 models" in text
-    assert "least p 0.5" in text
-    value = document(*command)
-    effects = [model["comparison"]["rows"][0]["effect"] for model in value["models"]]
-    assert value["across"]["rows"][0]["effects"] == effects
+def test_several_models_are_compared(shown, signal_noise):
+    text = shown(*HEADS, signal_noise, signal_noise, *SOME)
+    assert text.count("Signal against noise heads") == 2
+    assert "uniform" not in text
 
 
 def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
@@ -447,7 +433,7 @@ def test_json_has_every_unit_and_sums(document, corpus, protot, llama, of, units
     value = document(*THEMES, model, "--of", of, *options)
     assert (value["of"], value["judge"], value["asked"]) == (of, "words", None)
     rows = value["units"]["rows"]
-    assert len(rows) == len(value["random"]["rows"]) == units
+    assert len(rows) == units
     for summary in value["figures"]["rows"]:
         values = [unit[summary["figure"]] for unit in rows]
         assert summary["histogram"] == [values.count(i) for i in range(1, 11)]
@@ -521,14 +507,14 @@ def test_feedback_in_json_is_the_report(prism, fed_gpt2, corpus):
     for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Generating: "):
         assert part in result.stderr, part
     sample = corpus_sample(corpus, "all", texts=12, tokens=32, seed=3)
-    options = InspectOptions(tokens=10, window=3, steps=3, seed=3)
+    options = InspectOptions(seed=3)
     model = read_checkpoint(fed_gpt2)
     report = inspect_uncertainty_feedback(*model, sample, name="fed-gpt2", options=options)
     value = json.loads(result.stdout)
     assert is_json_of(value, report.to_dict())
     assert all(value[check]["rows"] for check in CHECKS)
     assert value["left_out"] == {}
-    assert value["options"]["signal"] == {"kind": "passes", "passes": 2}
+    assert value["options"]["passes"] == 2
     assert len(value["attention"]["rows"]) == 2
     assert len(value["probe"]["rows"]) == 3
     interval = value["ablation"]["rows"][1]["change"]
@@ -540,37 +526,30 @@ def test_a_check_that_is_left_out_has_a_reason(prism, document, corpus, save_fed
     command = (*FEEDBACK, model, *FAST, *ALL)
     reason = "No attention: a model of type 'prismlm_protot' has no attention heads"
     assert reason in prism(*command).stdout
-    checks = ("--check", "attention", "--check", "probe", "--signal", "recursion")
+    checks = ("--check", "attention", "--check", "probe", "--passes", 0)
     value = document(*command, *checks)
     assert {check for check in CHECKS if value.get(check)} == {"probe"}
     assert "no attention heads" in value["left_out"]["attention"]
-    assert value["options"]["signal"]["kind"] == "recursion"
+    assert value["options"]["passes"] == 0
 
 
-def test_texts_from_files_and_from_the_command_line(document, fed_gpt2, tmp_path):
+def test_texts_from_files(document, fed_gpt2, tmp_path):
     texts = [f"Old maps carries stone number {n} to the sea." for n in range(6)]
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"words": text}) + "\n" for text in texts))
     command = (*FEEDBACK, fed_gpt2, "--check", "ablation")
     value = document(*command, path, "--text-column", "words")
     assert (value["sample"], value["texts"]) == ("texts.jsonl", 6)
-    other = document(*command, *(part for text in texts for part in ("--text", text)))
-    assert other["sample"] == "--text"
-    assert other["ablation"] == value["ablation"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((*FAST, "--check", "prob"), "Did you mean 'probe'"),
-        (("--text", SHORT), "at least 4 texts"),
-        (("--text", "a", "--check", "ablation"), "the first token of a text is not predicted"),
-        (("--tokens", 1), "from 2 on"),
-        (("--texts", 0), "texts is 0"),
-        (("--text", "a", "--corpus", "corpus"), "give one of them"),
-        (("--signal", "magic"), "not one of 'passes', 'recursion'"),
-        (("--temperature", "nan"), "temperature is nan: expected"),
-        ((*FAST, *ALL, "--check", "hedging", "--steps", 10), "expected 1 to 9"),
+        (("--tokens", 1), "--tokens"),
+        (("--texts", 0), "--texts"),
+        (("texts.jsonl", "--corpus", "corpus"), "give one of them"),
+        (("--passes", -1), "--passes"),
     ],
 )
 def test_feedback_refuses(refused, fed_gpt2, arguments, words):

@@ -11,7 +11,7 @@ from prismlm import Attributor
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError, StaleLensError
 from prismlm.layers import PrototypeHead
-from prismlm.models.output_layer import final_norm
+from prismlm.models.checkpoint import final_norm
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
 from tests.helpers.families import make_directory

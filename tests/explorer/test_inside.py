@@ -17,7 +17,7 @@ from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.pages.channels import channels_data
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
-from prismlm.probes.uncertainty_feedback.signal import Signal, own_codes
+from prismlm.probes.uncertainty_feedback.signal import own_codes
 from tests.explorer.conftest import Served, assert_fits_a_phone, go, visited
 from tests.helpers.axe import problems
 from tests.helpers.feedback_families import attach_drawn
@@ -82,7 +82,7 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
     fed = served.json("POST", "/api/inside/feedback", {"text": TEXT})
     ids = mixer.encode(TEXT)[0]
     # Each pass makes one more position exact, so that as many as there are tokens give all.
-    (codes,) = own_codes(mixer.model, [ids], Signal("passes", len(ids)))
+    (codes,) = own_codes(mixer.model, [ids], len(ids))
     assert len(fed["tokens"]) == len(fed["fed"]) == len(ids)
     assert fed["fed"][0] == [None, None]
     for (share, code), expected in zip(fed["fed"][1:], codes[1:].tolist(), strict=True):

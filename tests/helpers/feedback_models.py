@@ -62,7 +62,7 @@ def make_tokenizer(**special):
 def inputs_of(model, texts, codes=None, tokenizer=None, **options):
     """Return the inputs of a check, with the model's own codes by default."""
     how = InspectOptions(**options)
-    codes = own_codes(model, texts, how.signal) if codes is None else codes
+    codes = own_codes(model, texts, how.passes) if codes is None else codes
     return CheckInputs(model, tokenizer or make_tokenizer(), texts, codes, how)
 
 

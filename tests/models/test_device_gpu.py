@@ -10,9 +10,8 @@ from torch import Tensor
 import prismlm
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
-from prismlm.ops import prototype_head, prototype_mixer, signal_noise_attention
+from prismlm.ops import prototype_head, prototype_mixer
 from prismlm.training import AttachOptions, FitOptions, attach, build_recipe, train
-from prismlm.training.model import spherical_kmeans
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,13 +65,6 @@ def test_heads_and_their_gradients(weights: Any) -> None:
     assert_near(*results, tolerance=1e-4)
 
 
-def test_clusters_are_the_same() -> None:
-    states = random(4000, 32)
-    cpu = spherical_kmeans(states, states[:50], 5)
-    gpu = spherical_kmeans(states.to(GPU), states[:50].to(GPU), 5)
-    assert_near([cpu], [gpu.cpu()], tolerance=1e-3)
-
-
 @pytest.mark.parametrize("length", [1, 17, 1500])
 def test_prefix_means_and_their_gradients(length: int) -> None:
     gates = [random(2, length, 8, seed=n).softmax(-1) for n in (1, 2)]
@@ -84,22 +76,6 @@ def test_prefix_means_and_their_gradients(length: int) -> None:
         (out.square().mean() + state.sums.square().mean()).backward()
         grads = [t.grad.cpu() for t in leaves if t.grad is not None]
         results.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
-    assert_near(*results, tolerance=1e-5)
-
-
-def test_signal_and_noise_heads() -> None:
-    u = [random(2, 4, 70, 16, seed=n) for n in (1, 2)]
-    bases = [signal_noise_attention.frequencies(16, base) for base in (31_416.0, 3_183.0)]
-    results: list[list[Tensor]] = []
-    for device in (CPU, GPU):
-        leaves = [leaf(t, device) for t in u]
-        signal, noise = (base.to(device) for base in bases)
-        y = signal_noise_attention.attend(
-            leaves[0], leaves[1], 0.3, signal_frequencies=signal, noise_frequencies=noise
-        )
-        y.square().mean().backward()
-        grads = [t.grad.cpu() for t in leaves if t.grad is not None]
-        results.append([y.detach().cpu(), *grads])
     assert_near(*results, tolerance=1e-5)
 
 

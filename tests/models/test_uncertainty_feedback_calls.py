@@ -94,7 +94,7 @@ def test_a_model_whose_state_cannot_carry_codes():
     )  # fmt: skip
     model = RwkvForCausalLM(config).eval()
     attach_drawn(model, 64)
-    with pytest.raises(InputError, match=r"generates without a cache, .*\(past_key_values or"):
+    with pytest.raises(InputError, match="state cannot carry the code"):
         model.generate(IDS, **SETTINGS)
     output = model(IDS, use_cache=True)
     assert output.uncertainty_codes.shape == IDS.shape
@@ -106,18 +106,18 @@ def test_a_model_whose_state_cannot_carry_codes():
 def test_logits_of_some_positions(model):
     attach_drawn(model, 64)
     expected = carried_code(model(IDS, use_cache=True).past_key_values).following
-    for keep in (torch.tensor([4, 1]), torch.tensor([0, -1]), 1, 2):
+    for keep in (torch.tensor([1, 4]), torch.tensor([0, -1]), 1, 2):
         cache = model(IDS, use_cache=True, logits_to_keep=keep).past_key_values
         assert torch.equal(carried_code(cache).following, expected)
     for keep in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
-        with pytest.raises(InputError, match="do not include the last position, 4"):
+        with pytest.raises(InputError, match="do not end with the last position"):
             model(IDS, use_cache=True, logits_to_keep=keep)
         # Without a cache no next token needs a code.
         assert model(IDS, use_cache=False, logits_to_keep=keep).logits.shape[1] == len(keep)
 
 
 @torch.no_grad()
-def test_caches_of_other_rows_levels_or_lengths(model):
+def test_caches_of_other_rows_or_lengths(model):
     feedback = attach_drawn(model, 64)
     first, second = (model(IDS, use_cache=True).past_key_values for _ in range(2))
     last = IDS[:, :1]
@@ -125,10 +125,6 @@ def test_caches_of_other_rows_levels_or_lengths(model):
         model(last[:1], past_key_values=first)
     feedback.detach()
     model(last, past_key_values=second)
-    feedback = attach_drawn(model, 8)
-    with pytest.raises(InputError, match="codes of 64 levels, and this call has 8"):
-        model(last, past_key_values=first)
-    feedback.detach()
     attach_drawn(model, 64)
     with pytest.raises(InputError, match="codes of 5 positions, and this call has 6"):
         model(last, past_key_values=second)

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import prismlm
 from prismlm.models.uncertainty_feedback import load_uncertainty, uncertainty_of
-from prismlm.ops.uncertainty_feedback import embed_codes
 from tests.helpers.feedback_families import V, attach_drawn, build
 
 TABLE = "prismlm_uncertainty.weight"
@@ -102,11 +101,3 @@ def test_the_table_is_cast_with_its_model_and_removed_by_detach():
     feedback.detach()
     assert type(model) is type(build("llama"))
     assert model.state_dict().keys() == build("llama").state_dict().keys()
-
-
-@pytest.mark.parametrize(("rows", "low", "high"), [(64, 0.0, 0.01), (65536, 1.3, 1.6)])
-def test_neighbouring_codes_have_similar_vectors_if_interpolated(rows, low, high):
-    table = torch.randn(rows, 16, generator=torch.Generator().manual_seed(1))
-    codes = torch.arange(0, 65534, 251)
-    vectors, neighbours = (embed_codes(codes + step, table, 65536) for step in (0, 1))
-    assert low < (vectors - neighbours).norm() / vectors.norm() < high

@@ -81,14 +81,6 @@ def test_a_theme_of_three_among_strangers_by_hand(judge):
     assert result.theme == "“high” · rises"
 
 
-def test_ten_alike_and_ten_strangers(judge):
-    same = [passage(f"wind{i} high tide", "high") for i in range(10)]
-    pure, mixed = judge.judge([same, others(10)])
-    assert (pure.themes, pure.coverage, pure.disentanglement) == (1, 10, 10)
-    assert (mixed.themes, mixed.coverage, mixed.disentanglement) == (10, 1, 1)
-    assert mixed.theme.startswith("“at0”")
-
-
 def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
     marked = [passage(f"one{i} , two{i}", ",") for i in range(5)]
     about = [passage(f"harbour ships{i} mark{i}", f"mark{i}") for i in range(5)]
@@ -159,11 +151,8 @@ def test_a_unit_is_asked_about_once_with_its_marks(opened):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"coverage": 11}, {"themes": 0}, {"disentanglement": True}, {"coverage": 9.5},
-        {"theme": " \n"}, {"theme": 3}, {"themes": "one"}, {"more": 1},
-    ],
-)  # fmt: skip
+    [{"coverage": 11}, {"themes": 0}, {"coverage": 9.5}, {"theme": " \n"}, {"more": 1}],
+)
 def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
     def behave(request, number):
         return GOOD | wrong if "tide0" in request["messages"][0]["content"] else GOOD

@@ -38,17 +38,11 @@ Tokens = Annotated[int, option("N", "Tokens to read; 0 for all.", min=0)]
 Length = Annotated[int | None, option("T", "Window length in tokens (default: as trained).")]
 SORT_HELP = "text: number of nearest positions; score: of the name."
 SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None, SORT_HELP)]
-Unit = Annotated[
-    Literal["relative", "points"], option(None, "Changes in %, or in percentage points.")
-]
 UNITS_HELP = "Prototypes of a lens, channels of mixers, or attention heads."
 Units = Annotated[Literal["prototypes", "channels", "heads"], option(None, UNITS_HELP)]
 FILES_HELP = f"Texts in place of a corpus: {opt.TEXT_KINDS}."
-CHECKS_HELP = (
-    "ablation, prefill, attention, hedging, mistakes or probe; may be repeated (default: all)."
-)
-SIGNAL_HELP = "How the model's codes are computed: in passes, or exactly, by recursion."
-Signal = Annotated[Literal["passes", "recursion"], option(None, SIGNAL_HELP)]
+CHECKS_HELP = "ablation, attention, hedging, mistakes or probe; may be repeated (default: all)."
+PASSES_HELP = "Passes for the model's codes (default: as trained); 0: token by token, exactly."
 
 app = opt.group_with_default(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
@@ -313,7 +307,6 @@ def interventions(
     corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
     max_tokens: Tokens = 500_000,
     controls: Annotated[int, option("N", "Random control channels per channel.")] = 5,
-    by: Unit = "relative",
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
     first_token: Annotated[bool, flag("--first-token", "Use a target's first token.")] = False,
     seed: opt.Seed = 0,
@@ -331,14 +324,16 @@ def interventions(
         raise InputError("--find and --corpus DIR, the text to find channels in, go together.")
     from prismlm.corpus import Corpus
     from prismlm.models.checkpoint import read_checkpoint
-    from prismlm.probes.channels.concepts import concept_in_model
-    from prismlm.probes.channels.effects import TableOptions, load_cases
+    from prismlm.probes.channels.effects import concept_in_model, load_cases
 
     settings: dict[str, Any] = {
         "channels": pairs,
         "corpus": Corpus.open(corpus) if corpus else None,
         "max_tokens": max_tokens or None,
-        "options": opt.fill(TableOptions, locals(), minimum_probability=minimum),
+        "first_token": first_token,
+        "controls": controls,
+        "minimum_probability": minimum,
+        "seed": seed,
         "progress": ConsoleReporter(),
     }
     rows = load_cases(cases)
@@ -347,23 +342,13 @@ def interventions(
         for path in models
     ]
     value = {"cases": cases, "models": [result.to_dict() for result in results]}
-    output.show(value, as_json, lambda: _print_interventions(results, by))
+    output.show(value, as_json, lambda: _print_interventions(results))
 
 
-def _print_interventions(results: list[Any], by: Any) -> None:
+def _print_interventions(results: list[Report]) -> None:
     for result in results:
-        output.say(result.name, style="bold")
-        if result.ranking is not None:
-            output.print_table(result.ranking)
-        if result.heldout_difference is not None:
-            output.say(
-                f"the same channel on held-out text: {result.heldout_difference:+.2f}, "
-                f"{result.heldout_count:,} occurrences\n"
-            )
-        for channel in result.table.controls:
-            output.print_table(result.table.cases(channel, by))
-        output.print_table(result.table.summary())
-    emerges = [result.emerges for result in results if result.emerges is not None]
+        output.print_report(result)
+    emerges = [result.facts["emerges"] for result in results if "emerges" in result.facts]
     if len(emerges) > 1:
         output.say(f"p below 0.05 in {sum(emerges)} of {len(emerges)} models")
 
@@ -380,26 +365,21 @@ def heads(
 ) -> None:
     """Show where each head looks, and how far; compare signal heads with noise heads.
 
-    For several models, such as seeds, show each comparison and whether they agree.
+    For several models, such as seeds, show each comparison.
     """
-    from prismlm.probes.heads import across_models, head_report
+    from prismlm.probes.heads import head_report
 
     settings: dict[str, Any] = {"layers": _layers(layer), "progress": ConsoleReporter()}
     reports: list[Report] = []
     for path in models:
         inputs = _open(path, corpus, split, tokens, length)
         reports.append(head_report(*inputs, name=path.resolve().name, **settings))
-    comparisons = [report["comparison"] for report in reports if "comparison" in report.tables]
-    across = across_models(comparisons) if len(comparisons) > 1 else None
     if as_json:
-        values = [report.to_dict() for report in reports]
-        output.print_json({"models": values, "across": across and across.to_dict()})
+        output.print_json({"models": [report.to_dict() for report in reports]})
         return
     for report in reports:
         names = [name for name in report.tables if name != "heads" or len(reports) == 1]
         output.print_report(replace(report, tables={name: report[name] for name in names}))
-    if across is not None:
-        output.print_table(across)
 
 
 @app.command()
@@ -496,25 +476,22 @@ def uncertainty_feedback(
     files: Annotated[list[Path] | None, argument("FILE...", FILES_HELP)] = None,
     corpus: opt.CorpusToRead = None,
     split: opt.Split = "heldout",
-    text: Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")] = None,
     text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",
     check: Annotated[list[str] | None, option("CHECK", CHECKS_HELP)] = None,
-    texts: Annotated[int, option("N", "Texts to read.")] = 64,
-    tokens: Annotated[int | None, option("T", "Tokens per text (default: a row, or 256).")] = None,
-    signal: Signal = "passes",
-    passes: Annotated[int | None, option("N", "For --signal passes (default: as trained).")] = None,
-    write: Annotated[int, option("N", "Tokens to write after each text, for hedging.")] = 48,
-    temperature: Annotated[float, option("T", "For hedging; 0 takes the top token.")] = 1.0,
-    steps: Annotated[int, option("K", "Tokens measured after a step or a mistake.")] = 8,
+    texts: Annotated[int, option("N", "Texts to read.", min=1)] = 64,
+    tokens: Annotated[
+        int | None, option("T", "Tokens per text (default: a row, or 256).", min=2)
+    ] = None,
+    passes: Annotated[int | None, option("N", PASSES_HELP, min=0)] = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
     """Show whether a model uses the uncertainty that is fed back to it.
 
     Each check has a control. The texts are held-out documents of the training corpus or of another
-    one, files, or single texts.
+    one, or files.
     """
-    from prismlm.corpus.documents import Columns, Document
+    from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
     from prismlm.corpus.tokenizer import check_tokenizer_of
     from prismlm.lens.options import trained_length
@@ -522,23 +499,19 @@ def uncertainty_feedback(
     from prismlm.models.device import learned_positions
     from prismlm.probes import uncertainty_feedback as probe
 
-    if sum(map(bool, (files, text, corpus))) > 1:
-        raise InputError("texts come from FILE..., --text or --corpus: give one of them.")
+    if files and corpus:
+        raise InputError("texts come from FILE... or --corpus: give one of them.")
     decoder, tokenizer = read_checkpoint(model)
     # With one pass every position has the same code, which carries no information.
     default_passes = max(2, probe.feedback_of(decoder).passes)
-    codes = probe.Signal(signal, default_passes if passes is None else passes)
-    lengths: dict[str, Any] = {"tokens": write, "window": steps, "steps": steps}
-    options = probe.InspectOptions(codes, **lengths, temperature=temperature, seed=seed)
+    options = probe.InspectOptions(default_passes if passes is None else passes, seed=seed)
     row = trained_length(model) or DEFAULT_LENGTH
     if tokens is None:
         tokens = min(row, learned_positions(decoder) or row)
     size, name = {"texts": texts, "tokens": tokens, "seed": seed}, model.resolve().name
-    if files or text:
-        title, documents = "--text", [Document(str(n), t) for n, t in enumerate(text or ())]
-        if files:
-            title = files[0].name + " …" * (len(files) > 1)
-            documents = DocumentReader(files, Columns(text=text_column))
+    if files:
+        title = files[0].name + " …" * (len(files) > 1)
+        documents = DocumentReader(files, Columns(text=text_column))
         sample = probe.document_sample(documents, tokenizer, name=title, **size)
     else:
         training_text = _open_corpus(model, corpus)

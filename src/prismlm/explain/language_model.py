@@ -36,9 +36,8 @@ from prismlm.interventions.values import Edit, Only
 from prismlm.lens.layout import find_lens
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel, check_embedded, settings_not_applied
-from prismlm.models.checkpoint import load_checkpoint
+from prismlm.models.checkpoint import final_norm, load_checkpoint, read_output_layer
 from prismlm.models.device import Placement, device_named
-from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, weight_of
 from prismlm.models.uncertainty_feedback import recording_codes

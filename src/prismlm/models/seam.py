@@ -13,12 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import FormatError, InputError, check_kind
+from prismlm.errors import FormatError, InputError
 from prismlm.models.watch import Hook, evaluating, watch
 
 PROBE_SHAPE = (2, 8)
 READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-MODULES_NAMED = 8
 # Names of a cache, as an argument and in the output.
 CACHES = ("past_key_values", "cache_params")
 
@@ -72,17 +71,9 @@ def output_embedding(model: nn.Module) -> nn.Module:
     weight = getattr(embedding, "weight", None)
     kind = type(model).__name__
     if embedding is None or weight is None:
-        rows = getattr(getattr(model, "config", None), "vocab_size", None)
-        similar = [
-            f"{name} ({type(module).__name__})"
-            for name, module in model.named_modules()
-            if getattr(getattr(module, "weight", None), "shape", (None,))[:1] == (rows,)
-        ]
         raise InputError(
             f"{kind} has no output embedding: get_output_embeddings() returns no module with a "
-            f"weight. Modules with one row for each of {rows} tokens: "
-            f"{', '.join(similar[:MODULES_NAMED]) or 'none'}. Load it with a language modelling "
-            "head, or fix get_output_embeddings()."
+            "weight. Load it with a language modelling head, or fix get_output_embeddings()."
         )
     # Sharded weights are gathered where they are used; other wrappers do not contain W.
     wrapped = hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "full_tensor")
@@ -97,53 +88,24 @@ def output_embedding(model: nn.Module) -> nn.Module:
     return embedding
 
 
-def decoder_and_embeddings(
-    model: PreTrainedModel, *, decoder: str | None = None, embeddings: str | None = None
-) -> tuple[nn.Module, Any]:
+def decoder_and_embeddings(model: PreTrainedModel) -> tuple[nn.Module, Any]:
     """Return a language model's decoder and input embeddings (of weight [V, d]).
 
-    Names are those of ``model.named_modules()``; by default ``get_decoder()`` and
-    ``get_input_embeddings()`` are asked, the latter of the decoder of an encoder-decoder, since
-    T5's halves have separate modules with one tied weight.
+    The embeddings of an encoder-decoder are the decoder's, since T5's halves have separate modules
+    with one tied weight.
     """
-    for what, name in (("the decoder", decoder), ("the embeddings", embeddings)):
-        check_kind(what, name, (str, type(None)), "a module's name")
-    modules = dict(model.named_modules())
-    tables = [name for name, module in modules.items() if isinstance(module, nn.Embedding)]
-    inner = _call(model, "get_decoder") if decoder is None else modules.get(decoder)
-    inside = () if inner is None else inner.modules()
-    has_embeddings = decoder is None or any(isinstance(module, nn.Embedding) for module in inside)
-    # Hooks on the whole model would run before the model's own.
-    if inner is None or inner is model or not has_embeddings:
-        parts = [name for name, module in model.named_children() if [*module.children()]]
-        raise _not_found(model, "decoder", decoder, parts)
-    owner = inner if model.config.is_encoder_decoder else model
-    named = embeddings is not None
-    inputs = modules.get(embeddings) if named else _call(owner, "get_input_embeddings")
-    weight = getattr(inputs, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise _not_found(model, "embeddings", embeddings, tables)
-    return inner, inputs
-
-
-def _call(model: nn.Module, getter: str) -> nn.Module | None:
     try:
-        module: Any = getattr(model, getter)()
+        inner: Any = model.get_decoder()
+        inputs = (inner if model.config.is_encoder_decoder else model).get_input_embeddings()
     except (AttributeError, NotImplementedError):
-        return None
-    return module if isinstance(module, nn.Module) else None
-
-
-def _not_found(
-    model: PreTrainedModel, part: str, name: str | None, candidates: list[str]
-) -> InputError:
-    problem = "the model does not declare it" if name is None else f"{name!r} is not one"
-    return InputError(
-        f"no {part} found in a {type(model).__name__} of type {model.config.model_type!r}: "
-        f'{problem}. Name the module, attach_uncertainty(model, {part}="…"), as in '
-        "model.named_modules(). It may be one of: "
-        f"{', '.join(candidates[:MODULES_NAMED]) or 'none was found'}."
-    )
+        inner, inputs = None, None
+    # Hooks on the whole model would run before the model's own.
+    if inner is None or inner is model or not isinstance(getattr(inputs, "weight", None), Tensor):
+        raise InputError(
+            f"a {type(model).__name__} of type {model.config.model_type!r} does not declare its "
+            "decoder and input embeddings: define get_decoder() and get_input_embeddings()."
+        )
+    return inner, inputs
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_cod
 from prismlm.outputs import check_outputs
 
 UNCERTAINTY_FILE, FORMAT_VERSION = "uncertainty_feedback.safetensors", 1
-META = {"levels": int, "passes": int, "model": str, "places": dict[str, str]}
+META = {"levels": int, "passes": int, "model": str}
 # Codes of a call, as an argument and in the output: int64 [B, T], −1 for none.
 CODES = "uncertainty_codes"
 TABLE = "prismlm_uncertainty"
@@ -50,17 +50,15 @@ STATES_WITHOUT_CODES = ("state", "past_buckets_states")
 PLACEHOLDERS = tuple(
     f"{kind}_token_{ending}" for kind in ("image", "video", "audio") for ending in ("id", "index")
 )
+# Assisted generation and prompt lookup remove tokens from the cache; a prompt in chunks, or none in
+# a cache, has other codes.
+REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size", "use_cache")
 # Arguments that the passes for codes omit.
 NOT_IN_FIRST_PASS = ("labels", "logits_to_keep", "output_hidden_states", "output_attentions")
-# Assisted generation and prompt lookup remove tokens from the cache; a prompt in chunks has other
-# codes than the whole prompt.
-REFUSED_IN_GENERATE = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
-NAME_OTHERS = 'name others, with attach_uncertainty(model, decoder="…", embeddings="…").'
 
 
 class _CarriedCode(NamedTuple):
     following: Int64[Tensor, "B 1"]  # the code of the next position
-    levels: int
     length: int | None  # of the cache; None if unknown
 
 
@@ -161,17 +159,13 @@ class _Call(NamedTuple):
 
     def last_logits(self, logits: Tensor) -> Tensor:
         """Return the logits [B, 1, V] of the last position."""
-        last = self.ids.shape[1] - 1
-        if not isinstance(self.logits_to_keep, Tensor):
-            return logits[:, -1:]
-        positions = self.logits_to_keep.tolist()
-        rows = [row for row, position in enumerate(positions) if position in (last, -1)]
-        if not rows:
+        keep = self.logits_to_keep
+        if isinstance(keep, Tensor) and keep[-1:].tolist() not in ([self.ids.shape[1] - 1], [-1]):
             raise InputError(
-                f"the logits of this call do not include the last position, {last}, which the code "
-                "of the next token needs: add it to logits_to_keep, or set use_cache=False."
+                "the logits of this call do not end with the last position, which the code of the "
+                "next token needs: put it last in logits_to_keep, or set use_cache=False."
             )
-        return logits[:, rows[-1:]]
+        return logits[:, -1:]
 
 
 def codes_fed_back(
@@ -188,7 +182,6 @@ class _PassState:
     codes: Int64[Tensor, "B T"] | None = None  # to add; None outside a pass
     pending: bool = False  # the next call of the embeddings is for the decoder's input
     added: bool = False  # whether the codes were added
-    generates: bool = False  # whether ``generate`` calls the model
 
 
 class _Threads(threading.local):
@@ -220,7 +213,6 @@ class UncertaintyFeedback:
     Source: PRISMA, whose pseudo-code loses the signal in cached decoding.
 
     Attributes:
-        places: the names of ``decoder`` and ``embeddings``, if given.
         rearrange: function of the codes of a call, for controls, applied while the model trains.
     """
 
@@ -230,16 +222,12 @@ class UncertaintyFeedback:
         embedding: UncertaintyEmbedding,
         *,
         passes: int = 2,
-        decoder: str | None = None,
-        embeddings: str | None = None,
     ) -> None:
         self.model = model
         self.levels = embedding.levels
         self.passes = check_whole("the number of passes", passes, 1)
         self.rearrange: Callable[[Tensor], Tensor] | None = None
-        names = {"decoder": decoder, "embeddings": embeddings}
-        self.places = {part: name for part, name in names.items() if name is not None}
-        inner, inputs = decoder_and_embeddings(model, **self.places)
+        inner, inputs = decoder_and_embeddings(model)
         if uncertainty_of(model) is not None:
             raise InputError(
                 f"this {type(model).__name__} has uncertainty feedback already: detach() it first."
@@ -349,7 +337,6 @@ class UncertaintyFeedback:
             return call.ids.new_full((rows, 1), neutral_code(self.levels) if seen else NO_CODE)
         pairs = {
             "rows": (len(carried.following), rows),
-            "levels": (carried.levels, self.levels),
             "positions": (carried.length, _length_of(call.cache)),
         }
         for name, (before, now) in pairs.items():
@@ -389,8 +376,7 @@ class UncertaintyFeedback:
         if not state.added:
             raise InputError(
                 f"nothing was added to the input of this {type(self.model).__name__}: its decoder "
-                "neither called its input embeddings nor received inputs_embeds. Detach this, or "
-                f"{NAME_OTHERS}"
+                "neither called its input embeddings nor received inputs_embeds. Detach this."
             )
         return output
 
@@ -399,19 +385,13 @@ class UncertaintyFeedback:
         # Some models do not return the cache that they were given.
         cache = _cache_in(output) or call.cache
         if cache is None:
-            if self.state.generates:
-                raise InputError(
-                    f"{type(self.model).__name__} generates without a cache, which uncertainty "
-                    f"feedback needs ({' or '.join(CACHES)}): leave use_cache=False out, and "
-                    "turn gradient checkpointing off."
-                )
             return
         row, last = call.last_logits(output.logits), call.ids.shape[1] - 1
         following = entropy_codes(row, self.levels, first_position=last)
         following = torch.where(call.text[:, -1:], following, NO_CODE)
         if not isinstance(cache, _CarriesCodes):
             cache.__class__ = _carrying(type(cache))
-        cache.prismlm_codes = _CarriedCode(following, self.levels, _length_of(cache))
+        cache.prismlm_codes = _CarriedCode(following, _length_of(cache))
 
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -433,14 +413,8 @@ class UncertaintyFeedback:
     def _vectors(self, inputs: Tensor) -> Tensor:
         codes = self.state.codes
         assert codes is not None
-        vectors = self.embedding(codes).to(inputs)
-        if vectors.shape != inputs.shape:
-            raise InputError(
-                f"the vectors of the codes are {list(vectors.shape)}, and the output of the input "
-                f"embeddings is {list(inputs.shape)}: {NAME_OTHERS}"
-            )
         self.state.added = True
-        return vectors
+        return self.embedding(codes).to(inputs)
 
 
 def _cache_in(values: Any) -> Any:
@@ -451,27 +425,21 @@ def _cache_in(values: Any) -> Any:
 class _WithUncertainty:
     """Mixed into the class of a model while uncertainty feedback is attached."""
 
-    # Makes transformers refuse assisted generation.
-    _is_stateful = True
     _kind: type[Any]
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         parent: Any = super()
-        # By name: families may have other arguments in another order.
-        options = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
-        settings = options.get("generation_config") or getattr(self, "generation_config", None)
-        for name in REFUSED_IN_GENERATE:
-            if options.get(name, getattr(settings, name, None)) is not None:
+        given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
+        settings = given.get("generation_config") or getattr(self, "generation_config", None)
+        for name in REFUSED:
+            value = given.get(name, getattr(settings, name, None))
+            refused = value is False if name == "use_cache" else value is not None
+            if refused:
                 raise InputError(
                     f"{name} is not possible with uncertainty feedback, since it would change the "
                     "codes. Leave it out."
                 )
-        state = getattr(self, ATTACHED).state
-        before, state.generates = state.generates, True
-        try:
-            return parent.generate(*args, **kwargs)
-        finally:
-            state.generates = before
+        return parent.generate(*args, **kwargs)
 
     def init_continuous_batching(self, *_args: Any, **_kwargs: Any) -> Any:
         raise InputError(
@@ -502,12 +470,6 @@ class _WithUncertainty:
         parent.save_pretrained(save_directory, is_main_process, tensors, **kwargs)
         if is_main_process and table:
             save_uncertainty(save_directory, getattr(self, ATTACHED), state_dict)
-
-    @classmethod
-    def from_pretrained(cls, directory: Path | str, *args: Any, **kwargs: Any) -> Any:
-        model = cls._kind.from_pretrained(directory, *args, **kwargs)
-        load_uncertainty(directory, model)
-        return model
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         # Pickle cannot find a class made at run time.
@@ -558,8 +520,6 @@ def attach_uncertainty(
     rows: int | None = ROWS,
     deviation: float | None = 0.0,
     passes: int = 2,
-    decoder: str | None = None,
-    embeddings: str | None = None,
 ) -> UncertaintyFeedback:
     """Attach uncertainty feedback with a new table, in the dtype and on the device of a model.
 
@@ -576,22 +536,18 @@ def attach_uncertainty(
         rows: the number of rows of the table, which is interpolated; None for one per code.
         deviation: initial standard deviation; None for the model's initializer_range.
         passes: see :class:`UncertaintyFeedback`.
-        decoder, embeddings: names in ``model.named_modules()`` of the decoder and its input
-            embeddings, if the model does not declare them; saved with the table.
 
     Raises:
-        InputError: the model does not predict next tokens, a part is not found, or a number is out
+        InputError: the model does not predict next tokens or declare its parts, or a number is out
             of range.
     """
     _check_model(model)
-    _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
+    _, inputs = decoder_and_embeddings(model)
     text: Any = model.config.get_text_config(decoder=True)
     spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
     embedding = UncertaintyEmbedding(inputs.weight.shape[1], levels, rows=rows, deviation=spread)
     embedding.to(next(inputs.parameters()))
-    return UncertaintyFeedback(
-        model, embedding, passes=passes, decoder=decoder, embeddings=embeddings
-    )
+    return UncertaintyFeedback(model, embedding, passes=passes)
 
 
 def has_uncertainty(directory: Path | str) -> bool:
@@ -609,14 +565,13 @@ def save_uncertainty(
     path = check_path("the directory", directory) / UNCERTAINTY_FILE
     check_outputs(path, overwrite=True)
     state = feedback.model.state_dict() if tensors is None else tensors
-    _, inputs = decoder_and_embeddings(feedback.model, **feedback.places)
+    _, inputs = decoder_and_embeddings(feedback.model)
     path_of_inputs = next(n for n, m in feedback.model.named_modules() if m is inputs)
     meta = {
         "format_version": FORMAT_VERSION,
         "levels": feedback.levels,
         "passes": feedback.passes,
         "model": fingerprints.of_tensor(state[f"{path_of_inputs}.weight"]),
-        "places": feedback.places,
     }
     saved = {"embedding": state[f"{TABLE}.weight"], "seen": state[f"{TABLE}.seen"]}
     saved = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.items()}
@@ -647,42 +602,25 @@ def _read_table(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
             "prismlm that wrote it, or train again."
         )
     check_json(meta, META, str(path))
-    valid = table.ndim == 2 and table.is_floating_point() and bool(table.isfinite().all())
-    if not valid or not 2 <= len(table) <= meta["levels"] or meta["passes"] < 1:
+    if table.ndim != 2 or len(table) > meta["levels"] or not bool(table.isfinite().all()):
         raise FormatError(
-            f"{path} has {table.dtype} {list(table.shape)} for {meta['levels']} levels and "
-            f"{meta['passes']} passes: expected a finite table with 2 to {meta['levels']} rows, "
-            "and at least one pass. Restore the file, or train again."
+            f"{path} has {table.dtype} {list(table.shape)} for {meta['levels']} levels: expected a "
+            f"finite table with up to {meta['levels']} rows. Restore the file, or train again."
         )
     return table, seen, meta
 
 
-def load_uncertainty(
-    directory: Path | str, model: PreTrainedModel, *, levels: int | None = None
-) -> UncertaintyFeedback:
-    """Attach a saved table to the model that it was trained with.
-
-    Args:
-        directory: the directory of the checkpoint.
-        model: the model loaded from it, in the saved dtype.
-        levels: the expected number of codes; None accepts any.
+def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> UncertaintyFeedback:
+    """Attach a saved table to the model that it was trained with, in the saved dtype.
 
     Raises:
-        FormatError: the file is missing, damaged, of another version, of another number of levels,
-            or of another model.
+        FormatError: the file is missing, damaged, of another version, or of another model.
         InputError: the model has no decoder, or has feedback already.
     """
     _check_model(model)
-    if levels is not None:
-        levels = check_whole("the number of levels", levels, 2)
     path = check_path("the directory", directory) / UNCERTAINTY_FILE
     table, seen, meta = _read_table(path)
-    if levels not in (None, meta["levels"]):
-        raise FormatError(
-            f"{path} has {meta['levels']} levels, and {levels} were expected: their codes are not "
-            "compatible. Leave levels out to use the file's, or train again."
-        )
-    _, inputs = decoder_and_embeddings(model, **meta["places"])
+    _, inputs = decoder_and_embeddings(model)
     weight = inputs.weight
     if meta["model"] != fingerprints.of_tensor(weight) or table.shape[1] != weight.shape[1]:
         raise FormatError(
@@ -696,7 +634,7 @@ def load_uncertainty(
         embedding.weight.copy_(table)
         embedding.seen.copy_(seen)
     embedding.to(weight)
-    return UncertaintyFeedback(model, embedding, passes=meta["passes"], **meta["places"])
+    return UncertaintyFeedback(model, embedding, passes=meta["passes"])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,7 +74,6 @@ def corpus_sample(
     corpus: Corpus, split: Split, *, texts: int, tokens: int, seed: int = 0
 ) -> Sample:
     """Return the first ``tokens`` tokens of documents sampled from a split."""
-    _check_size(texts, tokens)
     numbers = np.random.default_rng(seed).permutation(document_numbers(corpus, split))[:texts]
     lengths = np.minimum(corpus.lengths[numbers], tokens).tolist()
     rows = [
@@ -96,7 +95,6 @@ def document_sample(
     """Return the first ``tokens`` tokens of a reservoir sample of ``documents``."""
     from prismlm.corpus.pieces import encode
 
-    _check_size(texts, tokens)
     rng, reservoir = np.random.default_rng(seed), list[str]()
     for number, document in enumerate(documents):
         if number < texts:
@@ -104,11 +102,6 @@ def document_sample(
         elif (slot := int(rng.integers(number + 1))) < texts:
             reservoir[slot] = document.text
     return _sample(name, [torch.tensor(encode(tokenizer, text)[0][:tokens]) for text in reservoir])
-
-
-def _check_size(texts: int, tokens: int) -> None:
-    check_whole("the number of texts", texts, 1)
-    check_whole("the number of tokens per text, of which the first is not predicted,", tokens, 2)
 
 
 def _sample(name: str, rows: list[Tensor]) -> Sample:

@@ -97,7 +97,7 @@ class Judgement:
     disentanglement: int  # of it from the others
     coverage: int  # sequences that hold it
     themes: int  # how many there are
-    explanation: str
+    explanation: str = ""  # of a language model
 
 
 class WordJudge:
@@ -138,15 +138,12 @@ class WordJudge:
         main = cluster == 0
         coverage, themes = int(main.sum()), int(cluster.max()) + 1
         if coverage == 1:
-            theme = self._theme(unit[:1])
-            return Judgement(theme, 1, 1, themes, "no two are alike beyond chance")
+            return Judgement(self._theme(unit[:1]), 1, 1, themes)
         theme = self._theme([passage for passage, inside in zip(unit, main, strict=True) if inside])
         within = float(similarities[np.ix_(main, main)][np.triu_indices(coverage, 1)].mean())
         rest = float(similarities[np.ix_(main, ~main)].mean()) if themes > 1 else self.chance
         gap = max(0.0, within - rest) / within
-        sizes = ", ".join(map(str, np.bincount(cluster).tolist()))
-        why = f"sizes {sizes}; similarity {within:.1f} within the theme, {rest:.1f} outside"
-        return Judgement(theme, 1 + round(9 * coverage / len(unit) * gap), coverage, themes, why)
+        return Judgement(theme, 1 + round(9 * coverage / len(unit) * gap), coverage, themes)
 
     def _theme(self, passages: Sequence[Passage]) -> str:
         """Return the words marked in at least half of the passages, then the most distinctive."""
@@ -359,9 +356,9 @@ def theme_report(
     """Judge units of the documents of a corpus and split, and as many units of random sequences.
 
     ``left_out`` units have fewer than ten sequences. The default judge is :class:`WordJudge`. The
-    tables are ``figures``, of :func:`theme_figures`; ``units``, with the number of
-    ``documents`` of their sequences, since those of one document are alike anyway; and ``random``.
-    Units without a valid answer of an endpoint have no figures.
+    tables are ``figures``, of :func:`theme_figures`, and ``units``, with the number of
+    ``documents`` of their sequences, since those of one document are alike anyway. Units without a
+    valid answer of an endpoint have no figures.
     """
     if not units:
         raise InputError(
@@ -387,7 +384,6 @@ def theme_report(
     tables = {
         "figures": theme_figures(actual, random),
         "units": Table("Units", columns, tuple(rows)),
-        "random": Table("", {}, tuple(asdict(j) for j in random if j is not None)),
     }
     return Report(name, facts | {"left_out_units": left_out}, tables)
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from prismlm.errors import InputError
-from prismlm.models.decoders.caches import RecurrentCache
+from prismlm.models.decoders.own_decoder import RecurrentCache
 from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.presets import build_config, build_model
 from prismlm.ops.delta_rule import naive as naive_rule

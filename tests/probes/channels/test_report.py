@@ -174,34 +174,6 @@ def channels_of(lives, repetitions):
     return [{"half_life": life, "repetition": repetition} for life, repetition in pairs]
 
 
-def test_what_has_no_ranks_says_why():
-    alike = locality_table(channels_of([13.5] * 3, [0.1, 0.2, 0.3]))
-    assert "rho" not in alike.facts
-    assert "half-life of all 3 channels is equal" in alike["no_rho"]
-    assert "decay alike" in alike["no_quartiles"]
-    few = locality_table(channels_of([1.0, 2.0], [0.1, 0.2]))
-    assert "rho" not in few.facts
-    assert "expected 3 or more" in few["no_rho"]
-    # The mean of three tenths is not .1 in float64.
-    constant = channels_of(range(12), [0.1] * 3 + [0.2] * 6 + [0.0] * 3)
-    assert "d is undefined" in locality_table(constant)["no_quartiles"]
-
-
-@pytest.mark.parametrize("missing", [None, math.nan])
-def test_a_channel_without_repetition(missing):
-    table = locality_table(channels_of(range(1, 9), [missing, 0.9, *[0.5] * 5, 0.1]))
-    assert table.facts.keys() == {"channels", "no_rho", "no_quartiles"}
-    assert table["no_rho"] == "the repetition of 1 of 8 channels is not finite."
-    assert "not finite" in table["no_quartiles"]
-
-
-def test_a_channel_that_never_decays_is_in_the_last_quartile():
-    table = locality_table(channels_of([*range(1, 8), math.inf], [0.9, 0.8, *[0.5] * 5, 0.1]))
-    assert table["no_rho"] == "the half-life of 1 of 8 channels is not finite."
-    assert [row["channels"] for row in table.rows] == [2, 2, 2, 2]
-    assert table["cohens_d"] > 0
-
-
 def test_quartiles_by_hand():
     lives, scores = [8.0, 1, 2, 3, 4, 5, 6, 7], [0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1]
     table = locality_table(channels_of(lives, scores))
@@ -212,6 +184,9 @@ def test_quartiles_by_hand():
     # Both groups lie 0.1 around their means: Σ squares 0.04 over 2 degrees of freedom.
     assert table["cohens_d"] == pytest.approx(0.6 / math.sqrt(0.02), rel=1e-5)
     assert table["rho"] < -0.9
+    assert locality_table(channels_of(lives[:3], scores[:3])).rows == ()
+    equal = locality_table(channels_of([2.0] * 8, scores))
+    assert ([row["channels"] for row in equal.rows], equal["rho"], equal["p"]) == ([8], 0, 1)
 
 
 TEXT = "Old maps — 日本, the river."

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from prismlm.probes.uncertainty_feedback import Signal
 from prismlm.probes.uncertainty_feedback.internals import (
     attention_probe,
     code_probe,
@@ -13,7 +12,7 @@ from prismlm.probes.uncertainty_feedback.internals import (
     ridge,
     strongest_layer,
 )
-from prismlm.probes.uncertainty_feedback.signal import neutral_codes, own_codes
+from prismlm.probes.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval, spearman
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -30,7 +29,7 @@ from tests.helpers.feedback_models import (
 def test_attention_received_is_the_mean_over_later_tokens():
     model, _ = make_fed_gpt2()
     texts = random_texts(6, 6)
-    codes = own_codes(model, texts, Signal())
+    codes = own_codes(model, texts, 2)
     result = received_attention(model, texts, codes)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
@@ -52,7 +51,7 @@ def test_attention_received_is_the_mean_over_later_tokens():
 def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     model, feedback = make_fed_gpt2()
     texts = random_texts(30, 24, 40, 24, 26, 12, 24, 28)
-    codes = own_codes(model, texts, Signal())
+    codes = own_codes(model, texts, 2)
     result = attention_probe(inputs_of(model, texts, codes), permutations=49)
     # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
     assert (result["length"], result["texts"], result["left_out"]) == (24, 7, 1)
@@ -160,15 +159,6 @@ def test_what_depends_on_the_position_alone_does_not_correlate_within_positions(
     assert real.p == 1 / 1000
 
 
-def test_independent_shifts_of_whole_texts_are_rarely_significant():
-    rng = np.random.default_rng(1)
-    p = []
-    for seed in range(40):
-        x, y = (rng.normal(size=(8, 1)) + 0.1 * rng.normal(size=(8, 30)) for _ in range(2))
-        p.append(matched_ranks(x, y, permutations=199, seed=seed).p)
-    assert np.mean(np.array(p) <= 0.05) <= 0.15
-
-
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
 def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
     model, feedback = make()
@@ -179,7 +169,7 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
     codes = random_codes(map(len, texts))
     table = code_probe(inputs_of(model, texts, codes))
     assert (table["fitted_on"], table["tested_on"], table["positions"]) == (20, 10, 20 * 39)
-    assert [(row["layer"], row["depth"]) for row in table.rows] == [(0, 0), (1, 0.5), (2, 1)]
+    assert [row["layer"] for row in table.rows] == [0, 1, 2]
     first = table.rows[0]
     assert first["code"].low > 0.95
     assert abs(first["shuffled"].value) < 0.1
@@ -199,7 +189,7 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
 def test_codes_that_are_all_the_same_are_no_negative_finding():
     model, _ = make_fed_gpt2()
     texts = random_texts(*[24] * 8)
-    (result,) = code_probe(inputs_of(model, texts, neutral_codes(texts, LEVELS))).findings
+    (result,) = code_probe(inputs_of(model, texts, passes=1)).findings
     assert (result["value"], result["effect"]) == (None, "undefined")
 
 

@@ -22,12 +22,12 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.layers.delta_mixer import DeltaMixer
-from prismlm.models.decoders.caches import RecurrentCache
 from prismlm.models.decoders.own_decoder import (
     OwnConfig,
     OwnDecoder,
     OwnForCausalLM,
     OwnModel,
+    RecurrentCache,
     count,
     positive,
 )

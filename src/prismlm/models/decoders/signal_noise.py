@@ -17,12 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from prismlm.errors import InputError, check_number
 from prismlm.layers.mlp import MLP, OutputLinear
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
-from prismlm.models.decoders.caches import ProjectionCache
 from prismlm.models.decoders.own_decoder import (
     OwnConfig,
     OwnDecoder,
     OwnForCausalLM,
     OwnModel,
+    ProjectionCache,
     count,
     number,
     positive,
@@ -77,7 +77,7 @@ class SignalNoiseConfig(OwnConfig):
 class SignalNoiseBlock(GradientCheckpointingLayer):
     """Attention and an MLP, each with LayerNorm and skip connection."""
 
-    def __init__(self, config: SignalNoiseConfig, layer: int) -> None:
+    def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.layer = layer
         norm: dict[str, Any] = {"eps": config.layer_norm_eps, "bias": config.bias}

@@ -1,8 +1,7 @@
 """The channels of prototype mixers: what they hold, and what interventions on them change."""
 
 from prismlm.probes.channels.activations import read_channels
-from prismlm.probes.channels.concepts import find_channels
-from prismlm.probes.channels.effects import effects_on
+from prismlm.probes.channels.effects import effects_on, find_channels
 from prismlm.probes.channels.report import ChannelReport, channel_report, gate_uses, measure_layers
 
 __all__ = [

@@ -3,6 +3,13 @@
 A file of cases holds JSON lines, ``{"concept": "women", "context": "…", "target": "women"}``.
 Source: ProtoT, A.3, Tables 6 to 9, with other sentences. The source picks its control by hand and
 has no test; here controls are random, a channel is compared with all of them, and tests are exact.
+
+Channels that are written at the words of a concept are found by
+
+    d_k = (mean write gate at the words − mean write gate) / standard deviation of the write gate
+
+over positions of a corpus; a word of several tokens counts at its last. Source: ProtoT, §5.1 and
+A.3.1, where concepts are read off the sequences that write most, by eye.
 """
 
 from __future__ import annotations
@@ -11,21 +18,23 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from scipy import stats
 from torch import Tensor
 
 from prismlm.corpus.encode import encode_text
-from prismlm.corpus.pieces import pieces_of
-from prismlm.errors import InputError, check_choice, check_number, check_text, check_whole, suggest
+from prismlm.corpus.pieces import decode_token, pieces_of
+from prismlm.corpus.tokenizer import check_tokenizer_of
+from prismlm.corpus.windows import Sequences
+from prismlm.errors import InputError, check_choice, check_text, check_whole, suggest
 from prismlm.files import read_text
 from prismlm.interventions.channels import (
     Intervention,
@@ -37,30 +46,38 @@ from prismlm.interventions.channels import (
 from prismlm.models.decoders.protot import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
 from prismlm.models.watch import evaluating
-from prismlm.probes.results import Row, Table, as_json
+from prismlm.probes.channels.activations import Activations, read_activations
+from prismlm.probes.results import Report, Row, Table
 from prismlm.probes.texts import equal_length_batches, losses_at
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from prismlm.corpus.store import Corpus
+
 BUNDLED = Path(__file__).parent / "cases"
 Channel = tuple[int, int]
 """Layer and channel."""
-Unit = Literal["relative", "points"]
 RANDOM = "reinitialise"
+# Masking the read gate without renormalising is the same as masking the write gate.
 MASKS: dict[str, Callable[[int, int], Intervention]] = {
     "mask_write": MaskWrite,
-    "mask_read": MaskRead,
     "mask_write_renormalised": partial(MaskWrite, renormalise=True),
     "mask_read_renormalised": partial(MaskRead, renormalise=True),
 }
 INTERVENTIONS = (RANDOM, *MASKS)
-SHORT = dict(zip(INTERVENTIONS, ("random", "write", "read", "write −∞", "read −∞"), strict=True))
+SHORT = dict(zip(INTERVENTIONS, ("random", "mask", "write −∞", "read −∞"), strict=True))
 SIGNIFICANT = 0.05
+MIN_PROBABILITY = 0.01
 REINITIALISATIONS = 3
 """Random prototypes per channel, over which probabilities are averaged."""
 BATCH_TOKENS = 4096
+NEIGHBOURS = 50
+"""A control word is drawn from this many words of the most similar frequency."""
+EMERGES = 0.05
+Forms = Mapping[str, tuple[tuple[int, ...], ...]]
+"""The tokens of each form of a word."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,6 @@ class Probe(Case):
     ids: tuple[int, ...]  # of the context
     target_id: int
     document: int | None = None  # its number, if the case comes from a corpus
-    first: str | None = None  # the first token's text, if the target has several
 
 
 def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
@@ -105,17 +121,15 @@ def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
         line = f"{path}, line {number}"
         try:
             row: Any = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{line}: not a JSON object ({error}).") from error
-        if not isinstance(row, dict) or set(row) != set(keys):
-            actual = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+        except (ValueError, RecursionError):
+            row = None
+        texts = row.values() if isinstance(row, dict) and set(row) == set(keys) else [None]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
             raise InputError(
-                f"{line}: expected a JSON object with the keys {', '.join(keys)}, found "
-                f"{actual or 'none'}."
+                f"{line}: expected a JSON object of {', '.join(keys)}, each a text, found "
+                f"{content.strip()[:80]}."
             )
         for key, text in row.items():
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{line}: {key!r} is {text!r}, expected a non-empty text.")
             check_text(f"{line}: {key!r}", text)
         rows[line] = row
     if not rows:
@@ -147,138 +161,14 @@ def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: boo
             f"{', '.join(map(repr, tokens))}: expected one. Choose another target, or measure only "
             "the first token (first_token, --first-token)."
         )
-    first = tokens[0].strip() or "␣" if len(ids) > 1 else None
-    return Probe(case.concept, context, target, tuple(context_ids), ids[0], first=first)
+    if len(ids) > 1:
+        target = f"{tokens[0].strip() or '␣'}… of {target}"
+    return Probe(case.concept, context, target, tuple(context_ids), ids[0])
 
 
 def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
     """Return the distinct targets of cases."""
     return tuple(dict.fromkeys(case.target.strip() for case in cases))
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """How effects are measured."""
-
-    controls: int = 5  # random channels of its layer for each channel
-    interventions: Sequence[str] = INTERVENTIONS
-    minimum_probability: float = 0.01  # cases below it without an intervention are left out
-    first_token: bool = False  # measure the first token of a target of several
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.interventions:
-            check_choice("an intervention", name, INTERVENTIONS)
-        check_whole("the seed", self.seed)
-        minimum, expected = self.minimum_probability, "a number between 0 and 1"
-        check_number("minimum_probability", minimum, expected, lambda share: 0 < share < 1)
-
-
-@dataclass(frozen=True, eq=False)
-class EffectTable:
-    """The effects of interventions on n cases."""
-
-    probes: tuple[Probe, ...]
-    left_out: int  # cases whose baseline is below the minimum
-    baseline: Float64[Tensor, " n"]  # p of each case, on the CPU
-    controls: Mapping[Channel, tuple[Channel, ...]]
-    measured: Mapping[tuple[Channel, str], Float64[Tensor, " n"]]  # p′ by intervention
-    options: TableOptions
-
-    def changes(self, channel: Channel, intervention: str, by: Unit = "relative") -> list[float]:
-        """Return the change of every case, in % or in percentage points."""
-        difference = self.measured[channel, intervention] - self.baseline
-        return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
-
-    def rows(self) -> list[Row]:
-        """Return every cell; ``control_of`` is the channel whose control the row is, or None."""
-        rows: list[Row] = []
-        for measured, controls in self.controls.items():
-            channels = {measured: None} | dict.fromkeys(controls, measured)
-            for (channel, control_of), name in product(
-                channels.items(), self.options.interventions
-            ):
-                figures = {
-                    "baseline": self.baseline.tolist(),
-                    "probability": self.measured[channel, name].tolist(),
-                    "relative": self.changes(channel, name),
-                    "points": self.changes(channel, name, "points"),
-                }
-                rows += [
-                    {"concept": probe.concept, "context": probe.context, "target": probe.target}
-                    | {"measured": probe.first or probe.target}
-                    | {"layer": channel[0], "channel": channel[1]}
-                    | {"control_of": control_of, "intervention": name}
-                    | {key: column[number] for key, column in figures.items()}
-                    for number, probe in enumerate(self.probes)
-                ]
-        return rows
-
-    def summary(self) -> Table:
-        """Return a row for each channel and intervention, over all cases.
-
-        ``low`` and ``high`` are a 95 % interval of ``median_relative`` if cases are independent;
-        ``lowered`` is the share of cases whose probability fell; ``median_size`` that of |relative
-        change|, by which the channel has its ``rank`` among the controls, ties against it, and
-        ``p_size``, of :func:`rank_sum_p`, over cases and not over channels.
-        """
-        pairs = product(self.controls, self.options.interventions)
-        rows = tuple(self._summary(*pair) for pair in pairs)
-        facts = {"cases": len(self.probes), "left_out": self.left_out} | asdict(self.options)
-        columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
-                   "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
-                   "rank": "", "p_size": ".3g"}  # fmt: skip
-        return Table("Relative change of the probability, %", columns, rows, facts)
-
-    def _summary(self, channel: Channel, name: str) -> Row:
-        channels = (channel, *self.controls[channel])
-        changes, *others = np.array([self.changes(c, name) for c in channels])
-        median, *controls = (float(np.median(abs(row))) for row in (changes, *others))
-        # Fewer than 6 independent values have no such interval.
-        low, high = stats.quantile_test(changes).confidence_interval(0.95)
-        rank = 1 + sum(size >= median for size in controls)
-        sizes, other_sizes = abs(changes), abs(np.array(others))
-        # Ties count half.
-        ranks = ((sizes > other_sizes) + (sizes == other_sizes) / 2).sum(0).tolist()
-        p_size = rank_sum_p(ranks, len(others))
-        return {
-            "layer": channel[0],
-            "channel": channel[1],
-            "intervention": name,
-            "cases": len(changes),
-            "median_relative": float(np.median(changes)),
-            "low": None if math.isnan(low) else float(low),
-            "high": None if math.isnan(high) else float(high),
-            "median_points": float(np.median(self.changes(channel, name, "points"))),
-            "lowered": float((changes < 0).mean()),
-            "median_size": median,
-            "control_sizes": controls,
-            "largest_control": max(controls),
-            "rank": rank,
-            "p_size": p_size,
-            "beats_controls": rank == 1 and p_size < SIGNIFICANT,
-        }
-
-    def cases(self, channel: Channel, by: Unit = "relative") -> Table:
-        """Return the change of every case for one channel, with a column for each intervention."""
-        names = {SHORT[name]: name for name in self.options.interventions}
-        changes = {short: self.changes(channel, name, by) for short, name in names.items()}
-        rows = tuple(
-            {"context": probe.context, "base": float(self.baseline[i])}
-            | {"target": f"{probe.first}… of {probe.target}" if probe.first else probe.target}
-            | {short: column[i] for short, column in changes.items()}
-            for i, probe in enumerate(self.probes)
-        )
-        unit = "%" if by == "relative" else "percentage points"
-        columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(names, "+.2f")
-        facts = {"controls": list(map(channel_name, self.controls[channel]))}
-        return Table(f"{channel_name(channel)}: change in {unit}", columns, rows, facts)
-
-    def to_dict(self) -> Row:
-        """Return settings, channels, summaries and every cell, for JSON."""
-        summary = self.summary()
-        value = {"channels": list(self.controls), "summaries": summary.rows, "rows": self.rows()}
-        return as_json(summary.facts | {"controls": list(self.controls.values())} | value)
 
 
 def channel_name(channel: Channel) -> str:
@@ -290,67 +180,145 @@ def effects_on(
     model: PreTrainedModel,
     probes: Sequence[Probe],
     channels: Sequence[Channel],
-    options: TableOptions | None = None,
     *,
+    name: str = "",
+    controls: int = 5,
+    interventions: Sequence[str] = INTERVENTIONS,
+    minimum_probability: float = MIN_PROBABILITY,
+    seed: int = 0,
     progress: Reporter = SILENT,
-) -> EffectTable:
+) -> Report:
     """Measure the effects of interventions on (layer, channel) on the targets of cases.
 
-        relative change = 100 (p′ / p − 1) %   (Table 6),   100 (p′ − p) points   (Table 7)
+        relative change = 100 (p′ / p − 1) %   (Table 6)
 
     p is the probability of the target after the context, p′ with the intervention; for random
-    prototypes the mean over several.
+    prototypes the mean over several. Cases with p below ``minimum_probability`` are left out.
+
+    The tables are ``summary``, with a row of :func:`effect_of` for each channel and intervention,
+    and by :func:`channel_name` the changes of every case. ``controls`` are so many random channels
+    of the layer.
     """
-    options = options or TableOptions()
+    for intervention in interventions:
+        check_choice("an intervention", intervention, INTERVENTIONS)
     if not probes or not channels:
         raise InputError(
             f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
         )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
-    controls = {channel: draw_controls(model, channel, options, chosen) for channel in chosen}
+    drawn = {channel: draw_controls(model, channel, controls, seed, chosen) for channel in chosen}
+    every = dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)])
     baseline = target_probabilities(model, probes)
-    likely = baseline >= options.minimum_probability
+    likely = baseline >= minimum_probability
     if not likely.any():
         raise InputError(
             f"none of {len(baseline)} cases has a target with a probability of at least "
-            f"{options.minimum_probability:g} (the highest is {float(baseline.max()):.2g}), so "
-            "changes would mean nothing. Use other cases, or a lower minimum."
+            f"{minimum_probability:g} (the highest is {float(baseline.max()):.2g}), so changes "
+            "would mean nothing. Use other cases, or a lower minimum."
         )
-    probes = tuple(probe for probe, keep in zip(probes, likely, strict=True) if keep)
-    measured: dict[tuple[Channel, str], Tensor] = {}
-    every = dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)])
-    seeds = range(options.seed, options.seed + REINITIALISATIONS)
+    kept = [probe for probe, keep in zip(probes, likely, strict=True) if keep]
+    baseline = baseline[likely]
+    changes: dict[tuple[Channel, str], np.ndarray] = {}
     with progress.task("Intervening", len(every), unit="channels") as task:
         for channel in every:
-            for name in options.interventions:
-                random = [Reinitialise(*channel, seed) for seed in seeds]
-                runs: list[Tensor] = []
-                for intervention in random if name == RANDOM else [MASKS[name](*channel)]:
-                    with intervene(model, intervention):
-                        runs.append(target_probabilities(model, probes))
-                measured[channel, name] = torch.stack(runs).mean(0)
+            for intervention in interventions:
+                after = changed_probabilities(model, kept, channel, intervention, seed)
+                changes[channel, intervention] = (100 * (after / baseline - 1)).numpy()
             task.advance()
-    left_out = len(baseline) - len(probes)
-    return EffectTable(probes, left_out, baseline[likely], controls, measured, options)
+    tables = {"summary": _summary(changes, drawn, interventions)}
+    for channel in chosen:
+        by_case = {SHORT[name]: changes[channel, name].tolist() for name in interventions}
+        rows = tuple(
+            {"context": probe.context, "target": probe.target, "base": float(baseline[number])}
+            | {short: column[number] for short, column in by_case.items()}
+            for number, probe in enumerate(kept)
+        )
+        columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(by_case, "+.2f")
+        facts = {"controls": list(map(channel_name, drawn[channel]))}
+        title = channel_name(channel)
+        tables[title] = Table(f"{title}: change in %", columns, rows, facts)
+    return Report(name, {"cases": len(kept), "left_out_cases": len(likely) - len(kept)}, tables)
+
+
+def _summary(
+    changes: Mapping[tuple[Channel, str], np.ndarray],
+    drawn: Mapping[Channel, Sequence[Channel]],
+    interventions: Sequence[str],
+) -> Table:
+    rows = tuple(
+        {"layer": channel[0], "channel": channel[1], "intervention": name}
+        | effect_of(changes[channel, name], np.stack([changes[c, name] for c in drawn[channel]]))
+        for channel, name in product(drawn, interventions)
+    )
+    columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
+               "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
+               "rank": "", "p_size": ".3g"}  # fmt: skip
+    return Table("Relative change of the probability, %", columns, rows)
+
+
+def changed_probabilities(
+    model: PreTrainedModel, probes: Sequence[Probe], channel: Channel, name: str, seed: int
+) -> Float64[Tensor, " n"]:
+    """Return the probability of each target with an intervention on a channel."""
+    interventions = (
+        [Reinitialise(*channel, seed + number) for number in range(REINITIALISATIONS)]
+        if name == RANDOM
+        else [MASKS[name](*channel)]
+    )
+    runs: list[Tensor] = []
+    for intervention in interventions:
+        with intervene(model, intervention):
+            runs.append(target_probabilities(model, probes))
+    return torch.stack(runs).mean(0)
+
+
+def effect_of(changes: Float[np.ndarray, " n"], controls: Float[np.ndarray, "m n"]) -> Row:
+    """Summarise the changes of n cases for one channel and for m control channels.
+
+    ``low`` and ``high`` are a 95 % interval of ``median_relative`` if cases are independent;
+    ``lowered`` is the share of cases whose probability fell; ``median_size`` that of |relative
+    change|, by which the channel has its ``rank`` among the controls, ties against it, and
+    ``p_size``, of :func:`rank_sum_p`, over cases and not over channels.
+    """
+    # Fewer than 6 independent values have no such interval.
+    low, high = stats.quantile_test(changes).confidence_interval(0.95)
+    sizes, others = abs(changes), abs(controls)
+    median, control_sizes = float(np.median(sizes)), np.median(others, axis=1).tolist()
+    rank = 1 + sum(size >= median for size in control_sizes)
+    # Ties count half.
+    ranks = ((sizes > others) + (sizes == others) / 2).sum(0).tolist()
+    p_size = rank_sum_p(ranks, len(others))
+    return {
+        "cases": len(changes),
+        "median_relative": float(np.median(changes)),
+        "low": None if math.isnan(low) else float(low),
+        "high": None if math.isnan(high) else float(high),
+        "lowered": float((changes < 0).mean()),
+        "median_size": median,
+        "control_sizes": control_sizes,
+        "largest_control": max(control_sizes),
+        "rank": rank,
+        "p_size": p_size,
+        "beats_controls": rank == 1 and p_size < SIGNIFICANT,
+    }
 
 
 def draw_controls(
-    model: PreTrainedModel, channel: Channel, options: TableOptions, exclude: Sequence[Channel] = ()
+    model: PreTrainedModel, channel: Channel, count: int, seed: int, exclude: Sequence[Channel] = ()
 ) -> tuple[Channel, ...]:
-    """Draw control channels from a channel's layer, by the seed and the channel."""
+    """Draw ``count`` control channels from a channel's layer, by the seed and the channel."""
     mixers = mixers_of(model)
     layer, number = channel
     check_layer(len(mixers), layer)
-    count = mixers[layer].channels
-    check_channel(count, layer, number)
-    available = [(layer, k) for k in range(count) if (layer, k) not in {channel, *exclude}]
-    if not 1 <= options.controls <= len(available):
+    channels = mixers[layer].channels
+    check_channel(channels, layer, number)
+    available = [(layer, k) for k in range(channels) if (layer, k) not in {channel, *exclude}]
+    if not 1 <= count <= len(available):
         raise InputError(
-            f"{options.controls} control channels for channel {number} of layer {layer}: expected "
+            f"{count} control channels for channel {number} of layer {layer}: expected "
             f"1 to {len(available)}, the other channels of the layer that are not measured."
         )
-    generator = np.random.default_rng([options.seed, layer, number])
-    indices = generator.choice(len(available), options.controls, replace=False)
+    indices = np.random.default_rng([seed, layer, number]).choice(len(available), count, False)
     return tuple(available[i] for i in sorted(indices.tolist()))
 
 
@@ -388,3 +356,224 @@ def rank_sum_p(ranks: Sequence[float], others: int) -> float:
         total = np.convolve(total, single)
     # Ranks are multiples of a half.
     return float(min(1.0, total[round(2 * sum(ranks)) :].sum()))
+
+
+def word_forms(tokenizer: PreTrainedTokenizerBase, words: Iterable[str]) -> Forms:
+    """Return the tokens of words after a space, as written and capitalised.
+
+    A form of two words counts for the first; a word without forms of its own, such as "Women" after
+    "women", is left out.
+    """
+    forms: dict[str, tuple[tuple[int, ...], ...]] = {}
+    used: set[tuple[int, ...]] = set()
+    for word in dict.fromkeys(word.strip() for word in words):
+        spellings = dict.fromkeys((word, word[:1].upper() + word[1:]))
+        tokens = [ids for spelling in spellings if (ids := _after_a_space(tokenizer, spelling))]
+        if not word or not tokens:
+            raise InputError(f"{word!r} is not a word: the tokenizer makes no token of it.")
+        if new := tuple(form for form in dict.fromkeys(tokens) if form not in used):
+            forms[word] = new
+            used.update(new)
+    return forms
+
+
+def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, ...]:
+    """Return the tokens of a word after a space, which some tokenizers add themselves."""
+    alone, after = (
+        tuple(encode_text(tokenizer, text, start=False, end=False)) for text in (word, f" {word}")
+    )
+    return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
+
+
+def word_ends(
+    tokenizer: PreTrainedTokenizerBase, forms: Forms, activations: Activations
+) -> dict[str, Int64[Tensor, " n"]]:
+    """Return the tokens at which each word ends in a text; "girl" is not in "girls"."""
+    ids, lengths, continues = activations.tokens, activations.lengths, continues_word(tokenizer)
+    # How many tokens of its sequence stand before each token.
+    before = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    continued = torch.zeros(len(ids), dtype=torch.bool)
+    continued[:-1] = continues[ids[1:]] & (before[1:] > 0)
+    ends: dict[str, Tensor] = {}
+    for word, word_tokens in forms.items():
+        hits = torch.zeros(len(ids), dtype=torch.bool)
+        for form in word_tokens:
+            match = before >= len(form) - 1
+            for back, token in enumerate(reversed(form)):
+                match &= ids.roll(back) == token
+            hits |= match
+        ends[word] = (hits & ~continued).nonzero()[:, 0]
+    return ends
+
+
+def continues_word(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
+    """Return which tokens continue a word: those whose text begins with a letter or a digit."""
+    texts = (decode_token(tokenizer, token) for token in range(len(tokenizer)))
+    return torch.tensor([text[:1].isalnum() for text in texts])
+
+
+def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
+    """Return which tokens are a space and then only letters, at least three."""
+    texts = (decode_token(tokenizer, token) for token in range(len(tokenizer)))
+    return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
+
+
+def standardised_difference(
+    write: Float64[Tensor, "N R"], means: Float64[Tensor, "... R"]
+) -> Float64[Tensor, "... R"]:
+    """Return d of each channel from mean write gates at some positions; 0 of a constant gate."""
+    deviation = write.std(0, correction=0)
+    shift = means - write.mean(0)
+    return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
+
+
+def find_channels(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    words: Iterable[str],
+    sequences: Sequences,
+    *,
+    progress: Reporter = SILENT,
+    **settings: int,
+) -> Table:
+    """Rank all channels by the standardised difference of their write gate at a concept's words.
+
+    ``settings`` are those of :func:`rank_channels`. Memory: 4 bytes for each token that is read and
+    each channel of the model.
+    """
+    reading = {"total": sequences.tokens, "progress": progress}
+    activations = read_activations(model, sequences.batches(), ("write",), **reading)
+    return rank_channels(activations, tokenizer, words, **settings)
+
+
+def rank_channels(
+    activations: Activations,
+    tokenizer: PreTrainedTokenizerBase,
+    words: Iterable[str],
+    *,
+    min_occurrences: int = 20,
+    count: int = 10,
+    shuffles: int = 999,
+    seed: int = 0,
+) -> Table:
+    """Rank channels as :func:`find_channels`, from write gates.
+
+    At least ``min_occurrences`` of all words together are required; each of the ``shuffles`` of the
+    control replaces every word by a random whole-word token of like frequency.
+
+    There are rows of the ``count`` best channels, with ``difference`` d and mean write gates. Facts
+    are ``words`` with their occurrences; mean and deviation of the best d of each shuffle; and
+    ``p``, the share of shuffles and the original whose best d is at least as large.
+    """
+    check_whole("the number of shuffles", shuffles, 1)
+    forms = word_forms(tokenizer, words)
+    ends = word_ends(tokenizer, forms, activations)
+    positions = torch.cat(list(ends.values()))
+    if len(positions) < min_occurrences:
+        raise InputError(
+            f"{', '.join(ends)} occur {len(positions)} times in {len(activations.tokens):,} "
+            f"tokens: expected at least {min_occurrences}. Read more text, or choose other words."
+        )
+    occurrences = {word: len(tokens) for word, tokens in ends.items()}
+    ids, inverse, times = activations.tokens.unique(return_inverse=True, return_counts=True)
+    counts = [n for n in occurrences.values() if n]
+    random = _random_words(tokenizer, forms, ids, times, counts, shuffles, seed)
+    null = torch.full((shuffles,), -torch.inf, dtype=torch.float64)
+    rows: list[Row] = []
+    for (_, layer), gates in activations.values.items():
+        write = gates.double()
+        at_words = write[positions].mean(0)
+        difference = standardised_difference(write, at_words)
+        sums = torch.zeros(len(ids), write.shape[1], dtype=torch.float64)
+        sums.index_add_(0, inverse, write)
+        means = sums[random].sum(1) / times[random].sum(1, keepdim=True)
+        null = torch.maximum(null, standardised_difference(write, means).amax(1))
+        columns = (column.tolist() for column in (difference, at_words, write.mean(0)))
+        rows += [
+            {"layer": layer, "channel": channel, "difference": d, "at_words": at, "mean": mean}
+            for channel, (d, at, mean) in enumerate(zip(*columns, strict=True))
+        ]
+    rows.sort(key=lambda row: -row["difference"])
+    facts = {
+        "words": occurrences,
+        "shuffled_mean": float(null.mean()),
+        "shuffled_deviation": float(null.std()),
+        "p": (1 + int((null >= rows[0]["difference"]).sum())) / (1 + shuffles),
+    }
+    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
+    title = "Channels that are written at the words more than elsewhere"
+    return Table(title, columns, tuple(rows[:count]), facts)
+
+
+def _random_words(
+    tokenizer: PreTrainedTokenizerBase,
+    forms: Forms,
+    ids: Int64[Tensor, " U"],
+    times: Int64[Tensor, " U"],
+    counts: Sequence[int],
+    shuffles: int,
+    seed: int,
+) -> Int64[Tensor, "shuffles words"]:
+    """Return random words with frequencies similar to ``counts``, as indices of ``ids``."""
+    excluded = torch.tensor([token for word in forms.values() for form in word for token in form])
+    candidates = whole_words(tokenizer).nonzero()[:, 0]
+    free = (torch.isin(ids, candidates) & ~torch.isin(ids, excluded)).nonzero()[:, 0]
+    if len(free) < 2 * len(counts):
+        raise InputError(
+            f"the text has {len(free)} other words, too few for a control of {len(counts)} words: "
+            "read more text."
+        )
+    frequency = times[free].double().log()
+    distance = (frequency - torch.tensor(counts).double().log()[:, None]).abs()
+    pools = free[distance.argsort(dim=1, stable=True)[:, :NEIGHBOURS]].numpy()
+    generator = np.random.default_rng(seed)
+    return torch.from_numpy(np.stack([generator.choice(pool, shuffles) for pool in pools], axis=1))
+
+
+def concept_in_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    cases: Sequence[Case],
+    *,
+    name: str = "",
+    channels: Sequence[Channel] = (),
+    corpus: Corpus | None = None,
+    max_tokens: int | None = None,
+    first_token: bool = False,
+    progress: Reporter = SILENT,
+    **settings: Any,
+) -> Report:
+    """Intervene on the named channels, or on the one that is written most at the cases' targets.
+
+    That channel is found in the training split of a corpus, in at most ``max_tokens`` tokens, and
+    checked in the held-out one. Over several models this asks whether a channel for the concept
+    emerges in each. Source: ProtoT, A.3.2.
+
+    The report is that of :func:`effects_on`, which gets ``settings``. For a channel that was found
+    it begins with the table ``found``, of :func:`rank_channels`, and the facts ``emerges``, whether
+    d beats random words of like frequency, p < 0.05, and d and occurrences of the words in held-out
+    text.
+    """
+    settings |= {"name": name, "progress": progress}
+    probes = [probe_of(tokenizer, case, first_token=first_token) for case in cases]
+    if channels:
+        return effects_on(model, probes, channels, **settings)
+    if corpus is None:
+        raise InputError("name channels, or a corpus to find one in.")
+    check_tokenizer_of(corpus, tokenizer, name)
+    words = words_of(cases)
+    train = Sequences(corpus, "train", max_tokens=max_tokens)
+    ranking = find_channels(model, tokenizer, words, train, progress=progress)
+    layer, channel = ranking.rows[0]["layer"], ranking.rows[0]["channel"]
+    heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
+    activations = read_activations(model, heldout.batches(), ("write",), (layer,))
+    ends = word_ends(tokenizer, word_forms(tokenizer, words), activations)
+    positions = torch.cat(list(ends.values()))
+    facts: Row = {"emerges": ranking["p"] < EMERGES, "heldout_difference": None}
+    if len(positions):
+        write = activations.values["write", layer].double()
+        difference = standardised_difference(write, write[positions].mean(0))[channel]
+        facts["heldout_difference"] = float(difference)
+    facts["heldout_occurrences"] = len(positions)
+    report = effects_on(model, probes, [(layer, channel)], **settings)
+    return replace(report, facts=report.facts | facts, tables={"found": ranking, **report.tables})

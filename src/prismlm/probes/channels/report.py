@@ -267,8 +267,8 @@ class ChannelReport:
     def lags(self) -> Table:
         """Whether channels are read before they are written, by layer.
 
-        Channels are ``clear`` if read and write correlate at some lag at p < 0.05. The last columns
-        are medians over channels at lag 1. Layers with shared gates correlate at lag 0.
+        Channels are ``clear`` if read and write correlate at some lag at p < 0.05. Layers with
+        shared gates correlate at lag 0.
         """
         rows = [
             {"layer": layer.layer, "shared_gates": str(layer.shared_gates)} | _lag_row(layer.lags)
@@ -276,8 +276,7 @@ class ChannelReport:
             if layer.lags is not None
         ]
         columns = {"layer": "", "shared_gates": "", "channels": "", "clear": "", "read_first": "",
-                   "one_before": "", "at_once": "", "written_first": "", "at_lag_1": "+.3f",
-                   "shuffled": "+.3f", "deviation": ".3f"}  # fmt: skip
+                   "one_before": "", "at_once": "", "written_first": ""}  # fmt: skip
         return Table("Is a channel read before it is written?", columns, tuple(rows))
 
     @property
@@ -401,58 +400,34 @@ def channel_row(sequences: Iterable[Row], passages: Mapping[int, Passage]) -> Ro
 
 
 def locality_table(channels: Iterable[Row]) -> Table:
-    """Return half-life against repetition over all channels that have a half-life.
+    """Return repetition by quartile of half-life, over all channels that have a half-life.
 
-    Rows are quartiles of half-life, the shortest first; a channel at a bound is in the shorter one.
-    Facts are Spearman's ``rho`` with its ``p``, and ``cohens_d``, (mean of the first quartile −
-    mean of the last) / pooled standard deviation. ``no_rho`` and ``no_quartiles`` say why they are
-    undefined, as for equal half-lives.
+    The shortest come first; a channel at a bound is in the shorter quartile. Facts are Spearman's
+    ``rho`` with its ``p``, 0 and 1 if half-lives or repetitions are equal, and ``cohens_d``, (mean
+    of the first quartile − mean of the last) / pooled standard deviation. There are no rows for
+    fewer than four channels, as where decays depend on the token.
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
     pairs = [(c["half_life"], c["repetition"]) for c in channels if c["half_life"] is not None]
-    if not pairs:
-        reason = "decays depend on the token, so no channel has a half-life of its own."
-        return Table(title, columns, (), {"no_rho": reason, "no_quartiles": reason})
+    if len(pairs) < 4:
+        return Table(title, columns, (), {"channels": len(pairs)})
     lives, scores = np.array(pairs, dtype=np.float64).T
-    facts: Row = {"channels": len(lives)}
-    series = {"half-life": lives, "repetition": scores}
-    undefined = [name for name, values in series.items() if not np.isfinite(values).all()]
-    constant = [name for name, values in series.items() if values.min() == values.max()]
-    if undefined:
-        count = int((~np.isfinite(series[undefined[0]])).sum())
-        facts["no_rho"] = f"the {undefined[0]} of {count} of {len(lives)} channels is not finite."
-    elif constant:
-        facts["no_rho"] = f"the {constant[0]} of all {len(lives)} channels is equal."
-    elif len(lives) < 3:
-        facts["no_rho"] = f"{len(lives)} channels: expected 3 or more."
-    else:
-        correlation = spearman(lives, scores)
-        facts |= {"rho": correlation.rho, "p": correlation.p}
-    bounds = np.quantile(lives, [0.25, 0.5, 0.75])
-    quartile = np.searchsorted(bounds, lives)
-    parts = [scores[quartile == number] for number in range(4)]
+    correlation = spearman(lives, scores)
+    bounds = np.quantile(lives, [0.25, 0.5, 0.75, 1])
+    parts = [scores[np.searchsorted(bounds, lives) == number] for number in range(4)]
+    rows = tuple(
+        {"quartile": number, "half_life_to": float(bound), "channels": len(part)}
+        | {"repetition": float(part.mean())}
+        for number, (bound, part) in enumerate(zip(bounds, parts, strict=True), 1)
+        if len(part)
+    )
+    facts = {"channels": len(pairs), "rho": correlation.rho, "p": correlation.p}
     first, last = parts[0], parts[3]
-    if min(len(first), len(last)) < 2:
-        facts["no_quartiles"] = (
-            f"{len(first)} channels in the first quartile of half-lives and {len(last)} in the "
-            "last: expected at least two of each. Channels that all decay alike have no quartiles."
-        )
-    elif not np.isfinite([*first, *last]).all():
-        facts["no_quartiles"] = "repetition is not finite in the outer quartiles."
-    # Not the variance, which rounding of the mean can make positive.
-    elif np.ptp(first) == 0 and np.ptp(last) == 0:
-        reason = "repetition is constant in both outer quartiles, so d is undefined."
-        facts["no_quartiles"] = reason
-    if "no_quartiles" in facts:
-        return Table(title, columns, (), facts)
-    squares = sum(part.var() * len(part) for part in (first, last))
-    pooled = math.sqrt(squares / (len(first) + len(last) - 2))
-    facts["cohens_d"] = float(first.mean() - last.mean()) / pooled
-    means = [float(part.mean()) if len(part) else math.nan for part in parts]
-    ends = [*bounds.tolist(), float(lives.max())]
-    figures = zip(range(1, 5), ends, map(len, parts), means, strict=True)
-    return Table(title, columns, tuple(dict(zip(columns, f, strict=True)) for f in figures), facts)
+    if (freedom := len(first) + len(last) - 2) > 0:
+        pooled = math.sqrt((first.var() * len(first) + last.var() * len(last)) / freedom)
+        facts["cohens_d"] = float(first.mean() - last.mean()) / pooled if pooled else math.nan
+    return Table(title, columns, rows, facts)
 
 
 def _lag_row(lags: Mapping[str, Tensor]) -> Row:
@@ -460,9 +435,4 @@ def _lag_row(lags: Mapping[str, Tensor]) -> Row:
     peaks = lags["peak"][p < SIGNIFICANT]
     row: Row = {"channels": len(p), "clear": len(peaks)}
     row |= {"read_first": int((peaks > 0).sum()), "one_before": int((peaks == 1).sum())}
-    row |= {"at_once": int((peaks == 0).sum()), "written_first": int((peaks < 0).sum())}
-    columns = {"at_lag_1": "correlation", "shuffled": "null_mean", "deviation": "null_deviation"}
-    for name, column in columns.items():
-        at_one = lags[column][~p.isnan()][:, lags["lags"] == 1]
-        row[name] = torch.median(at_one).item() if len(at_one) else None
-    return row
+    return row | {"at_once": int((peaks == 0).sum()), "written_first": int((peaks < 0).sum())}

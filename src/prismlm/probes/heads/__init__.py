@@ -1,7 +1,6 @@
 """Attention heads: how far they reach, what they attend to, and signal against noise heads."""
 
 from prismlm.probes.heads.attention import (
-    across_models,
     compare_groups,
     head_report,
     head_uses,
@@ -15,7 +14,6 @@ from prismlm.probes.heads.spectra import (
 )
 
 __all__ = [
-    "across_models",
     "compare_groups",
     "cross_terms",
     "head_report",

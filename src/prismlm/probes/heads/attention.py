@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from scipy import stats
@@ -21,8 +19,7 @@ from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.models.attention import attention_layers, head_groups, reading_attention
 from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.device import check_window
-from prismlm.models.seam import capture, run_decoder
-from prismlm.models.uncertainty_feedback import uncertainty_of
+from prismlm.models.seam import capture
 from prismlm.models.watch import evaluating
 from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter
@@ -35,13 +32,10 @@ if TYPE_CHECKING:
 MIN_VISIBLE = 16
 MAX_NEAR = 4
 """The largest distance that counts as near."""
-UNIFORM_SHARE = 0.9
-"""A head that attends to this share of the tokens of uniform attention has no meaningful reach."""
 SIGNIFICANT = 0.05
 FIGURES = {"distance": ".1f", "distance_beyond_self": ".1f", "entropy": ".2f",
            "relative_entropy": ".2f", "self_share": ".2f", "near_share": ".2f",
            "first_share": ".2f"}  # fmt: skip
-REACH = tuple(FIGURES)[:4]
 GROUPS = ("signal", "noise")
 
 
@@ -58,13 +52,9 @@ def collect(
         for batch in batches:
             check_window(model, batch.input_ids.shape[1])
             ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-            with observe(batch):
-                if uncertainty_of(model) is None:
-                    run_decoder(model, ids, mask)
-                else:
-                    # The codes that are fed back depend on the whole model's logits.
-                    with capture(model, logits=False):
-                        model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
+            # The whole model, since codes that are fed back depend on its logits.
+            with observe(batch), capture(model, logits=False):
+                model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
             task.advance(int(batch.owned.sum()))
 
 
@@ -197,22 +187,17 @@ def compare_groups(uses: Table) -> Table:
 
     Ranks and permutations stay within layers. Heads of one model are not independent: a small p
     says that these heads differ by group, not that another model's would. ``effect`` and ``p`` are
-    those of :func:`stratified_rank_test`; the group that is ``larger`` at p < 0.05 is followed by
-    "alike" if it attends almost uniformly, so that its reach means nothing.
+    those of :func:`stratified_rank_test`; ``larger`` is the group with the larger figure at
+    p < 0.05. Compare the entropy of a group with that of the row ``uniform``: where they are alike,
+    its reach means nothing.
     """
-    uniform, *heads = uses.rows
+    heads = uses.rows[1:]
     if {head["group"] for head in heads} != set(GROUPS):
         raise InputError(
             "this model's heads are of one kind, so there are no groups to compare: expected "
             "signal and noise heads, as in models of type 'prismlm_signal_noise'."
         )
     by_group = {name: [head for head in heads if head["group"] == name] for name in GROUPS}
-    alike = [
-        name
-        for name, group in by_group.items()
-        if statistics.median(math.exp(head["entropy"] - uniform["entropy"]) for head in group)
-        >= UNIFORM_SHARE
-    ]
     rows: list[Row] = []
     for measure in FIGURES:
         signal, noise = (
@@ -220,71 +205,39 @@ def compare_groups(uses: Table) -> Table:
             for group in by_group.values()
         )
         effect, p = stratified_rank_test(signal, noise)
-        larger = "unclear"
-        if p < SIGNIFICANT and effect:
-            larger = GROUPS[effect < 0]
-            larger += ", alike" if measure in REACH and larger in alike else ""
         row: Row = {"measure": measure}
         for name, group in by_group.items():
             row[f"{name}_median"] = statistics.median(head[measure] for head in group)
+        larger = GROUPS[effect < 0] if p < SIGNIFICANT and effect else "unclear"
         rows.append(row | {"effect": effect, "p": p, "larger": larger})
     columns = {"measure": "", "signal_median": ".3f", "noise_median": ".3f", "effect": "+.2f",
                "p": ".2g", "larger": ""}  # fmt: skip
     per_layer = len(heads) // len(uses["layers"]) // 2
     facts: Row = dict.fromkeys(("signal_heads", "noise_heads"), per_layer)
-    facts |= {"layers": len(uses["layers"]), "attend_everywhere_alike": alike}
-    return Table("Signal against noise heads", columns, tuple(rows), facts)
+    title = "Signal against noise heads"
+    return Table(title, columns, tuple(rows), facts | {"layers": len(uses["layers"])})
 
 
 def stratified_rank_test(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """Compare two groups by rank within strata, such as the heads of each layer; exact.
-
-    The first group's rank sum over strata is compared with its distribution under permutation of
-    the labels within strata. With one stratum it is the Mann–Whitney test; with several of equal
-    sizes, van Elteren's. SciPy has neither with ties.
+    """Compare two groups by rank within strata, such as the heads of each layer.
 
     Returned are the effect 2 U / pairs − 1, Cliff's δ, U being the pairs within strata in which the
-    first exceeds the second, ties counting half, and the two-sided p.
+    first exceeds the second, ties counting half, and the two-sided p: twice the smaller of
+    Mann–Whitney's one-sided ones, combined over strata by Stouffer.
     """
-    distribution, total, mean, pairs, u = np.ones(1), 0, 0, 0, 0.0
-    for a, b in zip(first, second, strict=True):
-        # Doubled ranks are integers, also if ties share their mean.
-        ranks = (2 * stats.rankdata([*a, *b])).astype(np.int64)
-        size = len(a)
-        # How many choices of k of the ranks have each sum.
-        ways = np.zeros((size + 1, int(ranks.sum()) + 1))
-        ways[0, 0] = 1
-        for rank in ranks.tolist():
-            ways[1:, rank:] += ways[:-1, :-rank].copy()
-        distribution = np.convolve(distribution, ways[size] / ways[size].sum())
-        total += int(ranks[:size].sum())
-        mean += size * (len(ranks) + 1)
-        pairs += size * len(b)
-        u += ranks[:size].sum() / 2 - size * (size + 1) / 2
-    deviations = np.abs(np.arange(len(distribution)) - mean)
-    p = float(distribution[deviations >= abs(total - mean)].sum())
+    strata = list(zip(first, second, strict=True))
+    results: list[list[Any]] = [
+        [stats.mannwhitneyu(a, b, alternative=side) for a, b in strata]
+        for side in ("greater", "less")
+    ]
+    combined: list[Any] = [
+        stats.combine_pvalues([r.pvalue for r in tests], "stouffer") for tests in results
+    ]
+    u, pairs = sum(r.statistic for r in results[0]), sum(len(a) * len(b) for a, b in strata)
+    p = 2 * min(float(result.pvalue) for result in combined)
     return float(2 * u / pairs - 1), min(1.0, p)
-
-
-def across_models(comparisons: Sequence[Table]) -> Table:
-    """Return each figure's effects in several models, such as seeds, from :func:`compare_groups`.
-
-    ``p`` is of the two-sided sign test without zeros: with fewer than 6 models it exceeds 0.05.
-    """
-    rows: list[Row] = []
-    for by_model in zip(*(table.rows for table in comparisons), strict=True):
-        effects = [row["effect"] for row in by_model]
-        positive, negative = sum(e > 0 for e in effects), sum(e < 0 for e in effects)
-        signs = positive + negative
-        p = float(stats.binomtest(positive, signs).pvalue) if signs else 1.0
-        row: Row = {"measure": by_model[0]["measure"], "effects": effects}
-        row["each"] = "  ".join(f"{e:+.2f}" for e in effects).replace("-", "−")
-        rows.append(row | {"positive": positive, "negative": negative, "p": p})
-    columns = {"measure": "", "each": "", "positive": "", "negative": "", "p": ".2g"}
-    title = f"Cliff's δ of signal against noise heads in {len(comparisons)} models"
-    return Table(title, columns, tuple(rows), {"least_p": 2 / 2 ** len(comparisons)})
 
 
 def head_report(

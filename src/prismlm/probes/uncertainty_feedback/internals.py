@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 MIN_LATER = 8
 """Positions count that at least so many later tokens can attend to."""
 SIGNIFICANT = 0.05
-TEST_SHARE, EXPECTED_DEPTH = 1 / 3, 2 / 3
-PENALTIES = tuple(10.0**power for power in range(-6, 3))
+TEST_SHARE = 1 / 3
+PENALTIES = torch.logspace(-6, 2, 9, dtype=torch.float64)
 MIN_FREEDOM = 0.1
 """With a smaller share of free rows the validation error is mostly rounding."""
 
@@ -197,7 +197,6 @@ def code_probe(inputs: CheckInputs) -> Table:
     rows = tuple(
         {
             "layer": layer,
-            "depth": layer / max(1, len(errors) - 1),
             "code": r2(fed, 0),
             "shuffled": r2(fed, 1),
             "without": r2(bare, 0),
@@ -211,11 +210,11 @@ def code_probe(inputs: CheckInputs) -> Table:
     name = f"probe: R² of the code in layer {best['layer']}, fed − not fed"
     added = best["added"] if defined else None
     result = finding(name, added, best["without"].value, clear=clear)
-    columns = {"layer": "", "depth": ".2f", "code": ".3f", "shuffled.value": "+.3f",
+    columns = {"layer": "", "code": ".3f", "shuffled.value": "+.3f",
                "without.value": "+.3f", "added": "+.3f"}  # fmt: skip
     facts = {"fitted_on": len(fitted), "tested_on": len(tested)}
     facts |= {"positions": sum(len(texts[index]) - 1 for index in fitted)}
-    facts |= {"expected_depth": EXPECTED_DEPTH, "codes": codes_used}
+    facts |= {"codes": codes_used}
     title = f"The code predicted from hidden states: R² on {len(tested)} texts"
     return Table(title, columns, rows, facts, (result,))
 
@@ -298,17 +297,13 @@ def ridge(
     cross = covariance[:d, d:] * scale[:, None]
     values, vectors = torch.linalg.eigh(covariance[:d, :d] * scale[:, None] * scale)
     values, rotated = values.clamp_min(0), vectors.T @ cross
-    best = torch.full((cross.shape[1],), torch.inf, dtype=torch.float64)
-    weight = torch.zeros_like(cross)
-    for penalty in PENALTIES:
-        shrinkage = values / (values + penalty)
-        fitted = rotated / (values + penalty)[:, None]
-        mse = covariance.diagonal()[d:] - (fitted * rotated * (2 - shrinkage[:, None])).sum(0)
-        freedom = 1 - (float(shrinkage.sum()) + 1) / count
-        if freedom < MIN_FREEDOM:
-            continue
-        error = mse / freedom**2
-        better = error < best
-        best = torch.where(better, error, best)
-        weight[:, better] = (vectors @ fitted * scale[:, None])[:, better]
+    # By penalty, input and target.
+    shrinkage = values / (values + PENALTIES[:, None])
+    fitted = rotated / (values + PENALTIES[:, None])[..., None]
+    explained = (fitted * rotated * (2 - shrinkage[..., None])).sum(1)
+    free = 1 - (shrinkage.sum(1, keepdim=True) + 1) / count
+    error = (covariance.diagonal()[d:] - explained) / free**2
+    lowest, best = torch.where(free < MIN_FREEDOM, torch.inf, error).min(0)
+    chosen = fitted[best, :, torch.arange(len(best))].T
+    weight = torch.where(lowest < torch.inf, vectors @ chosen * scale[:, None], 0.0)
     return weight, mean[d:] - mean[:d] @ weight

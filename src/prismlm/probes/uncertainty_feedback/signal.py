@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import CACHES, CODES, UncertaintyFeedback, uncertainty_of
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
@@ -27,40 +27,19 @@ Codes = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Signal:
-    """How a model's own codes along a text are computed.
+class InspectOptions:
+    """Settings of the checks.
 
-    "recursion" is token by token, as in decoding. Of ``passes`` the first reads neutral codes, and
-    each later one those of the pass before.
+    Of ``passes`` that compute the model's own codes the first reads neutral codes, and each later
+    one those of the pass before; 0 is the recursion, token by token, as in decoding.
     """
 
-    kind: Literal["passes", "recursion"] = "passes"
     passes: int = 2
-
-    def __post_init__(self) -> None:
-        check_choice("the signal", self.kind, ("passes", "recursion"))
-        check_whole("the number of passes", self.passes, 1)
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """Settings of the checks."""
-
-    signal: Signal = Signal()  # the model's own codes
     permutations: int = 5  # of the shuffled codes in the ablation
-    passes: int = 3  # the maximum in the comparison of prefill with the recursion
     tokens: int = 48  # generated after each prompt, for hedging
-    window: int = 8  # tokens after a step, for hedging
-    steps: int = 8  # predictions after a mistake
+    steps: int = 8  # tokens measured after a step or a mistake
     mistakes: int = 4  # planted in each text, one at a time
-    temperature: float = 1.0  # of the generated text
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("permutations", "passes", "window", "steps", "mistakes"):
-            check_whole(name, getattr(self, name), 1)
-        check_number("the temperature", self.temperature, "0 or more", lambda t: t >= 0)
-        check_whole("the seed", self.seed)
 
 
 DEFAULTS = InspectOptions()
@@ -178,39 +157,30 @@ def cache_of(output: Any) -> dict[str, Any]:
         if output.get(name) is not None:
             return {name: output[name]}
     raise InputError(
-        "the model returns no cache, so it cannot continue token by token: use --signal passes."
+        "the model returns no cache, so it cannot continue token by token: use passes."
     )
 
 
 def own_codes(
-    model: PreTrainedModel, texts: Sequence[Tensor], signal: Signal, *, progress: Reporter = SILENT
+    model: PreTrainedModel, texts: Sequence[Tensor], passes: int, *, progress: Reporter = SILENT
 ) -> Codes:
-    """Return the codes that a model feeds back to itself along texts."""
+    """Return the codes that a model feeds back to itself along texts; see InspectOptions."""
     levels = levels_of(model)
-    if signal.kind == "recursion":
+    if not passes:
         return recursion(model, texts, progress=progress)[0]
-    codes = neutral_codes(texts, levels)
-    for number in range(1, signal.passes):
-        title = f"Pass {number} of {signal.passes - 1}"
-        codes = next_codes(replay(model, texts, codes, progress=progress, title=title), levels)
+    neutral, first = neutral_code(levels), torch.tensor([NO_CODE])
+    codes: Codes = tuple(torch.cat([first, first.new_full((len(t) - 1,), neutral)]) for t in texts)
+    for number in range(1, passes):
+        title = f"Pass {number} of {passes - 1}"
+        predictions = replay(model, texts, codes, progress=progress, title=title)
+        # Each token has the code of the prediction before it.
+        codes = tuple(torch.cat([first, quantise(p.entropies[:-1], levels)]) for p in predictions)
     return codes
-
-
-def next_codes(predictions: Sequence[Predictions], levels: int) -> Codes:
-    """Return the codes of each text's tokens, from the entropies of the predictions before them."""
-    first = torch.tensor([NO_CODE])
-    return tuple(torch.cat([first, quantise(p.entropies[:-1], levels)]) for p in predictions)
 
 
 def no_codes(texts: Sequence[Tensor]) -> Codes:
     """Return codes with which nothing is fed back."""
     return tuple(torch.full((len(text),), NO_CODE) for text in texts)
-
-
-def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
-    """Return the neutral code for every token but the first."""
-    neutral = neutral_code(levels)
-    return tuple(torch.tensor([NO_CODE, *[neutral] * (len(text) - 1)]) for text in texts)
 
 
 def permute_codes(codes: Codes, seed: int) -> Codes:

@@ -1,14 +1,22 @@
-"""Losses with other codes, predictions after a planted mistake, and hedging words."""
+"""Losses with other codes, after a planted mistake, hedging words, and the report of all checks."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, RwkvConfig, RwkvForCausalLM
 
-from prismlm.errors import InputError
-from prismlm.probes.uncertainty_feedback import InspectOptions, Signal
-from prismlm.probes.uncertainty_feedback.behaviour import (
+from prismlm.errors import InputError, NotFiniteError
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig
+from prismlm.probes.uncertainty_feedback import (
+    InspectOptions,
+    Sample,
+    checks,
+    inspect_uncertainty_feedback,
+)
+from prismlm.probes.uncertainty_feedback.checks import (
     Counts,
     ablation,
     continuations,
@@ -17,7 +25,7 @@ from prismlm.probes.uncertainty_feedback.behaviour import (
     hedging,
     hedging_table,
     mistakes,
-    recovery_table,
+    mistakes_table,
 )
 from prismlm.probes.uncertainty_feedback.signal import (
     own_codes,
@@ -25,6 +33,7 @@ from prismlm.probes.uncertainty_feedback.signal import (
     relative_entropies,
 )
 from prismlm.statistics import Interval
+from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
 from tests.helpers.feedback_models import (
     LEVELS,
     VOCABULARY,
@@ -60,7 +69,7 @@ def losses_of(model, text, codes):
 def test_ablation_is_the_loss_with_other_codes():
     model, feedback = make_fed_gpt2()
     set_table(feedback, drawn(LEVELS, 3))
-    codes = own_codes(model, TEXTS, Signal())
+    codes = own_codes(model, TEXTS, 2)
     table = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
     tokens = sum(map(len, TEXTS)) - len(TEXTS)
     assert (table["tokens"], table["texts"]) == (tokens, len(TEXTS))
@@ -107,7 +116,7 @@ def test_ablation_of_a_model_that_uses_its_codes():
 def test_ablation_of_a_table_of_equal_rows_or_zeros_and_of_equal_codes():
     model, feedback = make_fed_gpt2()
     set_table(feedback, drawn(1))
-    codes = own_codes(model, TEXTS, Signal())
+    codes = own_codes(model, TEXTS, 2)
     table = ablation(inputs_of(model, TEXTS, codes))
     _, zero, neutral, shuffled = table.rows
     assert neutral["change"].value == shuffled["change"].value == shuffled["change"].high == 0
@@ -116,7 +125,7 @@ def test_ablation_of_a_table_of_equal_rows_or_zeros_and_of_equal_codes():
     set_table(feedback, torch.zeros(1, 16))
     for row in ablation(inputs_of(model, TEXTS, codes)).rows[1:]:
         assert row["change"] == Interval(0, 0, 0)
-    one_pass = own_codes(model, TEXTS, Signal("passes", 1))
+    one_pass = own_codes(model, TEXTS, 1)
     assert effects(ablation(inputs_of(model, TEXTS, one_pass))) == ["undefined"]
 
 
@@ -154,7 +163,7 @@ def test_mistakes_with_each_signal():
     model, feedback = make_fed_gpt2()
     set_table(feedback, drawn(64, 2))
     texts = random_texts(20, 14, 9, 20, 11)
-    codes, special = own_codes(model, texts, Signal()), make_tokenizer(eos_token="w0")
+    codes, special = own_codes(model, texts, 2), make_tokenizer(eos_token="w0")
     table = mistakes(inputs_of(model, texts, codes, special, mistakes=2, seed=1))
     # One text is too short.
     assert (table["texts"], table["draws"]) == (4, 2)
@@ -179,18 +188,16 @@ def test_mistakes_with_each_signal():
     torch.testing.assert_close(actual, planted - intact, atol=1e-4, rtol=1e-4)
 
 
-def test_recovery_is_the_first_step_back():
+def test_mistakes_by_hand():
     losses = np.zeros((3, 2, 4))
-    # Two texts; means 2, 0.05, 1, 0.
     losses[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
     losses[1] = 1
-    table = recovery_table(losses, 1, 0, 30)
-    assert [row["recovered_after"] for row in table.rows] == [2, None, 1]
+    table = mistakes_table(losses, InspectOptions(), 30)
     differences = [row["own_loss_less"] for row in table.rows[1:]]
     assert differences[0].value == pytest.approx(3.05 - 4)
     assert [finding["value"] for finding in table.findings] == differences
     # Codes that are all the same are no negative finding.
-    assert effects(recovery_table(losses, 1, 0, 1)) == ["undefined"] * 2
+    assert effects(mistakes_table(losses, InspectOptions(), 1)) == ["undefined"] * 2
 
 
 PIECES = ("<end>", "It", "Ġis", "Ġper", "haps", "Ġmight", "y", "Ġmaybe", ".", "Per", "Ġlikely")
@@ -212,25 +219,22 @@ def test_words_after_high_and_low_steps_by_hand():
     # step 1, 2 and 3: one. Quartiles of (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
     entropies = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0]), np.array([0.95, 0.95, 0.95])]
     starts = [np.array([0, 0, 1, 0, 1, 1], dtype=bool), np.array([1, 0, 1], dtype=bool)]
-    after, steps = hedges_after(entropies[:1], starts[:1], 2)
-    assert (after.tolist(), steps) == ([[1, 2, 1, 2]], 4)
+    assert hedges_after(entropies[:1], starts[:1], 2).tolist() == [[1, 2, 1, 2]]
     # Of five steps the quartiles are 0.5 and 0.9: two steps each are as low or lower, as high.
     # Low: steps 1 to 3, with one, one and two words after them.
-    after, steps = hedges_after(entropies, starts, 2)
-    assert (after.tolist(), steps) == ([[1, 2, 4, 6], [1, 2, 0, 0]], 5)
-    assert not hedges_after([np.full(4, 0.5)], [np.ones(4, dtype=bool)], 2)[0].any()
+    assert hedges_after(entropies, starts, 2).tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
+    assert not hedges_after([np.full(4, 0.5)], [np.ones(4, dtype=bool)], 2).any()
 
 
 def test_hedging_without_a_signal_is_alike(tokenizer):
     model, feedback = make_fed_gpt2()
     texts = random_texts(*[20] * 6)
     set_table(feedback, torch.zeros(1, 16))
-    codes = own_codes(model, texts, Signal())
-    settings = {"codes": codes, "tokenizer": tokenizer, "tokens": 40, "window": 4, "seed": 3}
+    codes = own_codes(model, texts, 2)
+    settings = {"codes": codes, "tokenizer": tokenizer, "tokens": 40, "steps": 4, "seed": 3}
     table = hedging(inputs_of(model, texts, **settings))
     own, *controls = table.rows
     assert own["hedges"] > 0
-    assert 0 < own["tokens"] <= 240
     for row in controls:
         assert all(row[name] == own[name] for name in own if name != "signal")
         less = row["own_less"]
@@ -262,7 +266,7 @@ def test_hedging_of_a_model_that_uses_its_codes(tokenizer):
         head[number] = 1.5 * rest[number % 5]
     set_table(feedback, torch.where(torch.arange(LEVELS)[:, None] > 0.9 * LEVELS, call, -call))
     texts = random_texts(*[8] * 24)
-    table = hedging(inputs_of(model, texts, tokenizer=tokenizer, tokens=40, window=1))
+    table = hedging(inputs_of(model, texts, tokenizer=tokenizer, tokens=40, steps=1))
     own, *controls = table.rows
     assert own["after_high"] > 2 * own["after_low"]
     for row in controls:
@@ -278,10 +282,7 @@ def test_hedging_of_a_model_that_uses_its_codes(tokenizer):
         # Words after high and low steps of each text, of 8 tokens each: own, none and shuffled.
         # None where entropies do not differ, so that there are no high and no low steps.
         ([(4, 0), (0, 0), (0, 0)], 4, ["above 0", "above 0"]),
-        ([(4, 0), (0, 0), (4, 0)], 4, ["above 0", "may be chance"]),
-        ([(4, 0), (4, 0), (0, 0)], 4, ["may be chance", "above 0"]),
-        ([(0, 4), (0, 0), (0, 0)], 4, ["below 0", "below 0"]),
-        ([(0, 0), None, None], 4, ["undefined", "undefined"]),
+        ([(0, 4), (0, 0), (0, 4)], 4, ["below 0", "may be chance"]),
         ([(4, 0), (0, 0), None], 4, ["above 0", "undefined"]),
         ([(0, 0), (0, 0), (0, 0)], 0, ["undefined", "undefined"]),
     ],
@@ -290,8 +291,8 @@ def test_each_control_has_its_finding(signals, words, expected):
     runs = {}
     for name, after in zip(("own", "none", "shuffled"), signals, strict=True):
         row = [0] * 4 if after is None else [after[0], 8, after[1], 8]
-        runs[name] = Counts(np.array([row] * 9, dtype=float), 180, 9 * words, 50)
-    assert effects(hedging_table(runs, InspectOptions(window=8))) == expected
+        runs[name] = Counts(np.array([row] * 9, dtype=float), 9 * words)
+    assert effects(hedging_table(runs, InspectOptions())) == expected
 
 
 def starts(tokenizer, prompt, added):
@@ -311,13 +312,20 @@ def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
     assert starts(tokenizer, ["It"], []) == []
 
 
+@pytest.fixture
+def greedy(monkeypatch):
+    """Let continuations take the most likely token."""
+    monkeypatch.setattr(checks, "draw_tokens", lambda logits, draws: logits.argmax(-1))
+
+
 @torch.no_grad()
+@pytest.mark.usefixtures("greedy")
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
 def test_continuations_are_those_that_the_model_generates(make):
     model, feedback = make()
     prompts = random_texts(5, 8, 5)
-    codes = own_codes(model, prompts, Signal("passes", 2))
-    inputs = inputs_of(model, prompts, codes, tokens=6, temperature=0)
+    codes = own_codes(model, prompts, 2)
+    inputs = inputs_of(model, prompts, codes, tokens=6)
     feedback.passes = 2
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     for prompt, actual in zip(prompts, continuations(inputs, prompts, codes), strict=True):
@@ -333,12 +341,13 @@ def test_continuations_are_those_that_the_model_generates(make):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("greedy")
 @pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
 def test_each_generated_token_has_the_code_of_its_text_and_step(make):
     model, _ = make()
     prompts, steps = random_texts(5, 8, 5), 6
     codes = random_codes([len(prompt) + steps - 1 for prompt in prompts])
-    inputs = inputs_of(model, prompts, codes, tokens=steps, temperature=0)
+    inputs = inputs_of(model, prompts, codes, tokens=steps)
     results = continuations(inputs, prompts, codes)
     for prompt, row, actual in zip(prompts, codes, results, strict=True):
         ids = torch.cat([prompt, actual.ids[:-1]])[None]
@@ -347,3 +356,87 @@ def test_each_generated_token_has_the_code_of_its_text_and_step(make):
         torch.testing.assert_close(
             actual.entropies, relative_entropies(logits), atol=1e-4, rtol=1e-4
         )
+
+
+WORDS = make_tokenizer(eos_token="w0")
+FAST = InspectOptions(permutations=2, tokens=10, mistakes=1)
+
+
+def test_a_report_has_every_check_or_its_reason():
+    model, _ = make_fed_protot()
+    sample = Sample("some", tuple(random_texts(*[20] * 8)))
+    result = inspect_uncertainty_feedback(model, WORDS, sample, name="it", options=FAST)
+    assert set(result.left_out) == {"attention"}
+    assert "no attention heads" in result.left_out["attention"]
+    assert set(result.tables) == {"ablation", "hedging", "mistakes", "probe"}
+    value = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert value["attention"] is None
+    assert value["ablation"]["rows"][3]["signal"] == "shuffled"
+    assert [one["finding"].split(":")[0] for one in value["findings"]] == [
+        "ablation", "hedging", "hedging", "mistakes", "mistakes", "probe",
+    ]  # fmt: skip
+    again = inspect_uncertainty_feedback(model, WORDS, sample, name="it", options=FAST)
+    assert again.to_dict() == result.to_dict()
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "signal-noise"])
+def test_every_family_is_read(name):
+    torch.manual_seed(0)
+    if name == "signal-noise":
+        config = SignalNoiseConfig(
+            vocab_size=V, hidden_size=16, num_hidden_layers=2, head_size=4, initializer_range=0.4
+        )
+    else:
+        config = FAMILIES[name]()
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    attach_drawn(model, 64)
+    sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
+    options = InspectOptions(1, permutations=1, tokens=4, steps=2, mistakes=1)
+    result = inspect_uncertainty_feedback(model, WORDS, sample, options=options)
+    assert set(result.left_out) == ({"attention"} if name == "mamba" else set())
+    assert len(result["probe"].rows) == 3
+    if "attention" in result.tables:
+        assert len(result["attention"].rows) == 2
+
+
+def test_a_model_without_a_cache_is_read_without_what_needs_one():
+    torch.manual_seed(0)
+    config = RwkvConfig(
+        vocab_size=V, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16,
+        intermediate_size=24,
+    )  # fmt: skip
+    model = RwkvForCausalLM(config).eval().requires_grad_(False)
+    attach_drawn(model, 64)
+    sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
+    result = inspect_uncertainty_feedback(model, WORDS, sample, options=FAST)
+    assert set(result.left_out) == {"attention", "hedging"}
+    assert "returns no cache" in result.left_out["hedging"]
+    assert result["mistakes"]["texts"] == 8
+
+
+def test_texts_that_do_not_do_are_named():
+    model, _ = make_fed_gpt2()
+
+    def read(*lengths, checks=()):
+        sample = Sample("some", tuple(random_texts(*lengths)))
+        return inspect_uncertainty_feedback(model, WORDS, sample, checks, options=FAST)
+
+    with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* some has 3"):
+        read(20, 20, 20, checks=["ablation"])
+    result = read(20, 20, 20, 20, 6)
+    assert set(result.tables) == {"ablation", "hedging", "mistakes"}
+    assert "needs at least 8 texts of at least 10 tokens" in result.left_out["attention"]
+    other = Sample("other", (torch.tensor([1, 99, 3]),))
+    with pytest.raises(InputError, match="hold token 99 and the model has 37"):
+        inspect_uncertainty_feedback(model, WORDS, other)
+
+
+def test_a_model_that_is_not_finite_is_an_error_and_no_reason():
+    model, _ = make_fed_gpt2()
+    model.transformer.ln_f.weight.data[0] = torch.nan
+    # Neutral codes: nothing is read before the checks.
+    options = InspectOptions(1, permutations=1)
+    sample = Sample("some", tuple(random_texts(*[20] * 8)))
+    for check in ("ablation", "probe"):
+        with pytest.raises(NotFiniteError):
+            inspect_uncertainty_feedback(model, WORDS, sample, [check], options=options)

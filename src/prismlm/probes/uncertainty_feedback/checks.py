@@ -1,11 +1,11 @@
-"""What a model predicts and writes with other codes than its own."""
+"""What a model predicts and writes with other codes than its own, and the report of all checks."""
 
 from __future__ import annotations
 
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +14,16 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.errors import InputError, NotFiniteError, check_choice
 from prismlm.models.device import check_window
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import quantise
-from prismlm.probes.results import Row, Table, finding
+from prismlm.probes.results import Report, Row, Table, finding
+from prismlm.probes.texts import Sample
+from prismlm.probes.uncertainty_feedback import internals
 from prismlm.probes.uncertainty_feedback.signal import (
+    DEFAULTS,
     CheckInputs,
     Codes,
     InspectOptions,
@@ -29,23 +33,19 @@ from prismlm.probes.uncertainty_feedback.signal import (
     count_codes,
     levels_of,
     long_texts,
-    neutral_codes,
-    next_codes,
     no_codes,
     own_codes,
     permute_codes,
-    recursion,
     relative_entropies,
     replay,
     stack,
 )
+from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-TOLERANCE = 0.1
-"""The loss has recovered when it is within this of the intact text's, nats."""
 SIGNALS = ("own", "zero", "shuffled")
 PROMPT_TOKENS = 16
 HEDGES = (
@@ -73,7 +73,7 @@ def ablation(inputs: CheckInputs) -> Table:
     draws: dict[str, list[Codes]] = {
         "own": [codes],
         "zero": [no_codes(texts)],
-        "neutral": [neutral_codes(texts, levels_of(model))],
+        "neutral": [own_codes(model, texts, passes=1)],
         "shuffled": [permute_codes(codes, options.seed + n) for n in range(options.permutations)],
     }
     rows: list[Row] = []
@@ -103,46 +103,6 @@ def _text_losses(predictions: Sequence[Predictions]) -> Float[np.ndarray, " text
     return np.array([float(p.losses.sum()) for p in predictions])
 
 
-def prefill_gap(inputs: CheckInputs) -> Table:
-    """Return how far the codes of 1, 2, … ``passes`` passes are from those token by token.
-
-    Rows are by ``passes``: the share of positions with a ``differing`` code; mean ``distance`` of
-    the codes divided by levels − 1; ``loss``, nats per token, and its ``loss_change`` from that
-    with the recursion's codes, paired by text. ``rounding`` is the largest difference between the
-    losses of a token with the recursion's codes, in one pass and token by token.
-    """
-    model, _, texts, _, options, progress = inputs
-    levels = levels_of(model)
-    exact, cached = recursion(model, texts, progress=progress)
-    one_pass = replay(model, texts, exact, progress=progress)
-    counts, expected = np.array([len(t) - 1.0 for t in texts]), _text_losses(one_pass)
-    rows: list[Row] = []
-    codes = neutral_codes(texts, levels)
-    for passes in range(1, options.passes + 1):
-        title = f"Pass {passes} of {options.passes}"
-        predictions = replay(model, texts, codes, progress=progress, title=title)
-        sums, pairs = _text_losses(predictions), zip(codes, exact, strict=True)
-        distances = torch.cat([(a[1:] - b[1:]).abs() for a, b in pairs]).double() / (levels - 1)
-        rows.append(
-            {
-                "passes": passes,
-                "differing": float((distances > 0).double().mean()),
-                "distance": float(distances.mean()),
-                "loss": float(sums.sum() / counts.sum()),
-                "loss_change": bootstrap(sums - expected, counts, seed=options.seed),
-            }
-        )
-        codes = next_codes(predictions, levels)
-    pairs = zip(cached, one_pass, strict=True)
-    rounding = max(float((a.losses - b.losses).abs().max()) for a, b in pairs)
-    columns = {"passes": "", "differing": ".1%", "distance": ".2%", "loss_change": "+.4f"}
-    facts = {"texts": len(texts), "positions": int(counts.sum()), "levels": levels}
-    facts |= {"loss": float(expected.sum() / counts.sum()), "rounding": rounding}
-    name = f"prefill: loss, codes of {len(rows)} passes − token by token"
-    result = finding(name, rows[-1]["loss_change"], rounding)
-    return Table("Prefill against token by token", columns, tuple(rows), facts, (result,))
-
-
 def mistakes(inputs: CheckInputs) -> Table:
     """Replace one token of each text by a random one and compare the k predictions after it.
 
@@ -152,8 +112,8 @@ def mistakes(inputs: CheckInputs) -> Table:
     Source: PRISMA, "Does it recover better from mistakes?"; the controls are ours.
 
     Rows are by ``signal`` fed to both texts: ``loss`` at steps 1 … k minus that of the intact text,
-    nats, and its sum; ``recovered_after``, the first step whose mean loss is within ``tolerance``,
-    or None; and ``own_loss_less``, the sum with its own signal minus this one, paired by text.
+    nats; its sum, ``summed_loss``; and ``own_loss_less``, the sum with its own signal minus this
+    one, paired by text.
     """
     model, tokenizer, texts, codes, options, progress = inputs
     steps, seed = options.steps, options.seed
@@ -170,7 +130,7 @@ def mistakes(inputs: CheckInputs) -> Table:
             planted = [row.clone() for row in rows]
             for row, position in zip(planted, positions, strict=True):
                 row[position] = int(rng.choice(candidates[candidates != int(row[position])]))
-            planted_codes, permutation = own_codes(model, planted, options.signal), seed + 1 + draw
+            planted_codes, permutation = own_codes(model, planted, options.passes), seed + 1 + draw
             intact = [*unshuffled, replay(model, rows, permute_codes(own, permutation))]
             codes_used = max(codes_used, count_codes((*own, *planted_codes)))
             signals = (planted_codes, no_codes(rows), permute_codes(planted_codes, permutation))
@@ -181,24 +141,21 @@ def mistakes(inputs: CheckInputs) -> Table:
                 excess = [(a.losses - b.losses)[at : at + steps] for a, b, at in triples]
                 losses[draw, number] = torch.stack(excess).numpy()
             task.advance(len(rows))
-    return recovery_table(losses.mean(0), options.mistakes, seed, codes_used)
+    return mistakes_table(losses.mean(0), options, codes_used)
 
 
-def recovery_table(
-    losses: Float[np.ndarray, "signals texts k"], draws: int, seed: int, codes: int
+def mistakes_table(
+    losses: Float[np.ndarray, "signals texts k"], options: InspectOptions, codes: int
 ) -> Table:
     """Return the table of :func:`mistakes` from the losses after a mistake."""
-    sums = losses.sum(-1)
+    own = losses[0].sum(-1)
     rows: list[Row] = []
-    for number, signal in enumerate(SIGNALS):
-        loss = losses[number].mean(0)
-        recovered = np.flatnonzero(loss <= TOLERANCE)
-        row: Row = {"signal": signal, "summed_loss": bootstrap(sums[number], seed=seed)}
-        row["recovered_after"] = int(recovered[0]) + 1 if len(recovered) else None
-        row["loss"] = loss.tolist()
-        if number:
-            row["own_loss_less"] = bootstrap(sums[0] - sums[number], seed=seed)
-        rows.append(row)
+    for signal, loss in zip(SIGNALS, losses, strict=True):
+        summed = loss.sum(-1)
+        row: Row = {"signal": signal, "summed_loss": bootstrap(summed, seed=options.seed)}
+        if rows:
+            row["own_loss_less"] = bootstrap(own - summed, seed=options.seed)
+        rows.append(row | {"loss": loss.mean(0).tolist()})
     findings = tuple(
         finding(
             f"mistakes: loss, own signal − {row['signal']}",
@@ -207,9 +164,9 @@ def recovery_table(
         )
         for row in rows[1:]
     )
-    columns = {"signal": "", "summed_loss": "+.3f", "recovered_after": "", "own_loss_less": "+.3f"}
+    columns = {"signal": "", "summed_loss": "+.3f", "own_loss_less": "+.3f"}
     count, steps = losses.shape[1:]
-    facts = {"texts": count, "draws": draws, "tolerance": TOLERANCE, "codes": codes}
+    facts = {"texts": count, "draws": options.mistakes, "codes": codes}
     title = f"After a planted wrong token: loss over {steps} tokens minus the intact text's, nats"
     return Table(title, columns, tuple(rows), facts, findings)
 
@@ -218,9 +175,7 @@ class Counts(NamedTuple):
     """Hedging words in the continuations with one signal."""
 
     after: Float[np.ndarray, "texts 4"]  # hedges and tokens after high steps, and after low steps
-    tokens: int  # generated, before the end of each text
     hedges: int
-    steps: int  # with a whole window of tokens after them
 
 
 def hedging(inputs: CheckInputs) -> Table:
@@ -232,10 +187,10 @@ def hedging(inputs: CheckInputs) -> Table:
     token count, up to the end of the text. Shuffled codes are those of the first run, permuted over
     all of its positions. Source: PRISMA, "Behavioral test"; both controls are ours.
 
-    Rows are by ``signal``: generated ``tokens``; ``hedges``, hedging words that begin in them;
-    ``steps`` that are followed by k tokens; the share of the k tokens ``after_high`` and
-    ``after_low`` steps that begin a hedging word; their ``difference``; and ``own_less``, that with
-    its own signal minus this one, paired by text. The last four are None for equal entropies.
+    Rows are by ``signal``: the number of ``hedges``, hedging words; the share of the k tokens
+    ``after_high`` and ``after_low`` steps that begin one; their ``difference``; and ``own_less``,
+    that with its own signal minus this one, paired by text. The last four are None for equal
+    entropies.
     """
     texts, codes, options = inputs.texts, inputs.codes, inputs.options
     prompts = [text[: min(PROMPT_TOKENS, max(1, len(text) // 2))] for text in texts]
@@ -259,15 +214,15 @@ def _count(inputs: CheckInputs, prompts: Sequence[Tensor], run: Sequence[Continu
             ids = ids[: ids.index(inputs.tokenizer.eos_token_id)]
         entropies.append(continuation.entropies.double().numpy()[: len(ids)])
         starts.append(np.array(hedge_starts(inputs.tokenizer, prompt.tolist(), ids), dtype=bool))
-    after, steps = hedges_after(entropies, starts, inputs.options.window)
-    return Counts(after, sum(map(len, starts)), int(sum(map(np.sum, starts))), steps)
+    after = hedges_after(entropies, starts, inputs.options.steps)
+    return Counts(after, int(sum(map(np.sum, starts))))
 
 
 def hedging_table(counts: Mapping[str, Counts], options: InspectOptions) -> Table:
     """Return the table of :func:`hedging` from the counts with each signal."""
     rows: list[Row] = []
-    for signal, (after, tokens, hedges, steps) in counts.items():
-        row: Row = {"signal": signal, "tokens": tokens, "hedges": hedges, "steps": steps}
+    for signal, (after, hedges) in counts.items():
+        row: Row = {"signal": signal, "hedges": hedges}
         row |= dict.fromkeys(("after_high", "after_low", "difference"))
         total = after.sum(0)
         if total[1] and total[3]:
@@ -288,11 +243,10 @@ def hedging_table(counts: Mapping[str, Counts], options: InspectOptions) -> Tabl
         )
         for row in rows[1:]
     )
-    columns = {"signal": "", "tokens": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
+    columns = {"signal": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
                "difference": "+.2%", "own_less": "+.2%"}  # fmt: skip
-    facts = {"texts": len(counts["own"].after), "window": options.window}
-    facts |= {"temperature": options.temperature}
-    title = f"Hedging words in the {options.window} tokens after steps of high and low entropy"
+    facts = {"texts": len(counts["own"].after)}
+    title = f"Hedging words in the {options.steps} tokens after steps of high and low entropy"
     return Table(title, columns, tuple(rows), facts, findings)
 
 
@@ -300,10 +254,10 @@ def hedges_after(
     entropies: Sequence[Float[np.ndarray, " S"]],
     starts: Sequence[Bool[np.ndarray, " S"]],
     window: int,
-) -> tuple[Float[np.ndarray, "texts 4"], int]:
+) -> Float[np.ndarray, "texts 4"]:
     """Count hedging words in the tokens t + 1 … t + k after high and low steps t.
 
-    Returned are ``after``, zeros if all entropies are equal, and ``steps`` of :class:`Counts`.
+    Returned is ``after`` of :class:`Counts`, zeros if all entropies are equal.
     """
     # Only steps that are followed by k tokens count.
     eligible = [values[: max(0, len(values) - window)] for values in entropies]
@@ -311,14 +265,14 @@ def hedges_after(
     counts = np.zeros((len(entropies), 4))
     low, high = np.quantile(pool, [0.25, 0.75]) if len(pool) else (0, 0)
     if low == high:
-        return counts, len(pool)
+        return counts
     for text, (values, begins) in enumerate(zip(eligible, starts, strict=True)):
         total = np.concatenate([[0], np.cumsum(begins)])
         after = total[1 + window :][: len(values)] - total[1 : 1 + len(values)]
         for column, chosen in ((0, values >= high), (2, values <= low)):
             counts[text, column] = after[chosen].sum()
             counts[text, column + 1] = chosen.sum() * window
-    return counts, len(pool)
+    return counts
 
 
 def hedge_starts(
@@ -355,7 +309,6 @@ def continuations(
 
     With codes [P + S − 1] those of the generated tokens are fed too. Every text and step has its
     own random number, whatever codes are fed, so that runs agree until their predictions differ.
-    Temperature 0 takes the most likely token.
     """
     model, tokens = inputs.model, inputs.options.tokens
     check_window(model, max(map(len, prompts)) + tokens)
@@ -372,8 +325,7 @@ def continuations(
                 options |= {"use_cache": True, **cache}
                 output: Any = model(input_ids=ids.to(model.device), **options)
                 cache, logits = cache_of(output), output.logits[:, -1]
-                quantiles = torch.from_numpy(draws[batch, step])
-                chosen = draw_tokens(logits, quantiles, inputs.options.temperature)
+                chosen = draw_tokens(logits, torch.from_numpy(draws[batch, step]))
                 steps.append((chosen, relative_entropies(logits)))
                 ids, step_codes = chosen[:, None], following[:, step : step + 1]
                 task.advance(len(batch))
@@ -382,12 +334,70 @@ def continuations(
     return tuple(results[index] for index in range(len(prompts)))
 
 
-def draw_tokens(
-    logits: Float[Tensor, "B V"], draws: Float[Tensor, " B"], temperature: float
-) -> Int64[Tensor, " B"]:
-    """Return the tokens at quantiles ``draws`` (0 to 1) of softmax(logits / temperature)."""
-    if not temperature:
-        return logits.argmax(-1).cpu()
-    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu()
+def draw_tokens(logits: Float[Tensor, "B V"], draws: Float[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """Return the tokens at quantiles ``draws`` (0 to 1) of softmax(logits)."""
+    cumulative = logits.double().softmax(-1).cumsum(-1).cpu()
     targets = draws[:, None].double() * cumulative[:, -1:]
     return (cumulative <= targets).sum(-1).clamp_max(cumulative.shape[-1] - 1)
+
+
+CHECKS: dict[str, tuple[Callable[[CheckInputs], Table], int, int | None]] = {
+    "ablation": (ablation, 4, 2),
+    "attention": (internals.attention_probe, 8, internals.MIN_LATER + 2),
+    "hedging": (hedging, 4, 2),
+    "mistakes": (mistakes, 4, None),
+    "probe": (internals.code_probe, 6, 2),
+}
+"""Each check with its minimum number of texts and of tokens per text; None: ``steps`` + 2."""
+
+
+def inspect_uncertainty_feedback(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sample: Sample,
+    checks: Sequence[str] = (),
+    *,
+    name: str = "",
+    options: InspectOptions = DEFAULTS,
+    progress: Reporter = SILENT,
+) -> Report:
+    """Check whether a model uses the uncertainty that is fed back to it.
+
+    Intervals and p are over these texts, of one model. A check that the texts are too few or too
+    short for, or that this kind of model does not support, is left out with the reason; without any
+    other this is an InputError.
+    """
+    for check in checks:
+        check_choice("a check", check, tuple(CHECKS))
+    levels = levels_of(model)
+    check_window(model, max(map(len, sample.texts)))
+    embeddings: Any = model.get_input_embeddings()
+    largest, vocabulary = max(int(text.max()) for text in sample.texts), len(embeddings.weight)
+    if largest >= vocabulary:
+        raise InputError(
+            f"the texts hold token {largest} and the model has {vocabulary} tokens: they were "
+            "encoded with another tokenizer than the model's."
+        )
+    codes = own_codes(model, sample.texts, options.passes, progress=progress)
+    inputs = CheckInputs(model, tokenizer, sample.texts, codes, options, progress)
+    tables: dict[str, Table] = {}
+    left_out: dict[str, str] = {}
+    for check in dict.fromkeys(checks or CHECKS):
+        function, texts, tokens = CHECKS[check]
+        tokens = tokens or options.steps + 2
+        try:
+            if (count := len(long_texts(sample.texts, tokens))) < texts:
+                raise InputError(
+                    f"{check} needs at least {texts} texts of at least {tokens} tokens, and "
+                    f"{sample.name} has {count}: provide more or longer texts."
+                )
+            tables[check] = function(inputs)
+        except NotFiniteError:
+            raise
+        except InputError as error:
+            left_out[check] = str(error)
+    if not tables:
+        raise InputError(next(iter(left_out.values())))
+    facts = {"sample": sample.name, "texts": len(sample.texts), "tokens": sample.tokens}
+    facts |= {"too_short": sample.left_out, "levels": levels, "options": options}
+    return Report(name, facts, tables, left_out)

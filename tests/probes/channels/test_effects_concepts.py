@@ -9,7 +9,7 @@ from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.probes.channels import find_channels
 from prismlm.probes.channels.activations import Activations, read_activations
-from prismlm.probes.channels.concepts import (
+from prismlm.probes.channels.effects import (
     continues_word,
     rank_channels,
     whole_words,
@@ -124,7 +124,7 @@ def test_a_word_ends_where_no_letter_follows():
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     word, other = words[0][0], words[0][1]
     result = find_channels(
-        planted, corpus.tokenizer, [word], sequences, shuffles=99, min_occurrences=5
+        planted, corpus.tokenizer, [word], sequences, shuffles=99, min_occurrences=5, count=99
     )
     best = result.rows[0]
     assert (best["layer"], best["channel"]) == PLACE
@@ -138,15 +138,12 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     assert best["at_words"] == pytest.approx(write[ids == token].mean().item(), rel=1e-4)
     assert best["mean"] == pytest.approx(write.mean().item(), rel=1e-4)
     assert result["words"] == {word: int((ids == token).sum())}
-    rest = torch.tensor(result["difference"], dtype=torch.float64).flatten().sort().values[:-1]
-    assert result["others_mean"] == pytest.approx(rest.mean().item())
-    assert result["others_deviation"] == pytest.approx(rest.std().item())
     ranked = [row["difference"] for row in result.rows]
     assert ranked == sorted(ranked, reverse=True)
+    # A gate that never varies does not stand out at any word.
+    assert [row["difference"] for row in result.rows if row["layer"] == 1] == [0] * CHANNELS
     assert result["p"] == 0.01
     assert result["shuffled_mean"] < best["difference"]
-    # A gate that never varies does not stand out at any word.
-    assert result["difference"][1] == [0] * CHANNELS
     # A word that no channel was made for does not stand out among words.
     weak = find_channels(
         planted, corpus.tokenizer, [other], sequences, shuffles=99, min_occurrences=5
@@ -157,4 +154,4 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     with pytest.raises(InputError, match="the number of shuffles is 0"):
         find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=0)
     read = read_activations(planted, sequences.batches(), ("write",))
-    assert rank_channels(read, corpus.tokenizer, [word], shuffles=99).rows == result.rows
+    assert rank_channels(read, corpus.tokenizer, [word], shuffles=99).rows == result.rows[:10]
