@@ -90,12 +90,13 @@ def of_calibration(result: Row) -> Row:
     before = np.mean([answered(task["before"]).mean() for task in tasks.values()])
     rows.append(("**mean**", f"{100 * before:.1f}", *(shown(*means[m]) for m in METHODS), ""))
     gain, error = means["controller"]
+    told = mean_of([changes[name]["controller"] for name in telling])
     beaten = all(mean > 1.96 * spread_ for mean, spread_ in less.values())
     return {
         "result": result,
         "rows": rows,
-        "telling": mean_of([changes[name]["controller"] for name in telling]) if telling else None,
-        "told": len(telling),
+        "telling": [tasks[name]["title"] for name in telling],
+        "told": shown(*told, bold=False),
         "less": [(METHODS[m], shown(*less[m])) for m in others],
         "works": bool(gain > 1.96 * error and beaten),
         "beaten": [WORDS[m] for m, (mean, spread_) in less.items() if mean > 1.96 * spread_],
@@ -111,7 +112,7 @@ def of_calibration(result: Row) -> Row:
             *mean_of(sorted((changes[name]["controller"] for name in tasks), key=np.mean)[:-1]),
             bold=False,
         ),
-        "reached": bool(gain >= 3),
+        "reached": bool(told[0] >= 3),
         "perplexity": [(METHODS[m], *perplexities(tasks, m)) for m in METHODS],
         "plain": next(iter(tasks.values()))["perplexity"],
         "shown": shown,
