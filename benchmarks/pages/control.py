@@ -33,7 +33,7 @@ ESTIMATES = {
     "evidence": "**evidence**",
     "influence": "**influence**",
     "bm25": "BM25",
-    "bm25_sharpened": "BM25, sharpened",
+    "bm25_sharpened": "sharpened BM25",
     "own_document": "own document",
     "zero": "no change",
 }
@@ -197,7 +197,7 @@ def of_removal(result: Row) -> Row:
         ],
         "works": {"explained", "rank_all"} <= set(beaten["bm25"]),
         "ahead": {
-            key: ", ".join(ESTIMATES[n] for n in controls if key in beaten[n]) or "no control"
+            key: " and ".join(ESTIMATES[n] for n in controls if key in beaten[n]) or "no control"
             for key in ("explained", "rank_all")
         },
         "less": [
