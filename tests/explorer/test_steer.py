@@ -133,7 +133,9 @@ def test_an_answer_without_documents_is_estimated(served, lm):
     for one, estimate in zip(data["estimates"], expected.estimates, strict=True):
         assert one["method"] == estimate.method
         assert one["change"] == pytest.approx(estimate.change, rel=1e-4, abs=1e-6)
-    refused = served.refused("POST", "/api/steer/without", {"text": TEXT, "without": ["nowhere"]})
+    refused = served.refused(
+        "POST", "/api/steer/without", {"text": TEXT, "without": ["nowhere"], "generate": 4}
+    )
     assert "has no document 'nowhere'" in refused
 
 
