@@ -22,6 +22,8 @@ FILES_WRITTEN = {
     ("inspect attention", "--out"): ([MODEL, "text"], "maps.png"),
     ("inspect channels", "--html"): ([MODEL], "page.html"),
     ("map", "--html"): ([MODEL], "page.html"),
+    ("calibrate", "--out"): ([MODEL, "--task", "texts.jsonl"], "controller.safetensors"),
+    ("suppress", "--out"): ([MODEL, "--examples", "texts.jsonl"], "controller.safetensors"),
 }
 DIRECTORIES_WRITTEN = {
     ("corpus build", "--out"): ["sample"],
@@ -37,6 +39,7 @@ DIRECTORIES_WRITTEN = {
 READ = {
     "--lens", "--lens-a", "--lens-b", "--corpus", "--file", "--pairs", "--data", "--cases",
     "--data-files", "--tokenizer", "--judge", "--prompts", "files", "directory",
+    "--controller", "--task", "--test", "--examples", "--keep",
 }  # fmt: skip
 
 

@@ -33,7 +33,6 @@ from prismlm.lens.codes import (
     check_codes,
     learn_codes,
     parts_of,
-    quantise,
 )
 from tests.helpers.written_cells import write_cells
 
@@ -167,15 +166,6 @@ def test_a_truncated_file_is_refused(opened, name):
     (directory / name).write_bytes((directory / name).read_bytes()[:-5])
     with pytest.raises(FormatError, match=name):
         Cells(directory, meta)
-
-
-def test_int8_states_are_within_half_a_step():
-    states = random_states(50, 160)
-    scales, codes = quantise(states)
-    restored = scales.astype(np.float32)[:, None] * codes / 127
-    assert (np.abs(restored - states) <= 0.501 * scales[:, None] / 127 + 1e-4).all()
-    cosines = (restored * states).sum(1) / np.linalg.norm(restored, axis=1)
-    assert cosines.min() > 0.9999
 
 
 def test_cosines_are_those_of_the_coded_states(opened):
