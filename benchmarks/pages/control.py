@@ -21,13 +21,13 @@ WAYS = {
     "suppressed": "**scales of prototypes**",
     "random prototypes": "as many random prototypes",
     "prompt": "prompt “Do not mention …”",
-    "logit bias": "logit bias",
-    "largest logit bias": "logit bias of 32",
+    "logit bias": "a logit bias",
+    "largest logit bias": "a logit bias of 32",
     "all removed": "all that mark it removed",
     "random removed": "as many random ones removed",
 }
 GOAL, COST = 0.9, 0.02  # share of the behaviour removed, growth of perplexity
-KINDS = ("held_out", "taught")
+KINDS, BIASED = ("held_out", "taught"), ("logit bias", "largest logit bias")
 
 ESTIMATES = {
     "evidence": "**evidence**",
@@ -233,6 +233,9 @@ def of_behaviour(result: Row, name: str) -> Row:
     """Return the rows of one behaviour: ways to suppress it, and what they cost."""
     own, tasks = result[name], result["tasks"]["mean"]
     outcomes, plain = {one["name"]: one for one in own["outcomes"]}, 100 * tasks["plain"]["value"]
+    scales = own["ways"]["suppressed"]["scales"]
+    points = [one for one in own["frontier"] if one["weight"] is not None and one["cost"] <= COST]
+    fitted = [one["behaviour"] for one in points]
     rows = []
     for key, one in outcomes.items():
         task = tasks.get(f"{name}: {key}")
@@ -246,7 +249,20 @@ def of_behaviour(result: Row, name: str) -> Row:
     met = removed >= GOAL and growth <= COST
     return own | {
         "rows": rows,
-        "turned": len(own["ways"]["suppressed"]["scales"]),
+        "words": ", ".join(word.strip() for word in own["marked"]),
+        "rivals": " and ".join(
+            WAYS[key]
+            for key, one in outcomes.items()
+            if key in BIASED
+            and one["behaviour"]["value"] <= after["behaviour"]["value"]
+            and max(one[kind]["value"] for kind in KINDS) <= COST
+        ),
+        "later": next(
+            (one["environment"]["commit"] for one in own["outcomes"] if "environment" in one), ""
+        ),
+        "turned": len(scales),
+        "removed_all": not any(s for _, s in scales),
+        "fitted": f"{100 * min(fitted):.0f} %" if fitted else "all",
         "answer": (
             f"{shares[0]:.0f} % → {shares[1]:.0f} % of sampled answers at "
             f"{100 * growth:+.2f} % of perplexity ({'met' if met else 'goal missed'})"
