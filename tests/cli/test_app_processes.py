@@ -31,3 +31,13 @@ def test_commands_of_one_process_are_refused_in_several(arguments):
         # Only the first process prints.
         assert ("without torchrun" in done.stderr) == (rank == "0")
         assert f"prismlm {arguments[0]}" in done.stderr or rank == "1"
+
+
+def test_processes_that_accelerate_does_not_connect_are_refused():
+    unconnected = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}
+    done = run("train", "recipe.yaml", **unconnected)
+    assert done.returncode == 2
+    assert "torchrun --nproc-per-node N -m prismlm train" in done.stderr
+    # One process of accelerate or torchrun does the work.
+    for alone in ({"ACCELERATE_MIXED_PRECISION": "no"}, {"WORLD_SIZE": "1", "MASTER_PORT": "1"}):
+        assert "recipe.yaml" in run("train", "recipe.yaml", **alone).stderr

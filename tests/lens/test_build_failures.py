@@ -278,6 +278,17 @@ def test_a_lens_of_this_run_written_while_waiting_is_not_an_error(build, straigh
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
+@pytest.mark.parametrize("changed", [{"contexts": 5}, {"positions": 0.5}, {"codes": "pq"}])
+def test_a_lens_of_another_run_written_while_waiting_is_refused_before_reading(
+    build, straight, tmp_path, monkeypatch, changed
+):
+    out = tmp_path / "lens"
+    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
+    with pytest.raises(InputError, match="exists"):
+        build(progress=StopAfter(1, pytest.fail), **changed)
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -174,10 +174,19 @@ def _options(
     command = context.invoked_subcommand or ""
     flags = [flag for flag in SINGLE_PROCESS_FLAGS if flag in context.obj]
     single = command not in DISTRIBUTED_COMMANDS or (flags and command != "lm-eval")
-    if single and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    # On a CPU, accelerate leaves starting the others to mpirun, and gives none its number.
+    launched = os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"}
+    unconnected = launched and started == 1
+    if single and (started > 1 or unconnected):
         raise InputError(
             f"prismlm {' '.join([command, *flags])} runs in one process; several would repeat the "
             "same work in the same place: start it without torchrun or accelerate launch."
+        )
+    if unconnected and command != "lm-eval":
+        raise InputError(
+            "accelerate launch was asked for several processes, but on a CPU it connects none "
+            f"of them: start them with `torchrun --nproc-per-node N -m prismlm {command} …`."
         )
 
 

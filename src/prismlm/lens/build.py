@@ -145,8 +145,7 @@ def build_index(
     run = _run_settings(source)
 
     def written() -> bool:
-        # By another process, since there was no lens before.
-        return not overwrite and (out / layout.META_FILE).is_file()
+        return not overwrite and _written_meanwhile(out, run)
 
     with _ready(source, parts):
         parts.check(run, overwrite=overwrite)
@@ -175,6 +174,17 @@ def build_index(
                     write_lens(directory, source, assembly, meta, progress)
             discard(parts.path)
     return out
+
+
+def _written_meanwhile(out: Path, run: dict[str, Any]) -> bool:
+    """Return whether another process has written the lens of a run; InputError for another lens."""
+    if not (out / layout.META_FILE).is_file():
+        return False
+    meta = asdict(layout.read_meta(out))
+    meta |= {"codes": meta["cells"]["codes"], "positions": meta["cells"]["share"]}
+    if any(meta[name] != value for name, value in run.items() if name in meta):
+        check_lens(out, overwrite=False)
+    return True
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class StoredFiles(LensFiles):
         small = [n for n in (meta.files if names is None else names) if not n.startswith(LARGE)]
         copies = [self.local(name) for name in small]
         try:
-            layout.check_files(self.path, meta, small)
+            layout.check_files(self.path, meta, small, **options)
         except FormatError:
             for copy in copies:  # to be copied again
                 copy.unlink(missing_ok=True)
