@@ -75,20 +75,21 @@ def compare_answers(
     before = lm.write(prompt, count, temperature, seed)[0].tolist()
     with lm.edit(controller):
         after = lm.write(prompt, count, temperature, seed)[0].tolist()
-    words = [lm.words(ids[prompt.shape[1] :]) for ids in (before, after)]
+    without, with_it = (lm.words(ids[prompt.shape[1] :]) for ids in (before, after))
     pairs = enumerate(zip(before, after, strict=False))
     parted = next((n for n, (x, y) in pairs if x != y), None)
     if parted is None:
-        return Controlled(*words, None)
+        return Controlled(without, with_it, None)
     x, y = before[parted], after[parted]
     ids = torch.tensor([after[:parted]], device=lm.model.device)
     with capture(lm.model, logits=False) as captured:
         lm.model(input_ids=ids, use_cache=False)
     z, weight = captured.z[0, -1:].float(), weight_of(lm.model)
     logits = lm.logit_map.before_softcap(output_embedding(lm.model)(captured.z[0, -1:]).float())
-    names = [token_alone(lm.tokenizer, token) for token in (x, y)]
+    old, new = (token_alone(lm.tokenizer, token) for token in (x, y))
+    gap = float(logits[0, x] - logits[0, y])
     moves = _moves(lm, controller, z, (weight[y] - weight[x]).float())
-    return Controlled(*words, parted - 1, *names, float(logits[0, x] - logits[0, y]), moves)
+    return Controlled(without, with_it, parted - 1, old, new, gap, moves)
 
 
 def _moves(lm: PrismLM, controller: Controller, z: Tensor, contrast: Tensor) -> tuple[Move, ...]:

@@ -375,7 +375,7 @@ def fit(
     turned = sparse.csr_array(gains.T)
     # A softmax's curvature is at most 1/2.
     step = 2 * count / max(_largest_eigenvalue(gains, turned), 1e-12)
-    u = np.zeros(gains.shape[1]) if start is None else start
+    u = np.zeros(turned.indptr.size - 1) if start is None else start
     ahead, t = u, 1.0
     for _ in range(steps):
         gradient = turned @ scored.loss(scores + gains @ ahead)[1] / count
@@ -392,7 +392,7 @@ def fit(
 
 def _largest_eigenvalue(gains: sparse.csr_array, turned: sparse.csr_array) -> float:
     """Return that of gᵀg, by 30 power iterations, and a tenth more."""
-    vector, value = np.random.default_rng(0).normal(size=gains.shape[1]), 0.0
+    vector, value = np.random.default_rng(0).normal(size=turned.indptr.size - 1), 0.0
     for _ in range(30):
         vector = turned @ (gains @ vector)
         value = float(np.linalg.norm(vector))
@@ -421,7 +421,7 @@ def choose(scored: Scored, seed: int = 0) -> Chosen:
     fold = np.random.default_rng(seed).permutation(count) % FOLDS
     outer = [np.flatnonzero(fold == held) for held in range(FOLDS)]
     parts = [(scored.part(np.flatnonzero(fold != n)), scored.part(outer[n])) for n in range(FOLDS)]
-    losses: list[np.ndarray] = []
+    losses, least = list[np.ndarray](), np.zeros(count)
     for pull in pulls:
         lost = np.zeros(count)
         for n, (inner, held) in enumerate(parts):
@@ -498,9 +498,9 @@ def calibrate(
         scores = asked.total(log_probabilities(lm, z, asked.tokens)[0])
         right.append(is_right(scores, asked.starts, asked.right))
     change = bootstrap(right[1] * 1.0 - right[0], seed=seed)
-    accuracies = [float(answered.mean()) for answered in right]
-    cut = answers.cut + asked.cut
-    return Calibration(controller, len(answers), len(asked), *accuracies, change, chosen, cut)
+    before, after = (float(answered.mean()) for answered in right)
+    cut, counts = answers.cut + asked.cut, (len(answers), len(asked))
+    return Calibration(controller, *counts, before, after, change, chosen, cut)
 
 
 def as_controller(
