@@ -149,6 +149,7 @@ def answers(lm, examples):
     return cal.read_answers(lm, examples)
 
 
+@torch.no_grad()
 def test_scores_are_those_of_the_model_on_each_text_alone(lm, examples, answers):
     log_p, _ = cal.log_probabilities(lm, answers.z, answers.tokens)
     scores = answers.total(log_p)
