@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from prismlm.cost import Cost, peak_memory, rate_of, seconds_of
+from prismlm.cost import Cost, rate_of
 
 
 def test_figures_and_parts_are_attributes_and_json():
@@ -18,12 +18,6 @@ def test_figures_and_parts_are_attributes_and_json():
     value = json.loads(json.dumps(cost.to_dict()))
     assert (value["seconds"], value["runs"], value["unknown"]) == (None, 3, ["How much."])
     assert value["first"]["seconds"] == 2.0
-
-
-def test_a_timed_call_is_warmed_up():
-    calls = []
-    assert seconds_of(lambda: calls.append(0), 3) >= 0
-    assert len(calls) == 4
 
 
 @pytest.fixture
@@ -51,8 +45,3 @@ def test_a_rate_omits_the_first_step_and_stops_in_time(clock):
     many = clock((1, 1), (1, 4), (1, 4), (1, 4))
     assert rate_of(many, enough=8) == 4
     assert list(many) == [4]
-
-
-def test_peak_memory_is_in_bytes():
-    block = bytearray(80_000_000)
-    assert peak_memory() > len(block)

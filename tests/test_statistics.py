@@ -56,17 +56,6 @@ def test_an_interval_of_normal_values_depends_on_the_seed_alone():
         bootstrap(np.zeros(0), np.zeros(0))
 
 
-def test_means_of_columns_are_those_of_each_and_differences_are_paired():
-    columns = np.random.default_rng(0).normal(size=(40, 2))
-    columns = np.column_stack([columns, columns[:, 0] - columns[:, 1]])
-    intervals = mean_intervals(columns, seed=1)
-    for column, interval in zip(columns.T, intervals, strict=True):
-        alone = bootstrap(column)
-        assert interval.value == pytest.approx(alone.value)
-        assert (interval.low, interval.high) == pytest.approx((alone.low, alone.high), abs=0.02)
-    assert mean_intervals(columns[:, :1], seed=1) == intervals[:1]
-
-
 def test_spearman_by_hand():
     x = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     # Σ d² = 0 + 1 + 1 + 1 + 1 = 4, so 1 − 6·4 / (5·24).

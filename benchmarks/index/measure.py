@@ -169,7 +169,7 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     part.mkdir(parents=True)
     step = max(1, corpus.num_tokens // tokens)
     written = turn = 0
-    with PartWriter(part, corpus.tokenizer, heldout_fraction=0.0) as writer:
+    with PartWriter(part, corpus.tokenizer, 0.0) as writer:
         while written < tokens:
             for index in range(0, len(corpus), step):
                 ids = corpus.tokens(int(corpus.starts[index]), int(corpus.lengths[index]))

@@ -15,9 +15,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Seventeen documents in several shards."""
     directory = tmp_path_factory.mktemp("corpus")
     path = write_jsonl(directory / "texts.jsonl", RECORDS)
-    return build_corpus(
-        path, directory / "built", vocab_size=300, shard_tokens=900, heldout_fraction=0.3
-    )
+    return build_corpus(path, directory / "built", vocab_size=300, parts=6, heldout_fraction=0.3)
 
 
 @pytest.fixture

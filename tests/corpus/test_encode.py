@@ -7,17 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
 from prismlm.corpus.chat import as_chat, chat_text, encode_chat
-from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_text, text_encoder
+from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_text
 from prismlm.corpus.packing import IGNORED
-from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint, train_tokenizer
+from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import Sequences, window_batches
 from prismlm.errors import FormatError, InputError
 from prismlm.files import write_json
@@ -161,16 +159,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return build(tmp_path_factory.mktemp("prefix"), begun_tokenizer(), *texts)
 
 
-def test_documents_start_with_the_prefix(corpus: Corpus) -> None:
-    assert corpus.prefix == [corpus.tokenizer.bos_token_id]
-    for number, start in enumerate(corpus.starts.tolist()):
-        ids = corpus.read_tokens(start, int(corpus.lengths[number])).tolist()
-        text, spans = corpus.text(number), corpus.spans(number)
-        assert ids == [*corpus.tokenizer(text)["input_ids"], corpus.eos_token_id]
-        assert (spans[0].tolist(), spans[1, 0], spans[-2, 1]) == ([0, 0], 0, len(text))
-        assert corpus.excerpt(start, len(ids)) == text
-
-
 @pytest.mark.parametrize(("window", "stride"), [(16, 8), (16, 16), (2, 1), (64, 64)])
 def test_windows_start_with_the_prefix(corpus: Corpus, window: int, stride: int) -> None:
     sizes = corpus.starts, corpus.lengths, window, stride, corpus.prefix
@@ -229,12 +217,6 @@ def test_a_corpus_without_the_prefix_of_its_tokenizer_is_refused(tmp_path: Path)
         _ = Corpus.open(old.path).tokenizer
 
 
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> Tokenizer:
-    texts = ["of the sea and the other thing " * 20, "naïve 東京 café " * 20]
-    return text_encoder(train_tokenizer(iter(texts), 300).backend_tokenizer, "<|endoftext|>")
-
-
 def byte_level(*vocabulary: str) -> Tokenizer:
     backend = Tokenizer(models.BPE({token: n for n, token in enumerate(vocabulary)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -265,14 +247,3 @@ def test_spans_of_byte_level_tokens(
     spans = token_bytes.spans(np.array(tokens, dtype=np.int64), text)
     assert (spans if spans is None else spans.tolist()) == expected
     assert TokenBytes.from_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a"))) is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_spans_of_bytes_are_those_of_encoding(byte_tokenizer: Tokenizer, text: str) -> None:
-    encoding = byte_tokenizer.encode(text, add_special_tokens=False)
-    token_bytes = TokenBytes.from_tokenizer(byte_tokenizer)
-    assert token_bytes is not None
-    spans = token_bytes.spans(np.array(encoding.ids, dtype=np.int64), text)
-    assert spans is not None
-    assert spans.tolist() == [list(span) for span in encoding.offsets]

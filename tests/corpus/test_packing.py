@@ -7,12 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prismlm.corpus import Corpus, PackedDataset, pack
-from prismlm.corpus.packing import IGNORED, best_fit
+from prismlm.corpus.packing import IGNORED
 from prismlm.errors import InputError
 
 
@@ -70,19 +68,6 @@ def test_rows_are_filled(build: Callable[..., Corpus]) -> None:
     generator = np.random.default_rng(0)
     corpus = build(["ab " * int(n) for n in generator.integers(1, 300, 400)])
     assert pack(corpus, corpus.split("all"), 128, seed=0).fill > 0.99
-
-
-@given(st.lists(st.integers(1, 12), max_size=60))
-def test_best_fit_uses_the_fullest_bin_with_space(sizes: list[int]) -> None:
-    filled: dict[int, int] = {}
-    for size, chosen in zip(sizes, best_fit(sizes, 12).tolist(), strict=True):
-        spaces = [12 - n for n in filled.values() if 12 - n >= size]
-        if chosen in filled:
-            assert 12 - filled[chosen] == min(spaces)
-        else:
-            assert not spaces
-            assert chosen == len(filled)
-        filled[chosen] = filled.get(chosen, 0) + size
 
 
 def test_packed_documents_do_not_attend_to_each_other(corpus: Corpus) -> None:

@@ -3,10 +3,8 @@
 import json
 import os
 import resource
-import shutil
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,16 +17,14 @@ from prismlm.corpus import (
     HubDataset,
     build_corpus,
     formats,
-    sampling,
     store,
 )
 from prismlm.corpus import part as module
-from prismlm.corpus import read as reading
 from prismlm.corpus.part import CorpusPart
 from prismlm.corpus.tokenizer import train_tokenizer
 from prismlm.errors import InputError, Interrupted
 from prismlm.parts import ENGINES
-from tests.corpus.test_build import contents
+from tests.corpus.test_part_directory import contents
 from tests.helpers import forked
 from tests.helpers.records import write_jsonl
 
@@ -135,19 +131,15 @@ def test_a_corpus_is_the_same_in_any_number_of_parts(build, counted, monkeypatch
     assert written(trained[0]) == written(trained[1])
 
 
-def test_the_text_to_train_a_tokenizer_on_does_not_depend_on_parts(build, monkeypatch):
-    seen = []
-    monkeypatch.setattr(sampling, "TRAINING_CHARACTERS", 3000)
-    train = module.train_tokenizer
-    monkeypatch.setattr(
-        module,
-        "train_tokenizer",
-        lambda texts, size: train(iter(seen.append(list(texts)) or seen[-1]), size),
-    )
-    for parts in (1, 3, 11):
-        build(f"in {parts}", parts=parts, tokenizer=None, vocab_size=290)
-    assert seen[0] == seen[1] == seen[2]
-    assert 2000 < sum(map(len, seen[0])) <= 3000
+def test_a_tokenizer_is_trained_on_texts_from_all_over_the_input(tmp_path, monkeypatch):
+    rows = [{"text": f"Row {number} of many é."} for number in range(600)]
+    part = CorpusPart(tmp_path / "out", None, write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert part.training_texts() == [row["text"] for row in rows]
+    monkeypatch.setattr(module, "PLACE_BYTES", 1000)
+    monkeypatch.setattr(module, "TRAINING_CHARACTERS", 3000)
+    texts = part.training_texts()
+    assert sum(map(len, texts)) == 3000
+    assert [text.split()[1][0] for text in texts[:16:3]] == ["0", "1", "2", "3", "4", "5"]
 
 
 @pytest.mark.slow
@@ -186,10 +178,10 @@ def test_finished_parts_are_kept(build, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
 
 
-@pytest.mark.parametrize("at", [16, 23])
-def test_a_merge_that_was_stopped_is_finished(at, build, monkeypatch):
-    """Before a shard is moved, and before corpus.json is written."""
-    whole, calls, real = build("whole"), [], os.replace
+@pytest.mark.parametrize(("function", "at"), [("link", 5), ("rename", 5)])
+def test_what_stops_in_the_last_step_makes_no_part_again(function, at, build, monkeypatch):
+    """Between shards, and before the corpus has its name."""
+    whole, calls, real = build("whole"), [], getattr(os, function)
 
     def failing(*given):
         calls.append(given)
@@ -198,83 +190,12 @@ def test_a_merge_that_was_stopped_is_finished(at, build, monkeypatch):
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", failing)
+        patch.setattr(os, function, failing)
         with pytest.raises(Stop):
             build()
-    assert contents(build().path) == contents(whole.path)
-
-
-@pytest.mark.parametrize("parts", [1, 4])
-def test_a_cleanup_that_was_killed_is_finished(parts, build, monkeypatch):
-    whole, real = build("whole", parts=parts), shutil.rmtree
-
-    def killed(path, **options):
-        if not (Path(path) / "run.json").is_file():
-            return real(path, **options)
-        (Path(path) / "run.json").unlink()
-        raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", killed)
-        with pytest.raises(Stop):
-            build(parts=parts)
-    assert contents(build(parts=parts).path) == contents(whole.path)
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_corpus_whose_renaming_was_stopped_is_not_made_again(
-    overwrite, build, texts, tmp_path, monkeypatch
-):
-    whole, real = build("whole"), os.rename
-    if overwrite:
-        build(inputs=texts / "rows.jsonl")
-
-    def stopped(source, target):
-        if Path(target) == tmp_path / "out" and not str(source).endswith(".old"):
-            raise Stop
-        real(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", stopped)
-        with pytest.raises(Stop):
-            build(overwrite=overwrite)
     monkeypatch.setattr(CorpusPart, "_write", None)
-    assert contents(build(overwrite=overwrite).path) == contents(whole.path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
-
-
-class AtFirstReport(StopAfter):
-    """A reporter that calls a function at its first report."""
-
-    def __init__(self, call):
-        super().__init__(1)
-        self.error, self.call = None, call
-
-    def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
-            self.call()
-
-
-@pytest.mark.parametrize("grown", [False, True])
-def test_parts_of_two_commands_are_not_mixed(grown, tokenizer, tmp_path):
-    rows = [{"text": f"Text {n} of many."} for n in range(140)]
-    path = write_jsonl(tmp_path / "rows.jsonl", rows[:100] if grown else rows)
-    first = CorpusPart(tmp_path / "out", tokenizer, path)
-    second = first if grown else replace(first, heldout_fraction=0.5)
-
-    def start_another():
-        if grown:
-            write_jsonl(path, rows)
-        second.list_inputs(2)
-
-    stale = first.list_inputs(2)
-    replace(first, progress=AtFirstReport(start_another))(None, 0, 2)
-    with pytest.raises(InputError, match="files: " if grown else r"heldout_fraction: 0\.05 → 0\.5"):
-        second(None, 1, 2)
-    with pytest.raises(InputError, match="by another command with other settings"):
-        stale(None, 1, 2)
-    assert not (tmp_path / "out").exists()
+    assert contents(build().path) == contents(whole.path)
+    assert not list(whole.path.parent.glob(".*"))
 
 
 def test_a_part_does_not_replace_its_own_input(build, tokenizer, tmp_path):
@@ -327,30 +248,16 @@ def test_a_file_that_changes_during_the_build_is_named(remote, texts, tokenizer,
         for path in texts.iterdir():
             (copy / path.name).write_bytes(path.read_bytes())
         texts = copy
-    part = CorpusPart(tmp_path / "out", tokenizer, texts if remote else [texts], merge=False)
+    part = CorpusPart(tmp_path / "out", tokenizer, texts if remote else [texts])
     part(None, 0, 3)
     listed = part.list_inputs(3)
     table = (texts / "table.parquet").read_bytes()
     (texts / "table.parquet").write_bytes(table + b" ")
     with pytest.raises(InputError, match=r"table\.parquet has changed since the build started"):
-        listed(None, 2, 3)
+        listed.make(None, 2, 3)
     (texts / "table.parquet").unlink()
-    with pytest.raises(InputError, match=r"table\.parquet was listed .* and is missing now"):
-        listed(None, 2, 3)
-
-
-def test_a_failed_read_is_not_called_a_failed_write(texts, tokenizer, tmp_path, monkeypatch):
-    def refused(path):
-        raise PermissionError(13, "Permission denied")
-
-    listed = CorpusPart(tmp_path / "out", tokenizer, [texts], merge=False).list_inputs(3)
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "_state", refused)
-        with pytest.raises(InputError, match=r"0\.txt cannot be read \(.*Permission denied"):
-            listed(None, 0, 3)
-    (tmp_path / ".out.partial" / module.PLAN_FILE).unlink()
-    with pytest.raises(InputError, match=r"plan\.json is missing: another command"):
-        listed(None, 0, 3)
+    with pytest.raises(InputError, match=r"table\.parquet cannot be read: "):
+        listed.make(None, 2, 3)
 
 
 def test_parts_by_themselves_and_the_last_one_writes_the_corpus(build, texts, tokenizer, tmp_path):
@@ -373,9 +280,7 @@ def test_parts_by_themselves_and_the_last_one_writes_the_corpus(build, texts, to
 def test_an_id_in_two_parts_is_refused_or_left_out(build, tmp_path):
     rows = [{"id": f"d{n % 95}", "text": f"Text {n} of a hundred."} for n in range(100)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(
-        InputError, match=r"rows\.jsonl:96: another document, .*:1, has the id 'd0'"
-    ):
+    with pytest.raises(InputError, match=r"rows\.jsonl:96: another document has the id 'd0'"):
         build(inputs=path, parts=3)
     options = {"inputs": path, "skip_bad_rows": True}
     one, three = (
@@ -384,22 +289,6 @@ def test_an_id_in_two_parts_is_refused_or_left_out(build, tmp_path):
     )
     assert written(one) == written(three)
     assert three.meta["left_out"] == {"id used before": 5}
-
-
-def test_workers_leave_out_ids_of_earlier_parts(build, tmp_path, monkeypatch):
-    """The last step, which is one process, tokenises nothing again."""
-    rows = [{"id": f"d{n % 95}", "text": f"Text {n} of a hundred."} for n in range(100)]
-    finish = CorpusPart.finish
-
-    def without_writing(part, count):
-        with monkeypatch.context() as patch:
-            patch.setattr(CorpusPart, "_write", None)
-            finish(part, count)
-
-    monkeypatch.setattr(CorpusPart, "finish", without_writing)
-    inputs = write_jsonl(tmp_path / "rows.jsonl", rows)
-    built = build(inputs=inputs, parts=3, skip_bad_rows=True)
-    assert built.meta["left_out"] == {"id used before": 5}
 
 
 def test_what_cannot_be_started_leaves_no_files(build, texts, tmp_path):
@@ -443,7 +332,7 @@ def test_of_near_duplicates_the_first_is_kept(build, tmp_path):
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_an_id_used_before_is_judged_before_near_duplicates_and_training(trained, build, tmp_path):
+def test_ids_used_before_are_the_same_with_near_duplicates_and_training(trained, build, tmp_path):
     pytest.importorskip("datatrove")
     rows = [json.loads(line) for line in near_duplicates(tmp_path).read_text().splitlines()]
     rows = [row | {"id": f"d{n % 23}"} for n, row in enumerate(rows)]

@@ -6,8 +6,6 @@ import csv
 import gzip
 import io
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from prismlm.corpus import (
     DocumentReader,
     build_corpus,
     formats,
-    read,
     read_documents,
 )
 from prismlm.errors import InputError
@@ -245,18 +242,6 @@ def test_bad_rows_are_all_named_or_left_out_and_counted(tiny_corpus: Path, tmp_p
     assert (built.meta["counts"]["skipped"], len(built)) == (12, 8)
 
 
-def test_the_search_for_more_bad_rows_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "t.jsonl").write_text('{"text": 1}\n' * 9)
-    message = error_of(tmp_path / "t.jsonl")
-    assert "9 rows cannot be used (text is a number: 9):" in message
-    assert message.count("t.jsonl:") == 5
-    monkeypatch.setattr(read, "SEARCH_SECONDS", 0.0)
-    message = error_of(tmp_path / "t.jsonl")
-    assert "2 rows cannot be used (text is a number: 2), in 0 s of reading:" in message
-
-
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet"])
 @pytest.mark.parametrize("damage", ["cut", "other content", "empty"])
 def test_damaged_files(kind: str, damage: str, tmp_path: Path) -> None:
@@ -270,74 +255,16 @@ def test_damaged_files(kind: str, damage: str, tmp_path: Path) -> None:
 LONG = "a" * 10**5
 
 
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduce the limits of one text and of repeated text to a hundredth."""
-    assert (files.LARGEST_TEXT, formats.SMALL) == (2**27, 2**25)
+@pytest.mark.parametrize("kind", ["csv", "txt", "jsonl.zst"])
+def test_a_text_above_the_limit_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert files.LARGEST_TEXT == 2**27
     for module in (files, formats):
         monkeypatch.setattr(module, "LARGEST_TEXT", 2**20)
-    monkeypatch.setattr(formats, "SMALL", 2**18)
-
-
-def write_bomb(kind: str, directory: Path) -> Path:
-    """Write a file of a few kilobytes that unpacks to 4 MB, or to a single text of 1.4 MB."""
-    path = directory / f"bomb.{kind.partition(' ')[0]}"
-    if "rows" in kind:
-        texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array([LONG]))
-        pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=2**30)
-    elif kind == "parquet":
-        pq.write_table(pa.table({"text": [LONG * 40]}), path, compression="zstd")
-    else:
-        texts = [LONG * 14] if "one" in kind else [LONG] * 40
-        write_packed("".join(f'{{"text": "{text}"}}\n' for text in texts).encode(), path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("jsonl.gz", " unpacks to more than"),
-        ("jsonl.zst one text", ":1 is larger than 1 MiB"),
-        ("parquet", " unpacks to more than"),
-        ("parquet rows of one text", " unpacks to more than"),
-    ],
-)
-@pytest.mark.usefixtures("limits")
-def test_files_that_unpack_to_a_hundred_times_their_size_are_refused(
-    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if kind == "parquet":
-        monkeypatch.setattr(formats, "_table_rows", lambda *_: pytest.fail("it was unpacked"))
-    path = write_bomb(kind, tmp_path)
-    assert path.stat().st_size < 40_000
-    assert f"{path}{message}" in error_of(path)
-
-
-@pytest.mark.parametrize("kind", ["csv", "txt"])
-@pytest.mark.usefixtures("limits")
-def test_a_text_above_the_limit_is_refused(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / f"t.{kind}"
-    path.write_text(("text\n" if kind == "csv" else "") + LONG * 14)
+    text = ("text\n" if kind == "csv" else "") + LONG * 14
+    path = write_packed(text.encode(), tmp_path / f"t.{kind}")
     assert "larger than 1 MiB" in error_of(path)
-
-
-@pytest.mark.parametrize(("limit", "sizes"), [(30, [3]), (2, [1, 1, 1])])
-def test_large_rows_are_read_a_few_at_once(
-    limit: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_at_once: list[int] = []
-    rows = formats._table_rows
-
-    def counted(batches: Iterable[pa.RecordBatch], *others: Any) -> Iterator[Any]:
-        batches = list(batches)
-        read_at_once.extend(batch.num_rows for batch in batches)
-        return rows(batches, *others)
-
-    monkeypatch.setattr(formats, "_table_rows", counted)
-    monkeypatch.setattr(formats, "MAX_JSON", limit * len(LONG))
-    path = write_parquet(tmp_path / "t.parquet", {"text": [f"{LONG}{n}" for n in range(3)]})
-    assert len(list(read_documents(path))) == 3
-    assert read_at_once == sizes
 
 
 def test_a_file_is_read_once(tmp_path: Path) -> None:
@@ -435,33 +362,6 @@ def test_an_address_of_a_local_file(tmp_path):
     path.write_text("a text")
     for address in (f"file://{path}", Path(f"file://{path}")):
         assert list(DocumentReader(address)) == list(DocumentReader(path))
-
-
-def test_bad_rows_of_a_store_are_those_of_a_directory(store):
-    for root in store:
-        (root / "a.json").write_text("{")
-        (root / "z.jsonl").write_text("not JSON\n")
-    local, remote = (DocumentReader(root, skip_bad_rows=True) for root in store)
-    assert list(remote) == list(local)
-    assert remote.left_out == local.left_out == {"not valid JSON": 2}
-    with pytest.raises(InputError, match=r"2 rows cannot be used \(not valid JSON: 2\)"):
-        list(DocumentReader(store[1]))
-
-
-def test_a_store_is_asked_once_for_the_size_of_a_file(store, monkeypatch):
-    asked, state = Counter(), read._state
-
-    def counted(path):
-        asked[path.name] += 1
-        return state(path)
-
-    monkeypatch.setattr(read, "_state", counted)
-    monkeypatch.setattr(formats, "SMALL", 0)
-    (store[1] / "sub" / "b.jsonl").write_text('{"text": "b"}\n' * 9)
-    reader = DocumentReader(store[1])
-    for _ in range(2):
-        assert len(list(reader)) == 15
-    assert set(asked.values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,6 @@ def test_a_long_word_does_not_stall_training() -> None:
     assert trained.decode(trained.encode("=" * 1001)) == "=" * 1001
 
 
-def test_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert tokenizer.eos_token == tokenizer.pad_token == END_OF_TEXT
-    assert tokenizer.bos_token is None
-    assert len(tokenizer) == 280
-
-
 def test_training_and_saving_keep_the_fingerprint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

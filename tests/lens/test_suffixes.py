@@ -126,7 +126,7 @@ def test_tokens_of_any_width(tmp_path, large):
 @pytest.mark.parametrize("split", ["train", "heldout", "all"])
 def test_a_lens_of_several_shards_needs_no_corpus(tmp_path, split):
     path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
-    settings = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 0.3}
+    settings = {"vocab_size": 300, "parts": 6, "heldout_fraction": 0.3}
     corpus = build_corpus(path, tmp_path / "corpus", **settings)
     (tmp_path / "lens").mkdir()
     write_suffixes(tmp_path / "lens", corpus, split)

@@ -56,7 +56,6 @@ def build(
     tokenizer: Annotated[str | None, option("DIR|NAME", "Use this one; train none.")] = None,
     vocab_size: Annotated[int, option("N", "Vocabulary of the trained tokenizer.")] = 8192,
     heldout: Heldout = 0.05,
-    shard_tokens: Annotated[int, option("N", "Maximum tokens per file.")] = 2**27,
     language: Languages = None,
     quality: Quality = False,
     remove_near_duplicates: NearDuplicates = False,
@@ -84,9 +83,8 @@ def build(
     opt.count_parts(parts, workers, engine, shard)
     settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
     settings |= {"columns": Columns(*names, url_column, split_column), "overwrite": overwrite}
-    settings |= {"heldout_fraction": heldout, "shard_tokens": shard_tokens}
     filters = Filters(tuple(opt.split_names(language) or ()), quality, remove_near_duplicates)
-    settings |= {"filters": filters, "skip_bad_rows": skip_bad_rows}
+    settings |= {"heldout_fraction": heldout, "filters": filters, "skip_bad_rows": skip_bad_rows}
     if dry_run:
         output.print_cost(estimate_build(stream or paths, out, **settings), as_json=as_json)
         return

@@ -1,11 +1,11 @@
 """Text to tokens: documents keep their id, source, licence and offsets."""
 
-from prismlm.corpus.build import build_corpus
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.estimate import estimate_build
 from prismlm.corpus.filters import Filters
 from prismlm.corpus.packing import PackedDataset, pack
+from prismlm.corpus.part import build_corpus
 from prismlm.corpus.read import DocumentReader, read_documents, sample_path
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer

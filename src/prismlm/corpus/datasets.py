@@ -53,8 +53,7 @@ class HubDataset:
 
     def absolute(self) -> HubDataset:
         """Return it with paths that do not depend on the current directory."""
-        local = Path(self.name)
-        name = str(local.resolve()) if local.exists() else self.name
+        name = os.path.abspath(self.name) if os.path.exists(self.name) else self.name
         files = (f if "://" in f else os.path.abspath(f) for f in self.data_files)
         return replace(self, name=name, data_files=tuple(files))
 

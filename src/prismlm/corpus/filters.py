@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,6 @@ import numpy as np
 
 from prismlm.corpus.documents import Document
 from prismlm.errors import InputError
-from prismlm.run_state import writing
 
 if TYPE_CHECKING:
     from datatrove.data import Document as TroveDocument
@@ -111,33 +110,27 @@ def _words() -> WordTokenizer:
 
 
 class NearDuplicates(NamedTuple):
-    """The steps of datatrove's MinHash, in a directory; each finished task leaves a mark.
+    """The steps of datatrove's MinHash, in a directory, over all texts of the input.
 
     Whether two texts are nearly equal does not depend on the number of parts.
     """
 
     directory: Path
 
-    def sign(self, documents: Iterator[Document], rank: int) -> None:
+    def sign(self, documents: Iterable[Document], rank: int) -> None:
         """Write the signatures of the documents of a part."""
         from datatrove.pipeline.dedup import MinhashDedupSignature
 
         words: Any = _words()
         step = MinhashDedupSignature(self._folder("signatures"), _config(), words)
-        self._once(self.signed(rank).stem, lambda: step.run(map(to_datatrove, documents), rank))
-
-    def signed(self, rank: int) -> Path:
-        """Return the mark of a part whose signatures are written."""
-        return self.directory / f"signatures-{rank:05d}.done"
+        step.run(map(to_datatrove, documents), rank)
 
     def compare(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Find pairs with equal signatures: one of :meth:`buckets` tasks."""
         from datatrove.pipeline.dedup import MinhashDedupBuckets
 
-        pairs = MinhashDedupBuckets(
-            self._folder("signatures"), self._folder("pairs"), config=_config()
-        )
-        self._once(f"pairs-{rank:05d}", lambda: pairs.run(None, rank, world_size))
+        folders = self._folder("signatures"), self._folder("pairs")
+        MinhashDedupBuckets(*folders, config=_config()).run(None, rank, world_size)
 
     def buckets(self) -> int:
         """Return the number of tasks of :meth:`compare`."""
@@ -147,12 +140,10 @@ class NearDuplicates(NamedTuple):
         """Join pairs to clusters, in one process; texts are not read."""
         from datatrove.pipeline.dedup import MinhashDedupCluster
 
-        step = MinhashDedupCluster(
-            self._folder("pairs"), self._folder("clusters"), _config(), save_cluster_id=True
-        )
+        folders = self._folder("pairs"), self._folder("clusters")
         # tqdm draws a bar of its own.
         with redirect_stderr(io.StringIO()):
-            self._once("clusters", lambda: step.run(None, 0, 1))
+            MinhashDedupCluster(*folders, _config(), save_cluster_id=True).run(None, 0, 1)
         most = -1
         for path in sorted((self.directory / "clusters").glob("*.clusters")):
             rows = np.fromfile(path, "<u4").reshape(-1, 2).astype(np.int64)
@@ -171,13 +162,6 @@ class NearDuplicates(NamedTuple):
 
     def _folder(self, name: str) -> str:
         return str(self.directory / name)
-
-    def _once(self, name: str, run: Callable[[], object]) -> None:
-        mark = self.directory / f"{name}.done"
-        with writing(mark, wait=True):
-            if not mark.exists():
-                run()
-                mark.touch()
 
 
 def _config() -> MinhashConfig:

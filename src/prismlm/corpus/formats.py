@@ -7,11 +7,13 @@ import gzip
 import io
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, AnyStr, NamedTuple
 
@@ -26,15 +28,65 @@ WHOLE_FILES = (".txt", ".md")
 PACKINGS = ("", ".gz", ".zst")
 LINES = tuple(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in PACKINGS)
 EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *LINES, ".parquet", ".arrow")
+# What stores say of the version of a file.
+VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
 ROWS_AT_ONCE = 64
 # A .json file is parsed as a whole.
 MAX_JSON = 2**30
-# Text compresses 3 to 5 times, repetitive text 50 times; the limit does not apply to small files.
-MAX_RATIO, SMALL = 100, 2**25
 # Files that parts share; the others belong to one part.
 DIVISIBLE = (".jsonl", ".ndjson", ".parquet")
 # Up to this size the lines before a part are counted, to number its own.
 MAX_COUNTED = 2**30
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file to read; without an id column, ids are made of ``name``.
+
+    ``listed`` is its state when a build was started, if another process made the list.
+    """
+
+    path: Path
+    name: str
+    listed: tuple[int, str] | None = None
+
+    @cached_property
+    def state(self) -> tuple[int, str]:
+        """Its bytes, and the version that its store states; a store is asked once."""
+        return self.listed or _state(self.path)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.state[0]
+
+    def check(self) -> None:
+        """Raise InputError if it is no longer as it was listed."""
+        if self.listed is None:
+            return
+        if is_remote(self.path):
+            # This process may have asked the store long ago.
+            self.path.fs.invalidate_cache()  # pyright: ignore[reportAttributeAccessIssue]
+        now = _state(self.path)
+        if now != self.listed:
+            raise InputError(
+                f"{self.path} has changed since the build started: {self.listed[0]:,} bytes of "
+                f"version {self.listed[1] or 'unknown'} then, {now[0]:,} of {now[1]} now. Put it "
+                "back, or start over with --overwrite (in Python: overwrite=True)."
+            )
+
+
+def _state(path: Any) -> tuple[int, str]:
+    if isinstance(path, Path):
+        status = path.stat()
+        return status.st_size, str(status.st_mtime_ns)
+    info = path.fs.info(path.path)
+    return info["size"], next((str(info[name]) for name in VERSIONS if info.get(name)), "")
+
+
+def is_remote(path: Any) -> bool:
+    """Return whether a path is a UPath of a store, which has a file system of fsspec."""
+    return not isinstance(path, os.PathLike) and hasattr(path, "fs")
 
 
 class Span(NamedTuple):
@@ -64,21 +116,18 @@ def extension(path: Path) -> str | None:
     return next((known for known in EXTENSIONS if name.endswith(known)), None)
 
 
-def read_rows(path: Path, columns: Columns, size: int, span: Span = WHOLE) -> Iterator[Row]:
-    """Yield the rows of one file of ``size`` bytes, in order, a batch of them at a time.
+def read_rows(file: InputFile, columns: Columns, span: Span = WHOLE) -> Iterator[Row]:
+    """Yield the rows of one file, in order, a batch of them at a time.
 
     Only divisible files have a ``span``. Raises BadRow for a file that is not UTF-8 or not valid
     JSON as a whole.
     """
     readers = {".json": _json, ".csv": _csv, ".arrow": _arrow} | dict.fromkeys(WHOLE_FILES, _whole)
-    kind, unpacked = extension(path) or "", 0
+    path, kind = file.path, extension(file.path) or ""
     parts = partial(_parquet if kind == ".parquet" else _json_lines, span=span)
     try:
-        for row in readers.get(kind, parts)(path, columns, size):
-            values = row.values.values() if isinstance(row.values, dict) else ()
-            unpacked += sum(len(value) for value in values if isinstance(value, str))
-            _check_ratio(path, unpacked, size)
-            yield row
+        file.check()
+        yield from readers.get(kind, parts)(path, columns, file.size)
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -88,8 +137,9 @@ def read_rows(path: Path, columns: Columns, size: int, span: Span = WHOLE) -> It
         raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
     except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
         # Arrow reports broken zstd and Parquet streams as OSError without an errno, as gzip does.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
+            why = getattr(error, "strerror", None) or "it is missing"
+            raise InputError(f"{path} cannot be read: {why}.") from error
         raise InputError(
             f"{path} is damaged or incomplete, or not what its extension says "
             f"({first_line(error)}). Fetch or write the file again."
@@ -101,14 +151,6 @@ def read_rows(path: Path, columns: Columns, size: int, span: Span = WHOLE) -> It
             f"{path} could not be read to its end ({first_line(error)}). Try again when its store "
             "answers."
         ) from error
-
-
-def _check_ratio(path: Path, unpacked: int, size: int) -> None:
-    if unpacked > SMALL and unpacked > MAX_RATIO * size:
-        raise InputError(
-            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times its size, "
-            "as no text does: leave it out, or unpack it first."
-        )
 
 
 def _opened(path: Path) -> Any:
@@ -237,7 +279,6 @@ def _parquet(path: Path, columns: Columns, size: int, span: Span) -> Iterator[Ro
         chunks = (group.column(number) for group in groups for number in range(group.num_columns))
         chunks = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in used)
         largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
-        _check_ratio(path, largest, size)
         # A single row may be as large as all of its column.
         at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
         mine = [n for n, group in enumerate(groups) if span.start <= _offset(group) < span.stop]

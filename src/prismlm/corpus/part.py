@@ -1,16 +1,14 @@
 """Building a corpus directory in parts, by any number of workers.
 
-A part reads its share of the input and writes shards; the last step moves the shards of all parts
+A part reads its share of the input and writes a shard; the last step puts the shards of all parts
 together. Documents are in the order of the input, whatever the numbers of parts and workers.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,40 +19,48 @@ import pyarrow.parquet as pq
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.corpus import layout, sampling
+from prismlm.corpus import layout
 from prismlm.corpus.datasets import DatasetReader, HubDataset, PipelineReader
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.filters import NEAR_DUPLICATE, Filters, NearDuplicates
-from prismlm.corpus.read import DocumentReader, InputFile, is_remote, repeated_id
+from prismlm.corpus.read import DocumentReader, InputFile, Paths, repeated_id
+from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
-from prismlm.corpus.writer import PART_FILE, SHARD_TOKENS, PartWriter, merge_parts
+from prismlm.corpus.writer import PART_FILE, PartWriter, merge_parts
 from prismlm.errors import (
     InputError,
+    Interrupted,
     check_kind,
     check_number,
+    check_path,
     check_whole,
 )
 from prismlm.files import (
     atomic_directory,
-    atomic_file,
+    check_room,
     discard,
     read_json,
-    replace_directory,
     room_to_write,
     write_json,
 )
 from prismlm.outputs import check_outputs
 from prismlm.parts import Engine, Parts, run_parts
-from prismlm.progress import SILENT, Reporter, Task
+from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, check_same, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Beside the parts: what was listed, and steps before the tokens, which may be discarded.
-PLAN_FILE, STEPS, PARTS = ".plan.json", "steps", "part-*"
+# Bytes of a corpus, tokens and compressed text, per byte of text; compressed input gives more.
+OUTPUT_PER_INPUT = 0.9
+MINHASH, PARTS = "minhash", "part-*"
+# A file of a part: sorted hashes of the ids that it has read, also of documents left out.
+IDS_FILE = "ids.npy"
 # Hashes of ids that are compared at once, 8 bytes each.
 IDS_AT_ONCE = 2**25
+# A tokenizer is trained on the beginnings of at most so many equal parts of the input, of so many
+# bytes or one file of a dataset at least.
+TRAINING_CHARACTERS, PLACES, PLACE_BYTES = 64_000_000, 16, 2**22
 
 
 @dataclass(frozen=True)
@@ -66,44 +72,28 @@ class CorpusPart:
         tokenizer: a directory or a Hugging Face name; None if :meth:`build` trains one.
         inputs: as :func:`build_corpus` takes them; None: documents of the steps before, whose
             metadata has the columns.
-        merge: the last part to be finished writes the corpus.
-        listed: what :meth:`list_inputs` recorded; None: a part lists the input itself.
+        run, listed: what :meth:`list_inputs` recorded; None: a part lists the input itself.
+        used: hashes of ids that earlier parts have, by part.
 
     The others are arguments of :func:`build_corpus`.
     """
 
     out: Path
-    tokenizer: str | os.PathLike[str] | None
+    tokenizer: str | os.PathLike[str] | None = None
     inputs: Any = None
     vocab_size: int = 8192
     columns: Columns = field(default_factory=Columns)
     heldout_fraction: float = 0.05
-    shard_tokens: int = SHARD_TOKENS
     filters: Filters = field(default_factory=Filters)
     skip_bad_rows: bool = False
     overwrite: bool = False
-    merge: bool = True
+    run: dict[str, Any] | None = None
     listed: dict[str, Any] | None = None
+    used: Mapping[int, list[int]] = field(default_factory=dict)
     progress: Reporter = SILENT
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write a part, unless it is finished; the last one writes the corpus."""
-        parts = Parts(self.out, world_size)
-        if self.listed is None:
-            self._check_alone(data)
-            self.list_inputs(world_size)(data, rank, world_size)
-            return
-        directory = parts.part(rank)
-        with writing(directory), self._room():
-            if not directory.is_dir() and not (parts.path / layout.META_FILE).is_file():
-                self._write(directory, rank, world_size, data)
-        ready = len(parts.complete()) == world_size or (parts.path / layout.META_FILE).is_file()
-        if self.merge and ready:
-            with writing(self.out, wait=True):
-                self.finish(world_size)
-
-    def _check_alone(self, data: Any) -> None:
-        """Raise InputError for what only all parts together could do."""
         if data is None and self.inputs is None:
             raise InputError("there is nothing to read: name inputs, or put a reader before it.")
         if self.tokenizer is None:
@@ -116,19 +106,15 @@ class CorpusPart:
                 "a part by itself cannot find near-duplicates in others: make all parts with "
                 "--workers, or put datatrove's MinHash before it (docs/corpus.md)."
             )
-
-    def absolute(self) -> CorpusPart:
-        """Return this part for workers that may have another current directory."""
-        inputs, tokenizer = self.inputs, self.tokenizer
-        if isinstance(inputs, HubDataset):
-            inputs = inputs.absolute()
-        if tokenizer is not None and os.path.exists(tokenizer):
-            tokenizer = Path(tokenizer).absolute()
-        return replace(self, out=self.out.absolute(), inputs=inputs, tokenizer=tokenizer)
+        part = self.list_inputs(world_size)
+        part.make(data, rank, world_size)
+        if len(Parts(self.out, world_size).complete()) == world_size:
+            with writing(self.out, wait=True):
+                part.finish(world_size)
 
     @property
     def partial(self) -> Path:
-        """The directory of parts, which becomes the corpus."""
+        """The directory of parts, and of the steps before them."""
         return Parts(self.out, 1).path
 
     @property
@@ -136,42 +122,49 @@ class CorpusPart:
         """Where a trained tokenizer is saved."""
         return self.partial / layout.TOKENIZER_DIRECTORY
 
+    @property
+    def near_duplicates(self) -> NearDuplicates:
+        """The search for near-duplicates."""
+        return NearDuplicates(self.partial / MINHASH)
+
     def open_tokenizer(self) -> PreTrainedTokenizerFast | None:
         """Load the tokenizer; None if it is yet to be trained."""
         if self.tokenizer is None and not self.trained.is_dir():
             return None
         return load_tokenizer(self.tokenizer or self.trained)
 
-    def open_inputs(self, inputs: Any, **how: Any) -> DocumentReader:
-        """Return a reader of inputs."""
-        return open_reader(inputs, self.columns, self.skip_bad_rows, **how)
+    def open_inputs(self, **how: Any) -> DocumentReader:
+        """Return a reader of the inputs."""
+        return open_reader(self.inputs, self.columns, self.skip_bad_rows, **how)
 
     def list_inputs(self, count: int, reader: DocumentReader | None = None) -> CorpusPart:
-        """Record what all parts share, and return this part with its files listed.
+        """Return this part with its files listed, and what all parts share.
 
         InputError for finished parts of another input, or if the corpus would replace its input.
         """
         self.check()
-        inputs, listed = self.inputs, dict[str, Any]()
+        inputs, tokenizer, listed = self.inputs, self.tokenizer, dict[str, Any]()
+        # Workers may have another current directory.
+        if tokenizer is not None and os.path.exists(tokenizer):
+            tokenizer = Path(tokenizer).absolute()
         if reader is None and inputs is not None:
-            reader = self.open_inputs(inputs)
-        if reader is not None and not isinstance(inputs, HubDataset):
+            reader = self.open_inputs()
+        if isinstance(inputs, HubDataset):
+            inputs = inputs.absolute()
+        elif reader is not None:
             inputs = [InputFile(_absolute(f.path), f.name, f.state) for f in reader.files]
             not_read = dict(sorted(reader.ignored.items()))
             listed = {"named_again": reader.duplicates, "not_read": not_read}
-        part = replace(self, inputs=inputs)
+        changed: dict[str, Any] = {"tokenizer": tokenizer, "inputs": inputs, "listed": listed}
+        part = replace(self, out=self.out.absolute(), **changed)
         part._check_inputs()
         run, parts = part._run(count), Parts(self.out, count)
         parts.check(run, overwrite=self.overwrite, names=PARTS)
-        path = parts.path / PLAN_FILE
-        with writing(parts.path, wait=True):
-            if not path.is_file() or read_json(path) != run:
-                for name in (STEPS, layout.TOKENIZER_DIRECTORY):
-                    shutil.rmtree(parts.path / name, ignore_errors=True)
-                (parts.path / layout.META_FILE).unlink(missing_ok=True)
-                parts.path.mkdir(exist_ok=True)
-                write_json(path, run)
-        return replace(part, listed=listed | {"run": run})
+        for path in (self.trained, self.partial / MINHASH):
+            note = path / RUN_FILE
+            if path.is_dir() and (not note.is_file() or read_json(note) != run):
+                discard(path)
+        return replace(part, run=run)
 
     def _check_inputs(self) -> None:
         """Raise InputError if the corpus would replace its own input."""
@@ -192,7 +185,7 @@ class CorpusPart:
         tokenizer: Any = {"vocab_size": self.vocab_size}
         if self.tokenizer is not None:
             tokenizer = fingerprint(load_tokenizer(self.tokenizer))
-        names = ("heldout_fraction", "shard_tokens", "skip_bad_rows")
+        names = ("heldout_fraction", "skip_bad_rows")
         run = {name: getattr(self, name) for name in names} | {"tokenizer": tokenizer}
         run |= {"parts": count, "filters": asdict(self.filters), "prismlm": prismlm.__version__}
         run["filters"]["languages"] = list(self.filters.languages)
@@ -213,7 +206,6 @@ class CorpusPart:
             check_kind("the tokenizer", self.tokenizer, kinds, "a directory or a name")
         expected, fraction = "at least 0 and below 1", self.heldout_fraction
         check_number("the held-out fraction", fraction, expected, lambda share: 0 <= share < 1)
-        check_whole("the number of tokens in a shard", self.shard_tokens, 1)
         check_kind("overwrite", self.overwrite, bool, "True or False")
         self.filters.check()
         check_outputs(directory=self.out, overwrite=True)
@@ -228,103 +220,55 @@ class CorpusPart:
                 "(in Python: overwrite=True)."
             )
 
-    def _check_plan(self) -> dict[str, Any]:
-        """Return what all parts share; InputError if another command has replaced it since.
-
-        It may do so as long as no part is finished.
-        """
-        run = (self.listed or {})["run"]
-        what = f"{self.out} is being built by another command with other settings"
-        way_out = "Let one of them finish, or choose another output for one."
-        path = self.partial / PLAN_FILE
-        if not path.is_file():
-            raise InputError(
-                f"{path} is missing: another command has finished {self.out} or removed its parts. "
-                "Run the same command again."
-            )
-        check_same(what, read_json(path), run, way_out)
-        return run
-
-    def reader(
-        self,
-        rank: int,
-        count: int,
-        tokenizer: PreTrainedTokenizerFast | None = None,
-        data: Any = None,
-    ) -> DocumentReader:
-        """Return the documents of a part, as they were listed; a tokenizer renders chats."""
-        inputs = self.inputs
-        if inputs is None:
-            skip, share = self.skip_bad_rows, (rank, count)
-            return PipelineReader(data, self.columns, skip_bad_rows=skip, share=share)
-        self._check_plan()
-        if not isinstance(inputs, HubDataset):
-            # This process may have listed them long ago.
-            for store in {file.path.fs for file in inputs if is_remote(file.path)}:
-                store.invalidate_cache()
-        used = np.load(self._used(rank)).tolist() if self._used(rank).exists() else ()
-        return self.open_inputs(inputs, tokenizer=tokenizer, share=(rank, count), used=used)
-
     def documents(self, reader: DocumentReader, rank: int) -> Iterator[Document]:
         """Yield the documents of a part that the filters keep."""
         removed = self.near_duplicates.of_part(rank) if self.filters.near_duplicates else ()
-        for number, document in enumerate(self.filtered(reader, rank)):
-            if number in removed:
-                reader.leave_out(NEAR_DUPLICATE)
-            else:
-                yield document
-
-    def filtered(self, reader: DocumentReader, rank: int) -> Iterator[Document]:
-        """Yield the documents of a part, with near-duplicates; then save hashes of all its ids."""
         for document in reader:
-            if (reason := self.filters.reason(document)) is None:
+            is_near = reader.number in removed
+            reason = NEAR_DUPLICATE if is_near else self.filters.reason(document)
+            if reason is None:
                 yield document
             else:
                 reader.leave_out(reason)
-        _save(self._ids(rank), reader.ids())
-
-    def _ids(self, rank: int) -> Path:
-        """Hashes of the ids of a part, of documents that the filters leave out as well."""
-        return self.steps / f"ids-{rank:05d}.npy"
-
-    def _used(self, rank: int) -> Path:
-        """Those that an earlier part has; without any, there is no such file."""
-        return self.steps / f"used-{rank:05d}.npy"
-
-    @property
-    def steps(self) -> Path:
-        """Where steps before the tokens write."""
-        return self.partial / STEPS
-
-    @property
-    def near_duplicates(self) -> NearDuplicates:
-        """The search for near-duplicates."""
-        return NearDuplicates(self.steps / "minhash")
 
     def sign(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the signatures of a part, for the search for near-duplicates."""
-        reader = self.reader(rank, world_size, self.open_tokenizer())
-        self.near_duplicates.sign(self.filtered(reader, rank), rank)
+        tokenizer, share = self.open_tokenizer(), (rank, world_size)
+        reader = self.open_inputs(tokenizer=tokenizer, share=share, used=None)
+        self.near_duplicates.sign(reader, rank)
 
-    def sample(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Write a sample of a part, to train a tokenizer on."""
-        path = self._sample(rank)
-        with writing(path):
-            if not path.is_file():
-                reader = self.reader(rank, world_size)
-                with self._task("Sampling text", reader, rank, world_size) as task:
-                    documents = _reporting(self.documents(reader, rank), reader, task)
-                    sampling.write_sample(documents, path)
+    def train(self, progress: Reporter) -> None:
+        """Train a tokenizer on texts from all over the input."""
+        with progress.task("Training the tokenizer", None, "tokens"):
+            trained = train_tokenizer(iter(self.training_texts()), self.vocab_size)
+            with atomic_directory(self.trained) as directory:
+                trained.save_pretrained(directory)
+                write_json(directory / RUN_FILE, self.run)
 
-    def _sample(self, rank: int) -> Path:
-        return self.steps / f"sample-{rank:05d}.parquet"
+    def training_texts(self) -> list[str]:
+        """Return texts of as many characters as a tokenizer is trained on, or all."""
+        whole = self.open_inputs()
+        count = max(whole.default_parts(), (whole.total or 0) // PLACE_BYTES)
+        count = min(PLACES, count)
+        shares = [(number, count) for number in range(count)]
+        readers = [iter(self.open_inputs(share=share, used=None)) for share in shares]
+        texts, size = list[str](), 0
+        while readers and size < TRAINING_CHARACTERS:
+            for reader in [*readers]:
+                document = next(reader, None)
+                if document is None:
+                    readers.remove(reader)
+                elif self.filters.reason(document) is None:
+                    texts.append(document.text[: max(0, TRAINING_CHARACTERS - size)])
+                    size += len(texts[-1])
+        return texts
 
-    @contextmanager
-    def _task(self, name: str, reader: DocumentReader, rank: int, count: int) -> Iterator[Task]:
-        total = None if reader.total is None else reader.total // count
-        name = name if count == 1 else f"{name}, part {rank + 1} of {count}"
-        with self.progress.task(name, total, reader.unit) as task:
-            yield task
+    def make(self, data: Any, rank: int, count: int) -> None:
+        """Write a part, unless it is finished."""
+        directory = Parts(self.out, count).part(rank)
+        with writing(directory), self._room():
+            if not directory.is_dir():
+                self._write(directory, rank, count, data)
 
     def _room(self) -> Any:
         kept = Parts(self.out, 1).kept
@@ -334,25 +278,32 @@ class CorpusPart:
     def _write(self, directory: Path, rank: int, count: int, data: Any = None) -> None:
         tokenizer = self.open_tokenizer()
         assert tokenizer is not None
-        reader = self.reader(rank, count, tokenizer, data)
-        how: dict[str, Any] = {"heldout_fraction": self.heldout_fraction}
-        how["shard_tokens"] = self.shard_tokens
+        share = rank, count
+        if self.inputs is None:
+            skip = self.skip_bad_rows
+            reader = PipelineReader(data, self.columns, skip_bad_rows=skip, share=share)
+        else:
+            used = self.used.get(rank, ())
+            reader = self.open_inputs(tokenizer=tokenizer, share=share, used=used)
+        total = None if reader.total is None else reader.total // count
+        name = "Tokenising" if count == 1 else f"Tokenising, part {rank + 1} of {count}"
         with (
             atomic_directory(directory) as new,
-            PartWriter(new, tokenizer, **how) as writer,
-            self._task("Tokenising", reader, rank, count) as task,
+            PartWriter(new, tokenizer, self.heldout_fraction) as writer,
+            self.progress.task(name, total, reader.unit) as task,
         ):
             done = 0
             for _ in writer.write(self.documents(reader, rank)):
                 task.advance(reader.done - done)
                 done = reader.done
             writer.finish(reader.left_out, reader.documents)
-            write_json(new / RUN_FILE, (self.listed or {})["run"])
+            np.save(new / IDS_FILE, reader.ids())
+            write_json(new / RUN_FILE, self.run)
 
     def build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
         """Make all parts with workers, and write the corpus."""
         alone = workers == 1 and engine == "local"
-        part = replace(self, merge=False, progress=progress if alone else SILENT)
+        part = replace(self, progress=progress if alone else SILENT)
 
         def run(work: Callable[[Any, int, int], object], tasks: int = count) -> None:
             reporter = SILENT if alone else progress
@@ -360,55 +311,31 @@ class CorpusPart:
             started = workers if tasks == count else min(workers, tasks)
             run_parts(work, tasks, engine=engine, workers=started, progress=reporter)
 
-        if not (self.partial / layout.META_FILE).is_file():
-            if self.filters.near_duplicates:
-                run(part.sign)
-                if part.drop_repeated(count, self.near_duplicates.signed):
-                    run(part.sign)
-                run(self.near_duplicates.compare, self.near_duplicates.buckets())
-                self.near_duplicates.cluster()
-            if self.tokenizer is None and not self.trained.is_dir():
-                run(part.sample)
-                if part.drop_repeated(count, part._sample):
-                    run(part.sample)
-                part.train(progress)
-            run(part)
-            with self._room():
-                repeated = part.drop_repeated(count, Parts(self.out, count).part)
-            if repeated:
-                run(part)
+        near = self.near_duplicates
+        if self.filters.near_duplicates and not near.directory.is_dir():
+            run(part.sign)
+            run(near.compare, near.buckets())
+            near.cluster()
+            write_json(near.directory / RUN_FILE, self.run)
+        if self.tokenizer is None and not self.trained.is_dir():
+            part.train(progress)
+        run(part.make)
+        if repeated := part.drop_repeated(count):
+            run(replace(part, used=repeated).make)
         part.finish(count)
-
-    def train(self, progress: Reporter) -> None:
-        """Train a tokenizer on the samples of all parts."""
-        with progress.task("Training the tokenizer", None, "tokens"):
-            texts = sampling.read_samples(sorted(self.steps.glob("sample-*.parquet")))
-            trained = train_tokenizer(texts, self.vocab_size)
-            with atomic_directory(self.trained) as directory:
-                trained.save_pretrained(directory)
 
     def finish(self, count: int) -> None:
         """Write the corpus of all parts, unless another process has just done so."""
         parts = Parts(self.out, count)
         if not parts.path.is_dir():
             return
-        run = self._check_plan()
-        if not (parts.path / layout.META_FILE).is_file():
-            parts.check(run, names=PARTS)
-        with writing(parts.path, wait=True), self._room():
-            if not (parts.path / layout.META_FILE).is_file():
-                for number in self.drop_repeated(count, parts.part):
-                    self._write(parts.part(number), number, count)
-                self._merge(parts)
-            meta = read_json(parts.path / layout.META_FILE)
-            names = {name for shard in meta["shards"] for name in shard["files"]}
-            names |= {layout.META_FILE, layout.TOKENIZER_DIRECTORY, PLAN_FILE}
-            for path in parts.path.iterdir():
-                if path.name not in names:
-                    _remove(path)
-            replace_directory(parts.path, self.out)
-            # Without its plan, what is finished would be taken for other parts and discarded.
-            (self.out / PLAN_FILE).unlink()
+        parts.check(self.run or {}, names=PARTS)
+        with self._room():
+            repeated = self.drop_repeated(count)
+            for number in repeated:
+                replace(self, used=repeated)._write(parts.part(number), number, count)
+            self._merge(parts)
+        discard(parts.path)
 
     def _merge(self, parts: Parts) -> None:
         tokenizer = self.open_tokenizer()
@@ -419,52 +346,131 @@ class CorpusPart:
             settings = self.columns, tokenizer, self.heldout_fraction
             more["origin"] = origin_of(self.inputs, *settings)
         elif self.inputs is not None:
-            more["read"] = self._manifest(directories)
-        merge_parts(directories, parts.path, tokenizer, self.heldout_fraction, **more)
+            documents = Counter[str]()
+            for part in directories:
+                documents.update(read_json(part / PART_FILE)["read"])
+            files = [
+                {"name": file.name, "bytes": file.size, "documents": documents[str(file.path)]}
+                for file in self.inputs
+            ]
+            more["read"] = {"files": files} | (self.listed or {})
+        with atomic_directory(self.out) as new:
+            merge_parts(directories, new, tokenizer, self.heldout_fraction, **more)
 
-    def _manifest(self, parts: list[Path]) -> dict[str, Any]:
-        """Return the entry ``read`` of ``corpus.json``."""
-        documents = Counter[str]()
-        for part in parts:
-            documents.update(read_json(part / PART_FILE)["read"])
-        files = [
-            {"name": file.name, "bytes": file.size, "documents": documents[str(file.path)]}
-            for file in self.inputs
-        ]
-        others = {name: value for name, value in (self.listed or {}).items() if name != "run"}
-        return {"files": files} | others
+    def drop_repeated(self, count: int) -> dict[int, list[int]]:
+        """Remove parts with an id of an earlier part, which are made again without it.
 
-    def drop_repeated(self, count: int, result: Callable[[int], Path]) -> list[int]:
-        """Remove results of parts with an id of an earlier part, which make them again without it.
-
-        An id is judged before the filters: the first document in the order of the input keeps it.
-        InputError for such an id, unless bad rows are left out.
+        Return the hashes of these ids, by part. An id is judged before the filters: the first
+        document in the order of the input keeps it. InputError for such an id, unless bad rows are
+        left out.
         """
-        paths = [self._ids(number) for number in range(count)]
-        repeated = _repeated_ids(paths)
+        parts = Parts(self.out, count)
+        repeated = _repeated_ids([parts.part(number) / IDS_FILE for number in range(count)])
         if repeated and (not self.skip_bad_rows or self.inputs is None):
             number = min(repeated)
-            second, doc_id = self._locate(number, count, repeated[number])
-            key = layout.id_hash(doc_id) if doc_id else repeated[number][0]
-            earlier = next(n for n, path in enumerate(paths) if np.uint64(key) in np.load(path))
-            first, same_id = self._locate(earlier, count, [key])
-            raise InputError(f"{repeated_id(second, doc_id or same_id, first)} Fix the row.")
-        for number, hashes in repeated.items():
-            _save(self._used(number), np.array(hashes, np.uint64))
-            _remove(result(number))
-        return sorted(repeated)
+            problem = repeated_id(*self._locate(parts, number, {*repeated[number]}))
+            raise InputError(f"{problem} Fix the row.")
+        for number in repeated:
+            discard(parts.part(number))
+        return repeated
 
-    def _locate(self, number: int, count: int, hashes: list[int]) -> tuple[str, str]:
+    def _locate(self, parts: Parts, number: int, keys: set[int]) -> tuple[str, str]:
         """Return where a part first has one of these hashes of ids, and the id."""
-        keys = {*hashes}
         if self.inputs is not None:
-            return self.reader(number, count, self.open_tokenizer()).locate(keys)
+            share = number, parts.count
+            return self.open_inputs(tokenizer=self.open_tokenizer(), share=share).locate(keys)
         # Documents of the steps before cannot be read again, and filters may have left it out.
-        tables = sorted(Parts(self.out, count).part(number).glob("documents-*.parquet"))
+        tables = parts.part(number).glob("documents-*.parquet")
         ids = (i for path in tables for i in pq.read_table(path)["doc_id"].to_pylist())
-        return f"part {number + 1} of {count}", next(
-            (i for i in ids if layout.id_hash(i) in keys), ""
+        place = f"part {number + 1} of {parts.count}"
+        return place, next((i for i in ids if layout.id_hash(i) in keys), "")
+
+
+def build_corpus(
+    inputs: Paths | HubDataset,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    vocab_size: int = 8192,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+    filters: Filters | None = None,
+    overwrite: bool = False,
+    skip_bad_rows: bool = False,
+    parts: int | None = None,
+    workers: int = 1,
+    engine: Engine = "local",
+    reuse: bool = False,
+    wait: bool = False,
+    progress: Reporter = SILENT,
+) -> Corpus:
+    """Read the inputs and write a corpus directory at ``out``, complete or not at all.
+
+    Tokens, documents and fingerprint are the same for any numbers of parts and workers. Finished
+    parts of an interrupted build are not made again.
+
+    Args:
+        inputs: files and directories, as :func:`read_documents` takes them; or a dataset.
+        out: the directory to write.
+        tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer of
+            ``vocab_size`` on up to 64 million characters from all over the input.
+        vocab_size: see above.
+        columns: which columns hold the text and its metadata.
+        heldout_fraction: of documents without a ``split``, in [0, 1).
+        filters: which documents to leave out; ``corpus.json`` counts them by reason.
+        overwrite: replace ``out`` if it is a corpus, and unfinished parts of another input.
+        skip_bad_rows: leave out rows that cannot be used; ``corpus.json`` counts them by reason.
+        parts: into how many parts to divide the input (default: one for each 256 MiB of files or
+            file of a streamed dataset, and at least one for each worker).
+        workers, engine: what makes the parts, as :func:`prismlm.parts.run_parts` does.
+        reuse: open ``out`` if it is the corpus of the same dataset and settings.
+        wait: wait until no other process writes ``out``, instead of refusing.
+        progress: where to show the progress.
+    """
+    target, columns = check_path("the corpus to write", out), columns or Columns()
+    settings: dict[str, Any] = {"vocab_size": vocab_size, "heldout_fraction": heldout_fraction}
+    settings |= {"columns": columns, "skip_bad_rows": skip_bad_rows, "overwrite": overwrite}
+    part = CorpusPart(target, tokenizer, inputs, filters=filters or Filters(), **settings)
+    with writing(target, wait=wait):
+        if reuse and isinstance(inputs, HubDataset) and tokenizer is not None:
+            given = load_tokenizer(tokenizer), columns, heldout_fraction
+            if existing := existing_corpus(inputs, target, *given):
+                return existing
+        part.check()
+        reader = part.open_inputs()
+        size = OUTPUT_PER_INPUT * sum(file.size for file in reader.files)
+        check_room(f"the corpus {target}", target, size, part.partial)
+        check_whole("the number of workers", workers, 1)
+        count = max(workers, reader.default_parts()) if parts is None else parts
+        count = check_whole("the number of parts", count, 1)
+        try:
+            part.list_inputs(count, reader).build(count, engine, workers, progress)
+        except KeyboardInterrupt as error:
+            raise Interrupted(Parts(target, count).kept()) from error
+    return Corpus.open(target)
+
+
+def existing_corpus(
+    dataset: HubDataset,
+    out: str | os.PathLike[str],
+    tokenizer: PreTrainedTokenizerFast,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+) -> Corpus | None:
+    """Return the corpus that :func:`build_corpus` with ``reuse`` would open, or None."""
+    if not layout.is_corpus(Path(out)):
+        return None
+    corpus = Corpus.open(out)
+    if "origin" not in corpus.meta:
+        raise InputError(
+            f"{out} is a corpus that was built from files, not from a dataset. Choose another "
+            "--corpus."
         )
+    origin = origin_of(dataset, columns, tokenizer, heldout_fraction)
+    way_out = "Write to another directory, or remove it."
+    what = f"{out} is a corpus that was built from another input"
+    check_same(what, corpus.meta["origin"], origin, way_out)
+    return corpus
 
 
 def open_reader(
@@ -498,30 +504,6 @@ def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
         for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
             repeated.setdefault(number, []).append(key)
     return repeated
-
-
-def _save(path: Path, hashes: np.ndarray) -> None:
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.save(file, hashes)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or directory; a directory's name is free at once."""
-    if path.is_dir():
-        discard(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _reporting(
-    documents: Iterator[Document], reader: DocumentReader, task: Task
-) -> Iterator[Document]:
-    done = 0
-    for number, document in enumerate(documents):
-        yield document
-        if number % 256 == 0:
-            task.advance(reader.done - done)
-            done = reader.done
 
 
 def origin_of(

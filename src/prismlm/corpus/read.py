@@ -8,9 +8,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +17,16 @@ import numpy as np
 
 from prismlm.corpus.chat import ASSISTANT, as_messages, check_messages, is_messages, render_chat
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
-from prismlm.corpus.formats import DIVISIBLE, EXTENSIONS, WHOLE_FILES, Span, extension, read_rows
+from prismlm.corpus.formats import (
+    DIVISIBLE,
+    EXTENSIONS,
+    WHOLE_FILES,
+    InputFile,
+    Span,
+    extension,
+    is_remote,
+    read_rows,
+)
 from prismlm.corpus.layout import id_hash
 from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text, first_line
 
@@ -37,64 +44,9 @@ KINDS |= dict.fromkeys((int, float, Decimal), "number")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # A document or what is wrong with its row, and the location of the row for error messages.
 Located = tuple[Document | BadRow, str]
-# What stores say of the version of a file.
-VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
 # Input of a part, unless it is chosen: the most that an interruption loses.
 PART_BYTES = 2**28
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file to read; without an id column, ids are made of ``name``.
-
-    ``listed`` is its state when a build was started, if another process made the list.
-    """
-
-    path: Path
-    name: str
-    listed: tuple[int, str] | None = None
-
-    @cached_property
-    def state(self) -> tuple[int, str]:
-        """Its bytes, and the version that its store states; a store is asked once."""
-        return self.listed or _state(self.path)
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self.state[0]
-
-    def check(self) -> None:
-        """Raise InputError if it is no longer as it was listed."""
-        if self.listed is None:
-            return
-        way_out = "Put it back, or start over with --overwrite (in Python: overwrite=True)."
-        try:
-            now = _state(self.path)
-        except FileNotFoundError as error:
-            raise InputError(
-                f"{self.path} was listed when the build started, and is missing now: it was "
-                f"removed, or its store does not show it to every machine yet. {way_out}"
-            ) from error
-        except Exception as error:  # each store has its own errors
-            raise InputError(
-                f"{self.path} cannot be read ({first_line(error)}). Make it readable, or wait "
-                "until its store answers, and run the same command again."
-            ) from error
-        if now != self.listed:
-            raise InputError(
-                f"{self.path} has changed since the build started: {self.listed[0]:,} bytes of "
-                f"version {self.listed[1] or 'unknown'} then, {now[0]:,} of {now[1]} now. {way_out}"
-            )
-
-
-def _state(path: Any) -> tuple[int, str]:
-    if isinstance(path, Path):
-        status = path.stat()
-        return status.st_size, str(status.st_mtime_ns)
-    info = path.fs.info(path.path)
-    return info["size"], next((str(info[name]) for name in VERSIONS if info.get(name)), "")
 
 
 def sample_path() -> Path:
@@ -122,6 +74,7 @@ class DocumentReader:
         documents: how many documents this pass has read, by file.
         total, done: the size of what is read, and how much of it this pass has read, in ``unit``.
         left_out: how many documents this pass has left out, by reason.
+        number: of the last document, from 0; repeated ids are counted.
         tokenizer: renders rows of messages by its chat template; None refuses them.
 
     Args:
@@ -136,7 +89,7 @@ class DocumentReader:
             do not end in one.
         share: ``(i, n)`` reads part i of n, from 0: a file, row group or line belongs to the part
             in which its first byte lies, so that parts together read what one reader does.
-        used: hashes of ids that count as used before.
+        used: hashes of ids that count as used before; None: ids may be used again.
     """
 
     unit = "bytes"
@@ -150,7 +103,7 @@ class DocumentReader:
         skip_bad_rows: bool | None = None,
         answered_chats: bool | Literal["last"] = False,
         share: tuple[int, int] = (0, 1),
-        used: Sequence[int] = (),
+        used: Sequence[int] | None = (),
     ) -> None:
         expected = 'prismlm.corpus.Columns, as Columns(id="name")'
         columns = Columns() if columns is None else columns
@@ -161,7 +114,7 @@ class DocumentReader:
         self._used, self._seen = used, set[int]()
         self.ignored, self.left_out = Counter[str](), Counter[str]()
         self.documents = Counter[str]()
-        self.done = self.duplicates = 0
+        self.done = self.duplicates = self.number = 0
         self.files, self.total = self._open(paths)
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
@@ -192,10 +145,10 @@ class DocumentReader:
         return f"{names}{' …' if len(self.files) > 3 else ''}"
 
     def __iter__(self) -> Iterator[Document]:
-        self.done = 0
+        self.done, self.number = 0, -1
         self.left_out.clear()
         self.documents.clear()
-        rows, seen = self._rows(), set(self._used)
+        rows, seen = self._rows(), set(self._used or ())
         self._seen = seen
         for document, location in rows:
             problem = self._problem(document, location, seen)
@@ -222,7 +175,7 @@ class DocumentReader:
     def ids(self) -> np.ndarray:
         """Return the sorted hashes of the ids of this pass: uint64, without those used before."""
         ids = np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
-        return np.setdiff1d(ids, np.array(self._used, np.uint64), assume_unique=True)
+        return np.setdiff1d(ids, np.array(self._used or (), np.uint64), assume_unique=True)
 
     def locate(self, hashes: Collection[int]) -> tuple[str, str]:
         """Return the location and id of the first document with one of these hashes of ids."""
@@ -245,12 +198,11 @@ class DocumentReader:
             before += file.size
 
     def _rows_of(self, file: InputFile, span: Span, before: int) -> Iterator[Located]:
-        file.check()
         ending = extension(file.path) or ""
         # The files of a saved dataset are only numbered.
         source = file.path.parent.name if ending == ".arrow" else file.path.name[: -len(ending)]
         try:
-            for row in read_rows(file.path, self._columns, file.size, span):
+            for row in read_rows(file, self._columns, span):
                 self.done = max(0, before + row.bytes_read)
                 location = f"{file.path}:{row.number}"
                 doc_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
@@ -316,6 +268,9 @@ class DocumentReader:
             answers = document.messages[-1 if self._answered_chats == "last" else 0 :]
             if all(one["role"] != ASSISTANT for one in answers):
                 return NO_ANSWER
+        self.number += 1
+        if self._used is None:
+            return None
         # Eight bytes of each id use less memory than the ids.
         key = id_hash(document.doc_id)
         if key in seen:
@@ -344,10 +299,10 @@ class DocumentReader:
         return InputError("\n  ".join([title, *map(str, listed)]) + f"\n{way_out}.")
 
 
-def repeated_id(location: str, doc_id: str, first: str = "") -> BadRow:
-    """Return the error for an id that was used before, at ``first`` if that is known."""
+def repeated_id(location: str, doc_id: str) -> BadRow:
+    """Return the error for an id that was used before."""
     return BadRow(
-        f"{location}: another document{first and f', {first},'} has the id {doc_id!r} too. Ids "
+        f"{location}: another document has the id {doc_id!r} too. Ids "
         "must be unique: change one, choose another column with --id-column, or, if they are made "
         "of file names, name the directory above the files instead.",
         "id used before",
@@ -357,11 +312,6 @@ def repeated_id(location: str, doc_id: str, first: str = "") -> BadRow:
 def count_list(reasons: Mapping[str, int]) -> str:
     """Return counts by reason as "no text: 3, not valid JSON: 1"."""
     return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
-
-
-def is_remote(path: Any) -> bool:
-    """Return whether a path is a UPath of a store, which has a file system of fsspec."""
-    return not isinstance(path, os.PathLike) and hasattr(path, "fs")
 
 
 def _located(given: Any) -> Path:

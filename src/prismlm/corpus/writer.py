@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +29,6 @@ from prismlm.files import json_text, read_json, write_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SHARD_TOKENS = 2**27
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
 # Size of a row group: one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
@@ -64,41 +64,43 @@ def dtype_of(tokenizer: Mapping[str, Any]) -> np.dtype[Any]:
 
 
 class PartWriter:
-    """Writes documents, in order, as a part of a corpus: a directory of shards.
+    """Writes documents, in order, as a part of a corpus: a directory with a shard.
 
-    A document is never split between shards: a shard is closed before the document that would
-    take it beyond ``shard_tokens``. Positions count from the first token of the part. Use it as a
-    context manager and end with :meth:`finish`.
+    Use it as a context manager and end with :meth:`finish`.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        tokenizer: PreTrainedTokenizerFast,
-        *,
-        heldout_fraction: float = 0.05,
-        shard_tokens: int = SHARD_TOKENS,
+        self, directory: Path, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float = 0.05
     ) -> None:
         self._directory, self._tokenizer = directory, tokenizer
-        self._heldout_fraction, self._shard_tokens = heldout_fraction, shard_tokens
+        self._heldout_fraction = heldout_fraction
         meta = describe_tokenizer(tokenizer)
         self._eos, self._dtype = meta["eos_token_id"], dtype_of(meta)
         self._prefix, self._suffix = meta.get("prefix", []), meta.get("suffix", [])
-        self._shard: _Shard | None = None
-        self._shards: list[dict[str, Any]] = []
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._heldout, self._stated = Counter[str](documents=0, tokens=0), Counter[str]()
         # Documents and tokens by domain and license.
         self._totals: dict[str, dict[str | None, list[int]]] = {"domain": {}, "license": {}}
         self._least: list[float] | None = None
         self._digests = bytearray()
+        # The rows of the next row group.
+        self._rows, self._text_bytes = list[dict[str, Any]](), 0
 
     def __enter__(self) -> PartWriter:
+        self._open = ExitStack()
+        tokens, *tables = (self._directory / name.format(0) for name in SHARD_FILES)
+        self._token_file = self._open.enter_context(tokens.open("wb"))
+        # Dictionaries and statistics of whole texts only waste space and time.
+        plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
+        kinds = ((layout.STORED_SCHEMA, TABLE), (layout.TEXT_SCHEMA, TABLE | plain))
+        self._tables = [
+            self._open.enter_context(pq.ParquetWriter(path, schema, **settings))
+            for path, (schema, settings) in zip(tables, kinds, strict=True)
+        ]
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._shard is not None:
-            self._shard.open_files.close()
+        self._open.close()
 
     def write(self, documents: Iterable[Document]) -> Iterator[None]:
         """Tokenise and write documents; yields after each batch of about a megabyte of text."""
@@ -134,14 +136,15 @@ class PartWriter:
     def add(self, document: Document, ids: list[int]) -> None:
         """Append one document; ``ids`` are its tokens without the end of text."""
         length = len(ids) + 1
-        if self._shard is not None and self._shard.counts["tokens"] + length > self._shard_tokens:
-            self._close_shard()
-        if self._shard is None:
-            self._shard = _Shard(self._directory, len(self._shards))
         tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
         # The normalised name of its split.
         document, text = replace(document, split=document.part), document.text.encode()
-        self._shard.add(document, len(text), tokens, self._counts["tokens"], length)
+        if self._text_bytes + len(text) > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
+            self._flush()
+        row = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
+        self._rows.append({**row, "start": self._counts["tokens"], "length": length})
+        self._text_bytes += len(text)
+        self._token_file.write(tokens)
         facts = [document.doc_id, document.source, document.domain, document.license]
         facts += [document.title, document.url, document.split, len(text)]
         digest = hashlib.sha256(json_text(facts, ensure_ascii=True).encode() + text)
@@ -152,9 +155,6 @@ class PartWriter:
             total = totals.setdefault(getattr(document, column), [0, 0])
             total[0] += 1
             total[1] += length
-        self._add_to_split(document, length)
-
-    def _add_to_split(self, document: Document, length: int) -> None:
         key = layout.split_key(document.doc_id)
         if document.split is not None:
             self._stated[document.split] += 1
@@ -163,69 +163,31 @@ class PartWriter:
         if (document.split or (key < self._heldout_fraction and "heldout")) == "heldout":
             self._heldout.update(documents=1, tokens=length)
 
-    def _close_shard(self) -> None:
-        if self._shard is not None:
-            self._shards.append(self._shard.close())
-            self._shard = None
-
-    def finish(
-        self, left_out: Mapping[str, int] | None = None, read: Mapping[str, int] | None = None
-    ) -> None:
-        """Close the last shard, and write what the corpus will say of this part.
-
-        Args:
-            left_out: the number of rows that are not in the corpus, by reason.
-            read: the number of documents by file.
-        """
-        self._close_shard()
-        (self._directory / DIGESTS_FILE).write_bytes(self._digests)
-        totals = {
-            name: [[key, *total] for key, total in values.items()]
-            for name, values in self._totals.items()
-        }
-        summary = {"shards": self._shards, "counts": self._counts, "heldout": self._heldout}
-        summary |= {"stated": self._stated, "least": self._least, "totals": totals}
-        summary |= {"left_out": left_out or {}, "read": read or {}}
-        write_json(self._directory / PART_FILE, summary)
-
-
-class _Shard:
-    """The open files of one shard, and the rows of the next row group."""
-
-    def __init__(self, directory: Path, number: int) -> None:
-        self._paths = [directory / name.format(number) for name in SHARD_FILES]
-        self.open_files = ExitStack()
-        self._token_file = self.open_files.enter_context(self._paths[0].open("wb"))
-        # Dictionaries and statistics of whole texts only waste space and time.
-        plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-        kinds = ((layout.STORED_SCHEMA, TABLE), (layout.TEXT_SCHEMA, TABLE | plain))
-        self._tables = [
-            self.open_files.enter_context(pq.ParquetWriter(path, schema, **settings))
-            for path, (schema, settings) in zip(self._paths[1:], kinds, strict=True)
-        ]
-        self.counts = {"documents": 0, "tokens": 0}
-        self._rows, self._text_bytes = list[dict[str, Any]](), 0
-
-    def add(self, document: Document, size: int, tokens: bytes, start: int, length: int) -> None:
-        if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
-            self._flush()
-        row = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
-        self._rows.append({**row, "start": start, "length": length})
-        self._text_bytes += size
-        self._token_file.write(tokens)
-        self.counts["documents"] += 1
-        self.counts["tokens"] += length
-
     def _flush(self) -> None:
         if self._rows:
             for table in self._tables:
                 table.write_table(pa.Table.from_pylist(self._rows, schema=table.schema))
         self._rows, self._text_bytes = [], 0
 
-    def close(self) -> dict[str, Any]:
+    def finish(
+        self, left_out: Mapping[str, int] | None = None, read: Mapping[str, int] | None = None
+    ) -> None:
+        """Write what the corpus will say of this part.
+
+        Args:
+            left_out: the number of rows that are not in the corpus, by reason.
+            read: the number of documents by file.
+        """
         self._flush()
-        self.open_files.close()
-        return {**self.counts, "files": {path.name: path.stat().st_size for path in self._paths}}
+        (self._directory / DIGESTS_FILE).write_bytes(self._digests)
+        totals = {
+            name: [[key, *total] for key, total in values.items()]
+            for name, values in self._totals.items()
+        }
+        summary = {"counts": self._counts, "heldout": self._heldout, "stated": self._stated}
+        summary |= {"least": self._least, "totals": totals}
+        summary |= {"left_out": left_out or {}, "read": read or {}}
+        write_json(self._directory / PART_FILE, summary)
 
 
 def merge_parts(
@@ -235,14 +197,13 @@ def merge_parts(
     heldout_fraction: float,
     **more: Any,
 ) -> None:
-    """Move the shards of all parts to ``out``, and write ``corpus.json``.
+    """Put the shards of all parts that have documents in ``out``, and write ``corpus.json``.
 
-    Texts and tokens are not read, only the tables of documents. What an interrupted call has moved
-    is not moved again.
+    Texts and tokens are not read, and not copied where the disk has hard links.
 
     Args:
         parts: directories of :class:`PartWriter`, in the order of their documents.
-        out: an existing directory of the same file system.
+        out: an existing directory, best of the same file system.
         tokenizer: that of all parts.
         heldout_fraction: likewise.
         more: further entries of ``corpus.json``, such as the input files.
@@ -253,9 +214,10 @@ def merge_parts(
         raise InputError(f"No documents: no text in the input. Left out: {count_list(left_out)}.")
     shards, start, digest = list[dict[str, Any]](), 0, hashlib.sha256()
     for part, summary in zip(parts, summaries, strict=True):
-        for shard in summary["shards"]:
-            shards.append(shard | {"files": _move_shard(part, shard, out, len(shards), start)})
-        start += summary["counts"]["tokens"]
+        size = {name: summary["counts"][name] for name in ("documents", "tokens")}
+        if size["documents"]:
+            shards.append(size | {"files": _add_shard(part, out, len(shards), start)})
+        start += size["tokens"]
         with (part / DIGESTS_FILE).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -276,28 +238,28 @@ def merge_parts(
         "digests": {"documents": digest.hexdigest()},
         **more,
     }
-    if not (out / layout.TOKENIZER_DIRECTORY).is_dir():
-        tokenizer.save_pretrained(out / layout.TOKENIZER_DIRECTORY)
+    tokenizer.save_pretrained(out / layout.TOKENIZER_DIRECTORY)
     write_json(out / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
 
-def _move_shard(
-    part: Path, shard: dict[str, Any], out: Path, number: int, start: int
-) -> dict[str, int]:
-    """Move one shard, and return its files with their sizes; ``start`` is that of its part."""
+def _add_shard(part: Path, out: Path, number: int, start: int) -> dict[str, int]:
+    """Put the shard of a part, which starts at ``start``, in ``out``; return its files' sizes."""
     files = dict[str, int]()
-    for name, source in zip(SHARD_FILES, shard["files"], strict=True):
-        target = out / name.format(number)
-        if name == layout.DOCUMENTS and start:
-            _shift(part / source, target, start)
-        elif (part / source).exists():
-            os.replace(part / source, target)
+    for name in SHARD_FILES:
+        source, target = part / name.format(0), out / name.format(number)
+        if name == layout.DOCUMENTS:
+            _shift(source, target, start)
+        else:
+            try:
+                os.link(source, target)
+            except OSError:  # a disk without hard links
+                shutil.copyfile(source, target)
         files[target.name] = target.stat().st_size
     return files
 
 
 def _shift(source: Path, target: Path, start: int) -> None:
-    """Rewrite a table of documents, by row group, with positions of the whole corpus."""
+    """Write a table of documents, by row group, with positions of the whole corpus."""
     schema = layout.STORED_SCHEMA
     with pq.ParquetFile(source) as old, pq.ParquetWriter(target, schema, **TABLE) as new:
         for group in range(old.num_row_groups):

@@ -16,15 +16,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Columns, Corpus, Document, HubDataset, build_corpus, estimate_build
+from prismlm.corpus import Columns, Corpus, HubDataset, build_corpus, estimate_build
 from prismlm.corpus import estimate as module
-from prismlm.corpus.sampling import sample_documents
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError
 from prismlm.run_state import writing
 from tests.helpers.records import RECORDS, write_jsonl
 
-OPTIONS: dict[str, Any] = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 0.3}
+OPTIONS: dict[str, Any] = {"vocab_size": 300, "parts": 6, "heldout_fraction": 0.3}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -136,7 +135,7 @@ def test_an_unknown_split_is_refused_unless_the_column_is_ignored(
 def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus: Corpus, tmp_path: Path) -> None:
     assert contents(rebuild(tmp_path, RECORDS).path) == contents(corpus.path)
     tokenizer = corpus.path / "tokenizer"
-    sharded = rebuild(tmp_path, RECORDS, tokenizer=tokenizer, shard_tokens=50)
+    sharded = rebuild(tmp_path, RECORDS, tokenizer=tokenizer, parts=9)
     assert sharded.fingerprint == corpus.fingerprint
     changed = [*RECORDS[:-1], {**RECORDS[-1], "license": "other"}]
     assert rebuild(tmp_path, changed, tokenizer=tokenizer).fingerprint != corpus.fingerprint
@@ -154,7 +153,7 @@ def test_a_corpus_is_built_from_a_store_as_from_a_directory(tmp_path: Path) -> N
     for number, inputs in enumerate((str(remote), remote, [str(remote / "a.txt"), remote])):
         built = build_corpus(inputs, tmp_path / str(number), **OPTIONS)
         assert built.fingerprint == expected.fingerprint
-        cost = estimate_build(inputs, tmp_path / "out", **OPTIONS)
+        cost = estimate_build(inputs, tmp_path / "out", vocab_size=300)
         assert (cost.documents, cost.tokens) == (len(expected), expected.num_tokens)
     assert not (tmp_path / "out").exists()
 
@@ -171,17 +170,6 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
     assert tokens.dtype == np.uint32
     assert tokens[[0, 1, 3, 4]].tolist() == [69_999, 3, 70_001, 70_000]
     assert corpus.excerpt(0, 2) == "w69999 w3"
-
-
-def test_samples_are_limited_even_and_reproducible() -> None:
-    documents = [Document(f"d{n}", f"{n:04d}" * 25) for n in range(1000)]
-    sample = sample_documents(iter(documents), 20_000)
-    assert 8_000 < sum(len(document.text) for document in sample) <= 20_000
-    assert sample == sample_documents(iter(documents), 20_000)
-    assert int(sample[0].text[:4]) < 100
-    assert int(sample[-1].text[:4]) > 900
-    long = [Document("x", "long" * 99)]
-    assert sample_documents(iter(long), 10) == long
 
 
 def test_an_existing_corpus_is_replaced_only_on_request(build: Callable[..., Corpus]) -> None:
@@ -217,7 +205,6 @@ def test_an_existing_corpus_is_replaced_only_on_request(build: Callable[..., Cor
         ({"vocab_size": 12}, "257"),
         ({"heldout_fraction": 1.0}, "below 1"),
         ({"heldout_fraction": float("nan")}, "below 1"),
-        ({"shard_tokens": 0}, "from 1 on"),
     ],
 )
 def test_arguments_out_of_range(
