@@ -36,7 +36,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
-from prismlm.corpus.read import read_documents
+from prismlm.corpus.read import DocumentReader
 from prismlm.files import atomic_file, write_json
 from prismlm.lens.build import index
 from prismlm.models.sidecar import has_sidecar
@@ -94,7 +94,7 @@ def plant_facts(
     Each kind of facts, of :data:`TOLD`, has ``per_level`` for each number of copies, and its own
     part of the real documents of ``source``.
     """
-    real = list(read_documents(source))
+    real = list(DocumentReader(source))
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION, host.split)]
     names: list[str] = []
     planted: list[Planted] = []

@@ -45,7 +45,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
-from prismlm.corpus.read import read_documents
+from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.tokenizer import load_tokenizer
 from prismlm.files import atomic_directory, read_json, write_json
 from prismlm.lens.cells import Cells
@@ -154,7 +154,7 @@ class Bench:
 def corpus_part(bench: Bench) -> dict[str, Any]:
     """Write ``facts.json`` and ``corpus``, in the tokens of the model."""
     bench.work.mkdir(parents=True, exist_ok=True)
-    every = list(read_documents(sample_path()))
+    every = list(DocumentReader(sample_path()))
     parts: dict[bool, list[Document]] = {True: [], False: []}
     for number in np.random.default_rng(SEED).permutation(len(every)).tolist():
         one = every[number]

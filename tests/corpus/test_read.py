@@ -20,7 +20,6 @@ from prismlm.corpus import (
     DocumentReader,
     build_corpus,
     formats,
-    read_documents,
 )
 from prismlm.errors import InputError
 from tests.helpers.records import write_jsonl
@@ -71,7 +70,7 @@ def write_records(kind: str, directory: Path) -> Path:
 
 def error_of(path: Path, columns: Columns | None = None) -> str:
     with pytest.raises(InputError) as caught:
-        list(read_documents(path, columns))
+        list(DocumentReader(path, columns))
     return str(caught.value)
 
 
@@ -92,7 +91,7 @@ def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(
         (tmp_path / name).write_text(f"text of {name}", encoding="utf-8")
     (tmp_path / "out" / "corpus.json").write_text("{}", encoding="utf-8")
     (tmp_path / "one.json").write_text('{"text": "alone"}', encoding="utf-8")
-    assert list(read_documents(tmp_path)) == [
+    assert list(DocumentReader(tmp_path)) == [
         Document("a.md", "text of a.md", "a"),
         Document("b.txt", "text of b.txt", "b"),
         Document("one.json:1", "alone", "one"),
@@ -102,7 +101,7 @@ def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(
 
 def test_columns_with_other_names(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "t.parquet", {"body": ["x", "y"], "year": [1999, None]})
-    documents = read_documents(path, Columns(text="body", title="year"))
+    documents = DocumentReader(path, Columns(text="body", title="year"))
     expected = [("t.parquet:1", "1999"), ("t.parquet:2", None)]
     assert [(document.doc_id, document.title) for document in documents] == expected
     message = error_of(path)
@@ -120,7 +119,7 @@ def test_ids_are_the_text_that_was_written(tmp_path: Path) -> None:
     expected = ["1503.00990", "7", "1E+5", "1503.009900", "12.0"]
     for name, content in (("a.jsonl", "\n".join(rows)), ("a.json", f"[{','.join(rows)}]")):
         (tmp_path / name).write_text(content)
-        assert [document.doc_id for document in read_documents(tmp_path / name)] == expected
+        assert [document.doc_id for document in DocumentReader(tmp_path / name)] == expected
 
 
 def test_equal_names_in_two_directories_need_the_directory_above(tmp_path: Path) -> None:
@@ -128,8 +127,8 @@ def test_equal_names_in_two_directories_need_the_directory_above(tmp_path: Path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     with pytest.raises(InputError, match="name the directory above the files"):
-        list(read_documents([tmp_path / "first", tmp_path / "second"]))
-    assert [d.doc_id for d in read_documents(tmp_path)] == ["first/x.jsonl:1", "second/x.jsonl:1"]
+        list(DocumentReader([tmp_path / "first", tmp_path / "second"]))
+    assert [d.doc_id for d in DocumentReader(tmp_path)] == ["first/x.jsonl:1", "second/x.jsonl:1"]
 
 
 def test_odd_but_valid_inputs_are_read_unchanged(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_saved_dataset_is_read_with_arrow_alone(tmp_path: Path) -> None:
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0"}]}))
     (saved / "dataset_info.json").write_text("{}")
     expected = [Document("a", "one", "saved"), Document("b", "two", "saved")]
-    assert list(read_documents(saved)) == expected
+    assert list(DocumentReader(saved)) == expected
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["saved"]}')
     assert "with the splits saved: name the directory of one" in error_of(tmp_path)
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Document, read_documents, sample_path
+from prismlm.corpus import Document, DocumentReader, sample_path
 
 ALLOWED = {
     "CC-BY-4.0",
@@ -22,7 +22,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
-    return list(read_documents(sample_path()))
+    return list(DocumentReader(sample_path()))
 
 
 def test_the_sample_is_small_varied_and_openly_licensed(documents: list[Document]) -> None:

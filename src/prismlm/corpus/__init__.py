@@ -6,7 +6,7 @@ from prismlm.corpus.estimate import estimate_build
 from prismlm.corpus.filters import Filters
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.part import build_corpus
-from prismlm.corpus.read import DocumentReader, read_documents, sample_path
+from prismlm.corpus.read import DocumentReader, sample_path
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
@@ -27,7 +27,6 @@ __all__ = [
     "fingerprint",
     "load_tokenizer",
     "pack",
-    "read_documents",
     "sample_path",
     "train_tokenizer",
     "window_batches",

@@ -410,7 +410,7 @@ def build_corpus(
     parts of an interrupted build are not made again.
 
     Args:
-        inputs: files and directories, as :func:`read_documents` takes them; or a dataset.
+        inputs: files and directories, as :class:`DocumentReader` takes them; or a dataset.
         out: the directory to write.
         tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer of
             ``vocab_size`` on up to 64 million characters from all over the input.

@@ -54,18 +54,12 @@ def sample_path() -> Path:
     return Path(str(files("prismlm.corpus"))) / "sample" / "sample.parquet"
 
 
-def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Document]:
-    """Yield every document of the files and directories, in sorted order within a directory.
+class DocumentReader:
+    """The documents of files and directories, in sorted order within a directory.
 
     Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV,
-    Parquet and saved datasets are read as a stream, each file once. Documents without text are
-    left out.
-    """
-    return iter(DocumentReader(paths, columns))
-
-
-class DocumentReader:
-    """A stream of documents that can be read more than once.
+    Parquet and saved datasets are read as a stream, each file once, and again if it is iterated
+    again. Documents without text are left out.
 
     Attributes:
         files: the files to read, in order.
