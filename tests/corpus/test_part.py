@@ -440,13 +440,7 @@ def test_data_files_of_a_named_format(tokenizer, tmp_path):
     assert Corpus.open(corpus.path).fingerprint == corpus.fingerprint
 
 
-def test_a_missing_package_or_network_is_named():
-    def message(code):
-        return forked.run(code=code).stderr.splitlines()[-1]
-
-    read = "from prismlm.corpus.datasets import *; DatasetReader(HubDataset('no-one/nothing'))"
-    assert "pip install 'prismlm[datasets]'" in message(
-        "import sys; sys.modules['datasets'] = None; " + read
-    )
-    # HF_HUB_OFFLINE is set in all tests.
-    assert "no-one/nothing cannot be reached" in message(read)
+def test_a_missing_package_is_named():
+    code = "import sys; sys.modules['datasets'] = None; from prismlm.corpus.datasets import *; "
+    done = forked.run(code=f"{code}DatasetReader(HubDataset('no-one/nothing'))")
+    assert "pip install 'prismlm[datasets]'" in done.stderr.splitlines()[-1]

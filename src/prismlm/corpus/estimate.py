@@ -23,7 +23,7 @@ from prismlm.cost import Cost, peak_memory
 from prismlm.errors import check_path
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerFast
 
 READING_SECONDS = 5.0
 SAMPLE_CHARACTERS = 500_000
@@ -49,7 +49,7 @@ class Sample:
 
 @contextmanager
 def sample(
-    reader: DocumentReader, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int = 8192
+    reader: DocumentReader, tokenizer: PreTrainedTokenizerFast | None, vocab_size: int = 8192
 ) -> Iterator[Sample]:
     """Read for some seconds, small inputs completely, and yield a sample.
 
