@@ -302,6 +302,17 @@ class CorpusPart:
 
     def build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
         """Make all parts with workers, and write the corpus."""
+        try:
+            self._build(count, engine, workers, progress)
+        except InputError:
+            # Another input, or settings, cannot use the steps before the parts.
+            if self.partial.is_dir() and not any(self.partial.glob(PARTS)):
+                discard(self.partial)
+            raise
+        except KeyboardInterrupt as error:
+            raise Interrupted(Parts(self.out, count).kept()) from error
+
+    def _build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
         alone = workers == 1 and engine == "local"
         part = replace(self, progress=progress if alone else SILENT)
 
@@ -412,9 +423,8 @@ def build_corpus(
     Args:
         inputs: files and directories, as :class:`DocumentReader` takes them; or a dataset.
         out: the directory to write.
-        tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer of
-            ``vocab_size`` on up to 64 million characters from all over the input.
-        vocab_size: see above.
+        tokenizer, vocab_size: a directory or Hugging Face name. None trains a byte-level BPE
+            tokenizer on up to 64 million characters from all over the input.
         columns: which columns hold the text and its metadata.
         heldout_fraction: of documents without a ``split``, in [0, 1).
         filters: which documents to leave out; ``corpus.json`` counts them by reason.
@@ -443,10 +453,7 @@ def build_corpus(
         check_whole("the number of workers", workers, 1)
         count = max(workers, reader.default_parts()) if parts is None else parts
         count = check_whole("the number of parts", count, 1)
-        try:
-            part.list_inputs(count, reader).build(count, engine, workers, progress)
-        except KeyboardInterrupt as error:
-            raise Interrupted(Parts(target, count).kept()) from error
+        part.list_inputs(count, reader).build(count, engine, workers, progress)
     return Corpus.open(target)
 
 
