@@ -46,7 +46,7 @@ from prismlm.files import (
 from prismlm.outputs import check_outputs
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import RUN_FILE, check_same, writing
+from prismlm.run_state import RUN_FILE, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -134,8 +134,10 @@ class CorpusPart:
         return load_tokenizer(self.tokenizer or self.trained)
 
     def open_inputs(self, **how: Any) -> DocumentReader:
-        """Return a reader of the inputs."""
-        return open_reader(self.inputs, self.columns, self.skip_bad_rows, **how)
+        """Return a reader of the inputs, which leaves out chats without an answer."""
+        kind: Any = DatasetReader if isinstance(self.inputs, HubDataset) else DocumentReader
+        how |= {"skip_bad_rows": self.skip_bad_rows, "answered_chats": True}
+        return kind(self.inputs, self.columns, **how)
 
     def list_inputs(self, count: int, reader: DocumentReader | None = None) -> CorpusPart:
         """Return this part with its files listed, and what all parts share.
@@ -354,8 +356,9 @@ class CorpusPart:
         more: dict[str, Any] = {}
         directories = [parts.part(number) for number in range(parts.count)]
         if isinstance(self.inputs, HubDataset):
-            settings = self.columns, tokenizer, self.heldout_fraction
-            more["origin"] = origin_of(self.inputs, *settings)
+            settings = {"tokenizer": fingerprint(tokenizer)}
+            settings |= {"heldout_fraction": self.heldout_fraction}
+            more["origin"] = self.inputs.origin(self.columns) | settings
         elif self.inputs is not None:
             documents = Counter[str]()
             for part in directories:
@@ -411,8 +414,6 @@ def build_corpus(
     parts: int | None = None,
     workers: int = 1,
     engine: Engine = "local",
-    reuse: bool = False,
-    wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Corpus:
     """Read the inputs and write a corpus directory at ``out``, complete or not at all.
@@ -433,19 +434,13 @@ def build_corpus(
         parts: into how many parts to divide the input (default: one for each 256 MiB of files or
             file of a streamed dataset, and at least one for each worker).
         workers, engine: what makes the parts, as :func:`prismlm.parts.run_parts` does.
-        reuse: open ``out`` if it is the corpus of the same dataset and settings.
-        wait: wait until no other process writes ``out``, instead of refusing.
         progress: where to show the progress.
     """
     target, columns = check_path("the corpus to write", out), columns or Columns()
     settings: dict[str, Any] = {"vocab_size": vocab_size, "heldout_fraction": heldout_fraction}
     settings |= {"columns": columns, "skip_bad_rows": skip_bad_rows, "overwrite": overwrite}
     part = CorpusPart(target, tokenizer, inputs, filters=filters or Filters(), **settings)
-    with writing(target, wait=wait):
-        if reuse and isinstance(inputs, HubDataset) and tokenizer is not None:
-            given = load_tokenizer(tokenizer), columns, heldout_fraction
-            if existing := existing_corpus(inputs, target, *given):
-                return existing
+    with writing(target):
         part.check()
         reader = part.open_inputs()
         size = OUTPUT_PER_INPUT * sum(file.size for file in reader.files)
@@ -455,37 +450,6 @@ def build_corpus(
         count = check_whole("the number of parts", count, 1)
         part.list_inputs(count, reader).build(count, engine, workers, progress)
     return Corpus.open(target)
-
-
-def existing_corpus(
-    dataset: HubDataset,
-    out: str | os.PathLike[str],
-    tokenizer: PreTrainedTokenizerFast,
-    columns: Columns | None = None,
-    heldout_fraction: float = 0.05,
-) -> Corpus | None:
-    """Return the corpus that :func:`build_corpus` with ``reuse`` would open, or None."""
-    if not layout.is_corpus(Path(out)):
-        return None
-    corpus = Corpus.open(out)
-    if "origin" not in corpus.meta:
-        raise InputError(
-            f"{out} is a corpus that was built from files, not from a dataset. Choose another "
-            "--corpus."
-        )
-    origin = origin_of(dataset, columns, tokenizer, heldout_fraction)
-    way_out = "Write to another directory, or remove it."
-    what = f"{out} is a corpus that was built from another input"
-    check_same(what, corpus.meta["origin"], origin, way_out)
-    return corpus
-
-
-def open_reader(
-    inputs: Any, columns: Columns | None, skip_bad_rows: bool | None, **how: Any
-) -> DocumentReader:
-    """Return a reader of the inputs of a corpus, which leaves out chats without an answer."""
-    kind: Any = DatasetReader if isinstance(inputs, HubDataset) else DocumentReader
-    return kind(inputs, columns, skip_bad_rows=skip_bad_rows, answered_chats=True, **how)
 
 
 def _absolute(path: Path) -> Path:
@@ -511,14 +475,3 @@ def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
         for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
             repeated.setdefault(number, []).append(key)
     return repeated
-
-
-def origin_of(
-    dataset: HubDataset,
-    columns: Columns | None,
-    tokenizer: PreTrainedTokenizerFast,
-    heldout_fraction: float,
-) -> dict[str, Any]:
-    """Return the entry ``origin`` of ``corpus.json``."""
-    settings = {"tokenizer": fingerprint(tokenizer), "heldout_fraction": heldout_fraction}
-    return dataset.origin(columns) | settings
