@@ -100,6 +100,18 @@ def test_moves_are_the_change_of_the_gap(lm, strong):
     assert found.gained == pytest.approx(float(change), abs=1e-3)
 
 
+def test_a_text_that_fills_the_context_is_read(prism, tiny_model, lm, strong):
+    text = "The court of the drug " * lm.context_length
+    while len(lm.tokenizer(text).input_ids) > lm.context_length:
+        text = text.rsplit(maxsplit=1)[0]
+    assert lm.encode(text).shape[1] == lm.context_length
+    prism("explain", tiny_model, text, "--controller", strong)
+    controller = prismlm.Controller.load(strong)
+    found = compare_answers(lm, text, controller, temperature=5.0)
+    top = lm.model(input_ids=lm.encode(text)).logits[0, -1].argmax()
+    assert found.without == lm.words([int(top)])
+
+
 def test_an_answer_that_stays(prism, tiny_model, lm, tmp_path):
     active = {use.id for use in lm.explain(TEXT)[-1].prototypes}
     idle = next(i for i in range(lm.head.num_prototypes) if i not in active)

@@ -9,7 +9,9 @@ from tokenizers import pre_tokenizers
 from prismlm import Ablate
 from prismlm.errors import InputError
 from prismlm.explain.chain import read_direct_path
+from prismlm.explain.controlled import compare_answers
 from prismlm.explain.language_model import PrismLM
+from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
@@ -107,6 +109,20 @@ def test_steer(lm):
     assert [token.token_id for token in steering.tokens] == ids[0, -NEW:].tolist()
     own = logits.softmax(-1).gather(1, ids[0, -NEW:, None])[:, 0]
     torch.testing.assert_close(torch.tensor([t.after for t in steering.tokens]), own, **SAME)
+
+
+def test_where_a_controlled_answer_parts(lm, first):
+    ids, _, _, logits = first
+    start, parted = ids.shape[1] - NEW, 0
+    for prototype in range(lm.head.num_prototypes):
+        found = compare_answers(lm, TEXT, Controller(((prototype, 8.0),)), NEW)
+        if found.position is not None and found.position > start:
+            row, x = logits[found.position + 1 - start], ids[0, found.position + 1]
+            y = lm.tokenizer.convert_tokens_to_ids(found.token_with)
+            assert found.gap == pytest.approx(float(row[x] - row[y]), abs=1e-3)
+            assert found.gap > 0
+            parted += 1
+    assert parted
 
 
 def test_batch(lm):

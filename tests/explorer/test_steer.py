@@ -83,6 +83,8 @@ def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
         ({"prototype": 99999, "strength": 0.3}, "no prototype 99999"),
         ({"category": "Nothing", "strength": 0.3}, "no category 'Nothing'"),
         ({"controller": "../other"}, "there is no controller '../other'"),
+        ({"controller": "one", "prototype": 7, "strength": 0.3}, "leave out prototype, strength"),
+        ({"controller": "one", "category": "Morphology"}, "leave out category"),
         ({"prototype": 7, "strength": 1.01}, "strength"),
         ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60"),
     ],

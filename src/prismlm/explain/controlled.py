@@ -22,6 +22,7 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.controller import Controller
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
+from prismlm.models.uncertainty_feedback import recording_codes, replay
 
 # Contexts of a prototype, and characters before its token.
 CONTEXTS, AROUND = 3, 50
@@ -71,10 +72,12 @@ def compare_answers(
     seed: int = 0,
 ) -> Controlled:
     """Compare ``generate`` tokens after a text, or with 0 the top token, with and without."""
-    prompt, count = lm.encode(text, max(1, generate)), max(1, generate)
-    before = lm.write(prompt, count, temperature, seed)[0].tolist()
+    prompt = lm.encode(text, generate)
+    how = max(1, generate), temperature if generate else 0.0, seed
+    with recording_codes(lm.model) as codes:
+        before = lm.write(prompt, *how)[0].tolist()
     with lm.edit(controller):
-        after = lm.write(prompt, count, temperature, seed)[0].tolist()
+        after = lm.write(prompt, *how)[0].tolist()
     without, with_it = (lm.words(ids[prompt.shape[1] :]) for ids in (before, after))
     pairs = enumerate(zip(before, after, strict=False))
     parted = next((n for n, (x, y) in pairs if x != y), None)
@@ -83,7 +86,7 @@ def compare_answers(
     x, y = before[parted], after[parted]
     ids = torch.tensor([after[:parted]], device=lm.model.device)
     with capture(lm.model, logits=False) as captured:
-        lm.model(input_ids=ids, use_cache=False)
+        lm.model(**replay(ids, codes), use_cache=False)
     z, weight = captured.z[0, -1:].float(), weight_of(lm.model)
     logits = lm.logit_map.before_softcap(output_embedding(lm.model)(captured.z[0, -1:]).float())
     old, new = (token_alone(lm.tokenizer, token) for token in (x, y))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -294,17 +294,14 @@ def split_predictions(
     output: OutputLayer,
     ids: Tensor,
     steps: int,
-    codes: Sequence[Tensor] = (),
+    codes: list[Tensor] | None = None,
 ) -> Predictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T], read in one pass.
 
     ``codes`` are those of :func:`recording_codes` while the text was generated, to be fed again.
     """
-    # Without a cache every pass reads all tokens, and feeds them codes of its own.
-    once = codes and all(code.shape[1] == 1 for code in codes[1:])
-    known = torch.cat([*codes], 1)[:, :steps] if once else None
     with capture(model) as seen:
-        run = model(**replay(ids[:, :steps], known), use_cache=False)
+        run = model(**replay(ids[:, :steps], codes), use_cache=False)
     assert seen.embedded is not None
     z, raw = seen.z[0], seen.embedded[0]
     targets = output.targets(ids[0], raw)

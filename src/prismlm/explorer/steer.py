@@ -109,6 +109,12 @@ def edit_of(body: SteerRequest, lm: PrismLM) -> Edit:
     logit; below zero its contribution is scaled by 1 + strength, to nothing at −1.
     """
     if body.controller is not None:
+        others = body.model_dump(include={"prototype", "category", "strength"}, exclude_none=True)
+        if others:
+            raise InputError(
+                f"the controller {body.controller!r} has its own strengths: expected it alone, "
+                f"leave out {', '.join(others)}."
+            )
         if body.controller not in (known := controllers_of(lm)):
             raise InputError(
                 f"there is no controller {body.controller!r} in {lm.path}: it has "

@@ -652,10 +652,13 @@ def recording_codes(model: nn.Module) -> Iterator[list[Tensor]]:
 def replay(ids: Tensor, codes: Tensor | list[Tensor] | None) -> dict[str, Tensor]:
     """Return the arguments of a call on ``ids`` [B, T] with recorded codes, if there are any.
 
-    Only ids with codes are included: the last token of a generation has never been an input.
+    A list is that of :func:`recording_codes` while a text was generated. Only ids with codes are
+    included: the last token of a generation has never been an input.
     """
     if isinstance(codes, list):
-        codes = torch.cat(codes, 1) if codes else None
+        # Without a cache every pass reads all tokens, and feeds them codes of its own.
+        once = codes and all(code.shape[1] == 1 for code in codes[1:])
+        codes = torch.cat(codes, 1) if once else None
     if codes is None:
         return {"input_ids": ids}
     return {"input_ids": ids[:, : codes.shape[1]], CODES: codes[:, : ids.shape[1]]}
