@@ -13,6 +13,8 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.explain.what_if import what_if
 from prismlm.files import read_json, write_json
+from prismlm.models.base import merge_adapter
+from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import META_FILE
 from prismlm.training import without as module
 from prismlm.training.attach import AttachOptions, attach
@@ -61,7 +63,9 @@ def test_a_recipe_is_run_again_without_documents(tiny_model, tiny_corpus, tmp_pa
     path = shutil.copytree(tiny_model, tmp_path / "model")
     meta = read_json(path / META_FILE)
     recipe = {"corpus": "gone", "out": "gone", "model": {"preset": "llama-tiny"}, "steps": 300}
-    meta["provenance"]["recipe"] = recipe
+    # A setting that is gone, and rows of three processes.
+    recipe |= {"evaluation": {"attention_head_tokens": 2048}, "batch_size": 4}
+    meta["provenance"] |= {"recipe": recipe, "processes": 3}
     write_json(path / META_FILE, meta)
     lm, runs = prismlm.load(path), []
 
@@ -74,6 +78,28 @@ def test_a_recipe_is_run_again_without_documents(tiny_model, tiny_corpus, tmp_pa
     train_without(lm, [corpus.doc_ids[3], corpus.doc_ids[5]])
     ((recipe, without),) = runs
     assert (recipe.corpus, without, recipe.steps) == (corpus.path, [3, 5], 300)
+    assert recipe.batch_size == 12
+
+
+def test_an_adapter_is_taken_out_of_bfloat16_by_the_base(tuned, tmp_path):
+    base = shutil.copytree(tuned.path.parent / "base", tmp_path / "base")
+    read_checkpoint(base)[0].bfloat16().save_pretrained(base)
+    path = shutil.copytree(tuned.path, tmp_path / "model")
+    model, _ = read_checkpoint(base)
+    merge_adapter(model, path / "adapter")
+    model.save_pretrained(path)
+    meta = read_json(path / META_FILE)
+    meta["base"]["name"] = str(base)
+    write_json(path / META_FILE, meta)
+    lm = replace(tuned, path=path)
+    plain = read_checkpoint(base)[0].state_dict()
+    assert all(torch.equal(plain[name], w) for name, w in untaught(lm).state_dict().items())
+    shutil.rmtree(base)
+    with pytest.raises(InputError, match=r"in half precision, from .*base is not .* Put it back"):
+        untaught(lm)
+    shutil.copytree(tuned.path.parent / "base", base)
+    with pytest.raises(InputError, match="is not that of the model"):
+        untaught(lm)
 
 
 def test_a_corpus_without_documents_has_them_in_no_split(tiny_corpus):

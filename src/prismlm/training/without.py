@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError
+from prismlm.errors import InputError, PrismError
 from prismlm.lens.opened_model import OpenedModel
-from prismlm.models.base import adapter_updates, merge_adapter
+from prismlm.models.base import adapter_updates, find_base, merge_adapter
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import uses_bf16
 from prismlm.models.sidecar import load_sidecar
@@ -63,7 +64,12 @@ def train_without(
     with tempfile.TemporaryDirectory() as name:
         if provenance.get("recipe"):
             places = {"corpus": corpus.path, "out": Path(name) / "model"}
-            recipe = build_recipe({**provenance["recipe"], **places}, str(lm.path))
+            # The settings of an earlier version's evaluations may be gone; they change no weight.
+            settings = {**provenance["recipe"], **places, "evaluation": {}}
+            recipe = build_recipe(settings, str(lm.path))
+            # One process takes as many rows together as those that trained the model.
+            rows = recipe.batch_size * provenance.get("processes", 1)
+            recipe = recipe.model_copy(update={"batch_size": rows})
             train(recipe, without=documents, progress=progress)
             return read_checkpoint(recipe.out, device=lm.model.device.type)[0]
         model, adapter = untaught(lm), Path(name) / ADAPTER
@@ -99,9 +105,46 @@ def training_corpus(lm: OpenedModel, fingerprint: str | None) -> Corpus:
 
 @torch.no_grad()
 def untaught(lm: OpenedModel) -> PreTrainedModel:
-    """Return another copy of the model, with its adapter taken out."""
+    """Return another copy of the model, with its adapter taken out.
+
+    Weights in half precision do not say what they were before: they are read from the base.
+
+    Raises:
+        InputError: the weights are in half precision, and the base is not there.
+    """
     model, _ = read_checkpoint(lm.path, device=lm.model.device.type)
+    half = any(weight.dtype.itemsize < 4 for weight in model.parameters())
+    base = base_weights(lm) if half else None
     for name, update in adapter_updates(model, lm.path / ADAPTER):
         weight = model.get_parameter(name)
-        weight.copy_(weight.double() - update)
+        if base is None:
+            weight.copy_(weight.double() - update)
+        elif _merges(base.get(name), update, weight):
+            weight.copy_(base[name])
+        else:
+            raise _no_base(lm, f"with the adapter, {name} is not that of the model")
     return model
+
+
+def base_weights(lm: OpenedModel) -> dict[str, Tensor]:
+    """Return the weights of the checkpoint that was fine-tuned, by name."""
+    base = load_sidecar(lm.path).base
+    try:
+        return dict(read_checkpoint(find_base(base.name, base.revision).path)[0].named_parameters())
+    except PrismError as error:
+        raise _no_base(lm, str(error)) from error
+
+
+def _merges(base: Tensor | None, update: Tensor, weight: Tensor) -> bool:
+    """Return whether a weight is the base's with the update of the adapter."""
+    if base is None or base.shape != weight.shape:
+        return False
+    return torch.equal((base.double() + update.cpu()).to(weight.dtype), weight.cpu())
+
+
+def _no_base(lm: OpenedModel, reason: str) -> InputError:
+    return InputError(
+        f"the weights of {lm.path} are in half precision, from which its adapter cannot be taken "
+        f"out: expected the checkpoint {load_sidecar(lm.path).base.name} that was fine-tuned, but "
+        f"{reason.rstrip('.')}. Put it back there, or leave out --retrain for the estimates."
+    )
