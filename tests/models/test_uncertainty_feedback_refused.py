@@ -146,11 +146,19 @@ def test_generation_that_would_change_codes(name):
     for refused in (
         {"assistant_model": build(name)},
         {"prompt_lookup_num_tokens": 2},
+        {"assistant_early_exit": 1},
+        {"use_mtp": True},
         {"generation_config": GenerationConfig(**settings, prefill_chunk_size=2)},
         {"use_cache": False},
     ):
         with pytest.raises(InputError, match=r"not possible with uncertainty feedback"):
             model.generate(IDS, **settings, **refused)
+    # What another configuration leaves open is the model's own.
+    model.generation_config.use_cache = False
+    with pytest.raises(InputError, match=r"use_cache is not possible with uncertainty"):
+        model.generate(IDS, generation_config=GenerationConfig(**settings))
+    with torch.no_grad():
+        model.generate(IDS, **settings, use_cache=True, use_mtp=False)
     for start in (model.generate_batch, model.init_continuous_batching):
         with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
             start(IDS.tolist())

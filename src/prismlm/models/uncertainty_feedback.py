@@ -52,7 +52,8 @@ PLACEHOLDERS = tuple(
 )
 # Assisted generation and prompt lookup remove tokens from the cache; a prompt in chunks, or none in
 # a cache, has other codes.
-REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size", "use_cache")
+REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp",
+           "prefill_chunk_size", "use_cache")  # fmt: skip
 # Arguments that the passes for codes omit.
 NOT_IN_FIRST_PASS = ("labels", "logits_to_keep", "output_hidden_states", "output_attentions")
 
@@ -430,10 +431,12 @@ class _WithUncertainty:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         parent: Any = super()
         given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
-        settings = given.get("generation_config") or getattr(self, "generation_config", None)
+        passed, own = given.get("generation_config"), getattr(self, "generation_config", None)
         for name in REFUSED:
-            value = given.get(name, getattr(settings, name, None))
-            refused = value is False if name == "use_cache" else value is not None
+            value = getattr(passed, name, None)
+            # generate() takes what is None there from the model's own.
+            value = given.get(name, getattr(own, name, None) if value is None else value)
+            refused = value is False if name == "use_cache" else value not in (None, False)
             if refused:
                 raise InputError(
                     f"{name} is not possible with uncertainty feedback, since it would change the "
