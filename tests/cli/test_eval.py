@@ -165,6 +165,7 @@ def test_glue(prism, document, glue, tmp_path):
         (["--tasks", "cola"], ["no cola_train.parquet", "nor cola_train_subset.parquet"]),
         (["--tasks", "rte", "--learning-rate", "1e-3", "--limit", "0"], ["'--limit'"]),
         (["--warmup", "2"], ["'--warmup'"]),
+        (["--learning-rate", "0"], ["'--learning-rate'"]),
         (["--seeds", "0,x"], ["--seeds is '0,x'", "such as 0,1,2"]),
         (["--search"], ["mnli_train"]),
         (["--search", "--tasks", "rte"], ["--search chooses", "leave out --tasks"]),

@@ -121,6 +121,10 @@ def test_a_temperature_gives_the_target_entropy():
         assert mean_entropy(logits, rows, temperature) == pytest.approx(target, abs=1e-5)
     current = mean_entropy(logits, rows)
     assert matching_temperature(logits, rows, current) == 1
+    # Two equal logits leave an entropy of ln 2.
+    tied = np.array([[5, 5, 0]], dtype=np.float32)
+    with pytest.raises(InputError, match=r"of odd stays at 0.693 nats .* at most 0.3"):
+        matching_temperature(tied, np.array([0]), 0.3, "odd")
 
 
 @pytest.mark.parametrize("kind", KINDS)

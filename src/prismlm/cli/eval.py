@@ -24,7 +24,7 @@ PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": list[str]()
 
 Tasks = Annotated[str | None, option("A,B", "Only these tasks, such as cola,sst2.")]
 Data = Annotated[Path | None, option("DIR", "Local files (default: from the hub).")]
-Rate = Annotated[float | None, option("R", "Default: the one of --search, or of the paper.", min=0)]
+Rate = Annotated[float | None, option("R", "Default: that of --search, or of the paper.", min=1e-9)]
 Warmup = Annotated[float | None, option("W", "Warm-up, as a share of the steps.", min=0, max=1)]
 JUDGED_HELP = "Model directories; without any, only a judge is examined."
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet.")]

@@ -205,7 +205,9 @@ def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0)
     return float(in_chunks(row_entropy, logits, rows, temperature=temperature).mean())
 
 
-def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:
+def matching_temperature(
+    logits: np.ndarray, rows: np.ndarray, target: float, name: str = "the model"
+) -> float:
     """Return the temperature, at most 1, at which the mean entropy of rows is ``target`` nats."""
 
     def excess(log_temperature: float) -> float:
@@ -213,6 +215,12 @@ def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) ->
 
     if excess(0.0) < 1e-9:
         return 1.0
+    if (above := excess(MIN_LOG_TEMPERATURE)) > 0:
+        raise InputError(
+            f"the mean entropy of {name} stays at {target + above:.3g} nats at any temperature, as "
+            f"where its largest logits are equal: expected at most {target:.3g}, the entropy to "
+            "match. Leave the model out, or store it in float32."
+        )
     root: Any = brentq(excess, MIN_LOG_TEMPERATURE, 0.0, xtol=1e-6)
     return math.exp(root)
 
@@ -265,7 +273,7 @@ def measure_robustness(
     rows_of_models: list[Row] = []
     values: dict[str, np.ndarray] = {}
     for name, x in logits.items():
-        temperature = matching_temperature(x, before, target)
+        temperature = matching_temperature(x, before, target, name)
         row = {"name": name, "entropy": entropies[name], "temperature": temperature}
         rows_of_models.append(row | {"vocabulary": vocabularies[name]})
         columns = [

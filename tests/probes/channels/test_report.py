@@ -187,6 +187,7 @@ def test_quartiles_by_hand():
     assert locality_table(channels_of(lives[:3], scores[:3])).rows == ()
     equal = locality_table(channels_of([2.0] * 8, scores))
     assert ([row["channels"] for row in equal.rows], equal["rho"], equal["p"]) == ([8], 0, 1)
+    assert "cohens_d" not in equal.facts
 
 
 TEXT = "Old maps — 日本, the river."

@@ -139,9 +139,22 @@ def test_ranks_within_strata(ties):
     ]  # fmt: skip
     assert effect == pytest.approx(2 * sum(above) / len(above) - 1)
     assert stratified_rank_test(second, first) == pytest.approx((-effect, p))
-    # With one stratum it is Mann and Whitney's.
-    assert stratified_rank_test([[4, 5, 6]], [[1, 2, 3]]) == pytest.approx((1, 2 / 20))
+    # With one stratum it is Mann and Whitney's, of which the one order counts half.
+    assert stratified_rank_test([[4, 5, 6]], [[1, 2, 3]]) == pytest.approx((1, 1 / 20))
     assert stratified_rank_test([[1, 1]], [[1, 1]]) == (0, 1)
+
+
+@pytest.mark.parametrize("odd", [(range(6), range(6, 12)), ([1] * 6, [1] * 6)])
+def test_one_stratum_does_not_outweigh_all_others(odd):
+    first, second = ([list(values)] * 11 + [list(other)] for values, other in
+                     zip((range(6, 12), range(6)), odd, strict=True))  # fmt: skip
+    effect, p = stratified_rank_test(first, second)
+    assert effect > 0.8
+    assert 0 < p < 1e-9
+    assert stratified_rank_test(second, first) == pytest.approx((-effect, p))
+    # Many heads, whose 1 − p rounds to 1.
+    many = [list(range(60))], [list(range(60, 120))]
+    assert 0 < stratified_rank_test(*many)[1] < 1e-19
 
 
 def uses_of(distance):

@@ -404,8 +404,8 @@ def locality_table(channels: Iterable[Row]) -> Table:
 
     The shortest come first; a channel at a bound is in the shorter quartile. Facts are Spearman's
     ``rho`` with its ``p``, 0 and 1 if half-lives or repetitions are equal, and ``cohens_d``, (mean
-    of the first quartile − mean of the last) / pooled standard deviation. There are no rows for
-    fewer than four channels, as where decays depend on the token.
+    of the first quartile − mean of the last) / pooled standard deviation, where both have two
+    channels. There are no rows for fewer than four channels, as where decays depend on the token.
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
@@ -424,7 +424,8 @@ def locality_table(channels: Iterable[Row]) -> Table:
     )
     facts = {"channels": len(pairs), "rho": correlation.rho, "p": correlation.p}
     first, last = parts[0], parts[3]
-    if (freedom := len(first) + len(last) - 2) > 0:
+    if min(len(first), len(last)) > 1:
+        freedom = len(first) + len(last) - 2
         pooled = math.sqrt((first.var() * len(first) + last.var() * len(last)) / freedom)
         facts["cohens_d"] = float(first.mean() - last.mean()) / pooled if pooled else math.nan
     return Table(title, columns, rows, facts)
