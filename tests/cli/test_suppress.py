@@ -9,14 +9,14 @@ from prismlm.corpus import Corpus
 from prismlm.lens.layout import prototypes_fingerprint
 from tests.helpers import forked
 
-SMALL = ("--phrase", "the", "--samples", 12, "--tokens", 6, "--heldout", 600, "--temperature", 1)
+SMALL = ("--phrase", "the", "--samples", 40, "--tokens", 8, "--heldout", 800, "--temperature", 1)
 
 
 @pytest.fixture(scope="module")
 def examples(tiny_corpus, tmp_path_factory):
     corpus = Corpus.open(tiny_corpus)
     path = tmp_path_factory.mktemp("examples") / "examples.jsonl"
-    texts = [corpus.text(number)[:200] for number in corpus.split("train")[:12].tolist()]
+    texts = [corpus.text(number)[:600] for number in corpus.split("train")[:60].tolist()]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
@@ -24,7 +24,7 @@ def examples(tiny_corpus, tmp_path_factory):
 def test_a_controller_is_written(prism, document, tiny_model, examples, tmp_path):
     out = tmp_path / "quiet.safetensors"
     command = ("suppress", tiny_model, "--examples", examples, "--out", out, *SMALL)
-    command += ("--target", 0.5, "--max-cost", 100)
+    command += ("--target", 0.4, "--max-cost", 100)
     value = document(*command)
     written = prismlm.Controller.load(out)
     lm = prismlm.load(tiny_model)

@@ -37,7 +37,7 @@ from prismlm.interventions.suppression import (
 )
 
 TEXT = "The patient was given a dose of the drug, and the court"
-OPTIONS = SuppressOptions(phrases=("the",), samples=16, tokens=8, heldout=800, temperature=1.0)
+OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,10 @@ def keep(lm):
 
 
 @pytest.fixture(scope="module")
-def examples(texts):
-    return Examples.split(texts, 0)
+def examples(lm):
+    """As many as it takes for prototypes to mark the most frequent word of a tiny model."""
+    corpus, _ = corpus_of(lm, None)
+    return Examples.split([corpus.text(n)[:600] for n in corpus.split("train")[:60].tolist()], 0)
 
 
 def test_examples_are_divided(texts):
@@ -213,11 +215,12 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
 
 
 def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
-    result = suppress(lm, examples, keep, replace(OPTIONS, target=0.5, max_cost=100.0))
+    result = suppress(lm, examples, keep, replace(OPTIONS, target=0.4, max_cost=100.0))
+    limit = 0.6 * result.before
     assert result.chosen is result.frontier[-1]
     assert result.reached
-    assert result.chosen.behaviour <= result.before / 2
-    assert all(point.behaviour > result.before / 2 for point in result.frontier[:-1])
+    assert result.chosen.behaviour <= limit
+    assert all(point.behaviour > limit for point in result.frontier[:-1])
     assert result.controller.scales == result.chosen.scales
     assert all(0 <= s < 1 for s in result.controller.factors)
     names = ["before", "suppressed", "random prototypes", "prompt", "logit bias"]
@@ -263,11 +266,11 @@ def test_no_prototype_marks(lm, keep, texts, monkeypatch):
         work.fit()
 
 
-def test_a_model_that_never_shows_it(lm, keep):
-    said = ["The end is near, so they said it again and again."] * 8
-    options = replace(OPTIONS, phrases=("said it again and",), samples=4)
+def test_a_model_that_never_shows_it(lm, examples, keep, monkeypatch):
+    silent = lambda lm, prompts, count, *_: [""] * count  # noqa: E731
+    monkeypatch.setattr("prismlm.interventions.suppression.sample", silent)
     with pytest.raises(InputError, match="does not show the behaviour"):
-        suppress(lm, Examples.split(said, 0), keep, options)
+        suppress(lm, examples, keep, OPTIONS)
 
 
 def test_too_little_to_keep(lm, examples, keep):
