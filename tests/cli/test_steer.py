@@ -86,7 +86,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((TEXT,), "--prototype, --category and --document, got none"),
+        ((TEXT,), "--document and --controller, got none"),
         ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
         ((TEXT, "--prototype", 7, "--generate", 0), "give a strength"),
         (("--prototype", 7, "--file", "missing.txt"), "cannot be read"),

@@ -56,7 +56,7 @@ def few_texts(tmp_path, monkeypatch):
         ("README.md", 1),
         ("docs/python.md", 1),
         ("docs/prototype_mixer.md", 1),
-        ("docs/signal_noise_attention.md", 3),
+        ("docs/signal_noise_attention.md", 2),
         ("docs/uncertainty_feedback.md", 1),
         ("docs/channels.md", 2),
         ("docs/attach.md", 1),

@@ -125,7 +125,7 @@ def test_text_that_may_not_be_passed_on_is_named_before_anything_is_uploaded(mov
     refused_kinds = ["CC-BY-NC-4.0", "(unknown)", "CC BY Non Commercial 4.0", "cc-by-nc4.0"]
     kinds = [*refused_kinds, "CC-BY-SA-4.0", "text public-domain (Gutenberg)"]
     column = [kinds[i % len(kinds)] for i in range(len(cells.documents))]
-    monkeypatch.setitem(cells._keys_of, "license", Keys.from_chunks([pa.array(column)]))
+    monkeypatch.setattr(cells, "keys", lambda _: Keys.from_chunks([pa.array(column)]))
     with pytest.raises(InputError) as refused:
         lm.push_to_hub(NAME)
     message = str(refused.value)

@@ -95,7 +95,7 @@ def test_only_json_is_read(served, kind):
         ({"text": "a", "generate": -1}, "generate"),
         ({"text": "a", "generate": 10**9}, "generate"),
         ({"text": "a", "temperature": 1e308}, "temperature"),
-        ({"text": "word " * 100_000, "prototype": 1}, "tokens"),
+        ({"text": "word " * 100_000, "prototype": 1}, "characters"),
         ({}, "text"),
         (b"{", "JSON"),
         (b'{"text": "\\ud800"}', "unicode"),
@@ -138,7 +138,7 @@ def test_a_result_that_is_not_valid_is_a_conflict(served, monkeypatch):
 
 def test_texts_that_are_too_long(served, named):
     """The smaller bound, of the explorer or the model, is named."""
-    for server, bound in ((named, "the explorer reads 60"), (served, "tiny reads 512")):
+    for server, bound in ((named, "the explorer reads at most"), (served, "tiny reads at most")):
         assert bound in server.refused("POST", STEER, BODY | {"text": "word " * 100_000})
     error = served.refused("POST", "/api/v1/completions", b" " * 16_000_001, expected=413)
     assert "at most 16,000,000" in error
