@@ -59,6 +59,19 @@ def run_parts(
             than GPUs of this machine.
         PrismError: a worker was killed, or what a worker raised.
     """
+    check_workers(count, engine, workers)
+    if gpus and workers > len(_devices()) and not _on_cluster(engine):
+        raise InputError(
+            f"{workers} workers for {len(_devices())} GPU(s): expected a GPU for each. Start fewer "
+            "workers, or use --device cpu."
+        )
+    start = {"local": _local, "ray": _ray, "datatrove": _datatrove}[engine]
+    with progress.task(name, count, name.lower()) as task:
+        start(work, count, workers, gpus, task)
+
+
+def check_workers(count: int, engine: str, workers: int) -> None:
+    """Raise InputError for an engine or a number of workers that cannot make so many parts."""
     check_choice("the engine", engine, ENGINES)
     if check_whole("the number of workers", workers, 1) > count:
         raise InputError(
@@ -70,14 +83,6 @@ def run_parts(
             f"the engine {engine} is not installed: run `pip install prismlm[{engine}]`, or use "
             "--engine local."
         )
-    if gpus and workers > len(_devices()) and not _on_cluster(engine):
-        raise InputError(
-            f"{workers} workers for {len(_devices())} GPU(s): expected a GPU for each. Start fewer "
-            "workers, or use --device cpu."
-        )
-    start = {"local": _local, "ray": _ray, "datatrove": _datatrove}[engine]
-    with progress.task(name, count, name.lower()) as task:
-        start(work, count, workers, gpus, task)
 
 
 def _devices() -> list[str]:

@@ -47,6 +47,16 @@ def test_a_dataset_saved_to_disk(tmp_path):
     assert texts(corpus) == [row["body"] for row in ROWS]
 
 
+def test_files_are_relative_to_a_directory(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    found = HubDataset(folder.name, data_files=("train.parquet",))
+    corpus = build_corpus(found, tmp_path / "corpus", vocab_size=300, columns=COLUMNS)
+    assert texts(corpus) == [row["body"] for row in ROWS]
+    assert corpus.meta["origin"]["data_files"] == ["train.parquet"]
+    for name, files in (("no-one/nothing", ["a"]), ("json", [str(folder.parent / "a")])):
+        assert HubDataset(name, data_files=("a",)).origin(None)["data_files"] == files
+
+
 @pytest.mark.parametrize(
     ("dataset", "columns", "words"),
     [

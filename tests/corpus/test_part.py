@@ -137,9 +137,28 @@ def test_a_tokenizer_is_trained_on_texts_from_all_over_the_input(tmp_path, monke
     assert part.training_texts() == [row["text"] for row in rows]
     monkeypatch.setattr(module, "PLACE_BYTES", 1000)
     monkeypatch.setattr(module, "TRAINING_CHARACTERS", 3000)
+    open_inputs, unread = CorpusPart.open_inputs, []
+
+    def opened(part, **how):
+        reader = open_inputs(part, **how)
+        return one_at_a_time(reader, unread) if how else reader
+
+    monkeypatch.setattr(CorpusPart, "open_inputs", opened)
     texts = part.training_texts()
     assert sum(map(len, texts)) == 3000
-    assert [text.split()[1][0] for text in texts[:16:3]] == ["0", "1", "2", "3", "4", "5"]
+    numbers = [int(text.split()[1]) for text in texts if "many" in text]
+    assert numbers == sorted(numbers)
+    assert {number // 40 for number in numbers} == set(range(15))
+
+
+def one_at_a_time(documents, unread):
+    """Yield documents, and fail while others are half read."""
+    assert not unread
+    unread.append(documents)
+    try:
+        yield from documents
+    finally:
+        unread.remove(documents)
 
 
 @pytest.mark.slow
@@ -291,13 +310,30 @@ def test_an_id_in_two_parts_is_refused_or_left_out(build, tmp_path):
     assert three.meta["left_out"] == {"id used before": 5}
 
 
-def test_what_cannot_be_started_leaves_no_files(build, texts, tmp_path):
+@pytest.mark.parametrize(
+    ("first", "name"), [("good", "the id 'a'"), ("short", "the id of a document that was left out")]
+)
+def test_an_id_of_the_steps_before_is_named_where_filters_leave_it_out(
+    first, name, tokenizer, tmp_path
+):
+    pytest.importorskip("datatrove")
+    from datatrove.data import Document
+
+    part = CorpusPart(tmp_path / "out", tokenizer, filters=Filters(quality=True))
+    good = " ".join(WORDS * 5)
+    part([Document(good if first == "good" else "Short.", "a"), Document(good, "b")], 0, 2)
+    with pytest.raises(InputError, match=f"part 2 of 2: another document has {name} too"):
+        part([Document("Short.", "a"), Document(good, "c")], 1, 2)
+
+
+def test_what_cannot_be_started_leaves_no_files(build, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(CorpusPart, "train", lambda *_: pytest.fail("trained first"))
     with pytest.raises(InputError, match="5 workers for 4 part"):
-        build(workers=5)
+        build(workers=5, tokenizer=None)
     with pytest.raises(InputError, match="the number of parts"):
         build(parts=0)
     with pytest.raises(InputError, match="the engine"):
-        build(engine="dask")
+        build(engine="dask", tokenizer=None)
     with pytest.raises(InputError, match="unknown language xq"):
         build(filters=Filters(languages=("en", "xq")))
     (texts / "2.txt").write_bytes(b"\xff")

@@ -237,6 +237,23 @@ def test_estimated_tokens_are_those_of_the_corpus(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_estimate_samples_all_over_the_input(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"text": f"{n} a line of text" if n < 500 else f"{n} 你好世界训练你好"} for n in range(1000)
+    ]
+    path, options = (
+        write_jsonl(tmp_path / "t.jsonl", rows),
+        {"tokenizer": tiny_corpus / "tokenizer"},
+    )
+    built = build_corpus(path, tmp_path / "built", **options)
+    monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 3000)
+    cost = estimate_build(path, tmp_path / "out", filters=None, **options)
+    assert cost.sampled_documents < 300
+    assert cost.tokens == pytest.approx(built.num_tokens, rel=0.1)
+
+
 def test_totals_of_a_stream_of_unknown_length_are_unknown(
     tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

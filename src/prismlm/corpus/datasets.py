@@ -15,6 +15,10 @@ from prismlm.corpus.read import PART_BYTES, DocumentReader, InputFile, Located
 from prismlm.errors import InputError, PrismError, check_text, first_line
 from prismlm.hub import hub_error
 
+# Names that the package datasets takes as a format of text or rows, not as a dataset.
+FORMATS = ("arrow", "conll", "csv", "eval", "hdf5", "json", "lance", "pandas", "parquet", "text")
+FORMATS += ("vortex", "webdataset", "xml")
+
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
@@ -53,9 +57,12 @@ class HubDataset:
 
     def absolute(self) -> HubDataset:
         """Return it with paths that do not depend on the current directory."""
+        if self.data_files and self.name in FORMATS:
+            files = (f if "://" in f else os.path.abspath(f) for f in self.data_files)
+            return replace(self, data_files=tuple(files))
+        # Files of a directory or of the Hub are relative to the dataset.
         name = os.path.abspath(self.name) if os.path.exists(self.name) else self.name
-        files = (f if "://" in f else os.path.abspath(f) for f in self.data_files)
-        return replace(self, name=name, data_files=tuple(files))
+        return replace(self, name=name)
 
     def origin(self, columns: Columns | None) -> dict[str, Any]:
         """Return the entry ``origin`` of ``corpus.json``, without the tokenizer."""

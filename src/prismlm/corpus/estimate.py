@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from heapq import heappop, heappush
+from operator import itemgetter
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 READING_SECONDS = 5.0
-SAMPLE_CHARACTERS = 500_000
+# The most that is made a corpus, but for a single document.
+SAMPLE_CHARACTERS = 1_000_000
+
+
+class _Sample:
+    """Documents from all over what is read: those with the lowest of random numbers."""
+
+    def __init__(self) -> None:
+        self.characters, self._seen, self._cut, self._random = 0, 0, 1.0, Random(0)
+        self._chosen: list[tuple[float, int, Document]] = []
+
+    def offer(self, document: Document) -> None:
+        """Take a document or not, and drop others if there is too much text."""
+        self._seen += 1
+        if (number := self._random.random()) >= self._cut:
+            return
+        heappush(self._chosen, (-number, self._seen, document))
+        self.characters += len(document.text)
+        while self.characters > SAMPLE_CHARACTERS and len(self._chosen) > 1:
+            highest, _, dropped = heappop(self._chosen)
+            self._cut = -highest
+            self.characters -= len(dropped.text)
+
+    def documents(self) -> list[Document]:
+        """Return them in the order of the input."""
+        return [document for _, _, document in sorted(self._chosen, key=itemgetter(1))]
 
 
 def estimate_build(
@@ -35,26 +63,26 @@ def estimate_build(
 ) -> Cost:
     """Estimate the cost of :func:`build_corpus` with the same settings; ``out`` is not written.
 
-    Some seconds are read, small inputs completely, and half a million characters of that are made a
-    corpus. The figures are ``documents`` and ``tokens`` (None if unknown), ``sampled_documents``,
+    Some seconds are read, small inputs completely, and a sample of that is made a corpus. The
+    figures are ``documents`` and ``tokens`` (None if unknown), ``sampled_documents``,
     ``tokens_per_second`` and ``bytes_per_token``.
     """
+    settings["filters"] = settings.get("filters") or Filters()
     part = CorpusPart(check_path("the corpus to write", out), tokenizer, inputs, **settings)
     part.check()
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     reader = part.open_inputs(tokenizer=loaded)
-    documents, kept, seen, characters, share = list[Document](), 0, 0, 0, 1.0
+    sample, seen, characters, share = _Sample(), 0, 0, 1.0
     began = time.perf_counter()
     for document in reader:
         seen += 1
         characters += len(document.text)
-        if kept < SAMPLE_CHARACTERS:
-            documents.append(document)
-            kept = characters
+        sample.offer(document)
         if time.perf_counter() - began > READING_SECONDS:
             share = reader.done / reader.total if reader.total else 0.0
             break
-    seconds, scale = time.perf_counter() - began, characters / share / kept if share else None
+    seconds, documents, kept = time.perf_counter() - began, sample.documents(), sample.characters
+    scale = characters / share / kept if share else None
     began, training = time.perf_counter(), 0.0
     if loaded is None:
         loaded = train_tokenizer((document.text for document in documents), part.vocab_size)

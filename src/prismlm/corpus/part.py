@@ -44,7 +44,7 @@ from prismlm.files import (
     write_json,
 )
 from prismlm.outputs import check_outputs
-from prismlm.parts import Engine, Parts, run_parts
+from prismlm.parts import Engine, Parts, check_workers, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, writing
 
@@ -252,17 +252,16 @@ class CorpusPart:
         whole = self.open_inputs()
         count = max(whole.default_parts(), (whole.total or 0) // PLACE_BYTES)
         count = min(PLACES, count)
-        shares = [(number, count) for number in range(count)]
-        readers = [iter(self.open_inputs(share=share, used=None)) for share in shares]
         texts, size = list[str](), 0
-        while readers and size < TRAINING_CHARACTERS:
-            for reader in [*readers]:
-                document = next(reader, None)
-                if document is None:
-                    readers.remove(reader)
-                elif self.filters.reason(document) is None:
-                    texts.append(document.text[: max(0, TRAINING_CHARACTERS - size)])
+        # One after another, as a reader may hold a whole file.
+        for number in range(count):
+            until = TRAINING_CHARACTERS * (number + 1) // count
+            for document in self.open_inputs(share=(number, count), used=None):
+                if self.filters.reason(document) is None:
+                    texts.append(document.text[: until - size])
                     size += len(texts[-1])
+                if size >= until:
+                    break
         return texts
 
     def make(self, data: Any, rank: int, count: int) -> None:
@@ -393,8 +392,9 @@ class CorpusPart:
         if self.inputs is not None:
             share = number, parts.count
             return self.open_inputs(tokenizer=self.open_tokenizer(), share=share).locate(keys)
-        # Documents of the steps before cannot be read again, and filters may have left it out.
-        tables = parts.part(number).glob("documents-*.parquet")
+        # Documents of the steps before cannot be read again, and filters may have left one out.
+        places = [parts.part(one) for one in (number, *range(number))]
+        tables = (path for place in places for path in place.glob("documents-*.parquet"))
         ids = (i for path in tables for i in pq.read_table(path)["doc_id"].to_pylist())
         place = f"part {number + 1} of {parts.count}"
         return place, next((i for i in ids if layout.id_hash(i) in keys), "")
@@ -448,6 +448,7 @@ def build_corpus(
         check_whole("the number of workers", workers, 1)
         count = max(workers, reader.default_parts()) if parts is None else parts
         count = check_whole("the number of parts", count, 1)
+        check_workers(count, engine, workers)
         part.list_inputs(count, reader).build(count, engine, workers, progress)
     return Corpus.open(target)
 

@@ -294,9 +294,10 @@ class DocumentReader:
 
 
 def repeated_id(location: str, doc_id: str) -> BadRow:
-    """Return the error for an id that was used before."""
+    """Return the error for an id that was used before; "" if only its hash is known."""
+    name = f"the id {doc_id!r}" if doc_id else "the id of a document that was left out"
     return BadRow(
-        f"{location}: another document has the id {doc_id!r} too. Ids "
+        f"{location}: another document has {name} too. Ids "
         "must be unique: change one, choose another column with --id-column, or, if they are made "
         "of file names, name the directory above the files instead.",
         "id used before",
