@@ -82,7 +82,8 @@ def questions_of(benchmark: Benchmark, data: Path) -> tuple[list[Example], list[
 @torch.no_grad()
 def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None:
     """Write the answers of every task: z, and what enters the last norm and the last MLP's end."""
-    model: Any = lm.model.to(torch.bfloat16)
+    model: Any = lm.model
+    model = model.to(torch.bfloat16)
     decoder, seen = model.get_decoder(), {}
     for name, module in (("h", decoder.norm), ("a", decoder.layers[-1].mlp.down_proj)):
         module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
@@ -158,7 +159,8 @@ def random_alike(own: Scored, chosen: Chosen, seed: int) -> np.ndarray:
     turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
     active = np.setdiff1d(np.unique(own.gains.indices), turned)
     drawn = np.random.default_rng(seed).choice(active, max(1, len(turned)), replace=False)
-    kept = sparse.csr_array(sparse.diags_array(np.isin(np.arange(own.gains.shape[1]), drawn) * 1.0))
+    columns = np.arange(chosen.offsets.size)
+    kept = sparse.csr_array(sparse.diags_array(np.isin(columns, drawn) * 1.0))
     return choose(own._replace(gains=sparse.csr_array(own.gains @ kept)), seed).offsets
 
 
@@ -212,7 +214,8 @@ def trained_lora(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[LoRA, floa
     for rate in LORA_RATES:
         for steps, lora in zip(CHECKS, lora_steps(lm, inner, rate, seed, CHECKS[-1]), strict=True):
             scores = answers.total(log_probabilities(lm, lora(outer), answers.tokens)[0])
-            loss, _ = Scored(scores, None, answers.starts, answers.right).loss(scores)
+            none = sparse.csr_array((len(scores), 0))
+            loss, _ = Scored(scores, none, answers.starts, answers.right).loss(scores)
             losses[rate, steps] = float(loss.mean())
     rate, steps = min(losses, key=losses.__getitem__)
     *_, last = lora_steps(lm, part, rate, seed, steps)

@@ -58,7 +58,7 @@ class AttentionMap:
 
     def strongest(self, count: int = 5) -> tuple[Link, ...]:
         """Return the largest weights on other tokens, largest first."""
-        rows, columns = torch.tril_indices(*self.weights.shape, -1)
+        rows, columns = torch.tril_indices(len(self.weights), len(self.weights), -1)
         order = self.weights[rows, columns].argsort(descending=True)[:count]
         pairs = zip(rows[order].tolist(), columns[order].tolist(), strict=True)
         return tuple(Link(row, column, float(self.weights[row, column])) for row, column in pairs)

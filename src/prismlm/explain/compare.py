@@ -129,7 +129,8 @@ def signature_matches(
     best_row = torch.zeros(len(right), dtype=torch.int64)
     for number, tile in enumerate(left.split(TILE)):
         cosines = tile @ right.T
-        rows.append(tuple(cosines.max(1)))
+        largest, column = cosines.max(1)
+        rows.append((largest, column))
         value, row = cosines.max(0)
         best_row = torch.where(value > highest, row + number * TILE, best_row)
         highest = torch.maximum(highest, value)

@@ -224,7 +224,8 @@ class Scan:
         with _scan_file(directory) as (file, noted):
             fields = top_contexts.TopContexts._fields
             top = top_contexts.TopContexts(*map(file.get_tensor, fields))
-            return cls(top, *map(file.get_tensor, SUMS), noted["tokens"])
+            sums: dict[str, Any] = {name: file.get_tensor(name) for name in SUMS}
+            return cls(top=top, **sums, tokens=noted["tokens"])
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
