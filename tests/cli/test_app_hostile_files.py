@@ -1,6 +1,5 @@
 """Malicious files and places that the system refuses: one message each."""
 
-import gzip
 import json
 import os
 import shutil
@@ -73,11 +72,7 @@ def test_a_path_that_is_too_long(refused, tiny_model, tmp_path, command, name):
     refused(*(places.get(word, word) for word in command))
 
 
-def test_files_that_unpack_without_end(refused, tiny_model, tmp_path):
-    bomb = tmp_path / "bomb.jsonl.gz"
-    with gzip.open(bomb, "wb", 1) as file:
-        file.write(f'{{"text": "{"a" * 10**6}"}}\n'.encode() * 40)
-    assert f"{bomb} unpacks to more than" in refused("explain", tiny_model, "--file", bomb)
+def test_a_file_without_end(refused, tiny_model):
     assert "/dev/zero is larger than" in refused("explain", tiny_model, "--file", "/dev/zero")
 
 
