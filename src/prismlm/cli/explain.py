@@ -72,9 +72,7 @@ def explain(
         return _explain_in_parts(prompts, count, locals())
     selection = _parse_span(tokens)
     import prismlm
-    from prismlm.cli.calibrate import print_controlled
     from prismlm.cli.trace import PrintOptions
-    from prismlm.explain.controlled import compare_answers
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
@@ -85,24 +83,36 @@ def explain(
     if by or conditions or against or method != "evidence":
         lm.lens_for("training text to point to")
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
-    shown = {"by": column, "table": tokens is not None, "where": conditions}
-    printed: PrintOptions = opt.fill(PrintOptions, locals(), **shown)
+    table = tokens is not None
+    printed = opt.fill(PrintOptions, locals(), by=column, table=table, where=conditions)
     how: dict[str, Any] = {"temperature": temperature, "seed": seed}
-    moved = [
-        compare_answers(lm, prompt, edit, _tokens(prompt, generate), temperature, seed)
-        for edit in edits
-        for prompt in prompts
-    ]
-    if not as_json:
-        for one in moved:
-            print_controlled(one)
+    moved = _compare(lm, prompts, edits, generate, shown=not as_json, **how)
     with lm.edit(*edits):
         traces = _explain_all(lm, prompts, generate, selection, None if as_json else printed, **how)
     output.write(html, lambda path: write_text(path, page(traces, against=against)))
     output.write(parquet, partial(write_parquet, traces))
     if as_json:
-        how = {"method": method, "where": conditions, "against": against}
-        _print_json(traces, column, documents, moved, **how)
+        _print_json(traces, column, documents, moved, method, conditions, against)
+
+
+def _compare(
+    lm: PrismLM,
+    prompts: list[str | Messages],
+    edits: list[Any],
+    generate: int | None,
+    *,
+    shown: bool,
+    **how: Any,
+) -> list[Any]:
+    """Compare each answer with a controller with the one without it, and print what moved."""
+    from prismlm.cli.calibrate import print_controlled
+    from prismlm.explain.controlled import compare_answers
+
+    pairs = [(prompt, edit) for edit in edits for prompt in prompts]
+    moved = [compare_answers(lm, p, edit, _tokens(p, generate), **how) for p, edit in pairs]
+    for one in moved if shown else ():
+        print_controlled(one)
+    return moved
 
 
 def _explain_all(
@@ -156,8 +166,15 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
 
 
 def _print_json(
-    traces: list[Trace], by: str, documents: int, moved: list[Controlled], **options: Any
+    traces: list[Trace],
+    by: str,
+    documents: int,
+    moved: list[Controlled],
+    method: str,
+    where: dict[str, Any],
+    against: int,
 ) -> None:
+    options: dict[str, Any] = {"method": method, "where": where, "against": against}
     values = [trace.to_dict(by, documents, **options) for trace in traces]
     for value, one in zip(values, moved, strict=False):
         value["controller"] = one.to_dict()

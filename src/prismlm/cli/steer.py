@@ -111,12 +111,8 @@ def steer(
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
     if file is not None and (generate is not None or temperature is not None):
         raise InputError("--file writes no text: leave out --generate and --temperature.")
-    edits = opt.load_controller(controller)
     targets = {"--prototype": prototype, "--category": category, "--document": document}
-    if not edits:
-        edits = _parse_edit(targets, edit, strength, optional=only is not None)
-    elif strength is not None or any(value is not None for value in targets.values()):
-        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
+    edits = _edits(controller, targets, edit, strength, optional=only is not None)
     texts = read_texts(model, prompt, file, lines=file is not None)
     prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
     import prismlm
@@ -149,6 +145,23 @@ def steer(
     output.say(", ".join(title) + "\n", style="bold")
     _print_effects(result) if file is not None else _print_text(result, edited=bool(edits))
     _print_cost(cost, note)
+
+
+def _edits(
+    controller: Path | None,
+    targets: dict[str, Any],
+    kind: str,
+    strength: float | None,
+    *,
+    optional: bool,
+) -> list[Any]:
+    """Return a controller's edit, or that of the options."""
+    edits = opt.load_controller(controller)
+    if not edits:
+        return _parse_edit(targets, kind, strength, optional=optional)
+    if strength is not None or any(value is not None for value in targets.values()):
+        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
+    return edits
 
 
 def _parse_edit(

@@ -442,15 +442,7 @@ def suppress(
     if within_cost and affordable and chosen is None:
         chosen = min(affordable, key=lambda point: (point.behaviour, point.turned))
     words = tuple(token_alone(lm.tokenizer, token) for token in work.tokens)
-    ways = {"before": Way()}
-    if chosen is not None:
-        asked = options.phrases or tuple(dict.fromkeys(word.strip() for word in words[:NAMED]))
-        ways |= {
-            "suppressed": Way(chosen.scales),
-            "random prototypes": Way(like_random(lm, work.states.z, chosen.scales, options.seed)),
-            "prompt": Way(words=f"Do not mention {', '.join(asked)}."),
-            "logit bias": work.biased(limit),
-        }
+    ways = {"before": Way()} | ({} if chosen is None else _ways(work, chosen, words, limit))
     with progress.task("Measuring", len(ways), "ways") as task:
         outcomes = []
         for name, way in ways.items() if chosen is not None else ():
@@ -468,6 +460,18 @@ def suppress(
         ways,
         tuple(outcomes),
     )
+
+
+def _ways(work: Suppressing, chosen: Point, words: Sequence[str], limit: float) -> dict[str, Way]:
+    """Return the chosen scales, and the other ways that they are measured beside."""
+    asked = work.options.phrases or dict.fromkeys(word.strip() for word in words[:NAMED])
+    alike = like_random(work.lm, work.states.z, chosen.scales, work.options.seed)
+    return {
+        "suppressed": Way(chosen.scales),
+        "random prototypes": Way(alike),
+        "prompt": Way(words=f"Do not mention {', '.join(asked)}."),
+        "logit bias": work.biased(limit),
+    }
 
 
 def _controller(lm: OpenedModel, point: Point, work: Suppressing, before: float) -> Controller:

@@ -228,16 +228,26 @@ def effects_on(
     tables = {"summary": _summary(changes, drawn, interventions)}
     for channel in chosen:
         by_case = {SHORT[name]: changes[channel, name].tolist() for name in interventions}
-        rows = tuple(
-            {"context": probe.context, "target": probe.target, "base": float(baseline[number])}
-            | {short: column[number] for short, column in by_case.items()}
-            for number, probe in enumerate(kept)
-        )
-        columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(by_case, "+.2f")
         facts = {"controls": list(map(channel_name, drawn[channel]))}
-        title = channel_name(channel)
-        tables[title] = Table(f"{title}: change in %", columns, rows, facts)
+        tables[channel_name(channel)] = _case_table(channel, kept, baseline, by_case, facts)
     return Report(name, {"cases": len(kept), "left_out_cases": len(likely) - len(kept)}, tables)
+
+
+def _case_table(
+    channel: Channel,
+    probes: Sequence[Probe],
+    baseline: Tensor,
+    by_case: Mapping[str, list[float]],
+    facts: dict[str, Any],
+) -> Table:
+    """Return the changes of every case."""
+    rows = tuple(
+        {"context": probe.context, "target": probe.target, "base": float(baseline[number])}
+        | {short: column[number] for short, column in by_case.items()}
+        for number, probe in enumerate(probes)
+    )
+    columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(by_case, "+.2f")
+    return Table(f"{channel_name(channel)}: change in %", columns, rows, facts)
 
 
 def _summary(
