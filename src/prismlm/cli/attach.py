@@ -14,8 +14,8 @@ from prismlm.progress import SILENT
 if TYPE_CHECKING:
     from prismlm.training import AttachResult
 
-Base = Annotated[str, argument("MODEL", "A directory, a GGUF file or a name on the hub.")]
-Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
+Base = Annotated[str, argument("MODEL", "A directory, GGUF file or hub name.")]
+Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; repeatable.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
 HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "How prototypes are weighted.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", min=1)]
@@ -34,7 +34,7 @@ def attach(
     corpus: Files,
     out: Annotated[Path, option("DIR", "The model directory to write.")],
     skip_bad_rows: opt.SkipBadRows = False,
-    revision: Annotated[str | None, option("NAME", "A branch, tag or commit on the hub.")] = None,
+    revision: Annotated[str | None, option("NAME", "Branch, tag or commit on the hub.")] = None,
     prototypes: HeadPrototypes = None,
     prototypes_per_token: Annotated[int, option("k", "Maximum per token.")] = 64,
     weights: HeadWeights = "fitted",
@@ -59,10 +59,8 @@ def attach(
 ) -> None:
     """Attach prototypes to any Hugging Face model, and index text with them.
 
-    The model's weights stay as they are: DIR holds them and the head, and opens like any
-    checkpoint. With --lora they are fine-tuned on the text first. With --uncertainty a table
-    of 64 rows is trained to feed the entropy of each prediction back to the next input, by two
-    passes over each text; prismlm.attach_uncertainty has the source's form. Run again to resume.
+    The model's weights stay as they are, unless --lora fine-tunes them first. --uncertainty trains
+    a table that feeds the entropy of each prediction back to the next input. Run again to resume.
     Processes of torchrun divide the work.
     """
     if lora:

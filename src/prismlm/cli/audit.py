@@ -56,7 +56,7 @@ def audit(
 ) -> None:
     """Show what a model's predictions over many texts rely on, and write reports.
 
-    With --parts, finished parts are kept: run the same command again to resume.
+    With --parts, finished parts are kept: run again to resume.
     """
     tables = {"parquet": parquet, "jsonl": jsonl, "csv": csv}
     opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)

@@ -17,17 +17,14 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
 
-DATASET_HELP = (
-    "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like are "
-    "formats of --data-files."
-)
+DATASET_HELP = "Stream a Hugging Face dataset; json, parquet: the format of --data-files."
 Dataset = Annotated[str | None, option("NAME[:CONFIG]", DATASET_HELP)]
-DataFiles = Annotated[list[str] | None, option("FILE", "A file of the dataset; may be repeated.")]
+DataFiles = Annotated[list[str] | None, option("FILE", "A file of the dataset; repeatable.")]
 INPUTS_HELP = (
     "Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, .parquet, "
-    "or what Hugging Face's save_to_disk wrote. The word [bold]sample[/bold] is the bundled sample."
+    "saved datasets; or [bold]sample[/bold], the bundled sample."
 )
-Column = Annotated[str | None, option("NAME", "Column name (default: its role's).")]
+Column = Annotated[str | None, option("NAME", "Its column.")]
 Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
 SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
 LANGUAGE_HELP = "Leave out texts in other languages, by py3langid."
@@ -70,7 +67,7 @@ def build(
 ) -> None:
     """Read texts, tokenise them and write a corpus directory.
 
-    Finished parts are kept: run the same command again to resume.
+    Finished parts are kept: run again to resume.
     """
     from prismlm.corpus import Columns, Filters, build_corpus, estimate_build, sample_path
     from prismlm.corpus.part import CorpusPart

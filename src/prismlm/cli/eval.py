@@ -51,7 +51,7 @@ def suite(
 ) -> None:
     """Run benchmarks on a model, on its prototypes alone and on its residual alone.
 
-    Finished tasks are kept in MODEL/eval/SUITE or --out: run the same command again to resume.
+    Finished tasks are kept in MODEL/eval/SUITE or --out: run again to resume.
     """
     import logging
 
@@ -127,9 +127,8 @@ def judge(
 ) -> None:
     """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
 
-    The judge compares each pair of continuations in both orders, for ratings on Elo's scale.
-    It is first tested on real text against shuffled or repeated words: ignore the ratings of a
-    judge that fails. Results are kept: run the same command again to resume, or with more models.
+    The judge is first tested on real text against shuffled or repeated words: ignore the ratings
+    of one that fails. Run again to resume, or with more models.
     """
     from prismlm.corpus.store import Corpus
     from prismlm.eval import judging as study
@@ -193,7 +192,7 @@ def glue(
 ) -> None:
     """Fine-tune all weights of a model on GLUE's nine tasks, and evaluate it on their dev sets.
 
-    Finished runs are kept in MODEL/eval/glue or --out: run the same command again to resume.
+    Finished runs are kept in MODEL/eval/glue or --out: run again to resume.
     """
     from prismlm.eval import glue as study
 

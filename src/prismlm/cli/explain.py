@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 CHAT_TOKENS = 50
-FILE_HELP = "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."
-GENERATE_HELP = "Tokens to add and explain (default: 0, or 50 to answer a chat)."
+FILE_HELP = "Text, or texts in json, jsonl, csv, parquet; - is stdin."
+GENERATE_HELP = "Tokens to add and explain (default: 0; chat: 50)."
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
@@ -41,7 +41,7 @@ def explain(
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
     file: Annotated[str | None, option("FILE", FILE_HELP)] = None,
-    lines: Annotated[bool, flag("--lines", "Every line of the file is a separate text.")] = False,
+    lines: Annotated[bool, flag("--lines", "Each line is a text.")] = False,
     lens: opt.Lens = None,
     corpus: opt.CorpusLocation = None,
     device: opt.Device = "cpu",

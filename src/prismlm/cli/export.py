@@ -13,10 +13,7 @@ from prismlm.cli.options import argument, flag, option
 Private = Annotated[bool, flag("--private", "Only its owners see it; a public one is refused.")]
 Licenses = Annotated[list[str] | None, option("NAME", "Licence that allows sharing; repeatable.")]
 DryRun = Annotated[bool, flag("--dry-run", "Print the card and file names; upload nothing.")]
-FORMAT_HELP = (
-    "sae-lens: a dictionary that SAE.load_from_disk reads. neuronpedia: features, explanations and "
-    "activations, for the importer of a local instance."
-)
+FORMAT_HELP = "sae-lens: for SAE.load_from_disk. neuronpedia: for an importer of your own."
 
 
 def push(

@@ -45,8 +45,7 @@ def index(
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it.
 
-    Finished parts are kept: run the same command again to resume an index in parts (--parts,
-    --shard). Under torchrun every process reads one part.
+    Finished parts are kept: run again to resume. Under torchrun every process reads one part.
     """
     from prismlm.corpus import Corpus
     from prismlm.lens import build

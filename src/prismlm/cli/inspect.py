@@ -41,8 +41,8 @@ SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None,
 UNITS_HELP = "Prototypes of a lens, channels of mixers, or attention heads."
 Units = Annotated[Literal["prototypes", "channels", "heads"], option(None, UNITS_HELP)]
 FILES_HELP = f"Texts in place of a corpus: {opt.TEXT_KINDS}."
-CHECKS_HELP = "ablation, attention, hedging, mistakes or probe; may be repeated (default: all)."
-PASSES_HELP = "Passes for the model's codes (default: as trained); 0: token by token, exactly."
+CHECKS_HELP = "ablation, attention, hedging, mistakes or probe (default: all)."
+PASSES_HELP = "Passes for the codes (default: as trained); 0: token by token."
 
 app = opt.group_with_default(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
@@ -222,8 +222,7 @@ def channels(
 ) -> None:
     """Show what the channels of prototype mixers carry: figures, half-lives, tokens, sequences.
 
-    A model with LLaMA's layers has no channels: the figures are those of the norms of its value
-    heads.
+    For LLaMA's layers the figures are those of the norms of value heads.
     """
     opt.check_output_files(model, corpus, overwrite=overwrite, html=html)
     from prismlm.corpus.windows import Sequences
@@ -422,9 +421,8 @@ def themes(
 ) -> None:
     """Show the themes of a model's units, from the ten sequences that activate each most.
 
-    For each unit: its main theme, how well that is disentangled from others, how many of the ten
-    sequences have it, and the number of themes, compared with ten random sequences. They are
-    judged by their words alone, or with --endpoint by a language model.
+    They are judged by their words, or with --endpoint by a language model, and compared with ten
+    random sequences.
     """
     if of == "prototypes" and (corpus is not None or layer is not None):
         raise InputError("--corpus and --layer are for channels and heads: a lens has its text.")
@@ -488,8 +486,7 @@ def uncertainty_feedback(
 ) -> None:
     """Show whether a model uses the uncertainty that is fed back to it.
 
-    Each check has a control. The texts are held-out documents of the training corpus or of another
-    one, or files.
+    Each check has a control.
     """
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader

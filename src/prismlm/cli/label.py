@@ -35,8 +35,7 @@ def label(
 ) -> None:
     """Name the prototypes of a lens from the text where they fire, and score the names.
 
-    With --endpoint a language model names them. Its answers are kept beside the lens, so that the
-    same command resumes a run that was interrupted or killed.
+    With --endpoint a language model names them. Run again to resume.
     """
     server = opt.open_endpoint(endpoint, endpoint_model, concurrency, timeout)
     if server is None and prototypes is not None:

@@ -59,32 +59,26 @@ def _check_finite(parameter: typer.CallbackParam, value: Any) -> Any:
 
 
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
-Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
-DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
+Json = Annotated[bool, flag("--json", "Print only JSON.")]
+DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory, disk.")]
 SkipBadRows = Annotated[bool, flag("--skip-bad-rows", "Skip bad rows; count them by reason.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace existing output.")]
 Model = Annotated[Path, argument("MODEL", "A model directory, or org/name.")]
 Models = Annotated[list[Path], argument("MODEL...", "Model directories, such as seeds.")]
-DEVICE_HELP = "auto, cpu, cuda, or balanced: spread over GPUs, CPU and disk."
-Device = Annotated[str, option("NAME", DEVICE_HELP)]
-ENGINE_HELP = "What starts the workers; ray joins the cluster at RAY_ADDRESS."
-Engine = Annotated[Literal["local", "ray", "datatrove"], option(None, ENGINE_HELP)]
-WORKERS_HELP = "Make the parts with so many processes; on GPUs, one each."
-Workers = Annotated[int | None, option("N", WORKERS_HELP, min=1)]
-PARTS_HELP = "Divide the work into parts, kept when finished (default: one per worker)."
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or balanced (over GPUs, CPU, disk).")]
+Engine = Annotated[Literal["local", "ray", "datatrove"], option(None, "What starts the workers.")]
+Workers = Annotated[int | None, option("N", "Processes that make the parts.", min=1)]
+PARTS_HELP = "Divide the work into parts (default: one per worker)."
 PartCount = Annotated[int | None, option("N", PARTS_HELP, "--parts", min=1)]
-Part = Annotated[str | None, option("I/N", "Make one of N parts; the last writes the output.")]
+Part = Annotated[str | None, option("I/N", "Make one of N parts.")]
 Precision = Annotated[
     Literal["auto", "float32", "bf16"], option(None, "Precision of the forward passes.")
 ]
-Lens = Annotated[str | None, option("NAME|DIR|URL", "Which lens; also in a store.", "--lens")]
-CorpusLocation = Annotated[
-    Path | None, option("DIR", "The lens's corpus, if it moved.", "--corpus")
-]
+Lens = Annotated[str | None, option("NAME|DIR|URL", "Which lens.", "--lens")]
+CorpusLocation = Annotated[Path | None, option("DIR", "The lens's corpus, if moved.", "--corpus")]
 CorpusToRead = Annotated[Path | None, option("DIR", "Default: the training corpus.")]
-FILES_HELP = f"Texts to read; may be repeated: {TEXT_KINDS}."
-TextFiles = Annotated[list[Path] | None, option("FILE", FILES_HELP, "--file")]
-BY_HELP = "Group shares by this (default: domain, or source if there is one domain)."
+TextFiles = Annotated[list[Path] | None, option("FILE", "Texts to read; repeatable.", "--file")]
+BY_HELP = "Group shares by this (default: domain or source)."
 By = Annotated[Literal["document", "source", "domain", "license"] | None, option(None, BY_HELP)]
 METHOD_HELP = "evidence, or source: PRISM's A = Σ α μ."
 Method = Annotated[Literal["evidence", "source"], option(None, METHOD_HELP)]
@@ -92,29 +86,25 @@ Split = Annotated[Literal["train", "heldout", "all"], option(None, "Documents to
 Layer = Annotated[int | None, option("N", "Only this layer.")]
 Temperature = Annotated[float, option("T", "0 takes the top token.", min=0)]
 Seed = Annotated[int, option("S", "Random seed.", min=0)]
-Chat = Annotated[bool, flag("--chat", "Send the text as a user message through the chat template.")]
+Chat = Annotated[bool, flag("--chat", "Send the text as a user message.")]
 System = Annotated[str | None, option("WORDS", "System prompt (with --chat).")]
 Html = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
 OutDir = Annotated[Path | None, option("DIR", "Write results into this directory.")]
 OutJson = Annotated[Path | None, option("FILE", "Write the figures as JSON.")]
-WHERE_HELP = "Only text that matches, such as license=CC0; may be repeated."
-Where = Annotated[list[str] | None, option("COLUMN=VALUE", WHERE_HELP)]
-Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
+Where = Annotated[list[str] | None, option("COLUMN=VALUE", "Only matching text; repeatable.")]
+Window = Annotated[int | None, option("N", "Tokens read at once (default: up to 1,024).")]
 Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).", min=1)]
 Contexts = Annotated[int, option("L", "Contexts stored per prototype.", min=1)]
-SHARE_HELP = "Share of the windows to read: contexts, uses and passages are of this sample."
-PositionShare = Annotated[float, option("SHARE", SHARE_HELP)]
-Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]
-ENDPOINT_HELP = "Ask a language model at an OpenAI-compatible endpoint; key: OPENAI_API_KEY."
+PositionShare = Annotated[float, option("SHARE", "Share of the windows to read.")]
+Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size.", "--codes")]
+ENDPOINT_HELP = "An OpenAI-compatible endpoint; key: OPENAI_API_KEY."
 Endpoint = Annotated[str | None, option("URL", ENDPOINT_HELP)]
-EndpointModel = Annotated[str | None, option("NAME", "The model's name at the endpoint.")]
-Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
-Port = Annotated[int, option("N", "Port to serve at; 0 takes a free one.", min=0, max=65535)]
+EndpointModel = Annotated[str | None, option("NAME", "Model at the endpoint.")]
+Host = Annotated[str, option("ADDRESS", "Address; others can reach 0.0.0.0.")]
+Port = Annotated[int, option("N", "Port; 0: a free one.", min=0, max=65535)]
 
 
-Controller = Annotated[
-    Path | None, option("FILE", "Under a controller that calibrate or suppress wrote.")
-]
+Controller = Annotated[Path | None, option("FILE", "Apply this controller.")]
 
 
 def load_controller(path: Path | None) -> list[Any]:

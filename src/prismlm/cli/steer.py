@@ -24,8 +24,8 @@ MEASURES = {
     "divergence": "KL (before ‖ after)",
 }
 STRENGTH_HELP = (
-    "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default of a "
-    "clamp or group: the largest at which the text does not begin to repeat.)"
+    "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default: the "
+    "largest without repetition.)"
 )
 GENERATE_HELP = "Tokens to write; 0 scores the prompt (default: 20)."
 Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from prismlm.interventions.suppression import Suppression
 
 LISTED = 12
-EXAMPLES_HELP = "Texts or chats with the behaviour: one a line, or json, jsonl, csv, parquet."
-KEEP_HELP = "Text whose predictions are to stay (default: the lens's held-out text)."
-PHRASE_HELP = "The behaviour is writing this; may be repeated (default: the examples' topic)."
-WITHIN_HELP = "If the target is out of reach, take the strongest that costs at most --max-cost."
+EXAMPLES_HELP = "Texts or chats with the behaviour; lines, json, jsonl, csv, parquet."
+KEEP_HELP = "Text to leave as it is (default: the lens's held-out text)."
+PHRASE_HELP = "Writing this is the behaviour; repeatable (default: the examples' topic)."
+WITHIN_HELP = "If the target is out of reach, take the strongest within --max-cost."
 Examples = Annotated[str, option("FILE", EXAMPLES_HELP)]
 Keep = Annotated[str | None, option("FILE", KEEP_HELP)]
 Out = Annotated[Path, option("FILE", "The controller to write, .safetensors.")]
@@ -56,9 +56,8 @@ def suppress(
 ) -> None:
     """Make a behaviour rare by turning down the prototypes behind it.
 
-    Half of the examples find the prototypes; a quarter chooses how far they are turned; the rest,
-    and half of the text to keep, is for the report, beside random prototypes, a prompt and a bias
-    of logits.
+    Half of the examples find the prototypes, a quarter chooses how far they are turned; the rest is
+    for the report, beside random prototypes, a prompt and a bias of logits.
     """
     opt.check_output_files(model, lens, examples, keep, overwrite=overwrite, safetensors=out)
     import prismlm

@@ -14,8 +14,8 @@ from prismlm.cli.progress import ConsoleReporter, spinner
 if TYPE_CHECKING:
     from prismlm.explain.what_if import WhatIf
 
-WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; may be repeated."
-RETRAIN_HELP = "Train again without them too, as the model was trained: this can take long."
+WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; repeatable."
+RETRAIN_HELP = "Also train again without them; this can take long."
 CALIBRATED = (
     "Nats, with 90% intervals calibrated by training SmolLM2-135M again without documents, with "
     "LoRA, on answers of 11 to 36 tokens. They hold for such models; others may be off by more."
