@@ -52,8 +52,6 @@ OPTIONS = AttachOptions(
 )
 # The time of every member, so that the same files make the same archive.
 STAMP = (2026, 1, 1, 0, 0, 0)
-# Made anew where it is unpacked, from the cells.
-LEFT_OUT = (layout.CONTEXTS_FILE,)
 
 
 def main() -> None:
@@ -98,7 +96,7 @@ def pack(model: Path, lens: Path, target: Path) -> None:
     save_file(head | {"prototypes": half}, small, metadata={"format": "pt"})
     members = {HEAD_FILE: small, META_FILE: model / META_FILE}
     members |= {f"{ADAPTER}/{path.name}": path for path in (model / ADAPTER).iterdir()}
-    members |= {f"{LENS}/{path.name}": path for path in lens.iterdir() if path.name not in LEFT_OUT}
+    members |= {f"{LENS}/{path.name}": path for path in lens.iterdir()}
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w") as archive:
         for name in sorted(members):

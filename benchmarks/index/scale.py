@@ -153,8 +153,8 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
         records["position"] = np.arange(first, first + len(rows))
         spool.add(records)
     write_json(directory / RUN_FILE, {})
-    top, (mass, nearest) = top_contexts.empty(prototypes, 1, 1), torch.zeros(2, 1, 1, prototypes)
-    scan = Scan(top, mass, torch.zeros(1), nearest, torch.zeros(1), torch.zeros(1))
+    top, nearest = top_contexts.empty(prototypes, 1), torch.zeros(1, prototypes)
+    scan = Scan(top, nearest[0], torch.zeros(1), nearest, torch.zeros(1), torch.zeros(1))
     scan.save(directory, spool.close(), made)
 
 

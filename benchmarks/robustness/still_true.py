@@ -439,7 +439,7 @@ of_other = partial(rebuild, corpus="other")
 of_other_windows = partial(rebuild, options=OTHER_WINDOWS)
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 OTHER_MAP = {"scale": 2.0, "bias": False, "softcap": None}
-TABLES = (layout.INDEX_FILE, layout.MASS_FILE, *layout.CELL_FILES, layout.CELL_DOCUMENTS_FILE)
+TABLES = (layout.INDEX_FILE, *layout.CELL_FILES, layout.CELL_DOCUMENTS_FILE)
 ADAPTER_FILES = ("model/adapter_config.json", "model/adapter_model.safetensors")
 NORM, EMBEDDING, OUTPUT = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -509,12 +509,10 @@ VARIANTS = (
     *(
         Variant("lens", f"{name} of another lens", from_other(name))
         for name in (
-            layout.INDEX_FILE, layout.MASS_FILE, layout.CELL_DOCUMENTS_FILE,
+            layout.INDEX_FILE, layout.CELL_DOCUMENTS_FILE,
             "probe.safetensors", "suffixes-documents.npy", layout.META_FILE,
         )
     ),
-    # What was asked reads cells alone.
-    Variant("lens", "contexts.safetensors of another lens", from_other(layout.CONTEXTS_FILE), ALL),
     Variant("lens", "all cells of another lens", from_other(*layout.CELL_FILES)),
     Variant("lens", "meta.json edited by hand", meta(trained_on=False)),
     Variant("lens", "of an older format", meta(format_version=2)),

@@ -124,7 +124,7 @@ def test_inspect(prism, document, refused, tiny_model, copy):
         assert words in shown
     assert value["verdict"] in " ".join(shown.split())
 
-    contexts = copy / "lens" / "sample" / "contexts.safetensors"
+    contexts = copy / "lens" / "sample" / "probe.safetensors"
     data = contexts.read_bytes()
     contexts.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert "is damaged" in refused("inspect", copy)
@@ -184,7 +184,7 @@ def test_shards_under_torchrun_and_by_hand(prism, document, refused, copy, tiny_
     assert "more parts" in refused(*command, "--lens", "x", "--parts", "1", "--workers", "2")
     assert "--shard" in refused(*command, "--lens", "x", "--parts", "2", "--shard", "1/2")
     lenses = copy / "lens"
-    for name in ("index.parquet", "contexts.safetensors", "mass.parquet", "meta.json"):
+    for name in ("index.parquet", "cells.npy", "prototypes.parquet", "meta.json"):
         expected = (lenses / "sample" / name).read_bytes()
         assert (lenses / "spread" / name).read_bytes() == expected, name
         assert (lenses / "parts" / name).read_bytes() == expected, name

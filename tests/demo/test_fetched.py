@@ -4,7 +4,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -91,10 +90,7 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     prompt = "The symptoms of this disease"
     passages = [lm.explain(prompt, generate=3).passages(5) for lm in (here, there)]
     assert passages[0] == passages[1] != []
-    # The states of contexts come from the cells here: near, not the same.
-    cosines = (here.lens.states.float() * there.lens.states.float()).sum(1)
-    assert cosines.min() > 0.7
-    np.testing.assert_allclose(here.lens.states.float().norm(dim=1), 1, atol=0.01)
+    assert here.lens.index == there.lens.index
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     for axis in ("x", "y"):
         assert here.lens.prototypes[axis] == there.lens.prototypes[axis]

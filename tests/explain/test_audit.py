@@ -157,7 +157,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
 
 
 def test_a_filter(lm):
-    domain = lm.lens.keys("mass", "domain").names[0]
+    domain = lm.lens.cells.keys("domain").names[0]
     audit = Audit(lm, text_options([lm]), {"domain": domain})
     found = {}
     for row in [row for row in audit.read(TEXTS) if row["predictions"]]:
@@ -209,7 +209,7 @@ def test_where_a_document_shows_up(lm):
 def test_documents_that_are_not_there(lm):
     from prismlm.corpus import Corpus
 
-    known = lm.lens.documents.names
+    known = lm.lens.index["doc_id"].to_pylist()
     with pytest.raises(InputError, match="Did you mean"):
         document_sources(lm.lens, known[0] + "x")
     corpus = Corpus.open(lm.lens.meta.corpus_path)

@@ -85,7 +85,7 @@ def read_document(lm, corpus, document):
 def brute_force(lm, corpus):
     """Every position's cosines to every prototype, one unpadded window at a time."""
     prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
-    best, mass = [], {}
+    best, uses = [], torch.zeros(len(prototypes))
     for document in corpus.split("heldout").tolist():
         start, _, states = read_document(lm, corpus, document)
         states = states.double()
@@ -93,14 +93,8 @@ def brute_force(lm, corpus):
         value, place = cosines.max(0)
         best.append((document, value, place + start))
         top = cosines.topk(lm.head.prototypes_per_token, dim=1)
-        key = tuple(corpus.column(name)[document] for name in layout.GROUP_COLUMNS)
-        counts, sums = mass.setdefault(
-            key, (torch.zeros(len(prototypes)), torch.zeros(len(prototypes), dtype=torch.float64))
-        )
-        used = top.values > 0
-        counts.index_add_(0, top.indices[used], torch.ones(int(used.sum())))
-        sums.index_add_(0, top.indices[used], float(lm.head.scale) * top.values[used])
-    return best, mass
+        uses += top.indices[top.values > 0].bincount(minlength=len(uses))
+    return best, uses
 
 
 @pytest.fixture(scope="module")
@@ -188,21 +182,13 @@ def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
         build_index(lm.model, lm.head, corpus, tmp_path / "x", OPTIONS)
 
 
-def test_mass_equals_brute_force(lens, expected):
-    table = pq.read_table(lens / layout.MASS_FILE).to_pylist()
-    _, mass = expected
-    differing = 0
-    for row in table:
-        key = tuple(row[name] for name in layout.GROUP_COLUMNS)
-        counts, sums = mass[key]
-        off = abs(row["tokens"] - counts[row["prototype"]].item())
-        differing += off
-        if not off:
-            assert row["activation_sum"] == pytest.approx(sums[row["prototype"]].item(), rel=1e-4)
-    total = sum(counts.sum().item() for counts, _ in mass.values())
-    assert sum(row["tokens"] for row in table) == total
+def test_uses_equal_brute_force(lens, expected):
+    _, uses = expected
+    tokens = layout.read_meta(lens).tokens
+    usage = pq.read_table(lens / layout.PROTOTYPES_FILE)["usage"].to_numpy() * tokens
     # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
-    assert differing <= total / 20_000
+    assert np.abs(usage - uses.numpy()).sum() <= uses.sum() / 20_000
+    assert usage.sum() == pytest.approx(uses.sum().item())
 
 
 @torch.no_grad()
@@ -242,27 +228,23 @@ def test_fitted_weights_count_the_prototypes_that_the_head_chose(
     head = copy.deepcopy(lm.head)
     head.weights = "fitted"
     built = build_index(lm.model, head, few, tmp_path / "fitted", OPTIONS)
-    changed = {layout.INDEX_FILE, layout.MASS_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
+    changed = {layout.INDEX_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
     for path in built.iterdir():
         same = path.read_bytes() == (lens_of_few / path.name).read_bytes()
         assert same == (path.name not in changed), path.name
     left, right = (layout.read_meta(lens) for lens in (built, lens_of_few))
     differing = {name for name, value in vars(left).items() if value != getattr(right, name)}
     assert differing == {"files", "prototypes", "support"}
-    counts, sums = torch.zeros(2, head.num_prototypes, dtype=torch.float64)
-    chosen = {}
+    counts, chosen = torch.zeros(head.num_prototypes), {}
     for document in few.split("heldout").tolist():
         start, _, states = read_document(lm, few, document)
         routing = head(states).routing
         used = routing.activations > 0
         counts += routing.indices[used].bincount(minlength=len(counts))
-        sums.index_add_(0, routing.indices[used], routing.activations[used].double())
         for place, row in enumerate(zip(routing.indices, routing.activations, strict=True)):
             chosen[start + place] = dict(zip(*(each.tolist() for each in row), strict=True))
-    mass = pq.read_table(built / layout.MASS_FILE).to_pandas().groupby("prototype")
-    assert mass["tokens"].sum().to_dict() == {i: n for i, n in enumerate(counts.tolist()) if n}
-    activation = mass["activation_sum"].sum()
-    np.testing.assert_allclose(activation, sums[activation.index], rtol=1e-4, atol=1e-3)
+    usage = pq.read_table(built / layout.PROTOTYPES_FILE)["usage"].to_numpy()
+    np.testing.assert_allclose(usage * left.tokens, counts)
     for row in pq.read_table(built / layout.INDEX_FILE).to_pylist():
         activations = chosen[row["position"]]
         assert row["routed"] == (row["prototype"] in activations)
@@ -296,8 +278,8 @@ def test_a_share_of_the_windows_is_read(lm, few, lens_of_few, tmp_path, monkeypa
     assert (cells.meta.share, meta.tokens) == (0.3, len(expected))
     assert meta.size() == f"{meta.tokens:,} tokens sampled from {meta.documents} documents"
     assert set(pq.read_table(some / layout.INDEX_FILE)["position"].to_pylist()) <= set(expected)
-    mass = pq.read_table(some / layout.MASS_FILE)["tokens"].to_numpy().sum()
-    assert mass <= len(expected) * lm.head.prototypes_per_token
+    usage = pq.read_table(some / layout.PROTOTYPES_FILE)["usage"].to_numpy().sum()
+    assert 0 < usage <= lm.head.prototypes_per_token
     assert 0.01 < len(drawn(np.arange(10**5), 0.02).nonzero()[0]) / 10**5 < 0.03
 
 

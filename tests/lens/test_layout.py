@@ -28,7 +28,7 @@ def test_a_flipped_bit_in_any_file_is_refused(lm, tmp_path, monkeypatch):
 
     def read_all():
         opened = Lens.open(lens, lm.model, lm.head)
-        _ = opened.index, opened.mass, opened.prototypes, opened.states, opened.suffixes
+        _ = opened.index, opened.prototypes, opened.suffixes
         _ = opened.cells.keys_and_starts, opened.cells.documents
         return opened
 

@@ -207,11 +207,11 @@ def test_a_lens_that_is_rebuilt_is_noticed(tiny_model, address, s3, monkeypatch,
 
 def test_a_cut_file_and_a_damaged_copy(tiny_model, address, s3, copies):
     stored = prismlm.load(tiny_model, lens=address)
-    copy = stored.lens.path / layout.MASS_FILE
+    copy = stored.lens.path / layout.INDEX_FILE
     copy.write_bytes(b"damaged")
-    with pytest.raises(FormatError, match=layout.MASS_FILE):
-        _ = stored.lens.mass
-    assert stored.lens.mass.num_rows  # copied anew
+    with pytest.raises(FormatError, match=layout.INDEX_FILE):
+        _ = stored.lens.index
+    assert stored.lens.index.num_rows  # copied anew
     name = f"{address.removeprefix('s3://')}/{layout.CELLS_FILE}"
     s3[1].pipe_file(name, s3[1].cat_file(name)[:-7])
     with pytest.raises(FormatError, match=rf"{address}/{layout.CELLS_FILE} has .* bytes"):
@@ -301,7 +301,7 @@ def test_a_store_that_fails_half_way(lm, copies, in_memory):
         cells = Cells(files, meta.cells, lambda names: files.check(meta, names))
         cells.records(np.arange(5))
         assert cells.facts(3)["doc_id"]
-        files.check(meta, [layout.MASS_FILE])
+        files.check(meta, [layout.INDEX_FILE])
 
     def broken(after):
         files = StoredFiles(address)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from prismlm.ops import top_contexts
 
-PROTOTYPES, CONTEXTS, WIDTH = 3, 4, 2
+PROTOTYPES, CONTEXTS = 3, 4
 ROWS = st.lists(
     st.tuples(
         st.integers(0, PROTOTYPES - 1),
@@ -22,10 +22,8 @@ def contexts_of(rows):
     prototype = torch.tensor([r[0] for r in rows], dtype=torch.int64)
     cosine = torch.tensor([r[1] for r in rows], dtype=torch.float32)
     position = torch.tensor([r[2] for r in rows], dtype=torch.int64)
-    state = torch.stack([position.float(), prototype.float()], 1).bfloat16()
-    return top_contexts.Contexts(
-        prototype, cosine, position, position // 5, cosine.relu(), cosine > 0.3, state
-    )
+    columns = prototype, cosine, position, position // 5, cosine.relu(), cosine > 0.3
+    return top_contexts.Contexts(*columns)
 
 
 def unique_scores(rows):
@@ -50,14 +48,14 @@ def same(left, right):
 
 
 def fill(rows):
-    empty = top_contexts.empty(PROTOTYPES, CONTEXTS, WIDTH)
+    empty = top_contexts.empty(PROTOTYPES, CONTEXTS)
     return top_contexts.update(empty, contexts_of(rows))
 
 
 @given(rows=ROWS, cuts=st.lists(st.integers(0, 60), max_size=3))
 def test_any_stream_equals_sorting_everything(rows, cuts):
     rows = unique_scores(rows)
-    top = top_contexts.empty(PROTOTYPES, CONTEXTS, WIDTH)
+    top = top_contexts.empty(PROTOTYPES, CONTEXTS)
     bounds = [0, *sorted(min(c, len(rows)) for c in cuts), len(rows)]
     for start, stop in itertools.pairwise(bounds):
         top = top_contexts.update(top, contexts_of(rows[start:stop]))
@@ -84,4 +82,4 @@ def test_merging_a_shard_twice_changes_nothing():
 
 def test_merging_copies_no_accumulator():
     top = fill([(0, 0.5, 3)])
-    assert top_contexts.merge(top, fill([(1, 0.5, 7)])).state is top.state
+    assert top_contexts.merge(top, fill([(1, 0.5, 7)])).position is top.position

@@ -51,7 +51,6 @@ def evil(tiny_model, tmp_path_factory):
     for name, columns in {
         "index.parquet": ("doc_id", "source", "license", "title", "before", "token", "after"),
         "cell-documents.parquet": ("doc_id", "source", "license", "title"),
-        "mass.parquet": ("source", "domain", "license"),
         "prototypes.parquet": ("name", "category"),
     }.items():
         path = copy / "lens" / "sample" / name
@@ -109,10 +108,9 @@ def test_shares_in_the_page_sum_to_one(trace):
 
 def test_what_the_lens_does_not_know_has_no_shares(tiny_model, monkeypatch):
     lm = prismlm.load(tiny_model)
-    rows = lm.lens.mass.num_rows
-    unknown, known = Keys([UNKNOWN], np.zeros(rows, int)), lm.lens.keys
-    domain = ("mass", "domain")
-    monkeypatch.setattr(lm.lens, "keys", lambda *of: unknown if of == domain else known(*of))
+    cells, known = lm.lens.cells, lm.lens.cells.keys
+    unknown = Keys([UNKNOWN], np.zeros(len(cells.starts), int))
+    monkeypatch.setattr(cells, "keys", lambda by: unknown if by == "domain" else known(by))
     data = trace_data(lm.explain("The proof relies on"), Pool(lm.lens))
     assert [group["by"] for group in data["whole"]["shares"]] == ["source", "license"]
     assert all([group["by"] for group in step["shares"]] == ["source"] for step in data["steps"])

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
-from torch import Tensor
 
 import prismlm
 from prismlm import fingerprints
@@ -31,9 +29,8 @@ from prismlm.demo.prompts import (
 )
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.errors import FormatError, InputError
-from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share
+from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write
 from prismlm.lens import layout, suffixes
-from prismlm.lens.cells import Cells
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
@@ -121,7 +118,7 @@ def _unpack(directory: Path) -> None:
 
 
 def _put_lens(unpacked: Path, lens: Path, corpus_path: Path) -> None:
-    """Write the lens, with what the archive leaves out: states of contexts, and its corpus.
+    """Write the lens, with what the archive leaves out: its corpus.
 
     Raises:
         FormatError: the corpus does not have the tokens that the lens was built from.
@@ -141,28 +138,11 @@ def _put_lens(unpacked: Path, lens: Path, corpus_path: Path) -> None:
         )
     with room_to_write(f"the lens {lens}", lens.parent, WAY_OUT), atomic_directory(lens) as made:
         shutil.copytree(unpacked, made, dirs_exist_ok=True)
-        contexts = made / layout.CONTEXTS_FILE
-        save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
-        share(contexts)
         meta |= {"corpus_path": str(corpus_path.resolve()), "corpus_name": corpus_path.name}
         meta |= {"corpus": corpus.fingerprint, "tokenizer": corpus.meta["tokenizer"]["fingerprint"]}
         meta["files"] = layout.describe_files(made)
-        # It holds a key of the other files, one of which is new.
+        # It holds a key of the other files, which were one more where the archive was made.
         path = made / layout.PROTOTYPES_FILE
         prototypes = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
         layout.write_prototypes(prototypes, path, meta["files"])
         layout.write_meta(made, layout.LensMeta(**meta))
-
-
-def _context_states(lens: Path, cells_meta: dict[str, Any]) -> Tensor:
-    """Return the states of the contexts from the codes of the cells: unit length, bf16 [rows, d].
-
-    The archive leaves them out, since they would almost double it.
-    """
-    cells = Cells(lens, cells_meta)
-    table = layout.read_table(lens / layout.INDEX_FILE, layout.INDEX_SCHEMA)
-    wanted = table["position"].to_numpy()
-    positions = cells.records(np.arange(len(cells)))["position"].astype(np.int64)
-    order = np.argsort(positions)
-    rows = order[np.searchsorted(positions, wanted, sorter=order)]
-    return cells.codes.states(cells.records(rows)).bfloat16()

@@ -118,7 +118,7 @@ def prompts_for(
 
     Without any, the first words of ``texts``; without these, all prompts.
     """
-    domains = set() if lens is None else set(lens.keys("mass", "domain").names)
+    domains = set() if lens is None else set(lens.cells.keys("domain").names)
     matching = {domain: prompt for domain, prompt in prompts.items() if domain in domains}
     return matching or {n: _first_words(text) for n, text in texts.items()} or dict(prompts)
 

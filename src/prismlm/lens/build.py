@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 import prismlm
@@ -42,7 +41,6 @@ from prismlm.lens.scan import (
     POSITIONS_FILE,
     Scan,
     ScanInput,
-    mass_table,
     sample_states,
     scan_blocks,
 )
@@ -64,7 +62,7 @@ if TYPE_CHECKING:
 
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
-# Bytes of a context on disk besides its state: compressed text and columns, or columns alone.
+# Bytes of a context on disk: compressed text and columns, or columns alone.
 BYTES_WITH_TEXT, BYTES_WITHOUT_TEXT = 230, 30
 # Bytes of a position for the key and first row of its range, which some four positions share.
 BYTES_OF_RANGES = 4
@@ -318,7 +316,6 @@ def write_lens(
     split, scan = options.split, assembly.scan()
     contexts = top_contexts.to_rows(scan.top)
     write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
-    layout.write_table(mass_table(scan.mass, source.groups.keys), directory / layout.MASS_FILE)
     Probe.measure(model, corpus, split, options.window).save(directory)
     write_documents(directory, corpus, split)
     entry, files = assembly.collect(directory)
@@ -354,7 +351,7 @@ def write_contexts(
     *,
     with_text: bool,
 ) -> None:
-    """Write ``index.parquet``, by prototype and then by rank, and the states of its rows."""
+    """Write ``index.parquet``, by prototype and then by rank."""
     prototype = contexts.prototype.numpy()
     rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
     documents, row = np.unique(contexts.document.numpy(), return_inverse=True)
@@ -374,7 +371,6 @@ def write_contexts(
         schema=layout.INDEX_SCHEMA,
     )
     layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=8192)
-    save_file({"states": contexts.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
 
 
 def _texts(
@@ -407,7 +403,7 @@ def prototypes_table(
         "name": signatures.names,
         "top_tokens": signatures.tokens,
         "top_values": list(signatures.values),
-        "usage": scan.mass[0].sum(0).numpy() / max(scan.tokens, 1),
+        "usage": scan.uses.numpy() / max(scan.tokens, 1),
         "nearest_cosine": pa.array(nearest.numpy(), mask=torch.isinf(nearest).numpy()),
         "label_source": ["signature"] * count,
     }
@@ -471,7 +467,7 @@ def index_bytes(
     ``documents`` and ``tokens`` of the split are None if they are not known.
     """
     contexts = options.contexts if documents is None else min(options.contexts, documents)
-    per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
+    per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     spooled = spooled_type(open_codes(None, cells.codes, cells.width), cells)
     positions, text = round((tokens or 0) * options.positions), 0
     if options.with_text:

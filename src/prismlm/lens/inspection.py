@@ -49,7 +49,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
         "convergence": meta.convergence,
         "converged_at": converged_at,
         "contexts": len(contexts),
-        "distinct_documents": len(np.unique(lens.documents.codes)),
+        "distinct_documents": len(contexts["doc_id"].unique()),
         "duplicate_share": duplicates if meta.with_text else None,
         "licenses": [{"license": k, "share": v} for k, v in lens.shares("license").items()],
         "enough": enough,

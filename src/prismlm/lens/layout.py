@@ -24,10 +24,7 @@ from prismlm.layers import PrototypeHead
 
 FORMAT_VERSION = 4
 META_FILE = "meta.json"
-INDEX_FILE, CONTEXTS_FILE = "index.parquet", "contexts.safetensors"
-MASS_FILE, PROTOTYPES_FILE = "mass.parquet", "prototypes.parquet"
-# The value of groups that have no rows of their own in mass.parquet.
-OTHER = "(other)"
+INDEX_FILE, PROTOTYPES_FILE = "index.parquet", "prototypes.parquet"
 # Positions by cell and next token; the key and the first row of each such range.
 CELLS_FILE = "cells.npy"
 CELL_KEYS_FILE, CELL_STARTS_FILE = "cell-keys.npy", "cell-starts.npy"
@@ -62,14 +59,6 @@ INDEX_SCHEMA = pa.schema(
         *strings("before", "token", "after"),
     ]
 )
-MASS_SCHEMA = pa.schema(
-    [
-        ("prototype", pa.int32()),
-        *strings(*GROUP_COLUMNS),
-        ("tokens", pa.int64()),
-        ("activation_sum", pa.float64()),
-    ]
-)
 PROTOTYPES_SCHEMA = pa.schema(
     [
         ("prototype", pa.int32()),
@@ -82,7 +71,6 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
-SCHEMAS = {INDEX_FILE: INDEX_SCHEMA, MASS_FILE: MASS_SCHEMA, PROTOTYPES_FILE: PROTOTYPES_SCHEMA}
 TrainedOn = bool | Literal["fine-tuned"] | None
 
 

@@ -1,4 +1,4 @@
-"""A lens opened for reading: contexts, cells, mass, names and text of every prototype."""
+"""A lens opened for reading: contexts, cells, names and text of every prototype."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import math
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
-from prismlm.lens.cells import Cells, Keys
+from prismlm.lens.cells import Cells
 from prismlm.lens.probe import PROBE_FILE, Probe
 from prismlm.lens.store import LensFiles, file_identity, files_of
 from prismlm.lens.suffixes import StoredTokens, Suffixes
@@ -67,7 +66,6 @@ class Lens:
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
-        self.keys = cache(self._read_keys)
         self._document = lru_cache(CACHED_DOCUMENTS)(self._read_document)
 
     @classmethod
@@ -124,19 +122,11 @@ class Lens:
     def _check_files(self, names: Collection[str], most: float = layout.COMPARED_BYTES) -> None:
         self.files.check(self.meta, names, most=most)
 
-    def _table(self, name: str) -> pa.Table:
-        self._check_files([name], math.inf)
-        return layout.read_table(self.path / name, layout.SCHEMAS[name])
-
     @lens_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._table(layout.INDEX_FILE)
-
-    @lens_property
-    def mass(self) -> pa.Table:
-        """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._table(layout.MASS_FILE)
+        self._check_files([layout.INDEX_FILE], math.inf)
+        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
 
     @lens_property
     def prototypes(self) -> pa.Table:
@@ -200,13 +190,6 @@ class Lens:
         names = [name for name in self.meta.files if name.startswith("suffixes-")]
         self._check_files(names)
         return kind(self.files)
-
-    @lens_property
-    def states(self) -> Tensor:
-        """The unit hidden state of each row of the index, bf16 [rows, d]."""
-        self._check_files([layout.CONTEXTS_FILE], math.inf)
-        with safe_open(str(self.path / layout.CONTEXTS_FILE), framework="pt") as file:
-            return file.get_tensor("states")
 
     @property
     def corpus(self) -> Corpus | None:
@@ -293,16 +276,6 @@ class Lens:
         check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
 
-    @property
-    def documents(self) -> Keys:
-        """The distinct documents of the index, and the document number of every row."""
-        return self.keys("index", "doc_id")
-
-    def _read_keys(self, table: Literal["index", "mass"], column: str) -> Keys:
-        """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
-        rows = self.index if table == "index" else self.mass
-        return Keys.from_chunks(rows[column].chunks)
-
     def shares(self, column: str) -> dict[str, float]:
         """Return the share of the text of each value of a column, the largest first."""
         keys, rates = self.cells.keys(column), self.cells.base_rates(column)
@@ -312,4 +285,4 @@ class Lens:
     @property
     def default_group_by(self) -> str:
         """The column that shares are grouped by: domain, or source if there is one domain."""
-        return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"
+        return "domain" if len(self.cells.keys("domain").names) > 1 else "source"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Bool, Float, Int64
 from safetensors import SafetensorError, safe_open
@@ -23,10 +22,9 @@ from prismlm.corpus.windows import BlockOrder, split_counts
 from prismlm.errors import FormatError
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import DOCUMENTS_AT_ONCE, Run, Spool, cells_format, spooled_type
+from prismlm.lens.cell_files import Run, Spool, cells_format, spooled_type
 from prismlm.lens.cells import CellsMeta
 from prismlm.lens.codes import SAMPLE, Codes, open_codes
-from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import (
     HiddenStates,
@@ -42,15 +40,11 @@ from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
-    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
 # Points of the convergence curve, at most.
 CURVE_POINTS = 24
-# Activations are summed as integers, so that the order of addition does not matter.
-STEPS_PER_UNIT = 2**20
-# Groups that have rows of their own: 64 MiB at K = 2,048.
-MAX_GROUPS = 2048
 # Cosines computed at once: 64 MiB, except for a single window that has more.
 TILE_ELEMENTS = 2**24
 # The cosine of a missing position.
@@ -59,8 +53,7 @@ SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 # Blocks, spread over the corpus, that the centers of product quantisation are learned from.
 SAMPLE_BLOCKS = 512
 # Fields of a scan.
-SUMS = ("mass", "curve_tokens", "curve_nearest", "seen", "following")
-Key = tuple[str | None, ...]
+SUMS = ("uses", "curve_tokens", "curve_nearest", "seen", "following")
 
 
 @dataclass(frozen=True)
@@ -96,68 +89,10 @@ class ScanInput:
         return cells_format(*sizes, options.codes, options.positions)
 
     @cached_property
-    def groups(self) -> Groups:
-        """The sources, domains and licences that uses are counted by."""
-        return groups_of(self.corpus, self.options.split)
-
-    @cached_property
     def curve(self) -> Tensor:
         """The numbers of blocks after which nearest cosines are recorded, evenly in logarithm."""
         points = np.geomspace(1, self.order.count, CURVE_POINTS).round().astype(np.int64)
         return torch.from_numpy(np.unique(points))
-
-
-class Groups(NamedTuple):
-    """The (source, domain, licence) with rows of their own, and the group of each document."""
-
-    keys: list[Key]
-    of_document: Tensor
-
-
-def groups_of(corpus: Corpus, split: Split) -> Groups:
-    """Read the groups of the documents of a split, the largest first.
-
-    Those beyond ``MAX_GROUPS`` are one, "(other)", so that K alone determines the memory.
-    """
-    numbering: dict[Key, int] = {}
-    numbers, group = corpus.split(split), np.zeros(len(corpus), np.int64)
-    for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
-        part = numbers[first : first + DOCUMENTS_AT_ONCE]
-        table = corpus.documents.take(part)
-        rows = zip(*(table[name].to_pylist() for name in GROUP_COLUMNS), strict=True)
-        group[part] = [numbering.setdefault(key, len(numbering)) for key in rows]
-    tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(numbering))
-    keys, order = list(numbering), np.argsort(-tokens, kind="stable")
-    number = np.minimum(np.argsort(order), MAX_GROUPS)
-    other: list[Key] = [(OTHER,) * len(GROUP_COLUMNS)] * (len(keys) > MAX_GROUPS)
-    largest = [keys[i] for i in order[:MAX_GROUPS].tolist()]
-    return Groups(largest + other, torch.from_numpy(number[group]))
-
-
-def count_uses(mass: Tensor, group: Tensor, used: Nearest) -> None:
-    """Add the uses of N positions, each of a group and k prototypes, to [2, groups, K].
-
-    It counts positive activations and sums them, as integers.
-    """
-    cell = (group[:, None] * mass.shape[2] + used.indices.cpu()).flatten()
-    positive = used.activations.cpu().clamp_min(0).flatten()
-    uses, steps = mass.view(2, -1)
-    uses.index_add_(0, cell, (positive > 0).long())
-    steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
-
-
-def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
-    """Return ``mass.parquet``: one row per (prototype, group) that occurs."""
-    prototype, group = mass[0].T.nonzero().T.numpy()
-    columns = [
-        pa.array([key[i] for key in keys], pa.string()).take(pa.array(group))
-        for i in range(len(GROUP_COLUMNS))
-    ]
-    uses, steps = (part[group, prototype].numpy() for part in mass)
-    return pa.table(
-        [pa.array(prototype.astype(np.int32)), *columns, uses, steps / STEPS_PER_UNIT],
-        schema=MASS_SCHEMA,
-    )
 
 
 @dataclass
@@ -165,7 +100,7 @@ class Scan:
     """The results of a scan."""
 
     top: top_contexts.TopContexts
-    mass: Tensor  # uses, and activations as integers, int64 [2, groups, K]
+    uses: Tensor  # positions at which each prototype is active, int64 [K]
     curve_tokens: Tensor  # the tokens read at each point of the curve, int64 [points]
     curve_nearest: Tensor  # the nearest cosines then, −2 for none, [points, K]
     seen: Tensor  # occurrences of each token, in all splits, int64 [V]
@@ -178,8 +113,8 @@ class Scan:
         points, prototypes = len(source.curve), source.head.num_prototypes
         vocabulary = len(weight_of(source.model))
         return cls(
-            top_contexts.empty(prototypes, source.options.contexts, source.head.width),
-            torch.zeros(2, len(source.groups.keys), prototypes, dtype=torch.int64),
+            top_contexts.empty(prototypes, source.options.contexts),
+            torch.zeros(prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), ABSENT),
             torch.zeros(vocabulary, dtype=torch.int64),
@@ -194,7 +129,7 @@ class Scan:
     def merge(self, other: Scan) -> None:
         """Add the scan of another part; the order does not matter."""
         self.top = top_contexts.merge(self.top, other.top)
-        self.mass += other.mass
+        self.uses += other.uses
         self.curve_tokens += other.curve_tokens
         self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
         self.seen += other.seen
@@ -341,7 +276,8 @@ def scan_pass(
     used = head.chosen(
         z_owned, Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
     )
-    count_uses(scan.mass, source.groups.of_document[batch.document[owned.nonzero()[:, 0]]], used)
+    active = used.indices[used.activations > 0].cpu()
+    scan.uses += active.bincount(minlength=len(scan.uses))
     # The row of each candidate among the owned positions.
     row = mask.flatten().cumsum(0)[best.window * z.shape[1] + best.offset] - 1
     routed = used.indices[row] == best.prototype[:, None]
@@ -355,7 +291,6 @@ def scan_pass(
         batch.document[best.window.cpu()],
         activation.cpu(),
         routed.any(1).cpu(),
-        unit.bfloat16()[row].cpu(),
     )
     scan.top = top_contexts.update(scan.top, candidates)
     return unit, best.indices[:, 0]

@@ -1,6 +1,6 @@
 """The L nearest contexts of each prototype, updated while a corpus is scanned.
 
-A context is a position of the corpus with its hidden state. Contexts are ordered by descending
+A context is a position of the corpus. Contexts are ordered by descending
 cosine, then by position, and each document appears once per prototype, with its best position. The
 order is total, so that merging the contexts of shards in any order gives those of one scan.
 """
@@ -10,21 +10,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import BFloat16, Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 
 class Contexts(NamedTuple):
     """Contexts as M rows; after ``prototype``, the columns are those of :class:`TopContexts`.
 
-    Attributes:
-        prototype: index of the prototype.
-        cosine: of state and prototype; not NaN.
-        position: in the corpus.
-        document: index of the document with the position.
-        activation: of the prototype at the position.
-        routed: whether the head chose the prototype at the position.
-        state: the hidden state, normalised.
+    ``position`` is one of the corpus, ``document`` the number of its document; ``routed`` says
+    whether the head chose the prototype there. A cosine is not NaN.
     """
 
     prototype: Int64[Tensor, " M"]
@@ -33,7 +27,6 @@ class Contexts(NamedTuple):
     document: Int64[Tensor, " M"]
     activation: Float32[Tensor, " M"]
     routed: Bool[Tensor, " M"]
-    state: BFloat16[Tensor, "M d"]
 
 
 class TopContexts(NamedTuple):
@@ -44,7 +37,6 @@ class TopContexts(NamedTuple):
     document: Int64[Tensor, "K L"]
     activation: Float32[Tensor, "K L"]
     routed: Bool[Tensor, "K L"]
-    state: BFloat16[Tensor, "K L d"]
 
     @property
     def threshold(self) -> Float32[Tensor, " K"]:
@@ -52,8 +44,8 @@ class TopContexts(NamedTuple):
         return self.cosine[:, -1]
 
 
-def empty(prototypes: int, contexts: int, width: int) -> TopContexts:
-    """Return ``contexts`` empty slots for each of ``prototypes``, for states of ``width``."""
+def empty(prototypes: int, contexts: int) -> TopContexts:
+    """Return ``contexts`` empty slots for each of ``prototypes``."""
     shape = (prototypes, contexts)
     return TopContexts(
         torch.full(shape, -torch.inf),
@@ -61,7 +53,6 @@ def empty(prototypes: int, contexts: int, width: int) -> TopContexts:
         torch.full(shape, -1, dtype=torch.int64),
         torch.zeros(shape),
         torch.zeros(shape, dtype=torch.bool),
-        torch.zeros(*shape, width, dtype=torch.bfloat16),
     )
 
 
@@ -76,10 +67,11 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     # Sort the occupied slots (flattened indices) of changing rows together with the new contexts.
     occupied = (changing[:, None] & (top.position >= 0)).flatten().nonzero().squeeze(1)
     row = torch.cat([occupied // contexts, candidates.prototype[entering]])
-    cosine, position, document = (
+    columns = [
         torch.cat([old.flatten()[occupied], new[entering]])
-        for old, new in zip(top[:3], candidates[1:4], strict=True)
-    )
+        for old, new in zip(top, candidates[1:], strict=True)
+    ]
+    cosine, position, document = columns[:3]
     order = position.argsort(stable=True)
     for key in (-cosine, row):
         order = order[key[order].argsort(stable=True)]
@@ -94,16 +86,9 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     rank = torch.arange(len(row)) - torch.searchsorted(row, row)
     fits = rank < contexts
     source, slot = order[fits], (row * contexts + rank)[fits]
-    is_old = source < len(occupied)
-    old_from, old_to = occupied[source[is_old]], slot[is_old]
-    # Most contexts stay in their slots, and states are large: copy only those that move.
-    moves = old_from != old_to
-    old_from, old_to = old_from[moves], old_to[moves]
-    new_from, new_to = entering[source[~is_old] - len(occupied)], slot[~is_old]
-    for store, column in zip(top, candidates[1:], strict=True):
-        flat = store.flatten(0, 1)
-        flat[old_to] = flat.index_select(0, old_from)
-        flat[new_to] = column.index_select(0, new_from)
+    # A row never gets fewer contexts, so no slot is left over.
+    for store, column in zip(top, columns, strict=True):
+        store.view(-1)[slot] = column[source]
     return top
 
 

@@ -252,7 +252,7 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
 def _shares(trace: Trace, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Return the largest shares by each column that the lens has values for."""
     assert trace.lens is not None
-    known = [by for by in columns if trace.lens.keys("mass", by).names != [UNKNOWN]]
+    known = [by for by in columns if trace.lens.cells.keys(by).names != [UNKNOWN]]
     return [largest_shares(trace.sources(by).to_dict()) for by in known]
 
 

@@ -453,7 +453,7 @@ async def running(server: Server) -> AsyncIterator[None]:
 
     def read() -> None:
         if lens is not None:
-            _ = lens.names, lens.categories, lens.cells, lens.corpus, lens.index, lens.mass
+            _ = lens.names, lens.categories, lens.cells, lens.corpus, lens.index
 
     warming = asyncio.ensure_future(run_in_threadpool(read))
     yield
