@@ -107,6 +107,11 @@ class Documents(Lessons):
         own = [(titles[0], answer) for titles, _, answer in self._pairs]
         return own + [(of_answer[0], answer) for _, of_answer, answer in self._pairs]
 
+    def alone(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the tokens before an answer of ``asked``, and those of the answer."""
+        asked, answer = self.asked[number]
+        return [*self._prefix, *asked], answer
+
     def rows(self, order: list[int], left_out: Collection[int] = ()) -> list[Row]:
         """Return numbers of ``asked`` as rows; what is left out leaves its place empty."""
         rows, filled = [[]], len(self._prefix)
