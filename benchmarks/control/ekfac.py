@@ -18,6 +18,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,13 @@ def main() -> None:
     losses = np.array(load_from_disk(str(run / "out" / "query" / "data.hf"))["loss"])
     seconds = round(time.monotonic() - begun)
     influence = read_scores(run / "out" / "scores").T
-    np.savez(work / "ekfac.npz", influence=influence, log_p=-losses, seconds=seconds)
+    np.savez(
+        work / "ekfac.npz",
+        influence=influence,
+        log_p=-losses,
+        seconds=seconds,
+        version=version("bergson"),
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 Head and lens are attached to the model of all documents. Each estimate and control is fitted to
 the questions of half of the documents, and judged by those of the other half. What is fitted for
 the package's own is what ``src/prismlm/explain/what_if.json`` holds; ``--calibrate`` writes it.
+EK-FAC is a control if ``ekfac.py`` has run in WORK.
 """
 
 from __future__ import annotations
@@ -136,6 +137,10 @@ class Bank:
         errors = [fitted(method, self)[1] for method in powers]
         print("BM25 to the power of", POWERS[int(np.argmin(errors))])
         every |= {"bm25": powers[0], "bm25_sharpened": powers[int(np.argmin(errors))]}
+        if (self.work / "ekfac.npz").exists():
+            influence = np.load(self.work / "ekfac.npz")["influence"] / self.sizes[:, None]
+            influence /= influence.std()
+            every["ekfac"] = lambda c: -c * (self.removed @ influence.T)
         every["own_document"] = lambda c: -c * self.own
         every["zero"] = lambda _: np.zeros_like(self.true)
         return every
@@ -188,6 +193,8 @@ def judged(method: Fit, bank: Bank) -> tuple[dict[str, Any], dict[str, np.ndarra
     calibration = {"scale": round(factor, 4), "low": lines[0], "high": lines[1]}
     low, high = (a + b * size for a, b in lines)
     within, whole = (low <= error) & (error <= high), np.array([n[0] != "t" for n in bank.names])
+    # Forms of the estimates were chosen with the first partition's.
+    later = np.array([not name.startswith("tenth-0-") for name in bank.names])
 
     def figures(questions: np.ndarray) -> dict[str, float]:
         x, y, own = (every[:, questions] for every in (mean, bank.true, bank.own))
@@ -199,6 +206,7 @@ def judged(method: Fit, bank: Bank) -> tuple[dict[str, Any], dict[str, np.ndarra
         return ranks | {
             "slope": float((x * y).sum() / (x * x).sum()) if moves else 0.0,
             "explained": float(1 - ((y - x) ** 2).sum() / (y**2).sum()),
+            "explained_later": float(1 - ((y - x)[later] ** 2).sum() / (y[later] ** 2).sum()),
             "coverage": float(inside.mean()),
             "coverage_own": float(inside[own].mean()),
             "coverage_sources": float(inside[whole].mean()) if whole.any() else 0.0,
@@ -241,6 +249,14 @@ def overtaken(bank: Bank, brought: dict[str, np.ndarray], scale: float) -> dict[
     return figures
 
 
+def of_ekfac(bank: Bank) -> dict[str, Any]:
+    """Return how EK-FAC was made, and how far its answers' ln p is from the bank's, a token."""
+    stored = np.load(bank.work / "ekfac.npz")
+    apart = stored["log_p"] / bank.sizes - bank.mean(bank.full)
+    seconds, version = int(stored["seconds"]), str(stored["version"])
+    return {"bergson": version, "seconds": seconds, "apart": float(abs(apart).mean())}
+
+
 def main() -> None:
     """Judge, and write the figures."""
     parser = script_options(__doc__, RESULTS / "control_what_if.json")
@@ -276,6 +292,8 @@ def main() -> None:
         "change": {k: float(bank.true[of].mean()) for k, of in moved.items()},
     }
     figures = {"methods": methods, "ahead": ahead, "calibration": calibrations}
+    if "ekfac" in methods:
+        facts["ekfac"] = of_ekfac(bank)
     write_json(args.out, how | facts | figures | {"environment": environment()})
     if args.calibrate:
         estimates = {method: calibrations[method] for method in what_if.METHODS}
