@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import ORDERS, PASSAGES, in_new_words, questions
+from benchmarks.attribution.asked import PASSAGES, in_new_words, questions
 from prismlm.demo.prompts import ABSENT
 from prismlm.explain.attribution import WORTH_SHOWING
 from prismlm.statistics import wilson
@@ -24,12 +24,23 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
     result = result | {"questions": rows}
     answered = [row for row in rows if row["set"] == "answered"]
     names = read("asked/names.jsonl")
+    answerable = [row for row in result["demo"] if row["topic"] not in ABSENT]
     return {
         "result": result,
         "answered": answered,
         "stated": [row for row in answered if row["states_the_facts"]],
         "others": [row for row in answered if not row["states_the_facts"]],
-        "answerable": [row for row in result["demo"] if row["topic"] not in ABSENT],
+        "answerable": answerable,
+        "unsupported": sum(
+            row["support"] == "none" for row in result["demo"] if row["topic"] in ABSENT
+        ),
+        "shown": [
+            one
+            for row in answerable
+            for one in row["passages"]["prismlm"]
+            if one["shown"] and row["support"] != "none"
+        ],
+        "first_five": lambda order: [one for row in answerable for one in row["passages"][order]],
         "outside": [row for row in rows if row["set"] in ("heldout", "foreign")],
         "all_stated": [row for row in rows if row.get("states_the_facts")],
         "share": share,
@@ -37,14 +48,12 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         "supported": supported,
         "of_subject": of_subject,
         "right": right,
-        "seen": seen,
         "clear": {
             by: right_of([one["clear"] for one in names if one["by"] == by])
             for by in ("reader", "embedded")
         },
         "chosen_on": len(questions("choose")),
         "worth_showing": WORTH_SHOWING,
-        "orders": ORDERS,
         "passages": PASSAGES,
     }
 
@@ -74,13 +83,6 @@ def of_subject(rows: Sequence[Row], kind: str) -> str:
         for name in row[kind]
     ]
     return f"{sum(subjects) / len(subjects):.0%} of {len(subjects)}"
-
-
-def seen(row: Row, order: str) -> list[Row]:
-    """Return the passages that are shown of those found; BM25 has no share to choose by."""
-    if order == "bm25":
-        return row["passages"][order]
-    return [one for one in row["passages"][order] if one["shown"] and row["support"] != "none"]
 
 
 def right(passages: Sequence[Row]) -> str:

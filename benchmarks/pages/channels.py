@@ -8,7 +8,7 @@ from typing import Any
 from prismlm.probes.channels.effects import channel_name
 
 Row = dict[str, Any]
-UNSELECTED = 5
+UNSELECTED = 3
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
             (
                 _channel(row),
                 f"{row['half_life']:.1f}",
-                ", ".join(f"{_code(one['text'])} ×{one['ratio']:.1f}" for one in row["tokens"]),
+                ", ".join(f"{_code(one['text'])} ×{one['ratio']:.1f}" for one in row["tokens"][:6]),
             )
             for row in value["channels"][:UNSELECTED]
         ],

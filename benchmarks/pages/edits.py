@@ -35,8 +35,7 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         "by_subject": by_subject,
         "kinds": KINDS,
         "curve": [
-            (f"{one['strength']:.0%}", f"{one['repeated']:+.1%}", f"{one['within']:.0%}")
-            for one in result["curve"][1::2]
+            (f"{one['strength']:.0%}", f"{one['within']:.0%}") for one in result["curve"][3::2]
         ],
     }
 

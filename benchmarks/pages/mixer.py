@@ -32,8 +32,16 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
             ]
             for part, what, length, other, least in GOALS
         ],
-        "mixer": _by_device(devices, "mixer", "attention"),
-        "step": _by_device(devices, "step", "llama"),
+        "mixer": [
+            [
+                f"{row['rows']} × {row['length']:,}",
+                *(
+                    ranged(_ratio(device["mixer"], row["length"], "attention"), "ratio", ".2f")
+                    for device in devices
+                ),
+            ]
+            for row in devices[0]["mixer"]
+        ],
         "throughput": cpu["throughput"]["rows"][1:],
         "decode": cpu["decode"]["rows"],
         "models": MODELS,
@@ -47,9 +55,9 @@ def _of_kind(parts: Row, kind: str) -> dict[str, list[Row]]:
     }
 
 
-def _ratio(rows: list[Row], length: int, other: str, dropout: bool = False) -> Row | None:
+def _ratio(rows: list[Row], length: int, other: str) -> Row | None:
     for row in rows:
-        if row["length"] == length and bool(row.get("dropout")) == dropout:
+        if row["length"] == length and not row.get("dropout"):
             return row["ratios"].get("elapsed", row["ratios"]).get(other)
     return None
 
@@ -58,21 +66,3 @@ def _reached(ratio: Row | None, least: float) -> str:
     if ratio is None:
         return "–"
     return ranged(ratio, "ratio", ".2f") + ("" if ratio["ratio"] >= least else " **missed**")
-
-
-def _by_device(devices: list[dict[str, list[Row]]], part: str, other: str) -> list[list[str]]:
-    """Return a row for each shape: what the other takes over the mixer or ProtoT."""
-    return [
-        [
-            f"{row['rows']} × {row['length']:,}{', dropout' if row.get('dropout') else ''}",
-            *(
-                ranged(
-                    _ratio(device[part], row["length"], other, bool(row.get("dropout"))),
-                    "ratio",
-                    ".2f",
-                )
-                for device in devices
-            ),
-        ]
-        for row in devices[0][part]
-    ]

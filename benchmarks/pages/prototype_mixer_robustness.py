@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.shared.pages import ranged
-from prismlm.eval.robustness import INTERVENTIONS, RANKED, SLICES, TOP
+from prismlm.eval.robustness import INTERVENTIONS, SLICES
 
 FOLDER = "prototype_mixer/robustness"
 NAMES = {"protot": "ProtoT", "llama": "LLaMA", "mamba2": "Mamba 2", "deltanet": "DeltaNet"}
@@ -58,8 +58,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "pairs": [part["clamped"]["pairs"] for one in files for part in one["slices"]],
         "protot": _counts(clamped["ProtoT"]),
         "claims": (_claims(NOISE, noise), _claims(FLIPS, flips)),
-        "top": TOP,
-        "ranked": RANKED,
     }
 
 

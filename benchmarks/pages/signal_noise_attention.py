@@ -43,7 +43,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "reach": _reach(models),
         "entropy": _entropy(models[DEFAULT]),
         "roles": {name: _roles(models[name]) for name in (DEFAULT, "GPT-2")},
-        **_rates(models[DEFAULT]),
+        "gains": {part: _gain(models[DEFAULT], part) for part in ("spectra", "untrained")},
         **_compared(models),
         "times": {part: _times(timings, part) for part in RATIOS_OF},
         "environments": [one["parts"]["attention"]["environment"] for one in timings.values()],
@@ -98,20 +98,11 @@ def _roles(rows: list[Row]) -> str:
     )
 
 
-def _rates(rows: list[Row]) -> dict[str, Any]:
-    """Return what layers' steps add to the coding rates, trained and with random weights."""
-
-    def gains(part: str, key: str) -> Figures:
-        return {r["seed"]: statistics.fmean(one[key] for one in r[part]["rates"]) for r in rows}
-
-    own, random = "spectra", "untrained"
-    # Each step also scaled to the length of the other's.
-    pairs = [(gains(own, "gain"), gains(random, "gain_resized"))]
-    pairs += [(gains(own, "gain_resized"), gains(random, "gain"))]
-    return {
-        "gains": {part: statistics.fmean(gains(part, "gain").values()) for part in (own, random)},
-        "rates_equal": dict(zip(("trained", "untrained"), differences(pairs), strict=True)),
-    }
+def _gain(rows: list[Row], part: str) -> float:
+    """Return what layers' steps add to the coding rates."""
+    return statistics.fmean(
+        statistics.fmean(one["gain"] for one in row[part]["rates"]) for row in rows
+    )
 
 
 def _compared(models: Models) -> dict[str, Any]:

@@ -24,9 +24,14 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     fits = [run for run in runs if run["part"] == "fit"]
     best = min(fits, key=lambda run: over(run["last"]))
     by = ("weights", "prototypes", "per_token", "states", "part", "steps")
-    # Of heads that differ in text or steps alone, those with most.
+    # Of heads that differ in text or steps alone, those with most; `nearest` was only a trial.
     most = max(run["states"] for run in runs if run["weights"] == "cosine")
-    shown = [run for run in runs if run["states"] >= most and run["prototypes"] >= 8192]
+    shown = [
+        run
+        for run in runs
+        if (run["states"] >= most and run["prototypes"] >= 8192 and run["per_token"] > 32)
+        and run["weights"] != "nearest"
+    ]
     every_k = [{"last": run["points"][-1]} | run for run in read("attach_k/*.json")]
     by_k = [run for run in every_k if run["part"] == "fit"]
     random_by_k = {r["per_token"]: r["last"] for r in every_k if r["part"] == "control"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.shared.over_seeds import Figures, differences, spread
 from benchmarks.shared.pages import ranged
+from benchmarks.uncertainty_feedback import smollm2
 from benchmarks.uncertainty_feedback.checks import FED
 from benchmarks.uncertainty_feedback.measure import LITERAL, SWEEP, TRAIN
 from benchmarks.uncertainty_feedback.validation import (
@@ -30,6 +32,14 @@ CONTROLS = {
     "interpolated, from zero": "interpolated, from zero, shuffled",
 }
 """Arms with the control that has the same table and a shuffled signal."""
+# Contrasts on SmolLM2: an arm and the signal that it is fed, twice.
+NONE, KEPT, PERMUTED = smollm2.ARMS
+CONTRASTS = {
+    "own signal less shuffled control": ((KEPT, KEPT), (PERMUTED, PERMUTED)),
+    "own signal less no feedback": ((KEPT, KEPT), (NONE, NONE)),
+    "own signal less the same model fed shuffled codes": ((KEPT, KEPT), (KEPT, PERMUTED)),
+    "shuffled control less no feedback": ((PERMUTED, PERMUTED), (NONE, NONE)),
+}
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
@@ -47,19 +57,12 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         for name, runs_of_arm in arms.items()
         if signal_of(a_run(runs_of_arm)) == OWN
     }
-    fed = [
-        row["table"]["codes_seen"] / _levels(row)
-        for runs_of_arm in own.values()
-        for row in runs_of_arm.values()
-    ]
     validated = [row["validation"] for runs_of_arm in own.values() for row in runs_of_arm.values()]
     return {
         "first": a_run(arms["no feedback"]),
         "losses": _losses(arms),
         "signals": [_signals(name, runs_of_arm) for name, runs_of_arm in own.items()],
-        "codes_fed": (min(fed), max(fed)),
         "recursion_gap": max(abs(one["sample"]["differences"][OWN]["mean"]) for one in validated),
-        "code_distance": max(one["codes"][OWN]["distance"] for one in validated),
         "literal": differences([(losses(previous[PREVIOUS]), losses(previous[PLAIN]))])[0],
         "environments": [row["environment"] for row in [*runs, *literal]],
         "checks": checks,
@@ -67,6 +70,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "answers": [[check, *(answer(check, row["report"]) for row in checks)] for check in CHECKS],
         "timings": timings,
         "costs": _costs(timings),
+        "smollm2": _smollm2(read("smollm2_feedback.json")["runs"]),
     }
 
 
@@ -110,10 +114,6 @@ def losses(runs: dict[int, Row]) -> dict[int, float]:
 def a_run(runs: dict[int, Row]) -> Row:
     """Return an arm's run of the first seed."""
     return next(iter(runs.values()))
-
-
-def _levels(row: Row) -> int:
-    return (feedback_of(row) or {})["levels"]
 
 
 def _losses(arms: Arms) -> list[list[str]]:
@@ -186,6 +186,39 @@ def answer(check: str, report: Row) -> str:
         return "nothing to compare"
     text = ranged(figure, "value", form)
     return f"**{text}**" if shown else text
+
+
+def _smollm2(runs: list[Row]) -> Row:
+    """Return the differences of each setting, the longest runs first."""
+    by_settings: dict[str, Arms] = {}
+    for run in runs:
+        arms = by_settings.setdefault(json.dumps(run["settings"], sort_keys=True), {})
+        arms.setdefault(run["arm"], {})[run["seed"]] = run
+    # Runs without a control only chose the learning rate.
+    groups = [group for group in by_settings.values() if PERMUTED in group]
+    groups.sort(key=lambda group: -a_run(group[KEPT])["settings"]["steps"])
+    settings = [a_run(group[KEPT])["settings"] for group in groups]
+    columns = [_contrasts(group) for group in groups]
+    return {
+        "settings": settings,
+        "titles": [
+            f"table {'alone' if one['table_alone'] else 'and adapters'}, {one['steps']} steps"
+            for one in settings
+        ],
+        "contrasts": [[words, *cells] for words, *cells in zip(CONTRASTS, *columns, strict=True)],
+        "environments": [run["environment"] for run in runs],
+    }
+
+
+def _contrasts(arms: Arms) -> list[str]:
+    def by_seed(arm: str, signal: str) -> Figures:
+        # A model that is not trained is the same with every seed.
+        runs = [arms[arm].get(seed, a_run(arms[arm])) for seed in arms[KEPT]]
+        losses = [sum(run["losses"][signal]) / sum(run["tokens"]) for run in runs]
+        return dict(zip(arms[KEPT], losses, strict=True))
+
+    pairs = [(by_seed(*ours), by_seed(*other)) for ours, other in CONTRASTS.values()]
+    return [difference.shown() for difference in differences(pairs)]
 
 
 def _costs(timings: dict[str, Row]) -> list[list[str]]:

@@ -45,7 +45,7 @@ class Matrix:
 
 
 def render(result: dict[str, Any]) -> str:
-    """Return the table, its notes, and what it was run with."""
+    """Return the table, a row for families with equal cells, its notes, and what ran it."""
     columns, cells = result["columns"], result["cells"]
     every = [cells[name][column] for name in result["families"] for column in columns]
     notes = list(dict.fromkeys(note.removeprefix(f"{REFUSED}: ") for note in every if note))
@@ -54,12 +54,12 @@ def render(result: dict[str, Any]) -> str:
         mark = REFUSED if note.startswith(REFUSED) else "✓"
         return f"{mark} ({notes.index(note.removeprefix(f'{REFUSED}: ')) + 1})" if note else mark
 
-    rows = [
-        [title, *(cell(cells[name][column]) for column in columns)]
-        for name, title in result["families"].items()
-    ]
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, title in result["families"].items():
+        rows.setdefault(tuple(cell(cells[name][column]) for column in columns), []).append(title)
     numbered = [f"{number}. {note}\n" for number, note in enumerate(notes, 1)]
-    shown = [f"{table(' | '.join(['', *columns]), rows)}\n", "".join(numbered)]
+    lines = [["; ".join(titles), *row] for row, titles in rows.items()]
+    shown = [f"{table(' | '.join(['', *columns]), lines)}\n", "".join(numbered)]
     return "\n".join([*filter(None, shown), f"{measured_on(result['environment'])}\n"])
 
 

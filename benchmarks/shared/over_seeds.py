@@ -12,8 +12,8 @@ from scipy import stats
 
 LEVEL = 0.05
 HOW = (
-    "Intervals are Student's 95 % intervals of paired differences over seeds, Bonferroni-corrected "
-    "for the rows of their table that have more than one seed; bold ones exclude 0."
+    "Intervals: 95 %, Student's t of paired differences over seeds, Bonferroni-corrected within a "
+    "table; bold ones exclude 0."
 )
 Figures = dict[int, float]
 """A figure by seed."""

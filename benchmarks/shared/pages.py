@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json
 
-PLACE = (("", "date"), ("at ", "commit"), ("on ", "machine"))
-VERSIONS = (("Python", "python"), ("torch", "torch"), ("transformers", "transformers"))
 BEFORE_NEW_OPERATIONS = ("041f69c2",)
 """Commits of GPU timings that are older than the operations as they are now."""
 
@@ -63,25 +60,16 @@ def publish(pages: dict[Path, str], *, check: bool) -> int:
 
 
 def measured_on(where: dict[str, Any]) -> str:
-    """Return a sentence on what figures were measured with, from what a benchmark noted of it."""
-    words = ["Measured", *(f"{joint}{where[key]}" for joint, key in PLACE if key in where)]
-    versions = [f"{name} {where[key]}" for name, key in VERSIONS if key in where]
-    older = where.get("commit") in BEFORE_NEW_OPERATIONS
-    caution = " **Measured before the operations were rewritten; see [GPU](gpu.md).**"
-    return f"{' '.join(words)}; {', '.join(versions)}.{caution if older else ''}"
+    """Return a sentence on when, at which commit and on what figures were measured."""
+    machine = where["machine"].removeprefix("x86_64, ").replace("1 threads", "1 thread")
+    words = f"Measured {where['date']} at {where['commit']} on {machine}; torch {where['torch']}."
+    older = where["commit"] in BEFORE_NEW_OPERATIONS
+    return words + (" **Before the operations were rewritten: [GPU](gpu.md).**" if older else "")
 
 
 def runs_made(environments: list[dict[str, Any]]) -> str:
-    """Return :func:`measured_on` of the newest of many runs, and on which processors they ran."""
-    newest = max(environments, key=lambda where: where["date"])
-    processors = Counter(where.get("processor") or "not recorded" for where in environments)
-    if len(processors) == 1:
-        return measured_on(newest)
-    counted = ", ".join(f"{count} × {name}" for name, count in processors.most_common())
-    return (
-        f"{measured_on(newest)} Processors by run: {counted}; a seed gives slightly different "
-        "figures on another processor."
-    )
+    """Return :func:`measured_on` of the newest of many runs."""
+    return measured_on(max(environments, key=lambda where: where["date"]))
 
 
 def table(head: str, rows: Iterable[Iterable[Any]]) -> str:

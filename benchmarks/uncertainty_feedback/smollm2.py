@@ -2,7 +2,7 @@
 
     python -m benchmarks.uncertainty_feedback.smollm2 MODEL CORPUS --device cuda
     python -m benchmarks.uncertainty_feedback.smollm2 MODEL CORPUS --table-alone --steps 60
-    python -m benchmarks.render smollm2_feedback
+    python -m benchmarks.render uncertainty_feedback
 
 MODEL is a checkpoint and CORPUS one of its tokenizer. The first command trains 300 steps of three
 seeds and three arms: the table and adapters in the last third of the blocks, with the codes of two
