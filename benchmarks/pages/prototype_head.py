@@ -21,8 +21,6 @@ WHAT = {
     "default-eighth": "on an eighth",
     "default-early": "on a quarter, placed at step 200",
     "default-sampled": "on a quarter, placed on random states",
-    "default-revived": "on a quarter, unused prototypes revived",
-    "default-annealed": "on a quarter, k from 64 to 16",
     "default-ce": "on a quarter, labels instead of the model's prediction",
     "detached": "the source's losses × 0.1, detached",
     "light": "the source's losses × 0.1, into the model",
