@@ -1,15 +1,15 @@
 """Does the demo's model answer, do its documents hold the answer, is support right? asked.json.
 
     python -m benchmarks.attribution.asked ask MODEL --half report
-    python -m benchmarks.attribution.asked sheets --sheets FOLDER [--former answers.jsonl]
+    python -m benchmarks.attribution.asked sheets --sheets FOLDER
     python -m benchmarks.attribution.asked judged --sheets FOLDER --reader "which model"
 
 MODEL is the demo's; the questions are ``asked/questions.jsonl``, of which one half was for
 choosing weights and bounds and the other is reported. ``sheets`` writes what a reader judges, mixed
-and without saying by what it was found: answers beside the document that holds the answer, of this
-model and of the former one, and the passages behind the answers to the demo's own questions, by
-prismlm, with every token and document counting alike, and by BM25. The reader is given
-``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
+and without saying by what it was found: answers beside the document that holds the answer, and the
+passages behind the answers to the demo's own questions, by prismlm, with every token counting
+alike, and by BM25. The reader is given ``asked/judge_prompt.md`` and answers a line each;
+``judged`` takes that in.
 """
 
 from __future__ import annotations
@@ -46,17 +46,15 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--half", choices=["choose", "report"], default="report")
     parser.add_argument("--sheets", type=Path, default=Path("sheets"))
-    parser.add_argument("--former", type=Path, help="the former model's answers, to judge beside")
     parser.add_argument("--reader", help="who judged")
     args = parser.parse_args()
     if args.part == "ask":
         lm = prismlm.load(args.model)
         write_json(args.out, ask(lm, args.half))
     elif args.part == "sheets":
-        write_sheets(read_json(args.out), args.sheets, args.former)
+        write_sheets(read_json(args.out), args.sheets)
     else:
-        result = judged(read_json(args.out), args.sheets, args.reader, args.former)
-        write_json(args.out, result)
+        write_json(args.out, judged(read_json(args.out), args.sheets, args.reader))
 
 
 def questions(half: str) -> list[dict[str, Any]]:
@@ -185,30 +183,18 @@ def _passage_key(row: dict[str, Any], one: dict[str, Any]) -> str:
     return _key(row["question"], one["title"] or "", one["text"])
 
 
-def answer_items(result: dict[str, Any], former: Path | None) -> dict[str, dict[str, str]]:
+def answer_items(result: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the answers to judge by key, each beside what its document says."""
     pairs = {row["id"]: row["messages"] for row in pq.read_table(pairs_path()).to_pylist()}
-    rows = [row for row in result["questions"] if row["set"] == "answered"]
-    answers = [
-        (row["id"], row["question"], row["answer"]) for row in rows + former_answers(rows, former)
-    ]
     return {
-        _key(question, answer): {
-            "question": question,
-            "document": f"{pairs[name][0]['content']} {pairs[name][1]['content']}",
-            "answer": answer,
+        _key(row["question"], row["answer"]): {
+            "question": row["question"],
+            "document": f"{pairs[row['id']][0]['content']} {pairs[row['id']][1]['content']}",
+            "answer": row["answer"],
         }
-        for name, question, answer in answers
+        for row in result["questions"]
+        if row["set"] == "answered"
     }
-
-
-def former_answers(rows: list[dict[str, Any]], former: Path | None) -> list[dict[str, Any]]:
-    """Return what the former model answered to the same questions."""
-    if former is None:
-        return []
-    now = {row["question"] for row in rows}
-    lines = map(json.loads, former.read_text(encoding="utf-8").splitlines())
-    return [row for row in lines if row["question"] in now]
 
 
 def passage_items(result: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -226,20 +212,15 @@ def passage_items(result: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def write_sheets(result: dict[str, Any], folder: Path, former: Path | None) -> None:
+def write_sheets(result: dict[str, Any], folder: Path) -> None:
     """Write what is to be judged, in an order of no meaning."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, items in (
-        ("answers", answer_items(result, former)),
-        ("passages", passage_items(result)),
-    ):
+    for name, items in (("answers", answer_items(result)), ("passages", passage_items(result))):
         lines = (json_text({"key": key, **items[key]}) + "\n" for key in sorted(items))
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def judged(
-    result: dict[str, Any], folder: Path, reader: str, former: Path | None
-) -> dict[str, Any]:
+def judged(result: dict[str, Any], folder: Path, reader: str) -> dict[str, Any]:
     """Return the result with what a reader said, which is kept beside the questions."""
     said: dict[str, bool] = {}
     for path in sorted(folder.glob("judged-*.jsonl")):
@@ -248,15 +229,14 @@ def judged(
             said[one["key"]] = bool(one["yes"])
     kept = "".join(json_text({"key": key, "yes": said[key]}) + "\n" for key in sorted(said))
     (FOLDER / "judged.jsonl").write_text(kept, encoding="utf-8")
-    rows = [row for row in result["questions"] if row["set"] == "answered"]
-    for row in rows:
-        row["states_the_facts"] = said[_key(row["question"], row["answer"])]
-    before = [said[_key(row["question"], row["answer"])] for row in former_answers(rows, former)]
+    for row in result["questions"]:
+        if row["set"] == "answered":
+            row["states_the_facts"] = said[_key(row["question"], row["answer"])]
     for row in result["demo"]:
         for order in ORDERS:
             for one in row["passages"][order]:
                 one["of_subject"] = said[_passage_key(row, one)]
-    return result | {"reader": reader, "former": {"answers": len(before), "right": sum(before)}}
+    return result | {"reader": reader}
 
 
 if __name__ == "__main__":

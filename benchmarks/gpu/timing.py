@@ -98,7 +98,6 @@ def head_in_model(setting: Setting, preset: str, rows: int, rounds: int) -> Figu
         "prototypes": head.num_prototypes,
         "milliseconds": milliseconds(turns),
         "ratio": ratios(turns.elapsed["with"], turns.elapsed["without"]),
-        "peak_mib": {name: round(cost.mib) for name, cost in turns.first.items()},
         "waits": {name: waits(form, setting.device) for name, form in forms.items()},
     }
 

@@ -14,7 +14,6 @@ GOALS = (
     ("mixer", "mixer alone against attention", LONG, "attention", 3.0),
     ("step", "training step against LLaMA's", SHORT, "llama", 1.0),
     ("step", "training step against LLaMA's", LONG, "llama", 1.5),
-    ("memory", "memory against the direct form", LONG, "direct", 10.0),
 )
 MODELS = {"protot": "ProtoT", "llama": "LLaMA", "mamba": "Mamba", "deltanet": "DeltaNet"}
 
@@ -42,7 +41,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
             ]
             for row in devices[0]["mixer"]
         ],
-        "throughput": cpu["throughput"]["rows"][1:],
+        "throughput": [row for row in cpu["throughput"]["rows"] if row["length"] > 512],
         "decode": cpu["decode"]["rows"],
         "models": MODELS,
         "environments": [part["mixer"]["environment"] for part in (cpu, gpu)],

@@ -59,7 +59,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     sizes = [run for run in runs if run["kind"] == "size"]
     same = [run for run in methods["default-third"] if seed(run) == seed(sizes[0])]
     times = read("prototype_head/step-time-*.json")
-    tried = over_plain([run for run in runs if run["kind"] == "tried"], "prototype_only_ce")
     default = methods["default"][0]
     share = 1 - default["settings"]["head"]["initialise_at_step"] / default["settings"]["steps"]
     return {
@@ -82,7 +81,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "mean": mean,
         "above": above,
         "sampled": sampled,
-        "tried_spread": max(tried) - min(tried),
         "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
         "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
     }

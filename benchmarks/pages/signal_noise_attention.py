@@ -144,12 +144,11 @@ def _less(of: dict[str, Figures]) -> dict[str, Difference]:
 def _times(timings: dict[str, Row], part: str) -> list[list[str]]:
     """Return a row for each case: its names, then CPU, GPU, and GPU in bfloat16."""
     cases: dict[tuple[str, ...], list[str]] = {}
-    for column, (device, dtype) in enumerate(COLUMNS):
+    for device, dtype in COLUMNS:
         for row in timings[device]["parts"][part]["rows"]:
             if row["dtype"] == dtype:
                 for key, ratio in RATIOS_OF[part](row).items():
-                    cells = cases.setdefault(key, ["–"] * len(COLUMNS))
-                    cells[column] = ranged(ratio, "ratio", ".2f")
+                    cases.setdefault(key, []).append(ranged(ratio, "ratio", ".2f"))
     return [[*key, *cells] for key, cells in cases.items()]
 
 
@@ -167,13 +166,10 @@ def _step_ratios(row: Row) -> dict[tuple[str, ...], Row]:
 
 def _decode_ratios(row: Row) -> dict[tuple[str, ...], Row]:
     # In bfloat16 GPT-2 itself is some thirty times slower than in float32 there: no baseline.
-    if row["what"] == "models" and row["dtype"] != "float32":
+    if row["what"] != "models" or row["dtype"] != "float32":
         return {}
-    names = {
-        name: "heads alone" if row["what"] == "heads" else name for name in row["cache_ratios"]
-    }
     return {
-        (names[name], f"{row['position']:,}", f"{row['cache_ratios'][name]:.2f}"): ratio
+        (name, f"{row['position']:,}", f"{row['cache_ratios'][name]:.2f}"): ratio
         for name, ratio in row["ratios"]["elapsed"].items()
         if "wide" not in name
     }

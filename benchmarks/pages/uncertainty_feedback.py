@@ -227,6 +227,6 @@ def _costs(timings: dict[str, Row]) -> list[list[str]]:
     return [
         [PARTS[part], form, *(ranged(one[part][form]["elapsed"], "ratio", ".4f") for one in timed)]
         for part in PARTS
-        for form in timed[0][part]
-        if form != "no feedback, again"
+        for form in ("one pass", "two passes")
+        if form in timed[0][part]
     ]

@@ -35,22 +35,12 @@ from prismlm.training.setup import prepare
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "prototype_head"
-THIRD, VARIED = "default-third", "default-quarter"
-PARTS = ["methods", "tried", "sampled", "sweep", "sizes"]
+THIRD = "default-third"
+PARTS = ["methods", "sampled", "sweep", "sizes"]
 HELD_OUT_TOKENS = 50_000
 SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
 # Beside llama-laptop, which the methods are compared on.
 SIZES = ["llama-tiny", "llama-small"]
-# What of the training was varied around default-quarter, by the section it belongs to.
-TRIED = {
-    "head rate 0.06": {"optimizer": {"head_learning_rate": 0.06}},
-    "head rate 0.15": {"optimizer": {"head_learning_rate": 0.15}},
-    "momenta 0.8, 0.9": {"optimizer": {"betas": [0.8, 0.9]}},
-    "momenta 0.9, 0.99": {"optimizer": {"betas": [0.9, 0.99]}},
-    "no clipping": {"optimizer": {"head_max_grad_norm": 1e9}},
-    "RES × 3": {"losses": {"residual": 0.3}},
-    "R1, R2 × 0.1": {"losses": {"prototype_pull": 0.001, "point_pull": 0.001}},
-}
 # Tokens of the vocabulary that a step's KL is over, and the weight of RES.
 SAMPLED = [
     (4096, 0.1),
@@ -95,8 +85,6 @@ def chosen(part: str, methods: dict[str, Settings]) -> dict[tuple[str, str], Set
     """Return the runs of a part, by kind and name."""
     if part == "methods":
         return {("method", n): s for n, s in methods.items() if s["head"]["enabled"]}
-    if part == "tried":
-        return {("tried", n): merged(methods[VARIED], c) for n, c in TRIED.items()}
     default = methods[THIRD]
     if part == "sampled":
         losses = {(size, r): {"kl_tokens": size, "residual": r} for size, r in SAMPLED}

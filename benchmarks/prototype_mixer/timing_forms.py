@@ -1,4 +1,4 @@
-"""What the prototype mixer is timed beside: attention, and the form that Eq. 1 and 2 spell out."""
+"""What the prototype mixer is timed beside, and training steps and generation of whole models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.layers import PrototypeMixer
-from prismlm.layers.mixer_gates import GateInputs
 from prismlm.models.presets import PRESETS, build_config, build_model
 
 CHANNELS = 32
-ANCHORED = 1024
-"""Positions from one anchor of the powers of β: 0.95^−1024 is 6e22, within float32."""
-COPIES = 6
-"""Of a [B, T, R, D] tensor, that a backward pass of the direct form holds at once, at most."""
 
 
 class Attention(nn.Module):
@@ -37,65 +32,6 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
-class DirectMixer(PrototypeMixer):
-    """The prototype mixer with every position's sums in memory."""
-
-    def mix(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
-        """Return what :meth:`forward` does as ``output``."""
-        write, read = self.gates(
-            GateInputs(
-                x,
-                self.read_projection.weight,
-                self.prototypes,
-                self.log_write_temperature,
-                self.log_read_temperature,
-            )
-        )
-        values = self.value_projection(x).float()
-        # In float32, as the fast form is.
-        with torch.autocast(x.device.type, enabled=False):
-            mixed = direct_prefix_mean(write, read, values, self.decay)
-        return self.alpha * self.output_projection(mixed)
-
-
-def direct_prefix_mean(
-    write: Float[Tensor, "B T R"],
-    read: Float[Tensor, "B T R"],
-    values: Float[Tensor, "B T D"],
-    decay: Float[Tensor, " R"],
-    *,
-    anchored: int = ANCHORED,
-) -> Float[Tensor, "B T D"]:
-    """Return Σ_k read_ik S_ik / M_ik by a cumulative sum over [B, T, R, D].
-
-    β^(i−j) is taken apart into β^i, which S and M share, and β^(−j). The latter overflows in long
-    rows, so powers are counted anew every ``anchored`` positions, which must divide T.
-    """
-    batch, length, _ = write.shape
-    size = min(length, anchored)
-    # Position i reads what j < i wrote: everything is moved on by one.
-    w, v = (F.pad(x, (0, 0, 1, -1)).unflatten(1, (-1, size)) for x in (write, values))
-    keys = w * decay ** -torch.arange(size, device=w.device)[:, None]
-    mass = keys.cumsum(2)
-    sums = (keys[..., None] * v[..., None, :]).cumsum(2)
-    if length > size:
-        sums = sums + carried(sums[:, :, -1], decay[:, None] ** size)[:, :, None]
-        mass = mass + carried(mass[:, :, -1], decay**size)[:, :, None]
-    mass = mass.masked_fill(mass == 0, 1)
-    gate = read.unflatten(1, (-1, size))
-    out = (gate[..., None] * (sums / mass[..., None])).sum(3)
-    return out.reshape(batch, length, -1)
-
-
-def carried(ends: Tensor, factor: Tensor) -> Tensor:
-    """Return what earlier stretches leave at the start of each: [B, n, …] from their ends."""
-    before, starts = torch.zeros_like(ends[:, 0]), []
-    for end in ends.unbind(1):
-        starts.append(before)
-        before = factor * (before + end)
-    return torch.stack(starts, 1)
-
-
 class MixerSizes(NamedTuple):
     """Sizes of a mixer and its input."""
 
@@ -108,7 +44,6 @@ class MixerSizes(NamedTuple):
 MIXERS: dict[str, Callable[[MixerSizes], nn.Module]] = {
     "mixer": lambda sizes: PrototypeMixer(sizes.width, CHANNELS),
     "attention": lambda sizes: Attention(sizes.width, sizes.heads),
-    "direct": lambda sizes: DirectMixer(sizes.width, CHANNELS),
 }
 
 
@@ -124,19 +59,11 @@ def mixing_step(name: str, sizes: MixerSizes, device: str, dtype: str) -> Callab
         x.grad = None
         module.zero_grad()
         with autocast(device, dtype):
-            if isinstance(module, DirectMixer):
-                y = module.mix(x)
-            else:
-                y = module(x)
-                y = y if isinstance(y, Tensor) else y.output
+            y = module(x)
+            y = y if isinstance(y, Tensor) else y.output
         y.backward(gradient.to(y.dtype))
 
     return run
-
-
-def direct_bytes(sizes: MixerSizes) -> int:
-    """Return what the direct form needs, at most."""
-    return COPIES * sizes.rows * sizes.length * CHANNELS * (sizes.width // 2) * 4
 
 
 def autocast(device: str, dtype: str) -> torch.autocast:

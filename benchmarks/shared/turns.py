@@ -1,11 +1,9 @@
-"""Forms of one thing timed in turns, part by part, and what keeps one that is too large from it."""
+"""Forms of one thing timed in turns, part by part."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,30 +19,13 @@ from prismlm.files import read_json, write_json
 from prismlm.statistics import interval_of
 
 MIB = 2**20
-SHARE_OF_MEMORY = 0.7
-# Growth of memory where a row doubles, as long as only one length is known.
-GROWTH = 4.0
-
-
-class Cost(NamedTuple):
-    """What one call took."""
-
-    seconds: float
-    mib: float
 
 
 class Turns(NamedTuple):
-    """Seconds of every form in every round, and the cost of its first call, the warm-up."""
+    """Seconds of every form in every round after a warm-up, and why others were not timed."""
 
     elapsed: dict[str, list[float]]
-    first: dict[str, Cost]
     failed: dict[str, str]
-
-
-def resident(key: str) -> int:
-    """Return a KiB figure of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str) -> Turns:
@@ -52,14 +33,15 @@ def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str
 
     Each round begins with another form, so that none is always the one after another.
     """
-    turns = Turns({}, {}, {})
+    turns = Turns({}, {})
     for name, form in forms.items():
         try:
-            turns.first[name] = cost(form, device)
+            form()
+            synchronise(device)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             turns.failed[name] = "does not fit into the memory"
-    left = [name for name in forms if name in turns.first]
+    left = [name for name in forms if name not in turns.failed]
     turns.elapsed.update({name: [] for name in left})
     for first in range(rounds):
         begin = first % max(1, len(left))
@@ -71,61 +53,10 @@ def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str
     return turns
 
 
-def cost(form: Callable[[], object], device: str) -> Cost:
-    """Return the time of a call and its peak of memory beyond what was held before.
-
-    On a CPU of the resident set (Linux only), after freed memory went back to the system.
-    """
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        if platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL(None).malloc_trim(0)
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    began = time.perf_counter()
-    form()
-    synchronise(device)
-    seconds = time.perf_counter() - began
-    if device == "cuda":
-        return Cost(seconds, (torch.cuda.max_memory_allocated() - before) / 2**20)
-    return Cost(seconds, (resident("VmHWM") - before) / 1024)
-
-
 def synchronise(device: str) -> None:
     """Wait until a GPU has done what it was asked for."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def free_mib(device: str) -> float:
-    """Return how much memory there is left."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0] / 2**20
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
-
-
-def too_large(mib: float, device: str, share: float = SHARE_OF_MEMORY) -> str | None:
-    """Return why it is not run, or None: it may take that share of what is free."""
-    free = free_mib(device)
-    if mib <= share * free:
-        return None
-    return f"would need about {mib:,.0f} MiB of the {free:,.0f} MiB that were free"
-
-
-def forecast(mib: list[float]) -> float | None:
-    """Return the memory of the double length, from its growth with each doubling so far.
-
-    With one length known growth is taken as quadratic, and never as less than a doubling.
-    """
-    if not mib:
-        return None
-    if len(mib) == 1:
-        return GROWTH * mib[0]
-    before, last = mib[-2:]
-    return last * (max(2.0, last / before) if before > 0 else GROWTH)
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:

@@ -5,15 +5,12 @@
 
 Writes one JSON file per model to docs/results/signal_noise_readings/. A model whose file is there
 is not read again. Heads, roles and the loss by length are read of every decoder that has them;
-rates and cross terms of those with signal and noise heads, trained and with random weights, which
-are drawn from the model's seed. A longer step gains more, so rates are also read at the lengths of
-the other's steps.
+rates and cross terms of those with signal and noise heads, rates also with random weights, which
+are drawn from the model's seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +26,7 @@ from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.heads import head_report
 from prismlm.probes.heads.roles import load_role_cases, random_model, search_roles
-from prismlm.probes.heads.spectra import (
-    AttentionStates,
-    layer_rates,
-    read_states,
-    spectra_report,
-)
+from prismlm.probes.heads.spectra import layer_rates, read_states, spectra_report
 from prismlm.probes.results import Report, as_json
 
 HEAD_TOKENS = 100_000
@@ -91,10 +83,8 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
         "corpus": describe(corpus),
     }
     if not plain:
-        own = read_states(model, heldout.batches())
         random = read_states(random_model(model, seed), heldout.batches())
-        row["spectra"]["rates"], rates = rates_at_equal_lengths(own, random)
-        row["untrained"] = {"rates": rates}
+        row["untrained"] = {"rates": as_json(layer_rates(random).rows)}
     return row
 
 
@@ -115,23 +105,6 @@ def _spectra(report: Report) -> dict[str, Any]:
     if value["loss"]:
         value["loss"]["buckets"] = value["loss"].pop("rows")
     return value
-
-
-def rates_at_equal_lengths(
-    own: Sequence[AttentionStates], random: Sequence[AttentionStates]
-) -> list[list[dict[str, Any]]]:
-    """Return the rates of a model and of random weights, each at the other's steps' lengths too."""
-    read = [layer_rates(states).rows for states in (own, random)]
-    results: list[list[dict[str, Any]]] = []
-    for states, rows, others in zip((own, random), read, reversed(read), strict=True):
-        pairs = zip(states, rows, others, strict=True)
-        resized = [
-            replace(layer, steps=layer.steps * (other["step_size"] / row["step_size"]))
-            for layer, row, other in pairs
-        ]
-        gains = [{"gain_resized": row["gain"]} for row in layer_rates(resized).rows]
-        results.append(as_json([row | gain for row, gain in zip(rows, gains, strict=True)]))
-    return results
 
 
 def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from benchmarks.shared.turns import (
     parts_parser,
     run_parts,
 )
-from prismlm.ops.signal_noise_attention import attend, rotate
 
 NOISE_WEIGHT = 0.1
 BASELINE = "gpt2-laptop"
@@ -150,7 +149,7 @@ def step(setting: Setting) -> list[Row]:
 
 @torch.no_grad()
 def decoding(setting: Setting) -> list[Row]:
-    """Time single tokens after others, of whole models and of heads alone."""
+    """Time single tokens after others."""
     sizes = setting.sizes
     longest = sizes.positions[-1] + sizes.decoded * (setting.rounds + 1)
     models = {
@@ -175,68 +174,20 @@ def decoding(setting: Setting) -> list[Row]:
             name: generation(model, caches[name], sizes.decoded, setting.device)
             for name, model in models.items()
         }
-        rows.append(decoded(setting, forms, held, BASELINE, what="models", position=position))
-    for position in sizes.positions:
-        forms, held = head_forms((2 * sizes.heads, sizes.head_size), position, setting)
-        kind = {"what": "heads", "position": position}
-        rows.append(decoded(setting, forms, held, "keys and values", **kind))
+        turns = in_turns(forms, setting.rounds, setting.device)
+        rows.append(
+            {
+                "what": "models",
+                "position": position,
+                "cache_mib": {name: round(size / MIB, 4) for name, size in held.items()},
+                "cache_ratios": {n: round(size / held[BASELINE], 3) for n, size in held.items()},
+                "milliseconds": milliseconds(turns),
+                "ratios": {"elapsed": against(turns, BASELINE)},
+                "baseline": BASELINE,
+            }
+        )
+        print(rows[-1], flush=True)
     return rows
-
-
-def decoded(
-    setting: Setting,
-    forms: dict[str, Callable[[], Any]],
-    held: dict[str, int],
-    baseline: str,
-    **row: Any,
-) -> Row:
-    """Time forms that append to a cache; return times and cache sizes over the baseline's."""
-    turns = in_turns(forms, setting.rounds, setting.device)
-    row |= {
-        "cache_mib": {name: round(size / MIB, 4) for name, size in held.items()},
-        "cache_ratios": {name: round(size / held[baseline], 3) for name, size in held.items()},
-        "milliseconds": milliseconds(turns),
-        "ratios": {"elapsed": against(turns, baseline)},
-        "baseline": baseline,
-    }
-    print(row, flush=True)
-    return row
-
-
-def head_forms(
-    shape: tuple[int, int], position: int, setting: Setting
-) -> tuple[dict[str, Callable[[], Tensor]], dict[str, int]]:
-    """Return both forms of one token's attention in 2H heads, and the bytes of their caches.
-
-    one tensor: u unrotated; all of it is rotated again for each token. keys and values: rotated
-    once, two tensors. Both append to what they hold, as Hugging Face's caches do.
-    """
-    heads, size = shape
-    how: Any = {"device": setting.device, "dtype": getattr(torch, setting.dtype)}
-    torch.manual_seed(0)
-    held, new = torch.randn(1, heads, position, size, **how), torch.randn(1, heads, 1, size, **how)
-    omega = torch.logspace(0, -4, size // 2, device=setting.device)
-    seen = torch.arange(position, device=setting.device)[None, None]
-    keys = rotate(held, seen, omega)
-    signs = torch.ones(heads, **how)
-    signs[heads // 2 :] = -NOISE_WEIGHT
-    frequencies: dict[str, Any] = {"signal_frequencies": omega, "noise_frequencies": omega}
-
-    def one_tensor() -> Tensor:
-        signal, noise = torch.cat([held, new], 2).chunk(2, 1)
-        return attend(signal, noise, NOISE_WEIGHT, queries=1, **frequencies)
-
-    def keys_and_values() -> Tensor:
-        turned = rotate(new, seen[..., -1:] + 1, omega)
-        every, values = torch.cat([keys, turned], 2), torch.cat([held, new], 2)
-        return F.scaled_dot_product_attention(turned, every, values) * signs[:, None, None]
-
-    tolerance = 1e-4 if held.itemsize > 2 else 0.1
-    assert torch.allclose(one_tensor(), keys_and_values(), atol=tolerance)
-    return (
-        {"one tensor": one_tensor, "keys and values": keys_and_values},
-        {"one tensor": held.nbytes, "keys and values": keys.nbytes + held.nbytes},
-    )
 
 
 PARTS: dict[str, Callable[[Setting], list[Row]]] = {

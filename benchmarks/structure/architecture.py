@@ -9,13 +9,10 @@ so that it changes only when the structure does.
 from __future__ import annotations
 
 import argparse
-import ast
-import re
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 import grimp
@@ -28,7 +25,6 @@ IMAGE = Path("docs/images/architecture.svg")
 
 WIDTH, MARGIN, STEP, ROW, BOX, HEIGHT = 920, 24, 50, 48, 112, 30
 LANE = 22  # where a box's line leaves it, from its left side
-LETTER = 6.6  # mean width of a letter of 12 px, on the large side
 
 STYLE = """
 .ground{fill:#fff} text{fill:#1f2328} .words{fill:#59636e} .box{fill:#eaf2fd;stroke:#3b76c4}
@@ -40,23 +36,8 @@ STYLE = """
 """
 
 
-class Part(NamedTuple):
-    """One box: a package, or single modules that lie in neighbouring layers."""
-
-    names: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """What is written on the box."""
-        return " · ".join(self.names)
-
-    @property
-    def words(self) -> str:
-        """The first line of the package's docstring; nothing for single modules."""
-        file = SOURCE / self.names[0] / "__init__.py"
-        if not file.is_file():
-            return ""
-        return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
+Box = tuple[str, ...]
+"""The names on it: a package, or single modules that lie in neighbouring layers."""
 
 
 def layers() -> list[list[str]]:
@@ -68,22 +49,22 @@ def layers() -> list[list[str]]:
     return [row for row in named if all(_is_package(n) or _is_module(n) for n in row)]
 
 
-def parts() -> list[Part]:
+def parts() -> list[Box]:
     """Return the boxes, highest first; neighbouring layers of single modules share one."""
-    boxes: list[Part] = []
+    boxes: list[Box] = []
     for row in layers():
         if any(_is_package(name) for name in row):
-            boxes += [Part((name,)) for name in row]
-        elif boxes and _is_module(boxes[-1].names[0]):
-            boxes[-1] = Part((*boxes[-1].names, *row))
+            boxes += [(name,) for name in row]
+        elif boxes and _is_module(boxes[-1][0]):
+            boxes[-1] = (*boxes[-1], *row)
         else:
-            boxes.append(Part(tuple(row)))
-    return [Part(tuple(sorted(box.names))) for box in boxes]
+            boxes.append(tuple(row))
+    return [tuple(sorted(box)) for box in boxes]
 
 
-def imports(boxes: list[Part]) -> set[tuple[int, int]]:
+def imports(boxes: list[Box]) -> set[tuple[int, int]]:
     """Return the pairs of boxes (importer, imported), late imports counted."""
-    place = {name: number for number, box in enumerate(boxes) for name in box.names}
+    place = {name: number for number, box in enumerate(boxes) for name in box}
     graph = grimp.build_graph("prismlm", exclude_type_checking_imports=True, cache_dir=None)
     box_of = {
         module: place[name]
@@ -98,7 +79,7 @@ def imports(boxes: list[Part]) -> set[tuple[int, int]]:
     }
 
 
-def draw(boxes: list[Part], pairs: set[tuple[int, int]]) -> str:
+def draw(boxes: list[Box], pairs: set[tuple[int, int]]) -> str:
     """Return the picture: boxes on a stair, each with a line down to what it imports.
 
     A dot says that the line from above imports the box to the right; the lowest box is as wide as
@@ -117,7 +98,7 @@ def draw(boxes: list[Part], pairs: set[tuple[int, int]]) -> str:
     against = sorted(pair for pair in pairs if pair[0] > pair[1])
     drawing += [part for low, high in against for part in _against(low, high)]
     for number, box in enumerate(boxes):
-        drawing += _box(number, box, last, against)
+        drawing += _box(number, box, last)
     legend = "A dot: the package above it imports the package to its right."
     if against:
         legend += " Dashed: against the order."
@@ -151,9 +132,9 @@ def _against(low: int, high: int) -> Iterator[str]:
     yield _head(edge, _y(high), "against-head", left=True)
 
 
-def _box(number: int, box: Part, last: int, against: list[tuple[int, int]]) -> Iterator[str]:
-    x, y = _x(number), _y(number)
-    width = max(BOX, len(box.label) * 8 + 24)
+def _box(number: int, box: Box, last: int) -> Iterator[str]:
+    x, y, label = _x(number), _y(number), " · ".join(box)
+    width = max(BOX, len(label) * 8 + 24)
     if number == last:
         x, width = MARGIN, WIDTH - 2 * MARGIN
     yield (
@@ -162,19 +143,8 @@ def _box(number: int, box: Part, last: int, against: list[tuple[int, int]]) -> I
     )
     yield (
         f'<text class="name" x="{x + width / 2:g}" y="{y + 4.5}" text-anchor="middle" '
-        f'font-size="13">{escape(box.label)}</text>'
+        f'font-size="13">{escape(label)}</text>'
     )
-    right = [_x(low) + BOX - LANE for low, high in against if high <= number < low]
-    start = max(x + width, *right) + 12 if right else x + width + 12
-    words = _shortened(box.words, int((WIDTH - MARGIN - start) / LETTER))
-    if words:
-        yield f'<text class="words" x="{start:g}" y="{y + 4}">{escape(words)}</text>'
-
-
-def _shortened(words: str, letters: int) -> str:
-    """Return the sentence if it fits, else its first clause that does."""
-    clauses = (re.split(marks, words)[0] for marks in (r"\.$", "[.:;]", "[.:;,]"))
-    return next((clause for clause in clauses if len(clause) <= letters), "")
 
 
 def _path(kind: str, way: str) -> str:

@@ -34,9 +34,6 @@ from prismlm.corpus import Corpus
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.training import build_recipe
-from prismlm.training.run import HISTORY_FILE
-from prismlm.training.setup import prepare
 
 MODEL: Settings = {"preset": "llama-laptop"}
 LEVELS = 65536
@@ -106,31 +103,14 @@ def run(name: str, settings: Settings, work: Path, result: Path) -> None:
     measure({"arm": name}, settings, work, measured)
     row = json.loads(measured.read_text(encoding="utf-8"))
     model, _ = read_checkpoint(work)
-    if uncertainty_of(model) is not None:
-        row["table"] = table_of(model, settings, work)
-        # A part of the model, which is told by itself.
+    if (feedback := uncertainty_of(model)) is not None:
+        # The table is counted by itself.
+        row["table"] = {"parameters": feedback.embedding.weight.numel()}
         row["parameters"] -= row["table"]["parameters"]
     row["validation"] = validate(model, Corpus.open(Path(settings["corpus"])), LENGTH)
     write_json(result, row)
     losses = row["validation"]["all"]["losses"]
     print(f"{result.name}: {', '.join(f'{k} {v:.4f}' for k, v in losses.items())}", flush=True)
-
-
-def table_of(model: Any, settings: Settings, work: Path) -> Settings:
-    """Return the size of a trained table, which of its codes were fed and which rows moved."""
-    feedback = uncertainty_of(model)
-    assert feedback is not None
-    table = feedback.embedding.weight
-    begun = prepare(build_recipe(settings | {"out": str(work)})).model.uncertainty
-    assert begun is not None
-    lines = (work / HISTORY_FILE).read_text(encoding="utf-8").splitlines()
-    logs = [json.loads(line) for line in lines]
-    return {
-        "rows": len(table),
-        "parameters": table.numel(),
-        "codes_seen": max(log.get("uncertainty_codes_seen", 0) for log in logs),
-        "rows_moved": int((table != begun.embedding.weight).any(1).sum()),
-    }
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@
     python -m benchmarks.render uncertainty_feedback
 
 GPT-2 small with 65,536 levels, unless sizes say otherwise. Both models have the same random weights
-and take turns in one run: at every token in decoding. What one pass adds to a training step is also
-timed by itself, in turn with the steps: it is shorter than what a step's time varies by.
+and take turns in one run: at every token in decoding.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ from prismlm.models.uncertainty_feedback import (
     attach_uncertainty,
     uncertainty_of,
 )
-from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code
 
 PLAIN, ONE, TWO = "no feedback", "one pass", "two passes"
-ADDED = "what one pass adds, alone"
 RATE = 1e-4
 SHAPE = ("batch", "length", "prompt", "tokens", "rounds")
 Figures = dict[str, Any]
@@ -165,16 +162,7 @@ def step(plain: nn.Module, fed: nn.Module, ids: Tensor, args: argparse.Namespace
 
         return run
 
-    embedded = torch.zeros(*ids.shape, args.width, device=args.device, requires_grad=True)
-
-    def added() -> None:
-        # All that one pass adds but what its hooks read: vectors, their gradient, clipping, AdamW.
-        codes = torch.full_like(ids, neutral_code(args.levels))
-        codes[:, 0] = NO_CODE
-        (embedded + feedback.embedding(codes)).backward(torch.ones_like(embedded))
-        update(feedback.embedding, table_optimizer)
-
-    forms = {PLAIN: training(plain, 1), ONE: training(fed, 1), TWO: training(fed, 2), ADDED: added}
+    forms = {PLAIN: training(plain, 1), ONE: training(fed, 1), TWO: training(fed, 2)}
     return in_turns(forms, args.rounds, args.device)
 
 

@@ -106,19 +106,13 @@ def said(run: dict[str, Any]) -> str:
 
 
 def measured(args: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> dict[str, Any]:
-    """Train one arm with one seed; return its held-out losses, and what became of its table."""
+    """Train one arm with one seed; return its held-out losses."""
     torch.manual_seed(seed)
     begun = prepared(args, arm, seed)
-    curve = trained(args, corpus, begun, arm, seed) if begun.groups else []
+    if begun.groups:
+        train(args, corpus, begun, arm, seed)
     windows = heldout_windows(corpus, args.length, args.documents)
-    result = judged(begun.model, begun.feedback, windows, seed)
-    if begun.feedback is not None:
-        embedding = begun.feedback.embedding
-        result["table"] = {
-            "parameters": embedding.weight.numel(),
-            "codes_seen": int(embedding.seen.sum()),
-        }
-    return result | {"curve": curve}
+    return judged(begun.model, begun.feedback, windows, seed)
 
 
 def prepared(args: argparse.Namespace, arm: str, seed: int) -> Arm:
@@ -140,27 +134,21 @@ def prepared(args: argparse.Namespace, arm: str, seed: int) -> Arm:
     return Arm(model, feedback, groups)
 
 
-def trained(
-    args: argparse.Namespace, corpus: Corpus, begun: Arm, arm: str, seed: int
-) -> list[float]:
-    """Train; return the mean loss of each tenth of the steps, nats per token."""
+def train(args: argparse.Namespace, corpus: Corpus, begun: Arm, arm: str, seed: int) -> None:
+    """Train on rows of the corpus."""
     rows = pack(corpus, corpus.split("train"), args.length, seed)
     settings = {name: getattr(args, name) for name in SETTINGS} | {"arm": arm, "seed": seed}
-    training = Training(begun, rows, settings)
-    training.run_all(f"{arm}, seed {seed}", ConsoleReporter())
-    parts = np.array_split(np.array(training.every_loss), 10)
-    return [float(part.mean()) for part in parts if len(part)]
+    Training(begun, rows, settings).run_all(f"{arm}, seed {seed}", ConsoleReporter())
 
 
 class Training(Tuning):
-    """The table, adapters or both, each with its learning rate; ``every_loss`` is by step."""
+    """The table, adapters or both, each with its learning rate."""
 
     def __init__(self, begun: Arm, rows: PackedDataset, settings: dict[str, Any]) -> None:
         options = TuningOptions(batch=settings["batch"], seed=settings["seed"])
         bf16 = uses_bf16("auto", begun.model.device.type)
         super().__init__(begun.model.train(), rows, options, bf16=bf16)
         Loop.__init__(self, begun.groups, settings["steps"])
-        self.every_loss: list[float] = []
         if settings["arm"] == SHUFFLED:
             assert begun.feedback is not None
             begun.feedback.rearrange = self._shuffled
@@ -169,12 +157,6 @@ class Training(Tuning):
         seeds = np.random.SeedSequence([self._options.seed, self.step])
         generator = torch.Generator().manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         return shuffle_codes(codes, generator)
-
-    def losses(self, rows: np.ndarray) -> dict[str, float]:
-        """Accumulate the gradients of the mean cross-entropy and note it, in nats per token."""
-        parts = super().losses(rows)
-        self.every_loss.append(parts["ce"])
-        return parts
 
 
 def heldout_windows(corpus: Corpus, length: int, documents: int) -> list[WindowBatch]:

@@ -7,7 +7,7 @@ end to end out of the held-out documents, and drawn from all of them by a fixed 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,15 +31,6 @@ PREVIOUS = "previous batch"
 Figures = dict[str, Any]
 
 
-class Fed(NamedTuple):
-    """What one signal gave for rows of a batch."""
-
-    losses: Tensor
-    """Of the token after each position, float32 [B, T − 1]."""
-    codes: Tensor | None
-    """int64 [B, T]."""
-
-
 class Scores:
     """Summed losses of each document, by signal."""
 
@@ -48,16 +39,16 @@ class Scores:
         self.tokens: dict[int, int] = {}
         self.windows = 0
 
-    def add(self, batch: WindowBatch, fed: dict[str, Fed]) -> None:
+    def add(self, batch: WindowBatch, losses: dict[str, Tensor]) -> None:
         """Add the predictions of a batch whose target is a token of the same window."""
         scored = batch.attention_mask[:, 1:] & batch.owned[:, :-1]
         for row, document in enumerate(batch.document.tolist()):
             self.windows += 1
             count = int(scored[row].sum())
             self.tokens[document] = self.tokens.get(document, 0) + count
-            for name, fed_losses in fed.items():
+            for name, of_tokens in losses.items():
                 of_documents = self.sums.setdefault(name, {})
-                loss = fed_losses.losses[row][scored[row]].double().sum().item()
+                loss = of_tokens[row][scored[row]].double().sum().item()
                 of_documents[document] = of_documents.get(document, 0.0) + loss
 
     def to_dict(self, baseline: str) -> Figures:
@@ -93,7 +84,6 @@ def validate(model: PreTrainedModel, corpus: Corpus, length: int) -> Figures:
     feedback = uncertainty_of(model)
     levels = 2 if feedback is None else feedback.embedding.levels
     parts: dict[str, Scores] = {}
-    distances: list[Tensor] = []
     for part, batches in zip(("all", "sample"), windows(corpus, length), strict=True):
         scores = parts[part] = Scores()
         shuffled, before = torch.Generator().manual_seed(SEED), PreviousBatch(levels)
@@ -101,25 +91,10 @@ def validate(model: PreTrainedModel, corpus: Corpus, length: int) -> Figures:
             fed = by_signal(model, batch, shuffled, before)
             if feedback is not None and part == "sample":
                 fed[RECURSION] = token_by_token(model, batch.input_ids)
-                distances.append(_distance(batch, fed))
             scores.add(batch, fed)
     if feedback is None:
         return {part: scores.to_dict(PLAIN) for part, scores in parts.items()}
-    # As a share of the largest entropy.
-    distance = torch.cat(distances).double().mean().item() / (levels - 1)
-    return {
-        "all": parts["all"].to_dict(OWN),
-        "sample": parts["sample"].to_dict(RECURSION),
-        "codes": {OWN: {"distance": distance}},
-    }
-
-
-def _distance(batch: WindowBatch, fed: dict[str, Fed]) -> Tensor:
-    """Return how far the codes of two passes are from those of the recursion, in levels."""
-    codes, recursive = fed[OWN].codes, fed[RECURSION].codes
-    assert codes is not None
-    assert recursive is not None
-    return (codes - recursive)[batch.attention_mask & (codes != NO_CODE)].abs()
+    return {"all": parts["all"].to_dict(OWN), "sample": parts["sample"].to_dict(RECURSION)}
 
 
 def windows(corpus: Corpus, length: int) -> list[Iterator[WindowBatch]]:
@@ -146,8 +121,8 @@ def by_signal(
     batch: WindowBatch,
     generator: torch.Generator,
     before: PreviousBatch,
-) -> dict[str, Fed]:
-    """Run a model on a batch with every signal; one without feedback has none to choose from."""
+) -> dict[str, Tensor]:
+    """Return the losses [B, T − 1] by signal; a model without feedback has none to choose from."""
     ids, mask = batch.input_ids, batch.attention_mask.long()
 
     def run(codes: Tensor | None = None) -> Any:
@@ -156,43 +131,35 @@ def by_signal(
 
     feedback = uncertainty_of(model)
     if feedback is None:
-        return {PLAIN: Fed(_losses(run().logits, ids), None)}
+        return {PLAIN: _losses(run().logits, ids)}
     feedback.passes = 1
     output = run()
     codes: Tensor = output.uncertainty_codes
-    fed = {NEUTRAL: Fed(_losses(output.logits, ids), codes)}
+    losses = {NEUTRAL: _losses(output.logits, ids)}
     predicted = quantise(normalised_entropy(output.logits), feedback.embedding.levels)
     own: Tensor = codes_fed_back(codes, predicted)
-    fed[OWN] = Fed(_losses(run(own).logits, ids), own)
-    for name, codes in (
-        (ZERO, torch.full_like(own, NO_CODE)),
-        (SHUFFLED, shuffle_codes(own, generator)),
-    ):
-        fed[name] = Fed(_losses(run(codes).logits, ids), codes)
-    codes = before(own)
-    output = run(codes)
+    losses[OWN] = _losses(run(own).logits, ids)
+    losses[ZERO] = _losses(run(torch.full_like(own, NO_CODE)).logits, ids)
+    losses[SHUFFLED] = _losses(run(shuffle_codes(own, generator)).logits, ids)
+    output = run(before(own))
     before.remember(output.logits)
-    return fed | {PREVIOUS: Fed(_losses(output.logits, ids), codes)}
+    return losses | {PREVIOUS: _losses(output.logits, ids)}
 
 
 @torch.no_grad()
-def token_by_token(model: PreTrainedModel, ids: Tensor) -> Fed:
-    """Run a model as it generates: each token has the code of the prediction before it.
+def token_by_token(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Return the losses of a model as it generates: each token has the code of the one before.
 
     Padding follows the text, so that no token of the text sees it.
     """
     losses: list[Tensor] = []
-    codes: list[Tensor] = []
     cache = None
-    for at in range(ids.shape[1]):
+    for at in range(ids.shape[1] - 1):
         output: Any = model(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        codes.append(output.uncertainty_codes)
-        if at + 1 < ids.shape[1]:
-            losses.append(
-                F.cross_entropy(output.logits[:, 0].float(), ids[:, at + 1], reduction="none")
-            )
-    return Fed(torch.stack(losses, 1), torch.cat(codes, 1))
+        logits = output.logits[:, 0].float()
+        losses.append(F.cross_entropy(logits, ids[:, at + 1], reduction="none"))
+    return torch.stack(losses, 1)
 
 
 def _losses(logits: Tensor, ids: Tensor) -> Tensor:

@@ -73,8 +73,7 @@ def test_every_part_is_timed(tmp_path, monkeypatch):
     run(timing, monkeypatch, "--quick", "--rounds", 2, "--threads", 1, "--out", out)
     parts = read_json(out)["parts"]
     assert set(parts) == {"attention", "step", "decode"}
-    held = [row for row in parts["decode"]["rows"] if row["what"] == "heads"]
-    assert [row["cache_ratios"]["one tensor"] for row in held] == [0.5, 0.5]
+    assert [row["cache_ratios"]["gpt2-laptop"] for row in parts["decode"]["rows"]] == [1, 1]
     assert set(parts["step"]["rows"][0]["ratios"]) == {
         f"{name} / gpt2-laptop" for name in timing.MODELS if name != "gpt2-laptop"
     }

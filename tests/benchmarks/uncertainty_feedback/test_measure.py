@@ -45,14 +45,11 @@ def test_runs_are_measured_and_checked(tiny_corpus, tmp_path, monkeypatch):
     run(uncertainty_feedback, monkeypatch, *words)
     rows = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in out.iterdir()}
     assert sorted(rows) == ["no-feedback-0", "shuffled-0", "two-passes-0"]
-    plain, two, shuffled = (rows[f"{n}-0"] for n in ("no-feedback", "two-passes", "shuffled"))
+    plain, two = (rows[f"{n}-0"] for n in ("no-feedback", "two-passes"))
     assert plain["perplexity"] == pytest.approx(math.exp(plain["ce"]))
     assert plain["parameters"] == two["parameters"]
     assert "table" not in plain
-    assert two["table"]["rows"] == 64
     assert two["table"]["parameters"] == 64 * 30
-    assert 1 <= two["table"]["rows_moved"] <= two["table"]["codes_seen"] < 64
-    assert 2 <= shuffled["table"]["rows_moved"] <= 8
     counted = [row["validation"]["all"][k] for row in rows.values() for k in ("windows", "tokens")]
     assert counted[:2] == counted[2:4] == counted[4:]
     assert counted[0] == 24

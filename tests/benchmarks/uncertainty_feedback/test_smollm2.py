@@ -85,4 +85,3 @@ def test_runs_are_made_once(tiny_model, small_corpus, tmp_path, monkeypatch):
     run(smollm2, monkeypatch, *words, "--arms", NONE, "--seeds", 0)
     more = read_json(tmp_path / "runs.json")["runs"]
     assert len(more) == 6
-    assert more[-1]["curve"]
