@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from benchmarks.attribution.methods.setting import Setting, read_positions
 from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.explain.attribution import SAME_TOKEN, TEMPERATURE
+from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint
@@ -176,30 +175,14 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
 
 
 def tried_choices() -> list[Choices]:
-    """Return what is tried of evidence by position.
-
-    All but temperature and cells are tried at 0.2 alone, which did best with few models.
-    """
-    first = Choices(0.2)
-    return [
-        *(Choices(t, cells=cells) for cells in (16, None) for t in TEMPERATURES),
-        *(replace(first, cells=cells) for cells in (1, 4)),
-        replace(first, signed=True),
-        replace(first, doubt=1.0),
-        *(replace(first, cells=cells, same_token=SAME_TOKEN) for cells in (16, None)),
-    ]
+    """Return what is tried of evidence by position."""
+    return [Choices(t, cells=cells) for cells in (16, None) for t in TEMPERATURES]
 
 
 def named(choices: Choices) -> str:
     """Return a short name of some choices, fit for a file."""
-    parts = [
-        f"evidence T={choices.temperature:g}",
-        f"cells={'all' if choices.cells is None else choices.cells}",
-        f"doubt={choices.doubt:g}" if choices.doubt else "",
-        f"same={choices.same_token:g}" if choices.same_token != 1 else "",
-        "signed" if choices.signed else "",
-    ]
-    return " ".join(part for part in parts if part)
+    cells = "all" if choices.cells is None else choices.cells
+    return f"evidence T={choices.temperature:g} cells={cells}"
 
 
 if __name__ == "__main__":

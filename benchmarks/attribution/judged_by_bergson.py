@@ -6,14 +6,8 @@
     PYTHONPATH=bergson-site python -m benchmarks.attribution.judged_by_bergson bank
 
 Its LDS is the mean over predictions of the Spearman, over models, of the summed scores of what a
-model was trained *without* and its loss; its QLD trains once more for each prediction without the
-1 % of documents that score highest, and compares the loss with that of random removals. Without a
-``score_cfg`` beside them it reads the lowest score as the most responsible, so ours are negated.
-QLD of all methods is one run, in which each method's predictions follow those of the one before:
-every method is compared with the same random removals. glibc returns the memory of each step to the
-system; a third less time is needed where it does not:
-
-    export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483646
+model was trained *without* and its loss. Without a ``score_cfg`` beside them it reads the lowest
+score as the most responsible, so ours are negated.
 """
 
 from __future__ import annotations
@@ -23,26 +17,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.attribution.judges.passages import mean_with_error
-from benchmarks.attribution.model_bank import open_bank
 from benchmarks.attribution.small_models import SmallTraining
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
-from prismlm.models.presets import build_config, build_model
 
 VERSION = "2.5.1"
 OWN = ("Bergson EK-FAC", "Bergson TrackStar", "Bergson gradient cosine")
 # What lies there is ready before the first prediction is asked.
 PREPARED = {"Bergson EK-FAC": "hessian", "Bergson TrackStar": "mixed_hessian"}
-REMOVED = "removed"
 
 
 def main() -> None:
@@ -51,9 +40,6 @@ def main() -> None:
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
     parser.add_argument("--own", nargs="*", choices=OWN, default=OWN, help="methods of its own")
     parser.add_argument("--ours", nargs="+", default=[], help="files of scores/, without .npy")
-    parser.add_argument("--qld", type=int, default=0, help="predictions to retrain for; 0: no QLD")
-    parser.add_argument("--qld-from", type=int, default=0, help="the first of these predictions")
-    parser.add_argument("--removed", nargs="+", default=[], help="of the methods, those for QLD")
     args = parser.parse_args()
     judge = Judge(args.bank.resolve())
     results: dict[str, dict[str, Any]] = {}
@@ -68,16 +54,9 @@ def main() -> None:
         "bergson": VERSION,
         "models": judge.models,
         "predictions": judge.predictions,
-        "asked": [args.qld_from, args.qld],
         "methods": results,
     }
     write_json(args.out, result)
-    if args.qld:
-        asked = range(args.qld_from, args.qld)
-        rises = judge.removal(args.removed, asked)
-        for name, rise in zip(args.removed, rises, strict=True):
-            results[name]["qld"] = described(rise)
-        write_json(args.out, result)
 
 
 def described(values: np.ndarray) -> dict[str, Any]:
@@ -144,59 +123,23 @@ class Judge:
         if not (there / "retrained").exists():
             (there / "retrained").symlink_to(self.bank / "retrained")
         method = {"kind": "lds", "subsets": "bank", "paths": [str(there)]}
-        out = self._validate(name, "lds", method, self.query)
+        out = self._validate(name, method)
         rows = _rows(out / "summary.csv")
         return np.array([float(row["spearman_corr"]) for row in rows])
 
-    def removal(self, names: Sequence[str], asked: range) -> np.ndarray:
-        """Return QLD [methods, predictions]: the rise of a loss, less that at random."""
-        from bergson.data import load_scores_loss_signed  # pyright: ignore[reportMissingImports]
-        from bergson.score.score_writer import (  # pyright: ignore[reportMissingImports]
-            save_sequence_scores,
-        )
-
-        if not (self.work / "untrained").exists():
-            self._untrained()
-        lines = (self.bank / "queries.jsonl").read_text().splitlines()[asked.start : asked.stop]
-        queries = self.work / f"{REMOVED}.jsonl"
-        queries.write_text("\n".join(lines * len(names)) + "\n")
-        scores = [load_scores_loss_signed(str(self.work / name / "scores"))[0] for name in names]
-        columns = [one[:, asked.start : asked.stop].float().numpy() for one in scores]
-        save_sequence_scores(self.work / REMOVED / "scores", np.concatenate(columns, axis=1))
-        method = {
-            "kind": "filter",
-            "direction": "proponents",
-            "fraction": 0.01,
-            "controls": {"kind": "retrain", "count": 3},
-        }
-        out = self._validate(REMOVED, "qld", method, self.query | {"dataset": str(queries)})
-        rows = _rows(out / "filter_summary.csv")
-        rise = np.array([float(row["filter_change"]) - float(row["random_mean"]) for row in rows])
-        return rise.reshape(len(names), len(asked))
-
-    def _untrained(self) -> None:
-        corpus = open_bank(self.bank).corpus
-        torch.manual_seed(0)
-        preset = {"preset": SmallTraining().preset}
-        model = build_model(build_config(preset, len(corpus.tokenizer), corpus.eos_token_id))
-        model.save_pretrained(self.work / "untrained")
-        corpus.tokenizer.save_pretrained(self.work / "untrained")
-
-    def _validate(
-        self, name: str, judged: str, method: dict[str, Any], query: dict[str, Any]
-    ) -> Path:
+    def _validate(self, name: str, method: dict[str, Any]) -> Path:
         training = SmallTraining()
-        out = self.work / name / judged
+        out = self.work / name / "lds"
         base = self.bank / "retrained" / "base"
         step = {
             "run_path": str(out),
-            "model": str(base if judged == "lds" else self.work / "untrained"),
+            "model": str(base),
             # Not trained again: what is subtracted from every loss alike says nothing.
             "baseline_model": str(base),
             "overwrite": True,
             "scores": str(self.work / name / "scores"),
             "data": self.data,
-            "query": query | {"aggregation": "none"},
+            "query": self.query | {"aggregation": "none"},
             "method": method,
             "batch_size": training.rows,
             "num_epochs": training.epochs,
@@ -211,7 +154,7 @@ class Judge:
             "max_grad_norm": 1.0,
             "wandb_project": "",
         }
-        run(self.work, f"{name} {judged}", [{"validate": step}])
+        run(self.work, f"{name} lds", [{"validate": step}])
         return out
 
 

@@ -5,10 +5,9 @@
 SMOLLM2 is the directory of a Llama's checkpoint. Facts are planted in short documents among short
 real ones (``corpus``), the model is taught them through adapters in its last blocks (``teach``), a
 head and a lens are attached to it (``attach``), and what is named for the facts is judged: whether
-it is the documents that hold them (``recall``), what the answers lose where the model is taught
-without it (``forgetting``), and, for other predictions, whether a step on it makes them likelier
-(``patch``). ``before`` attaches to the model that was not taught, and judges recall there. Parts
-and trainings are kept in WORK, so that the same command resumes.
+it is the documents that hold them (``recall``), and what the answers lose where the model is taught
+without it (``forgetting``). ``before`` attaches to the model that was not taught, and judges recall
+there. Parts and trainings are kept in WORK, so that the same command resumes.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ from benchmarks.attribution.judges.passages import (
     mean_with_error,
 )
 from benchmarks.attribution.judges.retraining import forgetting
-from benchmarks.attribution.judges.tail_patch import tail_patch
 from benchmarks.attribution.methods.setting import Setting, model_setting
 from benchmarks.attribution.planted_facts import STATEMENTS, invent_facts
 from benchmarks.attribution.planted_model import HELDOUT_FRACTION, plant_kind, write_documents
-from benchmarks.attribution.questions import fact_questions, held_out_predictions
+from benchmarks.attribution.questions import fact_questions
 from benchmarks.attribution.small_models import fit, log_probabilities
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
@@ -53,7 +51,6 @@ from prismlm.lens.layout import find_lens, read_meta
 from prismlm.models.base import put_adapted
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import AttachOptions, FitOptions, attach
-from prismlm.training.parallel import blocks
 from prismlm.training.tuning import LoraOptions, with_adapters
 
 SEED = 0
@@ -74,14 +71,10 @@ RECALL = (
     "random states",
     "shuffled cells",
     "BM25",
-    "BM25, last 16 tokens",
     "nearest states",
-    "same token at random",
     "count of the token",
     "same token, nearest",
 )
-PATCH = ("explain", "random", "BM25", "nearest states", "count of the token")
-PREDICTIONS, CONTEXTS, RATE_OF_STEP = 10, 4, 0.05
 FORGETTING, FORGOTTEN = ("explain", "random", "BM25"), 2
 """Methods, and facts of each number of documents."""
 
@@ -324,40 +317,6 @@ def before_part(bench: Bench) -> dict[str, Any]:
     return attach_part(bench, BEFORE) | recall_part(bench, BEFORE)
 
 
-def patch_part(bench: Bench) -> dict[str, Any]:
-    """Take one step of the last blocks' weights on what every method names for predictions."""
-    setting = bench.setting(TAUGHT)
-    count = PREDICTIONS + CONTEXTS
-    drawn = held_out_predictions(setting.model, bench.corpus, count, SEED, tokens=TOKENS)
-    others, asked = drawn[:CONTEXTS], drawn[CONTEXTS:]
-    every = bench.methods(setting, TAUGHT)
-    named = {name: best(every[name](asked), NAMED) for name in PATCH}
-    model = setting.model.to(bench.device)  # pyright: ignore[reportArgumentType]
-    every_block = blocks(model)
-    trained = every_block[-max(1, round(LoraOptions().blocks * len(every_block))) :]
-    weights = [weight for block in trained for weight in block.parameters()]
-    result: dict[str, Any] = {}
-    for name in PATCH:
-        gains = tail_patch(
-            model,
-            asked,
-            [[setting.bank.tokens(p) for p in row] for row in named[name].tolist()],
-            contexts=[other.ids for other in others],
-            learning_rate=RATE_OF_STEP,
-            weights=weights,
-        )
-        means = {kind: mean_with_error(each) for kind, each in gains._asdict().items()}
-        result[name] = means | {"each": np.stack(gains, 1).tolist()}
-        print(name, means, flush=True)
-    return {
-        "predictions": len(asked),
-        "contexts": len(others),
-        "learning_rate": RATE_OF_STEP,
-        "blocks": len(trained),
-        "methods": result,
-    }
-
-
 def forgetting_part(bench: Bench) -> dict[str, Any]:
     """Teach again without what every method names for some facts that the model knows."""
     setting = bench.setting(TAUGHT)
@@ -394,7 +353,6 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "attach": attach_part,
     "recall": recall_part,
     "forgetting": forgetting_part,
-    "patch": patch_part,
     "before": before_part,
 }
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attribution.judges.passages import mean_with_error
 from benchmarks.shared.over_seeds import paired
 from prismlm.explain.attribution import TEMPERATURE
 
@@ -30,13 +29,13 @@ MEANING = {
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return LDS and QLD of every method, beside the product and the best choice."""
+    """Return LDS of every method, beside the product and the best choice."""
     lds, lost, time = (
         read(f"attribution_{name}.json") for name in ("datamodels", "forgetting", "ekfac_time")
     )
-    tool, later = read("attribution_bergson.json"), read("attribution_removed.json")
+    tool = read("attribution_bergson.json")
     methods, chosen = lds["methods"], best_choice(lds)
-    judged = _with_more(tool["methods"], later["methods"])
+    judged = tool["methods"]
     other = ~np.array(lds["searched"])
     rivals = {name: methods[name]["each"] for name in GRADIENTS}
     rivals |= {name: m["lds"]["each"] for name, m in judged.items() if name.startswith("Bergson")}
@@ -62,8 +61,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "time": time,
         "name_of": name_of,
         "paired": paired,
-        "both": lambda ours, theirs: paired(*zip(*zip(ours, theirs, strict=False), strict=True)),
-        "environments": [one["environment"] for one in (lds, tool, later, lost, *time["runs"])],
+        "environments": [one["environment"] for one in (lds, tool, lost, *time["runs"])],
     }
 
 
@@ -75,15 +73,6 @@ def best_choice(lds: Row) -> str:
     methods = lds["methods"]
     tried = [name for name in methods if name.startswith("evidence") and "same=" not in name]
     return max(tried, key=lambda name: methods[name]["search"]["mean"])
-
-
-def _with_more(methods: Row, later: Row) -> Row:
-    """Return what Bergson judged, with the QLD of the predictions that it judged later."""
-    combined = dict(methods)
-    for name, more in later.items():
-        each = [*methods[name]["qld"]["each"], *more["qld"]["each"]]
-        combined[name] = methods[name] | {"qld": mean_with_error(np.array(each)) | {"each": each}}
-    return combined
 
 
 def _shown(methods: Row, chosen: str) -> list[str]:

@@ -48,7 +48,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "longest": max(fits, key=lambda run: run["steps"]),
         "within": WITHIN,
         "over": over,
-        "spent": read("attach_time.json"),
         **_shipped(),
     }
 

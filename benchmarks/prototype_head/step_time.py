@@ -34,7 +34,7 @@ from prismlm.training.setup import prepare, vocabulary_sample
 from prismlm.training.trainer import PrismTrainer
 
 WARM_UP = 10
-NAMES = ["default", "default-quarter", "default-eighth", "default-all", "light", "light-kl"]
+NAMES = ["default"]
 
 
 class Turns(TrainerCallback):

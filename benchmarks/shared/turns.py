@@ -106,11 +106,6 @@ def parts_parser(
     return parser
 
 
-def rounds_of(part: str, args: argparse.Namespace) -> int:
-    """Return the rounds of a part, which may have an option of its own."""
-    return getattr(args, f"{part}_rounds", None) or args.rounds
-
-
 def run_parts(
     args: argparse.Namespace,
     rows_of: Callable[[str, str], Iterable[dict[str, Any]]],
@@ -131,7 +126,7 @@ def run_parts(
         rows = [row | {"dtype": dtype} for dtype in dtypes for row in rows_of(part, dtype)]
         where = environment() | machine(args.device)
         where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-        noted = {"environment": where, "run_began": began, "rounds": rounds_of(part, args)}
+        noted = {"environment": where, "run_began": began, "rounds": args.rounds}
         noted |= {**how, "rows": rows}
         result["parts"][part] = noted
         write_json(args.out, result)

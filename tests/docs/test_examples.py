@@ -58,7 +58,7 @@ def few_texts(tmp_path, monkeypatch):
         ("docs/prototype_mixer.md", 1),
         ("docs/signal_noise_attention.md", 2),
         ("docs/uncertainty_feedback.md", 1),
-        ("docs/channels.md", 2),
+        ("docs/channels.md", 1),
         ("docs/attach.md", 1),
         ("docs/attribution.md", 1),
         ("docs/edits.md", 1),

@@ -9,7 +9,7 @@ So a position n speaks for y at state z if y comes next there, the more the near
 the less the model already knew. As a kernel that can be narrower than a product, over the cells
 (positions by nearest prototype) of the prototypes with positive evidence:
 
-    weight_n = 1[y_n = y] · exp((cos(z, z_n) − 1) / T) · (1 − p_n)^δ · (B if x_n = x else 1)
+    weight_n = 1[y_n = y] · exp((cos(z, z_n) − 1) / T) · (1 − p_n)^δ
     signed:    (1[y_n = y] − p_n(y)) · exp((cos(z, z_n) − 1) / T)
 
 A passage's score is the sum over its positions.
@@ -36,14 +36,12 @@ class Choices:
         cells: number of prototypes, those with the most positive evidence, whose cells are read;
             None for every position.
         signed: whether positions with other next tokens count against, as in the theorem.
-        same_token: B, the factor of positions whose token is the last before the prediction.
     """
 
     temperature: float = 0.1
     doubt: float = 0.0
     cells: int | None = 16
     signed: bool = False
-    same_token: float = 1.0
 
 
 class EvidenceByPosition:
@@ -71,7 +69,6 @@ class EvidenceByPosition:
                 rows = rows[np.isin(positions.cell[rows], cells)]
         cosines = positions.state[rows].astype(np.float32) @ asked.states[row]
         weight = np.exp((cosines - 1) / choices.temperature).astype(np.float64)
-        weight[positions.read[rows] == asked.read[row]] *= choices.same_token
         if choices.signed:
             weight *= (positions.token[rows] == target) - self._probability(rows, target)
         elif choices.doubt:

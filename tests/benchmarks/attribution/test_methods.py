@@ -75,10 +75,6 @@ def doubted(setting, n, cosine):
     return kernel(setting, n, cosine) * (1 - setting.positions.probability[n]) ** 0.5
 
 
-def same_token(setting, n, cosine):
-    return kernel(setting, n, cosine) * (5 if setting.positions.read[n] == 1 else 1)
-
-
 def signed(setting, n, cosine):
     p = setting.positions
     logits = setting.W.numpy() @ p.state[n].astype(np.float32) * p.size[n]
@@ -93,7 +89,6 @@ def signed(setting, n, cosine):
         # The first cell alone is that of the prototype with the most evidence.
         ({"doubt": 0.5, "cells": 1}, doubted, (0,)),
         ({"doubt": 0.5, "cells": None}, doubted, (0, 1, 2)),
-        ({"same_token": 5.0}, same_token, (0, 1)),
         ({"signed": True}, signed, (0, 1)),
     ],
 )
