@@ -52,7 +52,6 @@ def main() -> None:
     """Score, and judge the scores."""
     parser = script_options(__doc__, RESULTS / "attribution_datamodels.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
-    parser.add_argument("--methods", nargs="+", help="some of them, by name; all if left out")
     args = parser.parse_args()
     folder = args.bank
     files = sorted((folder / "outputs").glob("*.npy"), key=lambda file: int(file.stem))
@@ -65,8 +64,6 @@ def main() -> None:
     searched = halves(len(predictions), seed=0)
     results: dict[str, Any] = {}
     for name, make in methods(setting).items():
-        if args.methods and name not in args.methods:
-            continue
         scores, seconds = kept_scores(folder / "scores" / f"{name}.npy", make, predictions)
         correlations = linear_datamodeling(scores, subsets, outputs)
         results[name] = {

@@ -62,7 +62,6 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
-    parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
     parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -74,14 +73,10 @@ def main() -> None:
     every = {n: (lambda m=m: m) for n, m in methods(setting, args.seed).items()}
     every |= explained(setting, Cells(lens, read_meta(lens).cells), args.seed)
     for name, make in every.items():
-        if args.methods and name not in args.methods:
-            continue
         method = make()
         path = args.out / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}.json"
         result = read_json(path) if path.is_file() else {}
         result |= {"name": name, "environment": environment()}
-        if isinstance(method, Explained):
-            result["text before"] = not method.alone
         if "recall" in args.judges:
             result["recall"] = recalled(setting, method, facts, args.seed)
         if "patch" in args.judges:
@@ -141,7 +136,7 @@ def recalled(
     recall = document_recall(of_document, asked.planted, limit)
     twins = twin_recall(facts, limit)
     searched = halves(len(facts), seed)
-    groups = {"all": np.ones(len(facts), dtype=bool), "search": searched, "report": ~searched}
+    groups = {"all": np.ones(len(facts), dtype=bool), "report": ~searched}
     told = np.array([fact.get("told", "plain") for fact in facts])
     groups |= {f"told {kind}": told == kind for kind in np.unique(told).tolist()}
     return {
@@ -161,7 +156,7 @@ def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str
         rows.append(answer_scores(scores, np.zeros(len(scores), dtype=int))[0])
     of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
     own, searched = np.array([names[number] for number in chosen]), halves(count, seed)
-    groups = {"all": np.ones(count, dtype=bool), "search": searched, "report": ~searched}
+    groups = {"all": np.ones(count, dtype=bool), "report": ~searched}
     return {
         group: {
             "alike": passage_domain_share(
@@ -179,7 +174,6 @@ def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
     searched = halves(len(predictions), seed)
     return {
         "all": described(gains),
-        "search": described(PatchGains(gains.gain[searched], gains.specific[searched])),
         "report": described(PatchGains(gains.gain[~searched], gains.specific[~searched])),
         "gains": gains.gain.tolist(),
         "specifics": gains.specific.tolist(),

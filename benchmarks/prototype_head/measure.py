@@ -62,7 +62,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="names of recipes")
     parser.add_argument("--steps", type=int, help="fewer, to try it out")
-    parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     args = parser.parse_args()
     common: Settings = {"corpus": str(args.corpus), "seed": args.seed}
@@ -70,7 +69,7 @@ def main() -> None:
         common |= {"steps": args.steps, "head": {"initialise_at_step": args.steps // 2}}
     methods = {
         name: merged(settings, common)
-        for name, settings in recipes(args.recipes, args.set).items()
+        for name, settings in recipes(RECIPES, args.set).items()
         if not args.only or name in args.only
     }
     for (kind, name), settings in chosen(args.part, methods).items():

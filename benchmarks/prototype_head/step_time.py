@@ -74,7 +74,6 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     parser.add_argument("--only", nargs="*", default=NAMES, help="names of recipes")
     parser.add_argument(
@@ -82,7 +81,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    settings = recipes(args.recipes, args.set)
+    settings = recipes(RECIPES, args.set)
     timed = {
         name: time_recipe(settings[name], args.corpus, args.steps, args.compiled)
         for name in NAMES

@@ -62,7 +62,7 @@ def publish(pages: dict[Path, str], *, check: bool) -> int:
 def measured_on(where: dict[str, Any]) -> str:
     """Return a sentence on when, at which commit and on what figures were measured."""
     machine = where["machine"].removeprefix("x86_64, ").replace("1 threads", "1 thread")
-    words = f"Measured {where['date']} at {where['commit']} on {machine}; torch {where['torch']}."
+    words = f"Measured {where['date']} at {where['commit']} on {machine}."
     older = where["commit"] in BEFORE_NEW_OPERATIONS
     return words + (" **Before the operations were rewritten: [GPU](gpu.md).**" if older else "")
 

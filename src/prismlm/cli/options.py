@@ -60,12 +60,12 @@ def _check_finite(parameter: typer.CallbackParam, value: Any) -> Any:
 
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 Json = Annotated[bool, flag("--json", "Print only JSON.")]
-DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory, disk.")]
+DryRun = Annotated[bool, flag("--dry-run", "Only estimate the cost.")]
 SkipBadRows = Annotated[bool, flag("--skip-bad-rows", "Skip bad rows; count them by reason.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace existing output.")]
-Model = Annotated[Path, argument("MODEL", "A model directory, or org/name.")]
+Model = Annotated[Path, argument("MODEL", "Directory, or org/name.")]
 Models = Annotated[list[Path], argument("MODEL...", "Model directories, such as seeds.")]
-Device = Annotated[str, option("NAME", "auto, cpu, cuda or balanced (over GPUs, CPU, disk).")]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or balanced.")]
 Engine = Annotated[Literal["local", "ray", "datatrove"], option(None, "What starts the workers.")]
 Workers = Annotated[int | None, option("N", "Processes that make the parts.", min=1)]
 PARTS_HELP = "Divide the work into parts (default: one per worker)."
