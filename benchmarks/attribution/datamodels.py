@@ -56,9 +56,7 @@ def main() -> None:
     folder = args.bank
     files = sorted((folder / "outputs").glob("*.npy"), key=lambda file: int(file.stem))
     outputs = np.stack([np.load(file) for file in files], 1)
-    begun = time.perf_counter()
     setting = base_setting(folder)
-    prepared = time.perf_counter() - begun
     subsets = trained_on(folder, len(files), len(setting.bank))
     predictions = read_predictions(folder)
     searched = halves(len(predictions), seed=0)
@@ -80,7 +78,6 @@ def main() -> None:
         "documents": len(setting.bank),
         "predictions": len(predictions),
         "searched": searched.tolist(),
-        "seconds to read the documents": prepared,
     }
     write_json(args.out, {"environment": environment(), **described, "methods": results})
 

@@ -54,7 +54,7 @@ PREDICTIONS = 100
 # In which a target's log-odds are looked at beside its own.
 CONTEXTS = 16
 # What a search found best by tail-patch.
-BEST = Choices(0.5, doubt=1.0, cells=16, signed=True)
+BEST = Choices(0.5, signed=True)
 
 
 def main() -> None:

@@ -263,7 +263,6 @@ def written(
             "strength": strength,
             "repeated": repetition(after) - repetition(plain),
             "kl": float(kl[: len(after)].mean()),
-            "changed": 1 - len({*after} & {*plain}) / len({*after} | {*plain}),
         }
 
 

@@ -32,10 +32,9 @@ from prismlm.__main__ import set_environment
 from prismlm.files import read_json, write_json
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import RANGE_SHARE, Spool, cells_format, spooled_type
+from prismlm.lens.cell_files import Spool, cells_format, spooled_type
 from prismlm.lens.cells import Cells, neighbours
 from prismlm.lens.codes import check_codes
-from prismlm.lens.options import IndexOptions
 from prismlm.lens.scan import POSITIONS_FILE, Scan
 from prismlm.ops import top_contexts
 from prismlm.parts import Parts
@@ -91,8 +90,6 @@ def measured(source: Path, work: Path, positions: int) -> dict[str, Any]:
     shutil.rmtree(work)
     return {
         "positions": positions,
-        "parts": count,
-        "ranges": len(assembly.ranges),
         "spooled_bytes": spooled,
         "lens_bytes": sum(file["bytes"] for file in described.values()),
         "spooling": spooling,
@@ -192,17 +189,14 @@ def asked(lens: Path, entry: dict[str, Any], source: Path, kind: str) -> dict[st
 def extrapolated(row: dict[str, Any], positions: int, workers: int) -> dict[str, Any]:
     """Compute another size from a measured one: all but memory is linear in the positions."""
     factor = positions / row["positions"]
-    stored = row["lens_bytes"] * factor
     seconds = row["spooling"]["cpu_seconds"] + row["sorting"][0]["cpu_seconds"]
     return {
         "positions": positions,
         "workers": workers,
-        "ranges": round(min(stored / IndexOptions.range_bytes, 1 / RANGE_SHARE)),
         "spooled_bytes": row["spooled_bytes"] * factor,
-        "lens_bytes": stored,
+        "lens_bytes": row["lens_bytes"] * factor,
         "cpu_hours": seconds * factor / 3600,
         "hours_of_a_worker": seconds * factor / workers / 3600,
-        "memory_bytes": max(timing["memory_bytes"] for timing in row["sorting"]),
     }
 
 

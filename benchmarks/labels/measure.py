@@ -9,7 +9,6 @@ put beside the others. MODEL has a lens with cells whose corpus is there. Nothin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,11 +55,8 @@ def main() -> None:
     lens = lm.lens
     if lens is None or lens.cells is None or lens.corpus is None:
         raise SystemExit(f"{args.model} has no lens with cells whose corpus is there")
-    began = time.process_time()
     made = make_labels(lens, lm.model)
-    named = time.process_time()
     scores = score_labels(made.labels, made.text, made.held_out, SEED)
-    scored = time.process_time()
     with patch.object(embedded, "distinctiveness", class_tf_idf):
         weighed = make_labels(lens, lm.model)
     others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
@@ -71,7 +67,6 @@ def main() -> None:
         "prototypes": len(made.labels),
         "documents": made.documents,
         "positions": len(lens.cells),
-        "seconds": {"names": named - began, "scores": scored - named},
         "names": described(scores),
         "class_tf_idf": described(others),
         "signatures": described(signatures),
@@ -148,7 +143,6 @@ def told_by_tokens(lm: prismlm.PrismLM, corpus: Corpus, seed: int) -> dict[str, 
             "has": _share(ids[used] == top[:, None]),
             "another_has": _share(ids[other[used]] == top[:, None]),
             "rare": rare[ids].float().mean().item(),
-            "different_first": len(ids[:, 0].unique()),
         }
         for name, ids in kinds.items()
     }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import yaml
-from scipy import stats
+
+from benchmarks.shared.over_seeds import interval
 
 Run = dict[str, Any]
 # Of the steps that are timed on a GPU.
@@ -95,8 +96,7 @@ def mean(values: list[float], digits: int, unit: str = "") -> str:
     """Return the mean, with half the width of Student's 95 % interval for more than one seed."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}{unit}"
-    half = float(stats.t.isf(0.025, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return f"{fmean(values):.{digits}f} ± {half:.{digits}f}{unit}"
+    return f"{fmean(values):.{digits}f} ± {interval(values)[1] - fmean(values):.{digits}f}{unit}"
 
 
 def seed(run: Run) -> int:

@@ -34,7 +34,6 @@ from prismlm.training.setup import prepare, vocabulary_sample
 from prismlm.training.trainer import PrismTrainer
 
 WARM_UP = 10
-NAMES = ["default"]
 
 
 class Turns(TrainerCallback):
@@ -69,38 +68,29 @@ class Turns(TrainerCallback):
 
 
 def main() -> None:
-    """Time every recipe."""
+    """Time the default recipe."""
     parser = script_options(__doc__, RESULTS / "prototype_head")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
-    parser.add_argument("--only", nargs="*", default=NAMES, help="names of recipes")
     parser.add_argument(
         "--compiled", action="store_true", help="time compiled blocks, not the head"
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    settings = recipes(RECIPES, args.set)
-    timed = {
-        name: time_recipe(settings[name], args.corpus, args.steps, args.compiled)
-        for name in NAMES
-        if name in settings and name in args.only
-    }
-    for name, figures in timed.items():
-        print(
-            f"{name:24s} {figures['ratio']:.3f} × without "
-            f"({figures['low']:.3f} to {figures['high']:.3f})"
-        )
-    preset = settings["default"]["model"]["preset"]
+    settings = recipes(RECIPES, args.set)["default"]
+    timed = time_recipe(settings, args.corpus, args.steps, args.compiled)
+    print(f"{timed['ratio']:.3f} × without ({timed['low']:.3f} to {timed['high']:.3f})")
+    preset = settings["model"]["preset"]
     what = "compiled" if args.compiled else "step-time"
     write_json(
         args.out / f"{what}-{preset}-{args.threads}.json",
         {
-            "environment": environment(device_named(settings["default"].get("device", "auto"))),
+            "environment": environment(device_named(settings.get("device", "auto"))),
             "preset": preset,
             "steps": args.steps,
-            "recipes": timed,
+            "recipes": {"default": timed},
         },
     )
 

@@ -36,7 +36,7 @@ from prismlm.files import write_json
 
 QUESTIONS = Path(__file__).parents[1] / "attach" / "demo_questions.jsonl"
 CLIENTS = (1, 4, 16)
-TOKENS = 64
+TOKENS, ANSWERS = 64, 2  # of an answer; of a client in a round
 STARTING = 300
 KINDS: dict[str, dict[str, Any]] = {
     "with sources": {"prismlm": {}},
@@ -50,7 +50,6 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--answers", type=int, default=4, help="of each client in a round")
     args = parser.parse_args()
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
     questions = [question for line in lines for question in json.loads(line)["questions"][:1]]
@@ -62,8 +61,8 @@ def main() -> None:
         for clients in CLIENTS:
             rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
             for number in range(args.rounds):
-                first = (len(rows) * args.rounds + number) * clients * args.answers
-                asked = questions[first : first + clients * args.answers]
+                first = (len(rows) * args.rounds + number) * clients * ANSWERS
+                asked = questions[first : first + clients * ANSWERS]
                 for kind, address in addresses.items():
                     rounds[kind].append(_round(address, args.model, kind, asked, clients))
             rows.append({"clients": clients, **_figures(rounds)})
@@ -73,7 +72,7 @@ def main() -> None:
         {
             "tokens": TOKENS,
             "rounds": args.rounds,
-            "answers": args.answers,
+            "answers": ANSWERS,
             "rows": rows,
             "environment": environment(),
         },

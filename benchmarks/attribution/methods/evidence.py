@@ -9,7 +9,7 @@ So a position n speaks for y at state z if y comes next there, the more the near
 the less the model already knew. As a kernel that can be narrower than a product, over the cells
 (positions by nearest prototype) of the prototypes with positive evidence:
 
-    weight_n = 1[y_n = y] · exp((cos(z, z_n) − 1) / T) · (1 − p_n)^δ
+    weight_n = 1[y_n = y] · exp((cos(z, z_n) − 1) / T)
     signed:    (1[y_n = y] − p_n(y)) · exp((cos(z, z_n) − 1) / T)
 
 A passage's score is the sum over its positions.
@@ -32,14 +32,12 @@ class Choices:
 
     Attributes:
         temperature: T; 0.02 takes little but the nearest, 0.5 nearly all with the token.
-        doubt: δ, how much less a position counts that the model was sure of.
         cells: number of prototypes, those with the most positive evidence, whose cells are read;
             None for every position.
         signed: whether positions with other next tokens count against, as in the theorem.
     """
 
     temperature: float = 0.1
-    doubt: float = 0.0
     cells: int | None = 16
     signed: bool = False
 
@@ -71,8 +69,6 @@ class EvidenceByPosition:
         weight = np.exp((cosines - 1) / choices.temperature).astype(np.float64)
         if choices.signed:
             weight *= (positions.token[rows] == target) - self._probability(rows, target)
-        elif choices.doubt:
-            weight *= (1.0 - positions.probability[rows]) ** choices.doubt
         total = np.bincount(positions.passage[rows], weight, minlength=len(self.setting.bank))
         return total.astype(np.float32)
 

@@ -71,10 +71,6 @@ def kernel(setting, n, cosine):
     return (setting.positions.token[n] == 2) * math.exp((cosine - 1) / 0.3)
 
 
-def doubted(setting, n, cosine):
-    return kernel(setting, n, cosine) * (1 - setting.positions.probability[n]) ** 0.5
-
-
 def signed(setting, n, cosine):
     p = setting.positions
     logits = setting.W.numpy() @ p.state[n].astype(np.float32) * p.size[n]
@@ -85,10 +81,10 @@ def signed(setting, n, cosine):
 @pytest.mark.parametrize(
     ("choices", "weigh", "cells"),
     [
-        ({"doubt": 0.5}, doubted, (0, 1)),
+        ({}, kernel, (0, 1)),
         # The first cell alone is that of the prototype with the most evidence.
-        ({"doubt": 0.5, "cells": 1}, doubted, (0,)),
-        ({"doubt": 0.5, "cells": None}, doubted, (0, 1, 2)),
+        ({"cells": 1}, kernel, (0,)),
+        ({"cells": None}, kernel, (0, 1, 2)),
         ({"signed": True}, signed, (0, 1)),
     ],
 )
