@@ -73,13 +73,14 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--recipes", type=Path, default=RECIPES, help="such as gpt2-small-gpu")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     parser.add_argument(
         "--compiled", action="store_true", help="time compiled blocks, not the head"
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    settings = recipes(RECIPES, args.set)["default"]
+    settings = recipes(args.recipes, args.set)["default"]
     timed = time_recipe(settings, args.corpus, args.steps, args.compiled)
     print(f"{timed['ratio']:.3f} × without ({timed['low']:.3f} to {timed['high']:.3f})")
     preset = settings["model"]["preset"]
