@@ -1,7 +1,7 @@
 """Forgetting: what do predictions lose when the ten documents that a method names are not there?
 
     python -m benchmarks.attribution.datamodels bank
-    python -m benchmarks.attribution.forgetting bank --methods random bm25 "nearest states" …
+    python -m benchmarks.attribution.forgetting bank
 
 Models are trained from scratch without them, in three seeds, a few predictions to a model: each
 then loses what was named for the others too, by every method alike. Every training is kept in
@@ -24,9 +24,11 @@ from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.attribution.small_models import SmallTraining, log_probabilities
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import write_json
 
 NAMED = 10
+METHODS = (f"explain T={TEMPERATURE:g}", "bm25", "random", "evidence T=0.2 cells=16")
 Training = Callable[[PassageBank, np.ndarray, int], PreTrainedModel]
 """A bank, rows of it and a seed to the model that is trained on them."""
 
@@ -35,7 +37,7 @@ def main() -> None:
     """Retrain without what each method names."""
     parser = script_options(__doc__, RESULTS / "attribution_forgetting.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
-    parser.add_argument("--methods", nargs="+", required=True, help="scores/, without .npy")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="scores/, without .npy")
     parser.add_argument("--predictions", type=int, default=20)
     parser.add_argument("--together", type=int, default=5, help="predictions that share a training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -26,9 +26,11 @@ from benchmarks.attribution.judges.passages import mean_with_error
 from benchmarks.attribution.small_models import SmallTraining
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import read_json, write_json
 
 VERSION = "2.5.1"
+OURS = (f"explain T={TEMPERATURE:g}", "bm25")
 OWN = ("Bergson EK-FAC", "Bergson TrackStar", "Bergson gradient cosine")
 # What lies there is ready before the first prediction is asked.
 PREPARED = {"Bergson EK-FAC": "hessian", "Bergson TrackStar": "mixed_hessian"}
@@ -39,7 +41,7 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution_bergson.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
     parser.add_argument("--own", nargs="*", choices=OWN, default=OWN, help="methods of its own")
-    parser.add_argument("--ours", nargs="+", default=[], help="files of scores/, without .npy")
+    parser.add_argument("--ours", nargs="+", default=OURS, help="files of scores/, without .npy")
     args = parser.parse_args()
     judge = Judge(args.bank.resolve())
     results: dict[str, dict[str, Any]] = {}
