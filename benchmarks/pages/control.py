@@ -7,24 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.pages import ranged
-
 Row = dict[str, Any]
 METHODS = {
     "controller": "**controller**",
-    "random": "as many random prototypes",
-    "probe": "scales of principal directions of z",
-    "lora": "LoRA, rank 1, last MLP",
+    "random": "random prototypes",
+    "probe": "principal directions",
+    "lora": "LoRA",
 }
 WAYS = {
     "before": "nothing",
-    "suppressed": "**scales of prototypes**",
-    "random prototypes": "as many random prototypes",
-    "prompt": "prompt “Do not mention …”",
-    "logit bias": "a logit bias",
-    "largest logit bias": "a logit bias of 32",
-    "all removed": "all that mark it removed",
-    "random removed": "as many random ones removed",
+    "suppressed": "**scales**",
+    "random prototypes": "random prototypes",
+    "prompt": "prompt",
+    "logit bias": "logit bias",
+    "largest logit bias": "logit bias of 32",
 }
 GOAL, COST = 0.9, 0.02  # share of the behaviour removed, growth of perplexity
 KINDS, BIASED = ("held_out", "taught"), ("logit bias", "largest logit bias")
@@ -34,19 +30,12 @@ ESTIMATES = {
     "influence": "**influence**",
     "bm25": "BM25",
     "bm25_sharpened": "sharpened BM25",
+    "ekfac": "EK-FAC",
     "own_document": "own document",
     "zero": "no change",
 }
-OF_ESTIMATES = {
-    "explained": ".0%",
-    "rank_own": ".2f",
-    "rank_in_set": ".2f",
-    "rank_all": ".2f",
-    "slope": ".2f",
-    "coverage": ".0%",
-    "coverage_own": ".0%",
-    "width_own": ".2f",
-}
+SHARES = ("explained", "coverage", "coverage_own")
+RANKS = ("rank_own", "rank_all")
 
 WORDS = {
     "random": "as many random prototypes",
@@ -78,7 +67,6 @@ def of_calibration(result: Row) -> Row:
             tasks[name]["title"] + ("" if name in telling else " †"),
             f"{100 * answered(tasks[name]['before']).mean():.1f}",
             *(interval(changes[name][m]) for m in METHODS),
-            spread([run["parameters"] for run in runs_of(tasks[name], "controller")]),
         )
         for name in tasks
     ]
@@ -88,7 +76,7 @@ def of_calibration(result: Row) -> Row:
         for m in others
     }
     before = np.mean([answered(task["before"]).mean() for task in tasks.values()])
-    rows.append(("**mean**", f"{100 * before:.1f}", *(shown(*means[m]) for m in METHODS), ""))
+    rows.append(("**mean**", f"{100 * before:.1f}", *(shown(*means[m]) for m in METHODS)))
     gain, error = means["controller"]
     told = mean_of([changes[name]["controller"] for name in telling])
     beaten = all(mean > 1.96 * spread_ for mean, spread_ in less.values())
@@ -97,7 +85,13 @@ def of_calibration(result: Row) -> Row:
         "rows": rows,
         "telling": [tasks[name]["title"] for name in telling],
         "told": shown(*told, bold=False),
-        "less": [(METHODS[m], shown(*less[m])) for m in others],
+        "methods": [
+            (METHODS[m], shown(*less[m]) if m in less else "", *perplexities(tasks, m))
+            for m in METHODS
+        ],
+        "turned": spread(
+            [run["parameters"] for task in tasks.values() for run in runs_of(task, "controller")]
+        ),
         "works": bool(gain > 1.96 * error and beaten),
         "beaten": [WORDS[m] for m, (mean, spread_) in less.items() if mean > 1.96 * spread_],
         "unbeaten": [
@@ -113,9 +107,7 @@ def of_calibration(result: Row) -> Row:
             bold=False,
         ),
         "reached": bool(told[0] >= 3),
-        "perplexity": [(METHODS[m], *perplexities(tasks, m)) for m in METHODS],
         "plain": next(iter(tasks.values()))["perplexity"],
-        "shown": shown,
     }
 
 
@@ -161,9 +153,9 @@ def interval(column: np.ndarray) -> str:
 
 def shown(mean: float, error: float, *, bold: bool = True) -> str:
     """Return a figure with its 95 % interval, bold where that excludes 0."""
-    low, high = mean - 1.96 * error, mean + 1.96 * error
-    text = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-    return f"**{text}**" if bold and (low > 0 or high < 0) else text
+    half = 1.96 * error
+    text = f"{mean:+.1f} ±{half:.1f}"
+    return f"**{text}**" if bold and abs(mean) > half else text
 
 
 def spread(values: list[int]) -> str:
@@ -184,47 +176,61 @@ def perplexities(tasks: dict[str, Row], method: str) -> tuple[str, str]:
 def of_removal(result: Row) -> Row:
     """Return the table of estimates and controls, and what the section begins with."""
     methods, ahead = result["methods"], result["ahead"]
-    controls = [name for name in ESTIMATES if name not in ("evidence", "influence", "zero")]
-    beaten = {n: [k for k, value in ahead[n].items() if value["low"] > 0] for n in controls}
+    names = [name for name in ESTIMATES if name in methods]
+    controls = [name for name in names if name not in ("evidence", "influence", "zero")]
+
+    def listed(key: str, decided: Callable[[Row], bool]) -> str:
+        """Return the controls whose difference from the evidence is decided so."""
+        of = [name for name in controls if decided(ahead[name][key])]
+        shares = {n: f" ({methods[n]['explained']['value']:.0%})" for n in of if key == "explained"}
+        return ", ".join(ESTIMATES[name] + shares.get(name, "") for name in of) or "no control"
+
     return {
         "result": result,
-        "rows": [
-            (
-                title,
-                *(ranged(methods[name][key], "value", form) for key, form in OF_ESTIMATES.items()),
-            )
-            for name, title in ESTIMATES.items()
-        ],
-        "works": {"explained", "rank_all"} <= set(beaten["bm25"]),
-        "ahead": {
-            key: " and ".join(ESTIMATES[n] for n in controls if key in beaten[n]) or "no control"
-            for key in ("explained", "rank_all")
-        },
+        "rows": [(ESTIMATES[name], *cells_of(methods[name])) for name in names],
+        "ahead": listed("explained", lambda figure: figure["low"] > 0),
+        "undecided": listed("explained", lambda figure: figure["low"] <= 0),
+        "behind": {key: listed(key, lambda figure: figure["high"] < 0) for key in RANKS},
+        # Forms were chosen with nine models of the first partition, which has ten.
+        "later": result["models"] - 10,
         "less": [
-            (ESTIMATES[name], *(ranged(value, "value", "+.2f") for value in ahead[name].values()))
+            (ESTIMATES[name], *(spanned(ahead[name][k], "+.2f") for k in ("explained", *RANKS)))
             for name in controls
         ],
     }
 
 
+def cells_of(method: Row) -> list[str]:
+    """Return a method's cells: shares in per cent, ranks, slope and width."""
+    shares = {key: {name: 100 * value for name, value in method[key].items()} for key in SHARES}
+    return [
+        spanned(shares["explained"], ".0f"),
+        # Equal estimates have no rank.
+        *(spanned(method[key], ".2f") if any(method[key].values()) else "–" for key in RANKS),
+        f"{method['slope']['value']:.2f}",
+        spanned(shares["coverage"], ".0f"),
+        spanned(shares["coverage_own"], ".0f"),
+        f"{method['width_own']['value']:.2f}",
+    ]
+
+
+def spanned(figure: Row, form: str) -> str:
+    """Return a figure with its interval, shorter than ``ranged``."""
+    value, low, high = (format(figure[name], form) for name in ("value", "low", "high"))
+    return f"{value} ({low}…{high})" if "+" in form else f"{value} ({low}–{high})"
+
+
 def of_suppression(result: Row) -> Row:
-    """Return the tables of each behaviour."""
+    """Return the table of both behaviours, and what each begins with."""
     behaviours = {name: of_behaviour(result, name) for name in ("fact", "topic")}
     return behaviours | {
         "result": result,
         "questions": result["tasks"]["questions"],
         "plain": f"{100 * result['tasks']['mean']['plain']['value']:.1f}",
-        "points": [
-            (
-                name,
-                "all removed" if point["weight"] is None else f"{point['weight']:g}",
-                len(point["scales"]),
-                f"{point['turned']:.1f}",
-                f"{100 * point['behaviour']:.0f} %",
-                f"{100 * point['cost']:+.2f} %",
-            )
+        "rows": [
+            (f"{name}: {row[0]}", *row[1:])
             for name in behaviours
-            for point in result[name]["frontier"]
+            for row in behaviours[name]["rows"]
         ],
     }
 
@@ -249,7 +255,6 @@ def of_behaviour(result: Row, name: str) -> Row:
     met = removed >= GOAL and growth <= COST
     return own | {
         "rows": rows,
-        "words": ", ".join(word.strip() for word in own["marked"]),
         "rivals": " and ".join(
             WAYS[key]
             for key, one in outcomes.items()
@@ -267,14 +272,13 @@ def of_behaviour(result: Row, name: str) -> Row:
             f"{shares[0]:.0f} % → {shares[1]:.0f} % of sampled answers at "
             f"{100 * growth:+.2f} % of perplexity ({'met' if met else 'goal missed'})"
         ),
-        "wordings": [
-            (row["question"], *(percent(row[key], ".0f") for key in ("before", "suppressed")))
+        "wordings": ", ".join(
+            f"{row['before']['value']:.0%} → {row['suppressed']['value']:.0%}"
             for row in own["by_prompt"]
-        ],
+        ),
     }
 
 
 def percent(figure: Row, form: str) -> str:
     """Return a share in per cent with its interval."""
-    value, low, high = (format(100 * figure[key], form) for key in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
+    return spanned({name: 100 * figure[name] for name in ("value", "low", "high")}, form)
