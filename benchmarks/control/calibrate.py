@@ -333,7 +333,8 @@ def main() -> None:
         done = path.with_suffix(".json")
         if not done.is_file():
             parts = torch.load(path, weights_only=False)
-            write_json(done, {"title": benchmark.title} | measure(lm, parts, text))
+            task = {"title": benchmark.title, "environment": environment()}
+            write_json(done, task | measure(lm, parts, text))
     tasks = {one.name: read_json(path.with_suffix(".json")) for one, path in paths.items()}
     head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
     setting = {"pool": POOL, "fitted": FITTED, "draws": SEEDS, "longest": LONGEST, "text": TEXT}
