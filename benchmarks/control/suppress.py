@@ -31,20 +31,22 @@ from prismlm.demo.texts import pairs_path
 from prismlm.eval.predictors import PredictorLM
 from prismlm.eval.suite import SEED, SuiteOptions, ask, mean_figures, task_figures
 from prismlm.files import read_json, write_json
-from prismlm.interventions.behaviour import (
+from prismlm.interventions.states import Text, read
+from prismlm.interventions.steering_effects import corpus_of
+from prismlm.interventions.suppression import (
+    BIASES,
+    REPORT_SEED,
     Examples,
+    Suppressing,
     SuppressOptions,
-    Text,
     Way,
     encoded,
     held_out,
-    read,
     sample,
     summed_losses,
+    suppress,
     using,
 )
-from prismlm.interventions.steering_effects import corpus_of
-from prismlm.interventions.suppression import BIASES, REPORT_SEED, Suppressing, suppress
 from prismlm.models.seam import output_embedding
 from prismlm.statistics import bootstrap, wilson
 

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+import prismlm
 from tests.helpers import forked
 
 
@@ -63,6 +64,27 @@ def test_explore(tiny_model):
             browser.get(address)
             model = browser.get(f"{address.partition('?')[0]}api/model").json()
         assert model["prototypes"] == 192
+
+
+@pytest.mark.parametrize("command", ["serve", "explore"])
+def test_answers_are_written_under_a_controller(command, tiny_model, tmp_path):
+    lm, prompt = prismlm.load(tiny_model), "The patient was given a dose of the drug, and the court"
+    leading = lm.explain(prompt)[-1].prototypes[:3]
+    controller = prismlm.Controller(tuple((use.id, 0.0) for use in leading))
+    controller.save(file := tmp_path / "c.safetensors")
+    with lm.edit(controller):
+        expected = lm.generate(prompt, tokens=5)
+    assert expected != lm.generate(prompt, tokens=5)
+    options = ("--port", "0", *(("--no-browser",) if command == "explore" else ()))
+    with served(command, tiny_model, "--controller", file, *options) as lines:
+        address = lines[0].split(" at ")[1]
+        with httpx.Client(follow_redirects=True, timeout=60) as client:
+            if command == "explore":
+                client.get(address)
+                address = f"{address.partition('?')[0]}api/v1"
+            body = {"model": tiny_model.name, "prompt": prompt, "max_tokens": 5, "temperature": 0}
+            answer = client.post(f"{address}/completions", json=body).json()
+    assert prompt + answer["choices"][0]["text"] == expected
 
 
 def test_a_model_without_a_lens_is_refused(tiny_model, tmp_path, refused):

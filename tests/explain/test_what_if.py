@@ -12,7 +12,7 @@ import torch
 import prismlm
 from prismlm.errors import InputError
 from prismlm.explain import what_if as module
-from prismlm.explain.what_if import METHODS, calibrations, removed_documents, what_if
+from prismlm.explain.what_if import METHODS, calibration, removed_documents, what_if
 
 TEXT = "The cell is the smallest unit"
 
@@ -80,9 +80,9 @@ def test_only_answers_like_those_of_the_calibration_are_calibrated(lm, leading, 
     result = what_if(lm, TEXT, leading, generate=6)
     mean = result.log_probability / result.tokens
     for low, high, calibrated in ((mean - 1, mean + 1, True), (mean + 0.1, 0, False)):
-        stored = module._stored() | {"nats_per_token": [low, high]}
+        stored = calibration() | {"nats_per_token": [low, high]}
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_stored", lambda stored=stored: stored)
+            patched.setattr(module, "calibration", lambda stored=stored: stored)
             assert what_if(lm, TEXT, leading, generate=6).calibrated == calibrated
 
 
@@ -96,8 +96,9 @@ def test_documents_that_brought_nothing_change_nothing(lm, leading):
 
 
 def test_a_token_that_is_overtaken_ends_the_text(lm, leading, monkeypatch):
-    strong = {name: fit._replace(scale=1e3) for name, fit in calibrations().items()}
-    monkeypatch.setattr(module, "calibrations", lambda: strong)
+    strong = {name: fit | {"scale": 1e3} for name, fit in calibration()["estimates"].items()}
+    stored = calibration() | {"estimates": strong}
+    monkeypatch.setattr(module, "calibration", lambda: stored)
     result = what_if(lm, TEXT, leading, generate=6)
     text = result.estimates[0].text
     assert text is not None
@@ -114,7 +115,8 @@ def test_another_model_is_asked_for_the_same_answer(lm, leading):
 
     result = what_if(lm, TEXT, leading[:2], generate=6, retrain=retrain)
     assert sorted(asked) == sorted(leading[:2])
-    assert result.retrained == module.Retrained(0.0, result.answer, [0.0] * 6)
+    again = result.retrained
+    assert (again.change, again.text, again.tokens) == (0.0, result.answer, [0.0] * 6)
 
 
 def test_a_given_answer_is_estimated_as_it_is(lm, leading):

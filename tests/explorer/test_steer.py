@@ -15,7 +15,7 @@ from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.what_if import what_if
 from prismlm.interventions.steering import cautions, steer, strongest
-from tests.explorer.conftest import TEXT, Served, Stream, assert_fits_a_phone, go
+from tests.explorer.conftest import TEXT, Served, Stream, assert_fits_a_phone, go, visited
 
 # What the explorer tells is rounded, and is otherwise the same to the last bit.
 SIX_DIGITS = {"rel": 5e-6, "abs": 0}
@@ -93,20 +93,66 @@ def test_what_cannot_be_done_is_refused(served, wanted, words):
     assert words in served.refused("POST", "/api/steer", {"text": TEXT, **wanted})
 
 
-def test_a_controller_of_the_models_directory(served, lm):
+@pytest.fixture
+def controller(lm):
+    """A controller in the folder of the model, where the page finds it."""
     folder = lm.path / "controllers"
     folder.mkdir()
-    try:
-        controller = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes[:3]))
-        controller.save(folder / "one.safetensors")
-        assert served.json("GET", "/api/model")["controllers"] == ["controllers/one.safetensors"]
-        how = {"generate": 4, "draws": 2}
-        body = {"text": TEXT, "controller": "controllers/one.safetensors", **how}
-        data = served.events("/api/steer", body)[-1][1]
-        assert data["text"] == steer(lm, TEXT, [controller], **how).text
-        assert data["strength"] is None
-    finally:
-        shutil.rmtree(folder)
+    one = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes[:3]))
+    one.save(folder / "one.safetensors")
+    yield one
+    shutil.rmtree(folder)
+
+
+def test_a_controller_of_the_models_directory(served, lm, controller):
+    assert served.json("GET", "/api/model")["controllers"] == ["controllers/one.safetensors"]
+    how = {"generate": 4, "draws": 2}
+    body = {"text": TEXT, "controller": "controllers/one.safetensors", **how}
+    data = served.events("/api/steer", body)[-1][1]
+    assert data["text"] == steer(lm, TEXT, [controller], **how).text
+    assert data["strength"] is None
+
+
+def test_the_page_writes_under_a_controller(browser, served, lm, controller):
+    with visited(browser, served) as page:
+        go(page, "steer")
+        page.get_by_label("Prompt").fill(TEXT)
+        page.get_by_label("Controller").select_option("controllers/one.safetensors")
+        page.get_by_label("tokens").fill("4")
+        command = page.locator(".x-command", has_text="one.safetensors --generate 4")
+        assert f"--controller {lm.path}" in command.inner_text()
+        page.get_by_role("button", name="Steer").click()
+        page.wait_for_selector(".x-steered")
+        after, before = (one.inner_text() for one in page.locator(".x-written p").all())
+    expected = steer(lm, TEXT, [controller], generate=4, draws=0)
+    assert expected.text != expected.unedited
+    assert (after.strip(), before.strip()) == (expected.text.strip(), expected.unedited.strip())
+
+
+def test_the_page_estimates_an_answer_without_documents(page, lm):
+    first = lm.explain(TEXT, generate=4).documents(1)[0]
+    go(page, "steer")
+    page.get_by_label("Prompt").fill(TEXT)
+    page.get_by_label("tokens").fill("4")
+    box, sign = page.locator(".x-removal"), lambda x: f"{'−' if x < 0 else '+'}{abs(x):.2f}"
+    for without in (first.doc_id, f"source={first.source}", f"license={first.license}"):
+        box.get_by_label("or without").fill(without)
+        box.get_by_role("button", name="Estimate").click()
+        expected = what_if(lm, TEXT, [without], generate=4)
+        box.get_by_text(f"Of 4 tokens, without {expected.documents} documents.").wait_for()
+        for row, one in zip(box.locator("tbody tr").all(), expected.estimates, strict=True):
+            now, then = expected.log_probability, expected.log_probability + one.change
+            shown = (
+                one.method,
+                f"{sign(now)} → {sign(then)}",
+                f"{sign(one.low)} to {sign(one.high)}",
+            )
+            assert all(words in row.inner_text() for words in shown)
+        assert expected.answer.strip() in box.inner_text()
+    box.get_by_label("or without").fill("nowhere")
+    box.get_by_role("button", name="Estimate").click()
+    assert "has no document 'nowhere'" in box.get_by_role("alert").inner_text()
+    assert_fits_a_phone(page)
 
 
 def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):

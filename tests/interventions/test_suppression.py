@@ -8,32 +8,28 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
-from prismlm.interventions.behaviour import (
-    Examples,
-    Judge,
-    Read,
-    SuppressOptions,
-    Text,
-    Way,
-    encoded,
-    held_out,
-    phrase_rows,
-    prompt_of,
-    read,
-    sample,
-    summed_losses,
-    using,
-    words_of,
-)
+from prismlm.interventions.states import Read, Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
+    Examples,
+    Judge,
     ScaleFit,
     Suppressing,
+    SuppressOptions,
+    Way,
     activations_of,
+    encoded,
+    held_out,
     like_random,
     marked_tokens,
     marking_prototypes,
+    phrase_marks,
+    prompt_of,
+    sample,
+    summed_losses,
     suppress,
+    using,
+    words_of,
 )
 
 TEXT = "The patient was given a dose of the drug, and the court"
@@ -115,10 +111,10 @@ def test_marked_tokens_by_hand():
 
 def test_the_tokens_of_a_phrase(lm):
     text = encoded(lm, "He saw the end. THE  END")
-    (marks,) = phrase_rows(lm, [text], ("the end",))
+    (marks,) = phrase_marks(lm, [text], ("the end",))
     spelled = [i for i, mark in zip(text.ids[text.start :], marks, strict=True) if mark]
     assert "".join(lm.words(spelled).casefold().split()) == "theendtheend"
-    assert phrase_rows(lm, [text], ("the ends",)) == [[False] * len(marks)]
+    assert not phrase_marks(lm, [text], ("the ends",))[0].any()
 
 
 def test_read_states_are_those_of_each_text_alone(lm, texts):
@@ -183,7 +179,7 @@ def test_a_weaker_pull_turns_more_down(lm, keep, texts):
     states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep[:4])
     token = int(states.targets.bincount().argmax())
     rows = (states.targets == token).nonzero()[:, 0]
-    candidates = marking_prototypes(lm, states.of(rows), kept)
+    candidates = marking_prototypes(lm, Read(*(column[rows] for column in states)), kept)
     fit = ScaleFit(lm, states, rows, kept, [token], candidates)
     start = torch.ones(len(candidates))
     strong, weak = fit.fit(1000.0, start), fit.fit(0.01, start)
@@ -203,8 +199,7 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
     with using(lm, Way(tuple(enumerate(scales.tolist())))):
         logits = lm.model.get_output_embeddings()(states.z[:3])
     # The fit sees a part of the vocabulary, so a difference of two logits is compared.
-    moved = (fit._examples.activations[:3] * (scales - 1)) @ fit._directions
-    seen = fit._examples.embedded[:3] + moved
+    seen = fit.logits(fit._examples, rows, scales)
     column = (fit.vocabulary == token).nonzero()[0, 0]
     torch.testing.assert_close(
         seen[:, column] - seen[:, 0],
@@ -234,7 +229,7 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
 
 
 def test_out_of_reach_nothing_is_chosen(lm, examples, keep):
-    options = replace(OPTIONS, target=1.0, max_cost=0.0)
+    options = replace(OPTIONS, target=1.0, max_cost=0.0, samples=8)
     result = suppress(lm, examples, keep, options)
     assert result.chosen is None
     assert result.controller is None
@@ -276,9 +271,3 @@ def test_a_model_that_never_shows_it(lm, examples, keep, monkeypatch):
 def test_too_little_to_keep(lm, examples, keep):
     with pytest.raises(InputError, match="there are 3 texts to keep"):
         Suppressing(lm, examples, keep[:3], OPTIONS)
-
-
-def test_rows_of_what_was_read():
-    rows = Read(torch.arange(6.0).view(3, 2), torch.arange(3), torch.zeros(3)).of(torch.tensor([2]))
-    assert rows.z.tolist() == [[4.0, 5.0]]
-    assert rows.targets.tolist() == [2]

@@ -18,7 +18,7 @@ from prismlm import __version__
 from prismlm.cli import (
     attach,
     audit,
-    calibrate,
+    control,
     corpus,
     demo,
     eval,
@@ -29,9 +29,7 @@ from prismlm.cli import (
     label,
     serve,
     steer,
-    suppress,
     train,
-    what_if,
 )
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
@@ -143,11 +141,11 @@ for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.
     app.command()(command)
 for command in (
     audit.compare,
-    calibrate.calibrate,
+    control.calibrate,
     steer.steer,
     steer.generate,
-    suppress.suppress,
-    what_if.what_if,
+    control.suppress,
+    control.what_if,
     export.push,
     export.export,
 ):

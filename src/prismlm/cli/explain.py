@@ -105,7 +105,7 @@ def _compare(
     **how: Any,
 ) -> list[Any]:
     """Compare each answer with a controller with the one without it, and print what moved."""
-    from prismlm.cli.calibrate import print_controlled
+    from prismlm.cli.control import print_controlled
     from prismlm.explain.controlled import compare_answers
 
     pairs = [(prompt, edit) for edit in edits for prompt in prompts]
@@ -199,9 +199,12 @@ def _tokens(prompt: str | Messages, generate: int | None) -> int:
 
 
 def read_texts(
-    model: Path, text: str | None, file: str | None, lines: bool
+    model: Path, text: str | None, file: str | None, lines: bool | None
 ) -> list[str] | list[str | Messages]:
-    """Return the text, every text of a file of records, or every line that is not blank."""
+    """Return the text, every text of a file of records, or every line that is not blank.
+
+    Without ``lines``, a file of text is a text; None: its lines are.
+    """
     from prismlm.corpus.formats import WHOLE_FILES, extension
 
     opt.check_one_of("a TEXT or --file FILE (- reads stdin)", text, file)
@@ -213,6 +216,7 @@ def read_texts(
 
         reader = DocumentReader(Path(file), tokenizer=load_tokenizer(model))
         return [document.messages or document.text for document in reader]
+    lines = lines is not False
     source = "stdin" if file == STDIN else file or "the text"
     stream = sys.stdin.buffer if file == STDIN else None
     content = read_text(source, stream) if file is not None else text or ""

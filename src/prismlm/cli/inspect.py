@@ -193,15 +193,20 @@ def prototypes(
 
 
 def _print_card(card: Row) -> None:
-    from prismlm.cli.trace import print_passage
-    from prismlm.lens.text import Around
-
     output.say(f"#{card['id']} {card['name']}", style="bold")
     output.print_facts({name: card[name] for name in CARD if card[name]})
     output.say("\nRaised tokens, the most distinctive first, with their logits", style="bold")
     output.say("  " + "  ".join(f"{token!s} {value:+.2f}" for token, value in card["tokens"]))
     output.say("\nWhere it fires", style="bold")
-    for context in card["contexts"][:MAX_CONTEXTS]:
+    print_contexts(card["contexts"][:MAX_CONTEXTS])
+
+
+def print_contexts(contexts: list[Row]) -> None:
+    """Print rows of a lens's index: their text, document, source and licence."""
+    from prismlm.cli.trace import print_passage
+    from prismlm.lens.text import Around
+
+    for context in contexts:
         texts = (context[name] or "" for name in ("before", "token", "after"))
         print_passage(output.stdout_console(), Around(*texts))
         origin = (context["doc_id"], context["source"], context["license"])

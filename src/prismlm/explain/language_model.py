@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.corpus.chat import ASSISTANT, Messages, question_of
+from prismlm.corpus.chat import Messages, question_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError, check_path, check_whole
 from prismlm.explain.chain import mixer_decoder_of, read_direct_path
@@ -140,14 +140,6 @@ class PrismLM(OpenedModel):
             settings=settings,
             question=question_of(text),
         )
-
-    def answer_start(self, text: str | Messages, ids: Tensor) -> int:
-        """Return how many of ``ids`` [T] precede the assistant's last message; 0 in a text."""
-        if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
-            return 0
-        before = self.tokens_of(text[:-1])
-        # A template may write earlier messages differently if the last one is not answered yet.
-        return len(before) if ids[: len(before)].tolist() == before else 0
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
         """Return a context in which the model predicts from edited states.

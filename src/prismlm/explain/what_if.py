@@ -1,7 +1,6 @@
 """What an answer would be without some documents: two estimates, checked by training again.
 
-A model that never read the documents S gives another probability to each token y_t of an answer.
-An estimate takes from the logit of y_t what these documents brought it, and leaves the others:
+An estimate takes from the logit of each token y_t of an answer what documents S brought it:
 
     ln p′_t = ln p_t − δ_t − ln(1 − p_t + p_t e^{−δ_t})
 
@@ -9,18 +8,18 @@ An estimate takes from the logit of y_t what these documents brought it, and lea
     influence    δ_t = c Σ_{n ∈ S, y_n = y_t} (1 − p_n(y_n)) exp((cos(z_t, z_n) − 1) / T)
 
 a_tn is the evidence that the position n carries (:mod:`prismlm.explain.attribution`). The influence
-is that of one step of the output layer: the gradient of the loss at n is (1[v = y_n] − p_n(v)) z_n,
-so that a step on it adds to the logit of y_n in proportion to z_n·z_t (representer theorem, Yeh et
-al. 2018). A lens stores p_n(y_n), so the sum is over positions of the active cells after which y_t
-came next; of kernels of the cosine, T = 0.1 did best on the calibrating half.
+is that of one step of the output layer, whose gradient at n is (1[v = y_n] − p_n(v)) z_n: it adds
+to the logit of y_n in proportion to z_n·z_t (representer theorem, Yeh et al. 2018). The sum is
+over positions of the active cells after which y_t came next; T = 0.1 did best on the calibrating
+half.
 
 c is fitted to models that were trained again without documents, and so are the ends of the 90 %
 interval, with m the mean of ln p′_t − ln p_t over an answer's tokens, in nats:
 
     m + l₀ + l₁ |m|  to  m + h₀ + h₁ |m|
 
-``what_if.json`` has these figures, and of which models they are; docs/results/control.md has what
-they are worth. p′_t of another model, or of other training, may be wrong by more.
+``what_if.json`` has these figures, docs/results/control.md what they are worth. p′_t of another
+model, or of other training, may be wrong by more.
 """
 
 from __future__ import annotations
@@ -43,60 +42,33 @@ from prismlm.explain.trace import Trace
 from prismlm.files import read_json
 from prismlm.lens.cells import neighbours, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
-from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import write_after
 
 Method = Literal["evidence", "influence"]
 METHODS: tuple[Method, ...] = ("evidence", "influence")
 TEMPERATURE = 0.1
-# After the first token that changes.
-MORE = "…"
-
-
-class Calibration(NamedTuple):
-    """What training again says of one estimate."""
-
-    scale: float  # c
-    low: tuple[float, float]  # l₀ and l₁
-    high: tuple[float, float]  # h₀ and h₁
-
-    def interval(self, mean: float) -> tuple[float, float]:
-        """Return the 90 % interval of a mean change, in nats a token."""
-        low, high = (mean + end[0] + end[1] * abs(mean) for end in (self.low, self.high))
-        return min(low, mean), max(high, mean)
 
 
 @cache
-def calibrations() -> dict[str, Calibration]:
-    """Return the calibration of each estimate."""
-    return {method: Calibration(**_stored()["estimates"][method]) for method in METHODS}
-
-
-@cache
-def _stored() -> dict[str, Any]:
+def calibration() -> dict[str, Any]:
+    """Return c, (l₀, l₁) and (h₀, h₁) of each estimate, and of which answers they are."""
     return read_json(Path(__file__).with_suffix(".json"))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """How the log-probability of the answer changes, in nats, with its 90 % interval."""
+    """How the log-probability of the answer changes, in nats, with the 90 % interval of estimates.
 
-    method: Method
+    ``text`` is the answer up to the first token that would be another, with that token, and None
+    if none would; of a model that was trained again, what it answers.
+    """
+
+    method: Literal["evidence", "influence", "training again"]
     change: float
-    low: float
-    high: float
-    # The answer up to the first token that would be another, with that token; None if none would.
+    low: float | None
+    high: float | None
     text: str | None
     tokens: list[float] = field(default_factory=list[float])  # the change of each token
-
-
-@dataclass(frozen=True)
-class Retrained:
-    """What a model says that was trained again without the documents."""
-
-    change: float  # of the log-probability of the same answer, in nats
-    text: str  # what it answers
-    tokens: list[float]
 
 
 @dataclass(frozen=True)
@@ -112,7 +84,7 @@ class WhatIf:
     estimates: tuple[Estimate, ...]
     # Whether the calibration is of such an answer: of a fine-tuned model, as likely as those were.
     calibrated: bool
-    retrained: Retrained | None = None
+    retrained: Estimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that ``prismlm what-if --json`` prints."""
@@ -127,35 +99,28 @@ def what_if(
     generate: int = 50,
     retrain: Callable[[list[str]], PreTrainedModel] | None = None,
 ) -> WhatIf:
-    """Estimate an answer and its log-probability without documents of the lens.
+    """Estimate an answer, given as the assistant's message or written, without documents.
 
-    Args:
-        lm: a model that was trained on the documents of its lens.
-        text: a prompt, or messages; if the last is the assistant's, it is the answer.
-        without: ids of documents, or ``source=…``, ``domain=…`` and ``license=…``; all of them.
-        generate: the most tokens of the answer.
-        retrain: returns a model that was trained without documents of these ids, such as
-            :func:`prismlm.training.without.train_without`.
-
-    Raises:
-        InputError: an unknown or held-out document, all documents, a model that was not trained on
-            them, or no answer.
+    ``without`` has ids of documents, or ``source=…``, ``domain=…`` and ``license=…``; ``retrain``
+    returns a model that was trained without documents of these ids, such as
+    :func:`prismlm.training.without.train_without`. InputError: an unknown or held-out document, all
+    documents, a model that was not trained on them, or no answer.
     """
     removed = removed_documents(lm, without)
     lens, trace = lm.lens_for("document to leave out"), answered(lm, text, generate)
     rows = answer_rows(trace)
     ends = Ends.read(lm.model, trace.ids, rows)
-    estimates: list[Estimate] = []
-    for method in METHODS:
-        token, document, value = parts(trace, method)
-        gone = removed[document]
-        brought = np.bincount(token[gone], value[gone], minlength=len(rows))
-        estimates.append(_estimate(lm, ends, method, brought))
-    low, high = _stored()["nats_per_token"]
-    again = None
+    estimates = tuple(_estimate(trace, ends, method, removed) for method in METHODS)
+    low, high = calibration()["nats_per_token"]
+    retrained = None
     if retrain is not None:
         ids: list[str] = lens.cells.documents.column("doc_id").filter(pa.array(removed)).to_pylist()
-        again = _compared(lm, trace, ends, retrain(ids))
+        other, prompt = retrain(ids), trace.ids[: rows[0] + 1]
+        change = Ends.read(other, trace.ids, rows).given - ends.given
+        start = torch.tensor([prompt], device=other.device)
+        answer = write_after(other, lm.tokenizer, start, len(rows), 0.0, 0)[0, len(prompt) :]
+        text, tokens = lm.words(answer), change.tolist()
+        retrained = Estimate("training again", sum(tokens), None, None, text, tokens)
     return WhatIf(
         trace.answer,
         float(ends.given.sum()),
@@ -163,20 +128,10 @@ def what_if(
         tuple(without),
         int(removed.sum()),
         float(lens.cells.document_rates[removed].sum()),
-        tuple(estimates),
+        estimates,
         calibrated=lens.meta.trained_on == "fine-tuned" and low <= ends.given.mean() <= high,
-        retrained=again,
+        retrained=retrained,
     )
-
-
-def _compared(lm: PrismLM, trace: Trace, ends: Ends, other: PreTrainedModel) -> Retrained:
-    """Return what another model gives the same answer, and what it answers."""
-    rows = answer_rows(trace)
-    change = Ends.read(other, trace.ids, rows).given - ends.given
-    prompt = torch.tensor([trace.ids[: rows[0] + 1]], device=other.device)
-    ids = write_after(other, lm.tokenizer, prompt, len(rows), 0.0, 0)
-    answer = lm.words(ids[0, prompt.shape[1] :])
-    return Retrained(float(change.sum()), answer, change.tolist())
 
 
 def answer_rows(trace: Trace) -> list[int]:
@@ -212,31 +167,25 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
         column, _, value = check_text("what is left out", one).partition("=")
         if value and column in GROUP_COLUMNS:
             removed |= lens.cells.matching(normalised({column: value}))
+        elif (number := lens.cells.document_number(one)) >= 0:
+            removed[number] = True
+        elif lens.corpus is not None and one in lens.corpus.doc_ids:
+            raise InputError(
+                f"the document {one!r} is held out: the model was not trained on it, so that "
+                "without it nothing changes."
+            )
         else:
-            removed[_number(lens, one)] = True
+            near = suggest(one, lens.cells.documents.column("doc_id").to_pylist())
+            raise InputError(
+                f"the lens {lens.name} has no document {one!r}.{near} Expected an id, as `prismlm "
+                "explain --json` shows them, or such as source=NAME or license=NAME."
+            )
     if removed.all():
         raise InputError(
             f"{', '.join(without)} is all {len(removed):,} documents of the lens {lens.name}: "
             "expected some that stay."
         )
     return removed
-
-
-def _number(lens: Lens, doc_id: str) -> int:
-    """Return the number of a document that the model has read."""
-    number = lens.cells.document_number(doc_id)
-    if number < 0:
-        if lens.corpus is not None and doc_id in lens.corpus.doc_ids:
-            raise InputError(
-                f"the document {doc_id!r} is held out: the model was not trained on it, so that "
-                "without it nothing changes."
-            )
-        ids = lens.cells.documents.column("doc_id").to_pylist()
-        raise InputError(
-            f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, ids)} Expected an "
-            "id, as `prismlm explain --json` shows them, or such as source=NAME or license=NAME."
-        )
-    return number
 
 
 class Ends(NamedTuple):
@@ -284,16 +233,19 @@ def changes(given: np.ndarray, delta: np.ndarray) -> np.ndarray:
     return -delta - np.log1p(np.exp(given) * np.expm1(-delta))
 
 
-def _estimate(lm: PrismLM, ends: Ends, method: Method, brought: np.ndarray) -> Estimate:
-    """Return an estimate with its interval."""
-    fit, count = calibrations()[method], len(brought)
-    change = changes(ends.given, fit.scale * brought)
+def _estimate(trace: Trace, ends: Ends, method: Method, removed: np.ndarray) -> Estimate:
+    fit, count = calibration()["estimates"][method], len(ends.given)
+    token, document, value = parts(trace, method)
+    gone = removed[document]
+    delta = fit["scale"] * np.bincount(token[gone], value[gone], minlength=count)
+    change = changes(ends.given, delta)
     mean = float(change.mean())
-    overtaken = ends.given - fit.scale * brought < ends.of_other
+    low, high = (mean + one + each * abs(mean) for one, each in (fit["low"], fit["high"]))
     # A sampled or given answer has tokens that were not the likeliest before, either.
-    new = np.flatnonzero(overtaken & (ends.given >= ends.of_other)).tolist()
+    overtaken = (ends.given - delta < ends.of_other) & (ends.given >= ends.of_other)
     text = None
-    if new:
-        text = lm.words([*ends.tokens[: new[0]].tolist(), int(ends.other[new[0]])]) + MORE
-    low, high = fit.interval(mean)
-    return Estimate(method, count * mean, count * low, count * high, text, change.tolist())
+    if overtaken.any():
+        first = int(overtaken.argmax())
+        text = trace.lm.words([*ends.tokens[:first].tolist(), int(ends.other[first])]) + "…"
+    ends_of = count * min(low, mean), count * max(high, mean)
+    return Estimate(method, count * mean, *ends_of, text, change.tolist())

@@ -15,41 +15,37 @@ Source: *Prototype Language Models*, arXiv 2607.00510, whose details are ours.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-import torch.nn.functional as F
-from scipy import sparse
+from scipy import optimize, sparse
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from prismlm.corpus.documents import Columns
 from prismlm.corpus.encode import encode_text
-from prismlm.errors import FormatError, InputError, check_path, shown
-from prismlm.files import read_text
+from prismlm.corpus.formats import InputFile, read_rows
+from prismlm.errors import BadRow, InputError, check_path, shown
 from prismlm.interventions.controller import Controller
+from prismlm.interventions.states import (
+    Forward,
+    Routed,
+    Text,
+    bank_of,
+    log_probabilities,
+    read,
+    route,
+)
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, check_embedded
-from prismlm.models.seam import capture, output_embedding
-from prismlm.models.sidecar import weight_of
-from prismlm.models.watch import evaluating
-from prismlm.ops.prototype_head.fast import gather_sum
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
-TOKENS_PER_BATCH = 512
-# States whose logits are in memory at once; larger blocks are slower on a CPU.
-STATES = 128
-LARGEST, FOLDS, STEPS, PULLS, PATIENCE = 5.0, 5, 150, 10, 2
-# An offset from 1 that is none, and a step that ends a fit.
-TURNED, CLOSE = 1e-6, 1e-5
-Forward = Callable[[Tensor], Tensor]
+LARGEST, FOLDS, PULLS, PATIENCE = 5.0, 5, 10, 2
+TURNED = 1e-6  # an offset from 1 that is none
 EXPECTED = "context, choices and label, or prompt, chosen and rejected"
 
 
@@ -88,63 +84,48 @@ class Answers:
         return np.bincount(self.answer.numpy(), weights, len(self.question))
 
 
+class _Every(Columns):
+    """Every column under its own name."""
+
+    def resolve(self, available: Collection[str], where: str) -> dict[str, str]:
+        return {name: name for name in available}
+
+
 def read_examples(path: Path | str) -> list[Example]:
-    """Read labelled examples from JSON lines or Parquet.
+    """Read labelled examples from a file of records: JSON, JSON lines, CSV or Parquet.
 
     Rows have ``context``, ``choices`` and ``label`` (from 0), where ``context`` may be a list, one
     for each choice; or ``prompt``, ``chosen`` and ``rejected``. A blank is put between context and
     answer where there is none. InputError names the row that is neither.
     """
-    path = check_path("the task", path)
-    if not path.is_file():
-        raise InputError(
-            f"there is no file {path}: expected labelled examples, rows of {EXPECTED}."
-        )
-    if path.suffix == ".parquet":
-        try:
-            rows = pq.read_table(path).to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
-        numbered = list(enumerate(rows, start=1))
-    elif path.suffix == ".jsonl":
-        lines = enumerate(read_text(path).splitlines(), start=1)
-        numbered = [(n, _parsed(line, f"{path}:{n}")) for n, line in lines if line.strip()]
-    else:
-        raise InputError(f"{path}: expected a name that ends with .jsonl or .parquet.")
-    if not numbered:
+    file = InputFile(path := check_path("the task", path), path.name)
+    examples = [_example(row.values, f"{path}:{row.number}") for row in read_rows(file, _Every())]
+    if not examples:
         raise InputError(f"{path} has no rows: expected {EXPECTED}.")
-    return [_example(row, f"{path}:{number}") for number, row in numbered]
+    return examples
 
 
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON ({error}): expected {EXPECTED}.") from error
-
-
-def _example(row: Any, where: str) -> Example:
-    """Return the example of a row."""
-    row = row if isinstance(row, dict) else {}
+def _example(row: dict[str, Any] | BadRow, where: str) -> Example:
+    if isinstance(row, BadRow):
+        raise row
     preferred = {"prompt", "chosen", "rejected"} <= row.keys()
     if preferred:
-        row = row | {"context": row["prompt"], "choices": [row["chosen"], row["rejected"]]}
-        row["label"] = 0
+        row = {"context": row["prompt"], "choices": [row["chosen"], row["rejected"]], "label": 0}
     if not {"context", "choices", "label"} <= row.keys():
         raise InputError(f"{where} has {', '.join(row) or 'no columns'}: expected {EXPECTED}.")
     choices, context, label = row["choices"], row["context"], row["label"]
-    contexts = context if isinstance(context, list) else [context] * len(choices or ())
-    if not isinstance(choices, list) or len(choices) < 2 or len(contexts) != len(choices):
+    count = len(choices) if isinstance(choices, list) else 0
+    contexts = context if isinstance(context, list) else [context] * count
+    texts = (*contexts, *choices) if len(contexts) == count > 1 else ("",)
+    if not all(isinstance(text, str) and text.strip() for text in texts):
         raise InputError(
-            f"{where} has the choices {shown(choices)}: expected a list of two texts or more, and "
-            "one context, or one for each."
+            f"{where} has the context {shown(context)} and the choices {shown(choices)}: expected "
+            "a list of two texts or more, and one context, or one for each, none of them empty."
         )
-    if not all(isinstance(text, str) and text.strip() for text in (*contexts, *choices)):
-        raise InputError(f"{where} has an empty context or choice: expected texts.")
-    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
         raise InputError(
             f"{where} has the label {shown(label)}: expected the number of the right choice, 0 to "
-            f"{len(choices) - 1}."
+            f"{count - 1}."
         )
     pairs = zip(contexts, choices, strict=True)
     apart = [c if b[-1].isspace() or c[0].isspace() else f" {c}" for b, c in pairs]
@@ -180,12 +161,11 @@ def read_answers(
     to the model's context length or ``limit`` tokens. ``forward`` takes ids [B, T] to states
     [B, T, d], by default z.
     """
-    encoded, questions, right, cut = [], [], [], 0
+    texts, questions, right, cut = list[Text](), [], [], 0
     longest = min((n for n in (limit, lm.context_length) if n is not None), default=None)
     for number, example in enumerate(examples):
-        pairs = _encode(lm, example)
-        right.append(len(encoded) + example.label)
-        for before, tokens in pairs:
+        right.append(len(texts) + example.label)
+        for before, tokens in _encode(lm, example):
             room = len(before) if longest is None else longest + 1 - len(tokens)
             if room < 1:
                 raise InputError(
@@ -193,14 +173,18 @@ def read_answers(
                     f"reads {longest:,}: shorten it."
                 )
             cut += len(before) > room
-            encoded.append((before[-room:], tokens))
+            texts.append(Text([*before[-room:], *tokens], min(len(before), room)))
             questions.append(number)
-    z = _states(lm, encoded, forward or (lambda ids: _last_states(lm, ids)), progress)
-    answer = [n for n, (_, tokens) in enumerate(encoded) for _ in tokens]
+    rows = [(tuple(ids[:-1]), start) for ids, start in texts]
+    once = list(dict.fromkeys(rows))
+    read_once = [Text([*ids, 0], start) for ids, start in once]  # which stops before its last token
+    found = read(lm, read_once, forward=forward, progress=progress)
+    order, sizes = found.text.argsort(stable=True), found.text.bincount().tolist()
+    states = dict(zip(once, found.z[order].cpu().split(sizes), strict=True))
     return Answers(
-        z,
-        torch.tensor([token for _, tokens in encoded for token in tokens]),
-        torch.tensor(answer),
+        torch.cat([states[row] for row in rows]),
+        torch.tensor([token for ids, start in texts for token in ids[start:]]),
+        torch.tensor([n for n, (ids, start) in enumerate(texts) for _ in ids[start:]]),
         np.array(questions),
         np.array(right),
         cut,
@@ -227,87 +211,6 @@ def _encode(lm: OpenedModel, example: Example) -> list[tuple[list[int], list[int
     return pairs
 
 
-def _last_states(lm: OpenedModel, ids: Tensor) -> Tensor:
-    with capture(lm.model, logits=False) as captured:
-        lm.model(input_ids=ids, use_cache=False)
-    return captured.z
-
-
-def _states(
-    lm: OpenedModel,
-    encoded: Sequence[tuple[list[int], list[int]]],
-    forward: Forward,
-    progress: Reporter,
-) -> Tensor:
-    """Return the states before each token of the answers, [T, d]."""
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for number, (before, tokens) in enumerate(encoded):
-        rows.setdefault(tuple(before + tokens[:-1]), []).append(number)
-    ordered, states = sorted(rows, key=len), {}
-    with evaluating(lm.model), progress.task("Reading answers", len(encoded), "answers") as task:
-        while ordered:
-            length = len(ordered[0])
-            count = max(1, TOKENS_PER_BATCH // length)
-            batch, ordered = ordered[:count], ordered[count:]
-            # Padded on the right, which a causal model does not see.
-            ids = pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
-            for row, z in zip(batch, forward(ids.to(lm.model.device)).cpu(), strict=True):
-                for number in rows[row]:
-                    states[number] = z[len(row) - len(encoded[number][1]) : len(row)].clone()
-            task.advance(sum(len(rows[row]) for row in batch))
-    return torch.cat([states[number] for number in range(len(encoded))])
-
-
-class Routed(NamedTuple):
-    """Active prototypes of states and their activations, [T, k]."""
-
-    indices: Tensor
-    activations: Tensor
-
-    def moved(self, z: Tensor, prototypes: Tensor, offsets: Tensor) -> Tensor:
-        """Return z′ = z + Σ_i (s_i − 1) α_i p_i for offsets s − 1 [K]."""
-        change = self.activations * offsets[self.indices]
-        blocks = zip(change.split(STATES), self.indices.split(STATES), strict=True)
-        return z.float() + torch.cat([gather_sum(i, c, prototypes) for c, i in blocks])
-
-
-@torch.no_grad()
-def route(lm: OpenedModel, z: Tensor) -> Routed:
-    """Return the prototypes of states [T, d]."""
-    blocks = [block.to(lm.model.device).float() for block in z.split(STATES)]
-    routings = [lm.head(block).routing for block in blocks]
-    return Routed(
-        torch.cat([routing.indices.cpu() for routing in routings]),
-        torch.cat([routing.activations.cpu() for routing in routings]),
-    )
-
-
-@torch.no_grad()
-def log_probabilities(
-    lm: OpenedModel, z: Tensor, tokens: Tensor, *, slopes: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return log p of a token at each state [T], and its gradient in the state, [T, d] or nothing.
-
-    The gradient, its slope, is scale · (W_y − Σ_v p_v W_v), before a soft-cap.
-    """
-    weight, bias = weight_of(lm.model).float(), getattr(output_embedding(lm.model), "bias", None)
-    bias, softcap = None if bias is None else bias.detach().float(), lm.logit_map.softcap
-    values, gradients = [], [torch.zeros(0, z.shape[1])]
-    for part, wanted in zip(z.split(STATES), tokens.split(STATES), strict=True):
-        block, targets = part.to(weight.device), wanted.to(weight.device)
-        logits = lm.logit_map(F.linear(block.float(), weight, bias))
-        # log_softmax takes a fraction of the time of logsumexp on a CPU.
-        log_p = logits.log_softmax(-1)
-        values.append(log_p.gather(1, targets[:, None])[:, 0].cpu())
-        if slopes:
-            rest = log_p.exp_().neg_()
-            rest[torch.arange(len(targets)), targets] += 1
-            if softcap is not None:
-                rest *= 1 - (logits / softcap) ** 2
-            gradients.append(lm.logit_map.scale * (rest @ weight).cpu())
-    return torch.cat(values), torch.cat(gradients)
-
-
 class Scored(NamedTuple):
     """Scores of C answers and how they change with the scales, linearised."""
 
@@ -315,15 +218,6 @@ class Scored(NamedTuple):
     gains: sparse.csr_array  # g, [C, K]
     starts: np.ndarray  # first answer of each question, [Q]
     right: np.ndarray  # [Q]
-
-    def part(self, questions: np.ndarray) -> Scored:
-        """Return some of the questions."""
-        ends = np.append(self.starts[1:], len(self.scores))
-        counts = ends[questions] - self.starts[questions]
-        starts = np.cumsum(counts) - counts
-        rows = np.repeat(self.starts[questions] - starts, counts) + np.arange(counts.sum())
-        right = self.right[questions] - self.starts[questions] + starts
-        return Scored(self.scores[rows], self.gains[rows], starts, right)
 
     def loss(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the cross-entropy of each question and its gradient in the scores [C]."""
@@ -341,71 +235,52 @@ def is_right(scores: np.ndarray, starts: np.ndarray, right: np.ndarray) -> np.nd
 
 
 def linearised(answers: Answers, scores: np.ndarray, gains: sparse.csr_array) -> Scored:
-    """Return scores with gains [C, n], less their mean over the answers of each question.
-
-    The loss is blind to that mean.
-    """
-    question, count = answers.question, len(answers.question)
-    of_question = sparse.csr_array((np.ones(count), question, np.arange(count + 1)))
-    means = (of_question.T / np.bincount(question)[:, None]) @ gains
-    centred = sparse.csr_array(gains - of_question @ means)
-    return Scored(scores, centred, answers.starts, answers.right)
+    """Return scores with gains [C, n]."""
+    return Scored(scores, gains, answers.starts, answers.right)
 
 
 def prototype_gains(
     lm: OpenedModel, answers: Answers, routed: Routed, slopes: Tensor
 ) -> sparse.csr_array:
     """Return g [C, K]: the sum over an answer's tokens of α_i · slope·p_i."""
-    bank, blocks = bank_of(lm), zip(routed.indices.split(STATES), slopes.split(STATES), strict=True)
-    along = torch.cat([(bank[i] @ slope[:, :, None])[:, :, 0] for i, slope in blocks])
-    gains = (along * routed.activations).double()
+    bank = bank_of(lm)
+    gains = routed.along(slopes, bank).double()
     rows = answers.answer[:, None].expand_as(gains)
     entries = gains.flatten().numpy(), (rows.flatten().numpy(), routed.indices.flatten().numpy())
     return sparse.csr_array(sparse.coo_array(entries, (len(answers.question), len(bank))))
 
 
 def fit(
-    scored: Scored, pull: float, start: np.ndarray | None = None, steps: int = STEPS
+    scored: Scored, pull: float, start: np.ndarray | None = None, kept: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the offsets u = s − 1 [K] in [−1, 4] that minimise mean loss + pull · Σ |u_i|.
 
-    By FISTA (Beck and Teboulle, 2009) with the step of the largest curvature.
+    The mean is over the questions ``kept``, bool [Q], by default all. u is the difference of what
+    goes up and what goes down, both positive, so that L-BFGS-B applies.
     """
-    gains, scores, count = scored.gains, scored.scores, len(scored.right)
-    turned = sparse.csr_array(gains.T)
-    # A softmax's curvature is at most 1/2.
-    step = 2 * count / max(_largest_eigenvalue(gains, turned), 1e-12)
-    u = np.zeros(turned.indptr.size - 1) if start is None else start
-    ahead, t = u, 1.0
-    for _ in range(steps):
-        gradient = turned @ scored.loss(scores + gains @ ahead)[1] / count
-        new = ahead - step * gradient
-        new = np.sign(new) * np.maximum(np.abs(new) - step * pull, 0)
-        new = np.clip(new, -1, LARGEST - 1)
-        faster = (1 + np.sqrt(1 + 4 * t * t)) / 2
-        still = np.abs(new - u).max() < CLOSE
-        ahead, u, t = new + (t - 1) / faster * (new - u), new, faster
-        if still:
-            break
-    return u
+    gains, turned, count = scored.gains, sparse.csr_array(scored.gains.T), len(scored.right)
+    share = np.ones(count) if kept is None else kept * 1.0
+    share /= share.sum()
+    each = np.repeat(share, np.diff(np.append(scored.starts, len(scored.scores))))
 
+    def objective(both: np.ndarray) -> tuple[float, np.ndarray]:
+        up, down = np.split(both, 2)
+        losses, gradient = scored.loss(scored.scores + gains @ (up - down))
+        slope = turned @ (each * gradient)
+        return share @ losses + pull * both.sum(), np.concatenate([slope, -slope]) + pull
 
-def _largest_eigenvalue(gains: sparse.csr_array, turned: sparse.csr_array) -> float:
-    """Return that of gᵀg, by 30 power iterations, and a tenth more."""
-    vector, value = np.random.default_rng(0).normal(size=turned.indptr.size - 1), 0.0
-    for _ in range(30):
-        vector = turned @ (gains @ vector)
-        value = float(np.linalg.norm(vector))
-        vector = vector / max(value, 1e-300)
-    return 1.1 * value
+    u = np.zeros(gains.shape[1]) if start is None else start
+    begin = np.concatenate([u.clip(0), (-u).clip(0)])
+    limits = optimize.Bounds(0, np.repeat([LARGEST - 1, 1.0], len(u)))
+    up, down = np.split(optimize.minimize(objective, begin, jac=True, bounds=limits).x, 2)
+    return up - down
 
 
 class Chosen(NamedTuple):
-    """What cross-validation chose: offsets, and the held-out loss of each pull."""
+    """What cross-validation chose: offsets, their pull, and the held-out loss of each pull."""
 
     offsets: np.ndarray
     pull: float
-    pulls: list[float]
     losses: list[float]
 
 
@@ -419,26 +294,21 @@ def choose(scored: Scored, seed: int = 0) -> Chosen:
     gradient = scored.loss(scored.scores)[1] @ scored.gains / count
     pulls = float(np.abs(gradient).max()) * np.geomspace(1, 0.05, PULLS)
     fold = np.random.default_rng(seed).permutation(count) % FOLDS
-    outer = [np.flatnonzero(fold == held) for held in range(FOLDS)]
-    parts = [(scored.part(np.flatnonzero(fold != n)), scored.part(outer[n])) for n in range(FOLDS)]
-    losses, least = list[np.ndarray](), np.zeros(count)
+    losses, best = list[np.ndarray](), 0
     for pull in pulls:
         lost = np.zeros(count)
-        for n, (inner, held) in enumerate(parts):
-            fits[n] = u = fit(inner, pull, fits[n])
-            lost[outer[n]] = held.loss(held.scores + held.gains @ u)[0]
+        for n in range(FOLDS):
+            fits[n] = u = fit(scored, pull, fits[n], fold != n)
+            held = scored.loss(scored.scores + scored.gains @ u)[0]
+            lost[fold == n] = held[fold == n]
         losses.append(lost)
-        least = losses[int(np.argmin([one.mean() for one in losses]))]
-        if not any(one is least for one in losses[-1 - PATIENCE :]):
+        best = int(np.argmin([one.mean() for one in losses]))
+        if len(losses) - 1 - best > PATIENCE:
             break
-    worse = [one - least for one in losses]
-    near = [one.mean() <= one.std() / count**0.5 for one in worse]
-    best, u = near.index(True), None
-    for pull in pulls[: best + 1]:
-        u = fit(scored, pull, u)
-    assert u is not None
+    worse = [one - losses[best] for one in losses]
+    near = [one.mean() <= one.std() / count**0.5 for one in worse].index(True)
     means = [float(one.mean()) for one in losses]
-    return Chosen(u, float(pulls[best]), pulls[: len(losses)].tolist(), means)
+    return Chosen(fit(scored, pulls[near]), float(pulls[near]), means)
 
 
 @dataclass(frozen=True)
@@ -460,10 +330,8 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of ``prismlm calibrate --json``."""
-        fields = {"fitted": self.fitted, "tested": self.tested, "cut": self.cut}
-        fields |= {"before": self.before, "after": self.after, "change": vars(self.change)}
-        fields |= {"pull": self.chosen.pull, "pulls": self.chosen.pulls}
-        fields |= {"held_out_losses": self.chosen.losses}
+        fields = asdict(self) | {"pull": self.chosen.pull}
+        del fields["chosen"], fields["controller"]
         turned = [{"prototype": i, "scale": s} for i, s in self.controller.scales]
         return fields | {"prototypes": turned}
 
@@ -491,34 +359,16 @@ def calibrate(
     log_p, slopes = log_probabilities(lm, answers.z, answers.tokens, slopes=True)
     gains = prototype_gains(lm, answers, routed, slopes)
     chosen = choose(linearised(answers, answers.total(log_p), gains), seed)
-    controller = as_controller(lm, chosen.offsets, description, fitted=len(answers), seed=seed)
+    turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED).tolist()
+    scales = tuple((i, float(np.float32(1 + chosen.offsets[i]))) for i in turned)
+    made = {"fitted": len(answers), "seed": seed}
+    controller = Controller(scales, prototypes_fingerprint(lm.head), description, made)
     asked = read_answers(lm, test, progress)
-    right = []
-    for z in (asked.z, route(lm, asked.z).moved(asked.z, bank_of(lm), offsets_of(lm, controller))):
+    offsets, right = torch.tensor(chosen.offsets, dtype=torch.float32), list[np.ndarray]()
+    for z in (asked.z, route(lm, asked.z).moved(asked.z, bank_of(lm), offsets)):
         scores = asked.total(log_probabilities(lm, z, asked.tokens)[0])
         right.append(is_right(scores, asked.starts, asked.right))
     change = bootstrap(right[1] * 1.0 - right[0], seed=seed)
     before, after = (float(answered.mean()) for answered in right)
     cut, counts = answers.cut + asked.cut, (len(answers), len(asked))
     return Calibration(controller, *counts, before, after, change, chosen, cut)
-
-
-def as_controller(
-    lm: OpenedModel, offsets: np.ndarray, description: str = "", **made: Any
-) -> Controller:
-    """Return the controller of offsets s − 1 [K]; prototypes at 1 are left out."""
-    turned = np.flatnonzero(np.abs(offsets) > TURNED).tolist()
-    scales = tuple((i, float(np.float32(1 + offsets[i]))) for i in turned)
-    return Controller(scales, prototypes_fingerprint(lm.head), description, made)
-
-
-def offsets_of(lm: OpenedModel, controller: Controller) -> Tensor:
-    """Return s − 1 of every prototype, [K]."""
-    offsets = torch.zeros(lm.head.num_prototypes)
-    offsets[controller.prototypes] = torch.tensor(controller.factors) - 1
-    return offsets
-
-
-def bank_of(lm: OpenedModel) -> Tensor:
-    """Return the prototypes in float32 on the CPU, [K, d]."""
-    return lm.head.prototypes.detach().float().cpu()

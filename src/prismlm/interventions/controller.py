@@ -27,6 +27,7 @@ from prismlm.errors import (
     check_path,
     check_text,
     check_whole,
+    shown,
 )
 from prismlm.files import json_text
 from prismlm.outputs import output_file
@@ -54,20 +55,16 @@ class Controller:
 
     def __post_init__(self) -> None:
         expected = "pairs of a prototype and its scale, such as ((412, 0.5), (7, 2.0))"
-        check_kind("scales", self.scales, (tuple, list), expected)
+        limits = "a finite number of 0 or more, since activations are not negative"
         scales: dict[int, float] = {}
-        for pair in self.scales:
-            check_kind("a pair of scales", pair, (tuple, list), expected)
-            if len(pair) != 2:
-                raise InputError(f"a pair of scales is {pair!r}: expected {expected}.")
+        for pair in check_kind("scales", self.scales, (tuple, list), expected):
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise InputError(f"a pair of scales is {shown(pair)}: expected {expected}.")
             number = check_whole("the prototype", pair[0])
-            name = f"the scale of prototype {number}"
             if number in scales:
                 raise InputError(f"prototype {number} has two scales: give it one.")
-            limits = "a finite number of 0 or more, since activations are not negative"
-            scales[number] = check_number(
-                name, pair[1], limits, lambda s: math.isfinite(s) and s >= 0
-            )
+            name = f"the scale of prototype {number}"
+            scales[number] = check_number(name, pair[1], limits, lambda s: 0 <= s < math.inf)
         object.__setattr__(self, "scales", tuple(sorted(scales.items())))
         check_text("the head of a controller", self.head)
         check_text("the description of a controller", self.description)

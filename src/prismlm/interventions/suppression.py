@@ -12,43 +12,49 @@ under it, D(s) = KL(p ‖ p(s)), and D′ the same among the tokens outside Y. �
 behaviour is rare enough in texts sampled for choosing; what is reported is of texts and prompts
 that had no part in it. *Prototype Language Models* (arXiv 2607.00510) suppresses behaviours by a
 few prototypes; how they are found here is ours.
+
+The judge of a phrase looks for it. That of a topic or style weighs words w by log-odds, with
+n counts of words plus 1,
+
+    l_w = ln(n_w(examples) / n_w(keep)) − ln(Σ_v n_v(examples) / Σ_v n_v(keep))
+
+or 0 within two standard errors, and a text shows it if the mean l of its words is above a
+threshold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from prismlm.corpus.pieces import token_alone
-from prismlm.errors import InputError
-from prismlm.interventions.behaviour import (
-    MIN_KEPT,
-    Examples,
-    Judge,
-    Read,
-    SuppressOptions,
-    Text,
-    Way,
-    encoded,
-    phrase_rows,
-    read,
-    sample,
-    summed_losses,
-)
+from prismlm.corpus.chat import ASSISTANT, Messages
+from prismlm.corpus.pieces import pieces_of, token_alone
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError, check_number, check_whole
 from prismlm.interventions.controller import Controller
+from prismlm.interventions.plan import applied, plan_for
+from prismlm.interventions.states import STATES, Read, Text, read, route
 from prismlm.lens.layout import prototypes_fingerprint
-from prismlm.lens.opened_model import OpenedModel
+from prismlm.lens.opened_model import OpenedModel, write_after
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import weight_of
+from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap, wilson
 
+MAX_TOKENS, OPENING, BATCH_TEXTS = 512, 16, 32
+MIN_EXAMPLES, MIN_KEPT, WORD_ERRORS = 8, 4, 2.0
+Prompt = str | Messages
 # A marked token: times as often as in the text to keep, standard errors, occurrences, how many.
 TIMES, TOKEN_ERRORS, SEEN, MAX_MARKED, PRIOR = 4.0, 2.0, 3, 128, 500.0
 # Standard errors by which a prototype's evidence is larger: of those turned down, and of one at
@@ -63,6 +69,223 @@ TOP, SPREAD = 8, 2000
 NEAREST = 8
 BIASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 NAMED, REPORT_SEED = 12, 1_000_000
+
+
+@dataclass(frozen=True)
+class SuppressOptions:
+    """What is to become rare, how rare, and how that is measured."""
+
+    phrases: tuple[str, ...] = ()  # the behaviour is writing one of them; else a topic or style
+    target: float = 0.9  # share of the behaviour to remove
+    max_cost: float = 0.02  # allowed growth of perplexity
+    tokens: int = 40  # of a sampled text
+    samples: int = 64  # texts sampled to report, and half as many at each strength to choose
+    temperature: float = 0.7
+    heldout: int = 6000  # tokens of the text to keep, for the fit and again for the report
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("the target", self.target, "more than 0 and at most 1", lambda x: 0 < x <= 1)
+        check_number("the allowed cost", self.max_cost, "0 or more", lambda x: x >= 0)
+        for name in ("tokens", "samples", "heldout"):
+            check_whole(name, getattr(self, name), 1)
+        if not all(phrase.split() for phrase in self.phrases):
+            raise InputError("a phrase is empty: expected words that must not be written.")
+
+
+class Examples(NamedTuple):
+    """Texts or chats with the behaviour: to find its prototypes, to choose how far, to report."""
+
+    find: Sequence[Prompt]
+    choose: Sequence[Prompt]
+    report: Sequence[Prompt]
+
+    @classmethod
+    def split(cls, texts: Sequence[Prompt], seed: int) -> Examples:
+        """Divide texts at random: half, a quarter and a quarter."""
+        if len(texts) < MIN_EXAMPLES:
+            raise InputError(
+                f"there are {len(texts)} examples of the behaviour: expected {MIN_EXAMPLES} or "
+                "more. Half of them find the prototypes, the others choose and report."
+            )
+        order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+        parts = np.split(order, [len(texts) // 2, len(texts) * 3 // 4])
+        return cls(*([texts[n] for n in part] for part in parts))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
+    return re.findall(r"[^\W\d_]+", text.casefold())
+
+
+def phrase_pattern(phrases: Sequence[str]) -> re.Pattern[str]:
+    """Return what matches any phrase, whatever its case and blanks."""
+    each = (r"\s+".join(map(re.escape, phrase.split())) for phrase in phrases)
+    return re.compile("|".join(each), re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Whether a text shows the behaviour."""
+
+    phrases: tuple[str, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    threshold: float = 0.0
+    accuracy: float = 1.0  # balanced, on the texts that the threshold was chosen with
+
+    def score(self, text: str) -> float:
+        """Return the mean log-odds of a text's words, or with phrases whether one is in it."""
+        if self.phrases:
+            return float(phrase_pattern(self.phrases).search(text) is not None)
+        words = words_of(text)
+        return sum(self.weights.get(word, 0.0) for word in words) / max(1, len(words))
+
+    def __call__(self, text: str) -> bool:
+        """Judge a text."""
+        return self.score(text) > self.threshold
+
+    @property
+    def description(self) -> str:
+        """What it goes by."""
+        if self.phrases:
+            return "the text has " + " or ".join(f"“{phrase}”" for phrase in self.phrases)
+        return (
+            "the mean log-odds of the text's words, examples against text to keep, is above "
+            f"{self.threshold:.2f} (right for {self.accuracy:.0%} of texts that are not reported)"
+        )
+
+    @classmethod
+    def trained(cls, find: Sequence[str], keep: Sequence[str], choose: Sequence[str]) -> Judge:
+        """Weigh words by examples and every other kept text; set the threshold on the rest.
+
+        It is the one with the best balanced accuracy, examples for choosing against kept texts.
+        """
+        counts = [Counter(words_of("\n".join(texts))) for texts in (find, keep[::2])]
+        known = sorted(counts[0] | counts[1])
+        n = np.array([[count[word] + 1 for word in known] for count in counts])
+        odds = np.log(n / n.sum(1, keepdims=True))
+        clear = np.abs(odds[0] - odds[1]) > WORD_ERRORS * np.sqrt((1 / n).sum(0))
+        weights = np.where(clear, odds[0] - odds[1], 0.0).tolist()
+        judge = cls(weights=dict(zip(known, weights, strict=True)))
+        shown, others = (np.array([*map(judge.score, part)]) for part in (choose, keep[1::2]))
+        both = np.unique(np.concatenate([shown, others]))
+        cuts = (both[1:] + both[:-1]) / 2 if len(both) > 1 else both
+        right = [((shown > cut).mean() + (others <= cut).mean()) / 2 for cut in cuts]
+        best = int(np.argmax(right))
+        return replace(judge, threshold=float(cuts[best]), accuracy=float(right[best]))
+
+
+class Way(NamedTuple):
+    """A way to suppress: scales of prototypes, tokens whose logits are lowered, or words before."""
+
+    scales: tuple[tuple[int, float], ...] = ()
+    tokens: tuple[int, ...] = ()
+    bias: float = 0.0
+    words: str = ""
+
+
+@contextmanager
+def using(lm: OpenedModel, way: Way) -> Iterator[None]:
+    """Apply scales and biases to every forward pass of the block; words are the prompt's matter."""
+
+    def lowered(_: Any, args: Any, kwargs: Any, embedded: Tensor) -> Tensor:
+        embedded = embedded.clone()
+        embedded[..., list(way.tokens)] -= way.bias / lm.logit_map.scale
+        return embedded
+
+    with ExitStack() as stack:
+        if way.scales:
+            stack.enter_context(applied(lm.model, plan_for(lm, [Controller(way.scales)])))
+        if way.bias:
+            hook = Hook(output_embedding(lm.model), None, lowered)
+            stack.enter_context(watch([hook], unwatched_too=True))
+        yield
+
+
+def encoded(lm: OpenedModel, text: Prompt) -> Text:
+    """Return a text's first tokens; of a chat, the last answer is predicted."""
+    ids = lm.tokens_of(text)[:MAX_TOKENS]
+    start = lm.answer_start(text, torch.tensor(ids))
+    return Text(ids, start if 0 < start < len(ids) else 1)
+
+
+def prompt_of(lm: OpenedModel, text: Prompt, words: str = "") -> list[int]:
+    """Return what is continued to see the behaviour: a chat without its last answer, or an opening.
+
+    ``words`` are the system prompt, or come before the text.
+    """
+    if isinstance(text, str):
+        before = lm.tokens_of(f"{words}\n\n") if words else []
+        return before + lm.tokens_of(text)[:OPENING]
+    messages = [{"role": "system", "content": words}, *text] if words else [*text]
+    if len(text) > 1 and messages[-1]["role"] == ASSISTANT:
+        messages.pop()
+    return lm.tokens_of(messages)
+
+
+def held_out(corpus: Corpus, tokens: int, seed: int) -> list[Text]:
+    """Return held-out documents of a corpus, in random order, with so many tokens if it has them.
+
+    Long ones are cut.
+    """
+    texts = list[Text]()
+    for number in np.random.default_rng(seed).permutation(corpus.split("heldout")).tolist():
+        length = min(int(corpus.lengths[number]), MAX_TOKENS)
+        if tokens > 0 and length > 1:
+            texts.append(Text(corpus.tokens(int(corpus.starts[number]), length).tolist(), 1))
+            tokens -= length
+    return texts
+
+
+@torch.no_grad()
+def summed_losses(lm: OpenedModel, text: Read, way: Way, count: int) -> np.ndarray:
+    """Return −Σ log p of the tokens of each of ``count`` texts under a way's scales and biases."""
+    embedding, losses = output_embedding(lm.model), np.zeros(count)
+    with using(lm, way):
+        for z, targets, number in zip(*(column.split(256) for column in text), strict=True):
+            logits = lm.logit_map(embedding(z).float())
+            own = F.cross_entropy(logits, targets, reduction="none").double()
+            losses += np.bincount(number.cpu().numpy(), own.cpu().numpy(), count)
+    return losses
+
+
+def sample(
+    lm: OpenedModel,
+    prompts: Sequence[Prompt],
+    count: int,
+    way: Way,
+    options: SuppressOptions,
+    seed: int,
+) -> list[str]:
+    """Return ``count`` sampled continuations, of each prompt in turn, under a way to suppress."""
+    ids = [torch.tensor(prompt_of(lm, prompt, way.words)) for prompt in prompts[:count]]
+    order = sorted(range(count), key=lambda n: len(ids[n % len(ids)]))
+    texts = [""] * count
+    how = options.tokens, options.temperature
+    left: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
+    with using(lm, way):
+        for first in range(0, count, BATCH_TEXTS):
+            batch = order[first : first + BATCH_TEXTS]
+            rows = [ids[n % len(ids)].to(lm.model.device) for n in batch]
+            padded = pad_sequence(rows, padding_value=lm.tokenizer.eos_token_id, **left)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], **left)
+            written = write_after(lm.model, lm.tokenizer, padded, *how, seed + first, mask=mask)
+            for n, row in zip(batch, written, strict=True):
+                texts[n] = lm.words(row[padded.shape[1] :])
+    return texts
+
+
+def phrase_marks(lm: OpenedModel, texts: Sequence[Text], phrases: Sequence[str]) -> list[Tensor]:
+    """Return for each predicted token of each text whether it spells a part of a phrase, bool."""
+    pattern, marks = phrase_pattern(phrases), list[Tensor]()
+    for ids, start in texts:
+        pieces = [piece.shown for piece in pieces_of(lm.tokenizer, ids[start:])]
+        ends = np.cumsum([0, *map(len, pieces)])
+        mark = np.zeros(len(pieces), dtype=bool)
+        for match in pattern.finditer("".join(pieces)):
+            mark |= (ends[:-1] < match.end()) & (ends[1:] > match.start())
+        marks.append(torch.from_numpy(mark))
+    return marks
 
 
 @dataclass(frozen=True)
@@ -103,8 +326,8 @@ class Suppression:
     candidates: int  # prototypes that mark the behaviour
     before: float  # behaviour at the prompts for choosing
     frontier: tuple[Point, ...]
-    ways: dict[str, Way]  # by the names of the outcomes
-    outcomes: tuple[Outcome, ...]
+    ways: dict[str, Way] = field(default_factory=dict[str, Way])  # by the names of the outcomes
+    outcomes: tuple[Outcome, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of ``prismlm suppress --json``; the controller is its file."""
@@ -135,103 +358,72 @@ def marking_prototypes(lm: OpenedModel, marked: Read, keep: Read) -> Tensor:
     Ordered by the difference of the means over positions, in standard errors; none if no difference
     is clear.
     """
-    moments = [_evidence_moments(lm, part) for part in (marked, keep)]
-    (first, spread), (second, other) = moments
-    errors = (first - second) / (spread + other).sqrt().clamp_min(1e-9)
+    weight, bank = weight_of(lm.model), lm.head.prototypes.float()
+    centre, means, squared = weight.mean(0, dtype=torch.float32), list[np.ndarray](), 0.0
+    for part in (marked, keep):
+        routed = route(lm, part.z)
+        evidence = routed.along(weight[part.targets].float() - centre, bank).flatten().cpu().numpy()
+        places, count = routed.indices.flatten().cpu().numpy(), len(part.targets)
+        first, second = (np.bincount(places, evidence**p, len(bank)) / count for p in (1, 2))
+        means.append(first)
+        squared += (second - first**2) / count
+    errors = torch.from_numpy((means[0] - means[1]) / np.maximum(squared**0.5, 1e-9))
     order = errors.argsort(descending=True)
-    return order[errors[order] > (MIN_ERRORS if bool((errors > ERRORS).any()) else ERRORS)]
-
-
-def _evidence_moments(lm: OpenedModel, part: Read) -> tuple[Tensor, Tensor]:
-    """Return the mean evidence of each prototype for the targets, [K], and its squared error."""
-    weight, bank = weight_of(lm.model), lm.head.prototypes
-    mean = weight.mean(0, dtype=torch.float32)
-    sums = torch.zeros(2, lm.head.num_prototypes, device=bank.device)
-    for z, targets in zip(part.z.split(256), part.targets.split(256), strict=True):
-        routing = lm.head(z.float()).routing
-        rows = (weight[targets].float() - mean)[:, :, None]
-        evidence = (bank[routing.indices].float() @ rows)[:, :, 0] * routing.activations
-        for power in (1, 2):
-            sums[power - 1].scatter_add_(0, routing.indices.flatten(), (evidence**power).flatten())
-    means = sums / len(part.targets)
-    return means[0], (means[1] - means[0] ** 2) / len(part.targets)
-
-
-class _Side(NamedTuple):
-    """Positions in the fit: W z + b [N, v], and activations of the candidates [N, C]."""
-
-    embedded: Tensor
-    activations: Tensor
+    clear = order[errors[order] > (MIN_ERRORS if bool((errors > ERRORS).any()) else ERRORS)]
+    return clear.to(bank.device)
 
 
 class ScaleFit:
-    """The objective of scales, over a part of the vocabulary.
+    """The objective of the candidates' scales, over a part of the vocabulary.
 
-    Args:
-        lm: the model.
-        examples: all predicted positions of the examples.
-        marked: the rows of those before a marked token.
-        keep: positions of the text to keep.
-        tokens: the marked ones.
-        candidates: the prototypes to turn, [C].
+    ``rows`` are the positions of the examples before a marked token, one of ``tokens``.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         lm: OpenedModel,
         examples: Read,
-        marked: Tensor,
+        rows: Tensor,
         keep: Read,
         tokens: Sequence[int],
         candidates: Tensor,
     ) -> None:
-        self.candidates, self._map, self._rows = candidates, lm.logit_map, marked
-        weight = weight_of(lm.model)
-        self.vocabulary = vocabulary = self._vocabulary(lm, examples, keep)
+        self.candidates, self._map, self._rows = candidates, lm.logit_map, rows
+        embedding, weight = output_embedding(lm.model), weight_of(lm.model)
+        step, top = max(1, len(weight) // SPREAD), min(TOP, len(weight))
+        seen = [torch.arange(0, len(weight), step, device=weight.device)]
+        for part in (examples, keep):
+            likely = (embedding(z).topk(top).indices.flatten() for z in part.z.split(256))
+            seen += [part.targets, *likely]
+        self.vocabulary = vocabulary = torch.cat(seen).unique()
         self._marked = torch.isin(vocabulary, torch.tensor(tokens, device=vocabulary.device))
-        rows, bias = weight[vocabulary].float(), getattr(output_embedding(lm.model), "bias", None)
-        offset = 0.0 if bias is None else bias.detach()[vocabulary].float()
-        self._directions = lm.head.prototypes.detach()[candidates].float() @ rows.T
+        directions, bias = weight[vocabulary].float(), getattr(embedding, "bias", None)
+        offset = 0.0 if bias is None else bias[vocabulary].float()
+        self._directions = lm.head.prototypes[candidates].float() @ directions.T
+        # W z + b [N, v], and activations of the candidates [N, C].
         self._examples, self._keep = (
-            _Side(part.z.float() @ rows.T + offset, activations_of(lm, part.z, candidates))
+            (part.z.float() @ directions.T + offset, activations_of(lm, part.z, candidates))
             for part in (examples, keep)
         )
 
-    @staticmethod
-    @torch.no_grad()
-    def _vocabulary(lm: OpenedModel, *parts: Read) -> Tensor:
-        weight = weight_of(lm.model)
-        chosen = [torch.arange(0, len(weight), max(1, len(weight) // SPREAD), device=weight.device)]
-        for part in parts:
-            chosen.append(part.targets)
-            for z in part.z.split(256):
-                top = output_embedding(lm.model).forward(z).topk(min(TOP, len(weight))).indices
-                chosen.append(top.flatten())
-        return torch.cat(chosen).unique()
-
-    def _logits(self, side: _Side, rows: Tensor, scales: Tensor) -> Tensor:
-        moved = (side.activations[rows] * (scales - 1)) @ self._directions
-        return self._map(side.embedded[rows] + moved)
+    def logits(self, side: tuple[Tensor, Tensor], rows: Tensor, scales: Tensor) -> Tensor:
+        """Return the logits of some rows of one side."""
+        embedded, activations = side
+        return self._map(embedded[rows] + (activations[rows] * (scales - 1)) @ self._directions)
 
     def margins(self, scales: Tensor, rows: Tensor) -> Tensor:
         """Return m: the log-odds of marked tokens at rows of the examples."""
-        logits = self._logits(self._examples, rows, scales)
+        logits = self.logits(self._examples, rows, scales)
         return logits[:, self._marked].logsumexp(1) - logits[:, ~self._marked].logsumexp(1)
 
-    def _divergence(self, side: _Side, tokens: Tensor | slice, scales: Tensor, draw: Any) -> Tensor:
-        rows = torch.randperm(len(side.embedded), generator=draw)[:POSITIONS]
+    def _divergence(self, side: Any, tokens: Tensor | slice, scales: Tensor, draw: Any) -> Tensor:
+        rows = torch.randperm(len(side[0]), generator=draw)[:POSITIONS]
         before, after = (
-            self._logits(side, rows, s)[:, tokens].log_softmax(1)
+            self.logits(side, rows, s)[:, tokens].log_softmax(1)
             for s in (torch.ones_like(scales), scales)
         )
         return F.kl_div(after, before, reduction="batchmean", log_target=True)
-
-    def _loss(self, scales: Tensor, weight: float, draw: torch.Generator) -> Tensor:
-        rows = self._rows[torch.randperm(len(self._rows), generator=draw)[:POSITIONS]]
-        margin = (self.margins(scales, rows) - MARGIN).clamp_min(0).mean()
-        divergence = self._divergence(self._keep, slice(None), scales, draw)
-        divergence = divergence + self._divergence(self._examples, ~self._marked, scales, draw)
-        return margin + weight * divergence + PULL * (1 - scales).sum()
 
     def fit(self, weight: float, start: Tensor, seed: int = 0) -> Tensor:
         """Return scales of the candidates [C] for λ, by Adam on random positions from ``start``."""
@@ -240,7 +432,11 @@ class ScaleFit:
         for step in range(STEPS):
             optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
             optimizer.zero_grad()
-            self._loss(scales, weight, draw).backward()
+            rows = self._rows[torch.randperm(len(self._rows), generator=draw)[:POSITIONS]]
+            loss = (self.margins(scales, rows) - MARGIN).clamp_min(0).mean()
+            kept = self._divergence(self._keep, slice(None), scales, draw)
+            others = self._divergence(self._examples, ~self._marked, scales, draw)
+            (loss + weight * (kept + others) + PULL * (1 - scales).sum()).backward()
             optimizer.step()
             with torch.no_grad():
                 scales.clamp_(0, 1)
@@ -253,14 +449,13 @@ class ScaleFit:
         return tuple(sorted((i, round(s, 4)) for i, s in both if s < 1))
 
 
-@torch.no_grad()
 def activations_of(lm: OpenedModel, z: Tensor, prototypes: Tensor) -> Tensor:
     """Return the activations of some prototypes in states, [N, C]."""
-    columns = torch.full((lm.head.num_prototypes,), len(prototypes), device=z.device)
-    columns[prototypes] = torch.arange(len(prototypes), device=z.device)
-    routing = lm.head(z.float()).routing
-    spread = routing.activations.new_zeros(len(z), len(prototypes) + 1)
-    return spread.scatter(1, columns[routing.indices], routing.activations)[:, :-1]
+    parts = list[Tensor]()
+    for indices, activations in (route(lm, block) for block in z.split(STATES)):
+        every = activations.new_zeros(len(indices), lm.head.num_prototypes)
+        parts.append(every.scatter(1, indices, activations)[:, prototypes])
+    return torch.cat(parts)
 
 
 def like_random(
@@ -270,23 +465,18 @@ def like_random(
 
     Each goes to one of the eight nearest that are free, those turned down most first.
     """
-    every = torch.arange(lm.head.num_prototypes, device=z.device)
-    sums = [activations_of(lm, part, every).sum(0) for part in z.split(256)]
-    usage = (torch.stack(sums).sum(0) / len(z)).cpu().numpy()
-    draw, free = np.random.default_rng(seed), np.ones(len(usage), dtype=bool)
-    free[[i for i, _ in scales]] = False
-    chosen: list[tuple[int, float]] = []
-    for i, s in sorted(scales, key=lambda pair: pair[1]):
-        distance = np.where(free, np.abs(usage - usage[i]), np.inf)
-        other = int(draw.choice(np.argsort(distance, kind="stable")[:NEAREST]))
-        if free[other]:
-            free[other] = False
-            chosen.append((other, s))
-    return tuple(sorted(chosen))
+    columns = (column.flatten().cpu().numpy() for column in route(lm, z))
+    usage, draw = np.bincount(*columns, lm.head.num_prototypes), np.random.default_rng(seed)
+    free, chosen = np.setdiff1d(np.arange(len(usage)), [i for i, _ in scales]), dict[int, float]()
+    for i, s in sorted(scales, key=lambda pair: pair[1])[: len(free)]:
+        near = np.argsort(np.abs(usage[free] - usage[i]), kind="stable")[:NEAREST]
+        chosen[other := int(free[draw.choice(near)])] = s
+        free = free[free != other]
+    return tuple(sorted(chosen.items()))
 
 
 class Suppressing:
-    """The steps of :func:`suppress`, with what they share."""
+    """What :func:`suppress` reads and marks, and how it measures."""
 
     def __init__(
         self, lm: OpenedModel, examples: Examples, keep: Sequence[Text], options: SuppressOptions
@@ -298,52 +488,39 @@ class Suppressing:
             )
         self.lm, self.examples, self.options = lm, examples, options
         self.keep = keep[::2], keep[1::2]  # for the fit, and to report
-        self.found = [encoded(lm, text) for text in examples.find]
-        self.kept = [read(lm, part) for part in self.keep]
-        self.states = read(lm, self.found)
-        self.judge = self._judge()
-        self.tokens, self.rows = self._marked()
-
-    def _judge(self) -> Judge:
-        if self.options.phrases:
-            return Judge(self.options.phrases)
-
-        def shown(texts: Sequence[Text]) -> list[str]:
-            return [self.lm.words(ids[start : start + self.options.tokens]) for ids, start in texts]
-
-        chosen = [encoded(self.lm, text) for text in self.examples.choose]
-        return Judge.trained(shown(self.found), shown(self.keep[0]), shown(chosen))
-
-    def _marked(self) -> tuple[list[int], Tensor]:
-        """Return marked tokens, and the rows of the states before them."""
-        states = self.states
-        if self.options.phrases:
-            marks = phrase_rows(self.lm, self.found, self.options.phrases)
-            spells = torch.zeros_like(states.targets, dtype=torch.bool)
-            for number, mark in enumerate(marks):
-                spells[states.text == number] = torch.tensor(mark, device=spells.device)
-            rows = spells.nonzero()[:, 0]
-            if not len(rows):
-                raise InputError(
-                    f"none of the {len(marks)} examples for finding has a phrase in what the model "
-                    "is to predict: expected texts, or answers of chats, that say it."
-                )
-            return states.targets[rows].unique().tolist(), rows
-        vocabulary = len(weight_of(self.lm.model))
-        tokens = marked_tokens(states.targets, self.kept[0].targets, vocabulary)
-        if not tokens:
-            raise InputError(
+        found = [encoded(lm, text) for text in examples.find]
+        self.kept, self.states = [read(lm, part) for part in self.keep], read(lm, found)
+        self.judge, targets = Judge(options.phrases), self.states.targets
+        if options.phrases:
+            marks = torch.zeros_like(targets, dtype=torch.bool)
+            for number, mark in enumerate(phrase_marks(lm, found, options.phrases)):
+                marks[self.states.text == number] = mark.to(marks.device)
+            self.tokens = targets[marks].unique().tolist()
+            reason = (
+                f"none of the {len(found)} examples for finding has a phrase in what the model is "
+                "to predict: expected texts, or answers of chats, that say it."
+            )
+        else:
+            texts = found, self.keep[0], [encoded(lm, text) for text in examples.choose]
+            self.judge = Judge.trained(
+                *([lm.words(t.ids[t.start : t.start + options.tokens]) for t in p] for p in texts)
+            )
+            self.tokens = marked_tokens(targets, self.kept[0].targets, len(weight_of(lm.model)))
+            marks = torch.isin(targets, torch.tensor(self.tokens, device=targets.device))
+            reason = (
                 f"no token comes {TIMES:g} times as often in the examples as in the text to keep, "
                 "so nothing marks the behaviour: nothing is done. Give more examples, other text "
                 "to keep, or the words themselves with --phrase."
             )
-        wanted = torch.tensor(tokens, device=states.z.device)
-        return tokens, torch.isin(states.targets, wanted).nonzero()[:, 0]
+        if not self.tokens:
+            raise InputError(reason)
+        self.rows = marks.nonzero()[:, 0]
 
     def fit(self) -> ScaleFit:
         """Return the fit of the prototypes that mark the behaviour; InputError if none does."""
         states, kept = self.states, self.kept[0]
-        candidates = marking_prototypes(self.lm, states.of(self.rows), kept)
+        marked = Read(*(column[self.rows] for column in states))
+        candidates = marking_prototypes(self.lm, marked, kept)
         if not len(candidates):
             raise InputError(
                 f"no prototype marks the behaviour: none has more evidence for its "
@@ -370,9 +547,8 @@ class Suppressing:
         after = summed_losses(self.lm, kept, way, len(texts)) if way != Way() else before
         both, weights = np.stack([after, before], 1), np.stack([sizes, sizes], 1)
         growth = bootstrap(both, weights, (1.0, -1.0))
-        return float(np.exp(after.sum() / sizes.sum())), Interval(
-            *(float(np.expm1(x)) for x in (growth.value, growth.low, growth.high))
-        )
+        ends = map(float, np.expm1([growth.value, growth.low, growth.high]))
+        return float(np.exp(after.sum() / sizes.sum())), Interval(*ends)
 
     def frontier(self, fit: ScaleFit, limit: float, progress: Reporter) -> list[Point]:
         """Return points of growing strength up to the first that is as rare as the limit."""
@@ -381,24 +557,30 @@ class Suppressing:
             for weight in (*WEIGHTS, None):
                 removed = torch.zeros_like(scales)
                 scales = removed if weight is None else fit.fit(weight, scales, self.options.seed)
-                pairs = fit.pairs(scales)
-                share = self.behaviour(Way(pairs))[0].value
-                points.append(Point(weight, pairs, share, self.cost(Way(pairs))[1].value))
+                way = Way(fit.pairs(scales))
+                share = self.behaviour(way)[0].value
+                points.append(Point(weight, way.scales, share, self.cost(way)[1].value))
                 task.advance()
                 if share <= limit:
                     break
         return points
 
-    def biased(self, limit: float) -> Way:
-        """Return the smallest bias of the marked tokens with which the behaviour is as rare."""
-        ways = [Way(tokens=tuple(self.tokens), bias=bias) for bias in BIASES]
-        rare = (way for way in ways if self.behaviour(way)[0].value <= limit)
-        return next(rare, ways[-1])
+    def ways(self, chosen: Point, words: Sequence[str], limit: float) -> dict[str, Way]:
+        """Return the chosen scales, and the other ways that they are measured beside.
 
-    def outcome(self, name: str, way: Way) -> Outcome:
-        """Measure a way on what had no part in choosing."""
-        share, texts = self.behaviour(way, report=True)
-        return Outcome(name, share, *self.cost(way, report=True), texts)
+        The bias is the smallest with which the behaviour is as rare as the limit.
+        """
+        asked = self.options.phrases or dict.fromkeys(word.strip() for word in words[:NAMED])
+        biases = [Way(tokens=tuple(self.tokens), bias=bias) for bias in BIASES]
+        rare = (way for way in biases if self.behaviour(way)[0].value <= limit)
+        alike = like_random(self.lm, self.states.z, chosen.scales, self.options.seed)
+        return {
+            "before": Way(),
+            "suppressed": Way(chosen.scales),
+            "random prototypes": Way(alike),
+            "prompt": Way(words=f"Do not mention {', '.join(asked)}."),
+            "logit bias": next(rare, biases[-1]),
+        }
 
 
 def suppress(
@@ -412,74 +594,44 @@ def suppress(
 ) -> Suppression:
     """Find scales of prototypes that make a behaviour rare, and measure them beside other ways.
 
-    Args:
-        lm: the model.
-        examples: texts or chats with the behaviour.
-        keep: text whose predictions are to stay: of every two, one is for the fit.
-        options: what is rare enough, at which cost.
-        within_cost: if the target is out of reach, take the strongest point within the cost.
-        progress: shows progress.
-
-    Raises:
-        InputError: too few examples, nothing marks the behaviour, or the model never shows it.
+    Of every two texts to keep, one is for the fit. ``within_cost`` takes the strongest point within
+    the cost if the target is out of reach. InputError if nothing marks the behaviour, or the model
+    never shows it.
     """
     work = Suppressing(lm, examples, keep, options)
-    fit = work.fit()
-    before = work.behaviour(Way())[0].value
+    fit, before, judge = work.fit(), work.behaviour(Way())[0].value, work.judge
     if not before:
         raise InputError(
             "the model does not show the behaviour: none of the texts sampled after the examples' "
-            f"prompts does ({work.judge.description}). Nothing is done."
+            f"prompts does ({judge.description}). Nothing is done."
         )
     limit = before * (1 - options.target)
-    points = work.frontier(fit, limit, progress)
+    points = tuple(work.frontier(fit, limit, progress))
     # Removal of all is no candidate: it shows how far scales can go, and a model that is too sure
     # of itself gains by any noise.
-    fitted = [point for point in points if point.weight is not None]
-    affordable = [point for point in fitted if point.cost <= options.max_cost]
+    affordable = [p for p in points if p.weight is not None and p.cost <= options.max_cost]
     reached = [point for point in affordable if point.behaviour <= limit]
     chosen = reached[0] if reached else None
     if within_cost and affordable and chosen is None:
         chosen = min(affordable, key=lambda point: (point.behaviour, point.turned))
     words = tuple(token_alone(lm.tokenizer, token) for token in work.tokens)
-    ways = {"before": Way()} | ({} if chosen is None else _ways(work, chosen, words, limit))
+    result = Suppression(None, False, None, judge, words, len(fit.candidates), before, points)
+    if chosen is None:
+        return result
+    ways, outcomes = work.ways(chosen, words, limit), list[Outcome]()
     with progress.task("Measuring", len(ways), "ways") as task:
-        outcomes = []
-        for name, way in ways.items() if chosen is not None else ():
-            outcomes.append(work.outcome(name, way))
+        for name, way in ways.items():
+            share, texts = work.behaviour(way, report=True)
+            outcomes.append(Outcome(name, share, *work.cost(way, report=True), texts))
             task.advance()
-    return Suppression(
-        chosen,
-        bool(reached),
-        None if chosen is None else _controller(lm, chosen, work, before),
-        work.judge,
-        words,
-        len(fit.candidates),
-        before,
-        tuple(points),
-        ways,
-        tuple(outcomes),
-    )
-
-
-def _ways(work: Suppressing, chosen: Point, words: Sequence[str], limit: float) -> dict[str, Way]:
-    """Return the chosen scales, and the other ways that they are measured beside."""
-    asked = work.options.phrases or dict.fromkeys(word.strip() for word in words[:NAMED])
-    alike = like_random(work.lm, work.states.z, chosen.scales, work.options.seed)
-    return {
-        "suppressed": Way(chosen.scales),
-        "random prototypes": Way(alike),
-        "prompt": Way(words=f"Do not mention {', '.join(asked)}."),
-        "logit bias": work.biased(limit),
-    }
-
-
-def _controller(lm: OpenedModel, point: Point, work: Suppressing, before: float) -> Controller:
-    made = {"by": "suppress", "judge": work.judge.description, "behaviour_before": before}
-    made |= {"behaviour": point.behaviour, "cost": point.cost, "weight": point.weight}
-    return Controller(
-        point.scales,
-        prototypes_fingerprint(lm.head),
-        f"suppresses: {work.judge.description}",
-        made,
+    made = {"by": "suppress", "judge": judge.description, "behaviour_before": before}
+    made |= {"behaviour": chosen.behaviour, "cost": chosen.cost, "weight": chosen.weight}
+    head, description = prototypes_fingerprint(lm.head), f"suppresses: {judge.description}"
+    return replace(
+        result,
+        chosen=chosen,
+        reached=bool(reached),
+        controller=Controller(chosen.scales, head, description, made),
+        ways=ways,
+        outcomes=tuple(outcomes),
     )

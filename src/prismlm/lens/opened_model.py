@@ -19,7 +19,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from prismlm.corpus.chat import Messages, chat_text, encode_chat, is_messages
+from prismlm.corpus.chat import ASSISTANT, Messages, chat_text, encode_chat, is_messages
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import BROKEN
 from prismlm.errors import InputError, check_number, check_text, check_whole, no_panics, shown
@@ -133,6 +133,14 @@ class OpenedModel:
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
         """Tokenize a text or messages; InputError if they are empty, too long or unsuitable."""
         return self._tokens(text, room, self.path.name, self.context_length)
+
+    def answer_start(self, text: str | Messages, ids: Tensor) -> int:
+        """Return how many of ``ids`` [T] precede the assistant's last message; 0 in a text."""
+        if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
+            return 0
+        before = self.tokens_of(text[:-1])
+        # A template may write earlier messages differently if the last one is not answered yet.
+        return len(before) if ids[: len(before)].tolist() == before else 0
 
     def _tokens(self, text: str | Messages, room: int, reader: str, limit: int | None) -> list[int]:
         plain, tokens = self.as_text(text, room), math.inf if limit is None else limit

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm.corpus.store import Corpus
@@ -34,32 +33,21 @@ def train_without(
 
     A model of ``prismlm train`` is trained by its recipe, to its head's last step; one of ``prismlm
     attach --lora`` has its adapter taken out, and another trained on the remaining documents. Seed
-    and settings are the same; rows are packed anew, and the model of ``lm`` is not changed.
-
-    Args:
-        lm: the opened model, with a lens.
-        doc_ids: ids of documents in the lens's corpus.
-        progress: shows progress.
-
-    Raises:
-        InputError: the directory does not say how it was trained, or on a corpus that is not there.
+    and settings are the same, and rows are packed anew. InputError if the directory does not say
+    how it was trained, or on a corpus that is not there.
     """
     provenance = load_sidecar(lm.path).provenance or {}
     attached: dict[str, Any] = provenance.get("attached") or {}
-    read: dict[str, str] = attached.get("read") or provenance.get("corpus") or {}
-    options = {
-        field.name: attached[f"lora.{field.name}"]
-        for field in fields(LoraOptions)
-        if f"lora.{field.name}" in attached
-    }
+    pairs = [(field.name, f"lora.{field.name}") for field in fields(LoraOptions)]
+    options = {name: attached[key] for name, key in pairs if key in attached}
     if not provenance.get("recipe") and not (options and (lm.path / ADAPTER).is_dir()):
         raise InputError(
             f"{lm.path} does not say how it was trained on these documents: expected the recipe of "
             "`prismlm train`, or the adapter of `prismlm attach --lora`. Leave out --retrain for "
             "the estimates."
         )
-    corpus = training_corpus(lm, read.get("fingerprint"))
-    left_out = set(doc_ids)
+    read: dict[str, str] = attached.get("read") or provenance.get("corpus") or {}
+    corpus, left_out = _corpus(lm, read.get("fingerprint")), set(doc_ids)
     documents = [n for n, doc_id in enumerate(corpus.doc_ids) if doc_id in left_out]
     with tempfile.TemporaryDirectory() as name:
         if provenance.get("recipe"):
@@ -87,7 +75,7 @@ def train_without(
         return model
 
 
-def training_corpus(lm: OpenedModel, fingerprint: str | None) -> Corpus:
+def _corpus(lm: OpenedModel, fingerprint: str | None) -> Corpus:
     """Return the corpus of the lens, if it is there and the one that the model was trained on."""
     lens = lm.lens_for("document to leave out")
     if lens.corpus is None:
@@ -108,43 +96,27 @@ def untaught(lm: OpenedModel) -> PreTrainedModel:
     """Return another copy of the model, with its adapter taken out.
 
     Weights in half precision do not say what they were before: they are read from the base.
-
-    Raises:
-        InputError: the weights are in half precision, and the base is not there.
     """
     model, _ = read_checkpoint(lm.path, device=lm.model.device.type)
-    half = any(weight.dtype.itemsize < 4 for weight in model.parameters())
-    base = base_weights(lm) if half else None
-    for name, update in adapter_updates(model, lm.path / ADAPTER):
+    named, base, reason = load_sidecar(lm.path).base, None, ""
+    if any(weight.dtype.itemsize < 4 for weight in model.parameters()):
+        try:
+            base = read_checkpoint(find_base(named.name, named.revision).path)[0]
+            load_sidecar(lm.path, base)
+        except PrismError as error:
+            reason = str(error).rstrip(".")
+    for name, update in () if reason else adapter_updates(model, lm.path / ADAPTER):
         weight = model.get_parameter(name)
-        if base is None:
-            weight.copy_(weight.double() - update)
-        elif _merges(base.get(name), update, weight):
-            weight.copy_(base[name])
-        else:
-            raise _no_base(lm, f"with the adapter, {name} is not that of the model")
+        taught = weight.clone()
+        weight.copy_(weight.double() - update if base is None else base.get_parameter(name))
+        if base is not None and not torch.equal(
+            (weight.double() + update).to(weight.dtype), taught
+        ):
+            reason = f"with the adapter, {name} is not that of the model"
+    if reason:
+        raise InputError(
+            f"the weights of {lm.path} are in half precision, from which its adapter cannot be "
+            f"taken out: expected the checkpoint {named.name} that was fine-tuned, but {reason}. "
+            "Put it back there, or leave out --retrain for the estimates."
+        )
     return model
-
-
-def base_weights(lm: OpenedModel) -> dict[str, Tensor]:
-    """Return the weights of the checkpoint that was fine-tuned, by name."""
-    base = load_sidecar(lm.path).base
-    try:
-        return dict(read_checkpoint(find_base(base.name, base.revision).path)[0].named_parameters())
-    except PrismError as error:
-        raise _no_base(lm, str(error)) from error
-
-
-def _merges(base: Tensor | None, update: Tensor, weight: Tensor) -> bool:
-    """Return whether a weight is the base's with the update of the adapter."""
-    if base is None or base.shape != weight.shape:
-        return False
-    return torch.equal((base.double() + update.cpu()).to(weight.dtype), weight.cpu())
-
-
-def _no_base(lm: OpenedModel, reason: str) -> InputError:
-    return InputError(
-        f"the weights of {lm.path} are in half precision, from which its adapter cannot be taken "
-        f"out: expected the checkpoint {load_sidecar(lm.path).base.name} that was fine-tuned, but "
-        f"{reason.rstrip('.')}. Put it back there, or leave out --retrain for the estimates."
-    )

@@ -1,14 +1,20 @@
-"""prismlm calibrate, and --controller of explain, steer, generate and lm-eval."""
+"""prismlm calibrate, suppress and what-if, and --controller of explain, steer and generate."""
 
 import json
 
 import pytest
 
 import prismlm
+from prismlm.corpus import Corpus
 from prismlm.explain.controlled import compare_answers
+from prismlm.explain.what_if import what_if
 from prismlm.interventions.calibration import calibrate, read_examples
+from prismlm.lens.layout import prototypes_fingerprint
+from tests.helpers import forked
 
 TEXT = "The patient was given a dose of the drug, and the court"
+CELL = "The cell is the smallest unit"
+SMALL = ("--phrase", "the", "--samples", 40, "--tokens", 8)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +61,9 @@ def test_a_controller_is_written_and_described(document, prism, tiny_model, lm, 
     assert "right on 36 other examples" in shown
 
 
-def test_bad_input_is_named(refused, tiny_model, task, tmp_path):
+def test_calibrate_names_bad_input(refused, tiny_model, task, tmp_path):
     out = tmp_path / "c.safetensors"
-    assert "there is no file" in refused("calibrate", tiny_model, "--task", out, "--out", out)
+    assert "No such file" in refused("calibrate", tiny_model, "--task", out, "--out", out)
     wrong = ("--task", task, "--out", tmp_path / "c.bin")
     assert "ends with .safetensors" in refused("calibrate", tiny_model, *wrong)
     assert "there is no controller" in refused("explain", tiny_model, TEXT, "--controller", out)
@@ -79,11 +85,11 @@ def test_explain_says_which_prototypes_moved_the_answer(document, prism, tiny_mo
     assert found.without != found.with_it
     assert found.gained > found.gap > 0
     first = found.moves[0]
-    assert first.scale == 0
-    assert first.contexts
-    assert sum(move.gained for move in found.moves) == pytest.approx(found.gained)
+    assert first["scale"] == 0
+    assert first["contexts"]
+    assert sum(move["gained"] for move in found.moves) == pytest.approx(found.gained)
     shown = prism(*command).stdout
-    assert f"#{first.prototype}" in shown
+    assert f"#{first['prototype']}" in shown
     assert "turned prototypes give" in shown
 
 
@@ -129,3 +135,79 @@ def test_generate_and_steer_write_under_it(document, prism, tiny_model, lm, stro
     value = document("steer", *options, "--generate", 5, "--heldout", 0)
     assert value["text"] == expected
     assert value["edit"] == {"kind": "controller", "prototypes": 3, "of": "no leading ones"}
+
+
+@pytest.fixture(scope="module")
+def examples(tiny_corpus, tmp_path_factory):
+    corpus = Corpus.open(tiny_corpus)
+    path = tmp_path_factory.mktemp("examples") / "examples.jsonl"
+    texts = [corpus.text(number)[:600] for number in corpus.split("train")[:60].tolist()]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def test_a_controller_is_written(prism, document, tiny_model, examples, tmp_path):
+    out = tmp_path / "quiet.safetensors"
+    command = ("suppress", tiny_model, "--examples", examples, "--out", out, *SMALL)
+    command += ("--target", 0.4, "--max-cost", 100)
+    value = document(*command)
+    written = prismlm.Controller.load(out)
+    lm = prismlm.load(tiny_model)
+    assert written.head == prototypes_fingerprint(lm.head)
+    assert [list(pair) for pair in value["chosen"]["scales"]] == [
+        [i, pytest.approx(s)] for i, s in written.scales
+    ]
+    assert written.made["by"] == "suppress"
+    assert "“the”" in value["judge"]
+    with lm.edit(written):
+        lm.generate("The", tokens=2)
+    shown = prism(*command, "--overwrite").stdout
+    for words in ("the text has “the”", "Strengths", "random prototypes", "logit bias"):
+        assert words in shown
+
+
+def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, tmp_path):
+    out = tmp_path / "none.safetensors"
+    command = ("suppress", tiny_model, "--examples", examples, "--out", out, *SMALL)
+    result = forked.run(*command, "--target", 1, "--max-cost", 0)
+    assert result.returncode == 2
+    assert not out.exists()
+    assert "all are removed" in result.stdout
+    assert "nothing was written" in result.stderr
+
+
+def test_what_suppress_refuses(refused, tiny_model, examples, tmp_path):
+    out = tmp_path / "x.safetensors"
+    few = tmp_path / "few.txt"
+    few.write_text("one text\nanother text\n")
+    run = ("suppress", tiny_model, "--out", out)
+    assert "there are 2 examples" in refused(*run, "--examples", few)
+    assert "2 texts to keep" in refused(*run, "--examples", examples, "--keep", few, *SMALL)
+    assert "the target is 2" in refused(*run, "--examples", examples, "--target", 2)
+    assert "ends with .safetensors" in refused(
+        "suppress", tiny_model, "--examples", examples, "--out", tmp_path / "x.json"
+    )
+    assert not out.exists()
+
+
+def test_what_if_in_json_and_table(prism, document, tiny_model, lm):
+    first = lm.explain(CELL, generate=5).documents(1)[0].doc_id
+    command = ("what-if", tiny_model, CELL, "--without", first, "--generate", 5)
+    result = what_if(lm, CELL, [first], generate=5)
+    assert document(*command) == json.loads(json.dumps(result.to_dict())) | {
+        "model": str(tiny_model),
+        "lens": "sample",
+        "prompt": CELL,
+    }
+    shown = prism(*command).stdout
+    assert "Without 1 document (" in shown
+    assert f"{result.estimates[0].change:+.1f}".replace("-", "−") in shown
+    assert "they may not hold" in shown
+
+
+def test_what_if_names_bad_input(refused, tiny_model):
+    command = ("what-if", tiny_model, CELL)
+    assert "--without" in refused(*command)
+    assert "no text of this lens has license=none" in refused(*command, "--without", "license=none")
+    again = refused(*command, "--without", "no-such-document", "--generate", 3)
+    assert "has no document 'no-such-document'" in again
