@@ -258,9 +258,7 @@ def test_calibrate_learns_which_ending_is_wanted_and_says_so(lm, tmp_path):
     result = cal.calibrate(lm, examples, description="longer answers")
     assert (result.fitted, result.tested) == (48, 12)
     assert result.controller.head == cal.prototypes_fingerprint(lm.head)
-    value = result.to_dict()
-    json.dumps(value)
-    assert value["prototypes"]
+    assert json.loads(json.dumps(result.to_dict()))["controller"]
     assert result.after >= result.before
     # The change is that of the model under the edit.
     test = cal.calibrate(lm, examples, examples[:10], seed=0)

@@ -16,7 +16,7 @@ Source: *Prototype Language Models*, arXiv 2607.00510, whose details are ours.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,15 +325,13 @@ class Calibration:
     before: float
     after: float
     change: Interval
-    chosen: Chosen
+    pull: float
     cut: int  # answers whose context was cut on the left
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``prismlm calibrate --json``."""
-        fields = asdict(self) | {"pull": self.chosen.pull}
-        del fields["chosen"], fields["controller"]
+        """Return the fields of ``prismlm calibrate --json``; the controller is its file."""
         turned = [{"prototype": i, "scale": s} for i, s in self.controller.scales]
-        return fields | {"prototypes": turned}
+        return vars(self) | {"controller": turned, "change": vars(self.change)}
 
 
 def calibrate(
@@ -371,4 +369,4 @@ def calibrate(
     change = bootstrap(right[1] * 1.0 - right[0], seed=seed)
     before, after = (float(answered.mean()) for answered in right)
     cut, counts = answers.cut + asked.cut, (len(answers), len(asked))
-    return Calibration(controller, *counts, before, after, change, chosen, cut)
+    return Calibration(controller, *counts, before, after, change, chosen.pull, cut)

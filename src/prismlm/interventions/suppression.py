@@ -13,13 +13,10 @@ behaviour is rare enough in texts sampled for choosing; what is reported is of t
 that had no part in it. *Prototype Language Models* (arXiv 2607.00510) suppresses behaviours by a
 few prototypes; how they are found here is ours.
 
-The judge of a phrase looks for it. That of a topic or style weighs words w by log-odds, with
-n counts of words plus 1,
+The judge of a phrase looks for it. That of a topic or style goes by the mean l of a text's words,
+with n their counts plus 1, and 0 within two standard errors:
 
     l_w = ln(n_w(examples) / n_w(keep)) − ln(Σ_v n_v(examples) / Σ_v n_v(keep))
-
-or 0 within two standard errors, and a text shows it if the mean l of its words is above a
-threshold.
 """
 
 from __future__ import annotations
@@ -515,6 +512,8 @@ class Suppressing:
         if not self.tokens:
             raise InputError(reason)
         self.rows = marks.nonzero()[:, 0]
+        pairs = zip(self.kept, self.keep, strict=True)
+        self.losses = [summed_losses(lm, kept, Way(), len(part)) for kept, part in pairs]
 
     def fit(self) -> ScaleFit:
         """Return the fit of the prototypes that mark the behaviour; InputError if none does."""
@@ -539,9 +538,8 @@ class Suppressing:
 
     def cost(self, way: Way, *, report: bool = False) -> tuple[float, Interval]:
         """Return the perplexity of kept text, and its relative growth."""
-        kept, texts = self.kept[report], self.keep[report]
+        kept, texts, before = self.kept[report], self.keep[report], self.losses[report]
         sizes = np.bincount(kept.text.cpu().numpy(), minlength=len(texts))
-        before = summed_losses(self.lm, kept, Way(), len(texts))
         if way.words:
             kept = read(self.lm, texts, self.lm.tokens_of(f"{way.words}\n\n"))
         after = summed_losses(self.lm, kept, way, len(texts)) if way != Way() else before
