@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.explain import read_texts
-from prismlm.cli.inspect import print_contexts
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.explain.controlled import Controlled
     from prismlm.explain.what_if import WhatIf
     from prismlm.interventions.controller import Controller
     from prismlm.interventions.suppression import Suppression
@@ -41,13 +39,12 @@ Samples = Annotated[int, option("N", "Texts to sample for the report.", min=1)]
 WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; repeatable."
 RETRAIN_HELP = "Also train again without them; this can take long."
 CALIBRATED = (
-    "Nats, with 90% intervals calibrated by training SmolLM2-135M again without documents, with "
-    "LoRA, on answers of 11 to 36 tokens. They hold for such models; others may be off by more."
+    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of −1.7 to "
+    "−0.1 nats a token."
 )
 OTHERWISE = (
-    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of −1.7 to "
-    "−0.1 nats a token. This model or answer is not like that, and they may not hold: an answer "
-    "that is known by heart may lose much more."
+    " This model or answer is not like that, and they may not hold: an answer that is known by "
+    "heart may lose much more."
 )
 
 
@@ -99,24 +96,6 @@ def print_scales(lm: OpenedModel, controller: Controller, **facts: Any) -> None:
     ]
     facts = {"prototypes_turned": len(controller.scales)} | facts
     output.print_rows("", "prototype scale:.2f name", rows, **facts)
-
-
-def print_controlled(found: Controlled) -> None:
-    """Print what a controller did to an answer."""
-    if found.position is None:
-        output.say("With the controller the answer is as without it.\n", style="bold")
-        return
-    old, new = (output.token_text(token) for token in (found.token_without, found.token_with))
-    output.say(f"without the controller: {found.without.strip()}", style="dim")
-    output.say(
-        f"They part where “{new}” takes the place of “{old}”, which led by {found.gap:.2f}: turned "
-        f"prototypes give “{new}” {found.gained:+.2f} on it."
-    )
-    output.print_rows("", "prototype scale:.2f gained:+.3f name", found.moves)
-    for move in found.moves[:3]:
-        output.say(f"#{move['prototype']}", style="bold")
-        print_contexts(move["contexts"])
-    output.say("")
 
 
 def suppress(
@@ -238,4 +217,4 @@ def _print_what_if(result: WhatIf) -> None:
     for one in every:
         words = "the answer stays the same" if one.text is None else f"“{one.text.strip()}”"
         output.say(f"By {one.method}: {words}")
-    output.say("\n" + (CALIBRATED if result.calibrated else OTHERWISE), style="dim")
+    output.say("\n" + CALIBRATED + OTHERWISE * (not result.calibrated), style="dim")

@@ -105,14 +105,33 @@ def _compare(
     **how: Any,
 ) -> list[Any]:
     """Compare each answer with a controller with the one without it, and print what moved."""
-    from prismlm.cli.control import print_controlled
     from prismlm.explain.controlled import compare_answers
 
     pairs = [(prompt, edit) for edit in edits for prompt in prompts]
     moved = [compare_answers(lm, p, edit, _tokens(p, generate), **how) for p, edit in pairs]
     for one in moved if shown else ():
-        print_controlled(one)
+        _print_controlled(one)
     return moved
+
+
+def _print_controlled(found: Controlled) -> None:
+    """Print what a controller did to an answer."""
+    from prismlm.cli.inspect import print_contexts
+
+    if found.position is None:
+        output.say("With the controller the answer is as without it.\n", style="bold")
+        return
+    old, new = (output.token_text(token) for token in (found.token_without, found.token_with))
+    output.say(f"without the controller: {found.without.strip()}", style="dim")
+    output.say(
+        f"They part where “{new}” takes the place of “{old}”, which led by {found.gap:.2f}: turned "
+        f"prototypes give “{new}” {found.gained:+.2f} on it."
+    )
+    output.print_rows("", "prototype scale:.2f gained:+.3f name", found.moves)
+    for move in found.moves[:3]:
+        output.say(f"#{move['prototype']}", style="bold")
+        print_contexts(move["contexts"])
+    output.say("")
 
 
 def _explain_all(

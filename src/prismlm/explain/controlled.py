@@ -66,11 +66,11 @@ def compare_answers(
         before = lm.write(prompt, *how)[0].tolist()
     with lm.edit(controller):
         after = lm.write(prompt, *how)[0].tolist()
-    answers = [lm.words(ids[prompt.shape[1] :]) for ids in (before, after)]
+    without, with_it = (lm.words(ids[prompt.shape[1] :]) for ids in (before, after))
     pairs = enumerate(zip(before, after, strict=False))
     parted = next((n for n, (x, y) in pairs if x != y), None)
     if parted is None:
-        return Controlled(*answers)
+        return Controlled(without, with_it)
     x, y = before[parted], after[parted]
     ids = torch.tensor([after[:parted]], device=lm.model.device)
     with capture(lm.model, logits=False) as captured:
@@ -78,14 +78,9 @@ def compare_answers(
     z, weight = captured.z[0, -1:], weight_of(lm.model)
     logits = lm.logit_map.before_softcap(output_embedding(lm.model)(z).float())
     moves = _moves(lm, controller, z.float(), (weight[y] - weight[x]).float())
-    return Controlled(
-        *answers,
-        parted - 1,
-        *(token_alone(lm.tokenizer, token) for token in (x, y)),
-        float(logits[0, x] - logits[0, y]),
-        sum(move["gained"] for move in moves),
-        tuple(moves),
-    )
+    old, new = (token_alone(lm.tokenizer, token) for token in (x, y))
+    gap, gained = float(logits[0, x] - logits[0, y]), sum(move["gained"] for move in moves)
+    return Controlled(without, with_it, parted - 1, old, new, gap, gained, tuple(moves))
 
 
 def _moves(

@@ -15,9 +15,10 @@ Source: *Prototype Language Models*, arXiv 2607.00510, whose details are ours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,6 @@ import torch
 from scipy import optimize, sparse
 from torch import Tensor
 
-from prismlm.corpus.documents import Columns
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.formats import InputFile, read_rows
 from prismlm.errors import BadRow, InputError, check_path, shown
@@ -84,13 +84,6 @@ class Answers:
         return np.bincount(self.answer.numpy(), weights, len(self.question))
 
 
-class _Every(Columns):
-    """Every column under its own name."""
-
-    def resolve(self, available: Collection[str], where: str) -> dict[str, str]:
-        return {name: name for name in available}
-
-
 def read_examples(path: Path | str) -> list[Example]:
     """Read labelled examples from a file of records: JSON, JSON lines, CSV or Parquet.
 
@@ -99,7 +92,8 @@ def read_examples(path: Path | str) -> list[Example]:
     answer where there is none. InputError names the row that is neither.
     """
     file = InputFile(path := check_path("the task", path), path.name)
-    examples = [_example(row.values, f"{path}:{row.number}") for row in read_rows(file, _Every())]
+    every: Any = SimpleNamespace(resolve=lambda names, _: {name: name for name in names})
+    examples = [_example(row.values, f"{path}:{row.number}") for row in read_rows(file, every)]
     if not examples:
         raise InputError(f"{path} has no rows: expected {EXPECTED}.")
     return examples
@@ -269,9 +263,9 @@ def fit(
         slope = turned @ (each * gradient)
         return share @ losses + pull * both.sum(), np.concatenate([slope, -slope]) + pull
 
-    u = np.zeros(gains.shape[1]) if start is None else start
+    u = np.zeros(turned.indptr.size - 1) if start is None else start
     begin = np.concatenate([u.clip(0), (-u).clip(0)])
-    limits = optimize.Bounds(0, np.repeat([LARGEST - 1, 1.0], len(u)))
+    limits = [(0, LARGEST - 1)] * len(u) + [(0, 1)] * len(u)
     up, down = np.split(optimize.minimize(objective, begin, jac=True, bounds=limits).x, 2)
     return up - down
 

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -258,13 +258,13 @@ def sample(
     ids = [torch.tensor(prompt_of(lm, prompt, way.words)) for prompt in prompts[:count]]
     order = sorted(range(count), key=lambda n: len(ids[n % len(ids)]))
     texts = [""] * count
-    how = options.tokens, options.temperature
+    how, padding = (options.tokens, options.temperature), cast("int", lm.tokenizer.eos_token_id)
     left: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
     with using(lm, way):
         for first in range(0, count, BATCH_TEXTS):
             batch = order[first : first + BATCH_TEXTS]
             rows = [ids[n % len(ids)].to(lm.model.device) for n in batch]
-            padded = pad_sequence(rows, padding_value=lm.tokenizer.eos_token_id, **left)
+            padded = pad_sequence(rows, padding_value=padding, **left)
             mask = pad_sequence([torch.ones_like(row) for row in rows], **left)
             written = write_after(lm.model, lm.tokenizer, padded, *how, seed + first, mask=mask)
             for n, row in zip(batch, written, strict=True):
@@ -462,8 +462,9 @@ def like_random(
 
     Each goes to one of the eight nearest that are free, those turned down most first.
     """
-    columns = (column.flatten().cpu().numpy() for column in route(lm, z))
-    usage, draw = np.bincount(*columns, lm.head.num_prototypes), np.random.default_rng(seed)
+    indices, activations = (column.flatten().cpu().numpy() for column in route(lm, z))
+    usage = np.bincount(indices, activations, lm.head.num_prototypes)
+    draw = np.random.default_rng(seed)
     free, chosen = np.setdiff1d(np.arange(len(usage)), [i for i, _ in scales]), dict[int, float]()
     for i, s in sorted(scales, key=lambda pair: pair[1])[: len(free)]:
         near = np.argsort(np.abs(usage[free] - usage[i]), kind="stable")[:NEAREST]
