@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.index.scale import memory
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.__main__ import set_environment
@@ -121,12 +122,9 @@ def measure_ratio(
     times = np.array(seconds[WARM_UP:])
     times[-1, 2] += settling
     return {
-        "bf16": bf16,
         "parameters": sum(p.numel() for p in plain.parameters()),
         "prototypes": head.num_prototypes,
         "tokens": scan.tokens,
-        "passes": len(times),
-        "threads": torch.get_num_threads(),
         "ratio": _ratio(times[:, 2], times[:, 0]),
         "ratio_with_logits": _ratio(times[:, 2], times[:, 1]),
     }
@@ -185,18 +183,10 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     shutil.rmtree(part)
 
 
-def _own_bytes() -> int:
-    """Return the memory that this process has to itself, without files that are mapped."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("this system does not say what memory is a process's own")
-
-
 def _watch_peak(peak: list[int], over: threading.Event) -> None:
     """Note the largest own memory in ``peak``, looked at a hundred times a second."""
     while not over.wait(0.01):
-        peak[0] = max(peak[0], _own_bytes())
+        peak[0] = max(peak[0], memory("RssAnon"))
 
 
 def _index_part(path: Path, out: Path, queue: Any) -> None:
@@ -212,7 +202,7 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     head = PrototypeHead(config.hidden_size, PROTOTYPES, PER_TOKEN)
     head.reset_parameters()
     options = IndexOptions(contexts=CONTEXTS, window=256, stride=192)
-    before, over = _own_bytes(), threading.Event()
+    before, over = memory("RssAnon"), threading.Event()
     peak = [before]
     watch = threading.Thread(target=_watch_peak, args=(peak, over), daemon=True)
     watch.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -97,36 +96,24 @@ def parts_parser(
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
-    parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=["float32", "bfloat16"],
-        help="bfloat16: autocast in training",
-    )
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"])
     return parser
 
 
 def run_parts(
-    args: argparse.Namespace,
-    rows_of: Callable[[str, str], Iterable[dict[str, Any]]],
-    **how: object,
+    args: argparse.Namespace, rows_of: Callable[[str, str], Iterable[dict[str, Any]]]
 ) -> None:
     """Run the parts and write each once it is measured; the file's other parts stay.
 
-    ``rows_of`` returns the rows of a part in a dtype; ``how`` is noted with each part.
+    ``rows_of`` returns the rows of a part in a dtype.
     """
-    began = time.strftime("%Y-%m-%d %H:%M:%S")
     if args.device == "cpu":
         torch.set_num_threads(args.threads)
         keep_freed_memory()
     dtypes = args.dtypes or {"cpu": ["float32"], "cuda": ["float32", "bfloat16"]}[args.device]
     result = read_json(args.out) if args.out.is_file() else {"parts": {}}
     for part in args.parts:
-        load = os.getloadavg()[0]
         rows = [row | {"dtype": dtype} for dtype in dtypes for row in rows_of(part, dtype)]
         where = environment() | machine(args.device)
-        where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-        noted = {"environment": where, "run_began": began, "rounds": args.rounds}
-        noted |= {**how, "rows": rows}
-        result["parts"][part] = noted
+        result["parts"][part] = {"environment": where, "rounds": args.rounds, "rows": rows}
         write_json(args.out, result)
