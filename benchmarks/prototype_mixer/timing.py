@@ -120,13 +120,13 @@ def step(setting: Setting) -> list[Row]:
     sizes, device = setting.sizes, setting.device
     rows: list[Row] = []
     for length in sizes.step_lengths:
-        shape = {"rows": sizes.step_tokens // length, "length": length}
+        count = sizes.step_tokens // length
         forms: dict[str, Callable[[], None]] = {}
         for name in ("protot", "llama"):
             model = model_of(name, sizes.vocab, device, **sizes.changes, **without_dropout(name))
-            forms[name] = training_step(model, *shape.values(), device, setting.dtype)
+            forms[name] = training_step(model, count, length, device, setting.dtype)
         turns = in_turns(forms, setting.rounds, device)
-        rows.append(compared(turns, "protot", **shape, dropout=False))
+        rows.append(compared(turns, "protot", rows=count, length=length, dropout=False))
     return rows
 
 
