@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import yaml
 
 from benchmarks.shared.over_seeds import interval
 
 Run = dict[str, Any]
-# Of the steps that are timed on a GPU.
-RECIPE = Path("recipes/gpt2-small-gpu/default.yaml")
 WHAT = {
     "default": "**default**: detached, placed half way, a quarter, KL over 1,024 tokens, RES × 1",
     "default-third": "on a third, KL over the whole vocabulary, RES × 0.1",
@@ -83,7 +78,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "above": above,
         "sampled": sampled,
         "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
-        "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
     }
 
 
