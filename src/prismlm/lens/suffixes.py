@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from prismlm.errors import InputError
 from prismlm.files import atomic_file
 from prismlm.lens.external_sort import sort_on_disk
 from prismlm.lens.layout import array_file
@@ -44,14 +43,7 @@ PART = 2**21
 # than MAX_PART_BYTES, which are in memory while it is sorted.
 LARGE = 2**28
 MAX_PARTS, MAX_PART_BYTES = 64, 3 * 2**30
-# Tokens of a query that are compared first, since few longer sequences occur.
-FIRST_LENGTH = 32
-# Matches of a part that are sorted by position; the first of more are found by reading its tokens.
-MAX_SORTED = 2**16
-TOKENS_AT_ONCE = 2**18
 PACKAGE = "pydivsufsort"
-# The number of the files of a text that is not large.
-SINGLE: Sequence[None] = (None,)
 
 Tokens = Sequence[int] | np.ndarray
 
@@ -181,7 +173,7 @@ class StoredTokens:
         (documents,) = self._files.arrays(DOCUMENTS_FILE)
         self._firsts, self._starts, self._part = documents
         single = self._files.has(TOKENS_FILE)
-        self._numbers = SINGLE if single else range(int(self._part[-1]) + 1)
+        self._numbers = [None] if single else range(int(self._part[-1]) + 1)
         self._texts = self._arrays(TOKENS_FILE)
         self._edges = [0, *np.cumsum([len(text) for text in self._texts]).tolist()]
 
@@ -243,22 +235,12 @@ class _Part(NamedTuple):
             longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
         return longest
 
-    def first_matches(self, query: np.ndarray, rows: range, limit: int) -> np.ndarray:
-        """Return the first indices, among all tokens of the lens, of a query's matches."""
-        if len(rows) <= MAX_SORTED:
-            matches = self.order[rows.start : rows.stop].astype(np.int64)
-            return np.sort(matches)[:limit] + self.first
-        columns: list[np.ndarray] = []
-        for begin in range(self.begin, self.end, TOKENS_AT_ONCE):
-            block = self.tokens[begin : min(begin + TOKENS_AT_ONCE + len(query) - 1, self.end)]
-            matches = np.arange(max(0, len(block) - len(query) + 1))
-            for offset, token in enumerate(query):
-                matches = matches[block[matches + offset] == token]
-            columns.append(matches[:limit] + begin)
-            limit -= len(columns[-1])
-            if not limit:
-                break
-        return np.concatenate(columns) + self.first
+    def first_matches(self, rows: range, limit: int) -> np.ndarray:
+        """Return the first indices, among all tokens of the lens, of the suffixes of some rows."""
+        matches = self.order[rows.start : rows.stop]
+        if len(matches) > limit:
+            matches = np.partition(matches, limit)[:limit]
+        return np.sort(matches).astype(np.int64) + self.first
 
 
 class Suffixes(StoredTokens):
@@ -270,25 +252,19 @@ class Suffixes(StoredTokens):
 
     def __init__(self, files: Path | LensFiles) -> None:
         super().__init__(files)
-        names = [numbered(name, n) for name in (TOKENS_FILE, ORDER_FILE) for n in self._numbers]
-        why = unsearchable([name for name in names if self._files.has(name)])
-        if why is not None:
-            raise InputError(
-                f"the lens {self._files.address} cannot find text word for word: {why}."
-            )
         # A search takes many steps, one after another, so that arrays of a store are read whole.
         self._texts, orders = (
             [array if isinstance(array, np.ndarray) else array[:] for array in arrays]
             for arrays in (self._texts, self._arrays(ORDER_FILE))
         )
-        if self._numbers is SINGLE:
-            numbers = np.arange(int(self._part[-1]) + 1)
-            firsts = self._firsts[np.searchsorted(self._part, numbers)].tolist()
-            pairs = pairwise([*firsts, self._edges[-1]])
-            self._parts = [_Part(self._texts[0], orders[0], *pair, 0) for pair in pairs]
-        else:
-            columns = zip(self._texts, orders, self._edges, strict=False)
-            self._parts = [_Part(text, rows, 0, len(text), edge) for text, rows, edge in columns]
+        numbers = np.arange(int(self._part[-1]) + 1)
+        firsts = self._firsts[np.searchsorted(self._part, numbers)].tolist()
+        self._parts: list[_Part] = []
+        for begin, end in pairwise([*firsts, self._edges[-1]]):
+            file = bisect_right(self._edges, begin) - 1
+            edge = self._edges[file]
+            part = _Part(self._texts[file], orders[file], begin - edge, end - edge, edge)
+            self._parts.append(part)
 
     def count(self, tokens: Tokens) -> int:
         """Return how often a sequence of one token or more occurs."""
@@ -302,24 +278,20 @@ class Suffixes(StoredTokens):
         for part, matching in zip(self._parts, rows, strict=False):
             missing = limit - len(starts)
             if matching and missing:
-                matches = part.first_matches(query, matching, missing)
+                matches = part.first_matches(matching, missing)
                 starts = np.concatenate([starts, matches])
         document = np.searchsorted(self._firsts, starts, side="right") - 1
         return starts - self._firsts[document] + self._starts[document]
 
     def longest_prefix(self, tokens: Tokens) -> tuple[int, int]:
         """Return the length of the longest prefix of a sequence that occurs, and how often."""
-        most = FIRST_LENGTH
-        while True:
-            query = self._encode(tokens[:most])
-            length, rows = len(query), self._rows(query)
-            if not any(rows):
-                nearest = zip(self._parts, rows, strict=False)
-                length = max((part.longest(query, row.start) for part, row in nearest), default=0)
-                rows = self._rows(query[:length])
-            if length < most or most >= len(tokens):
-                return length, sum(map(len, rows))
-            most *= 2
+        query = self._encode(tokens)
+        length, rows = len(query), self._rows(query)
+        if not any(rows):
+            nearest = zip(self._parts, rows, strict=False)
+            length = max((part.longest(query, row.start) for part, row in nearest), default=0)
+            rows = self._rows(query[:length])
+        return length, sum(map(len, rows))
 
     def _rows(self, query: np.ndarray) -> list[range]:
         """Return the rows of each part; none for an empty query."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from string import Template
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from prismlm.errors import FormatError, InputError, check_number, check_text, check_whole, shown
 from prismlm.files import check_json, json_text, room_to_write
@@ -27,8 +26,7 @@ from prismlm.run_state import Interrupts
 
 # Local servers want some key and ignore its value.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
-# How to ask for a schema, in the order tried; "plain" sets no option at all.
-FORMATS = ("json_schema", "json_object", "text", "plain")
+URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[^@\s]*)?")
 # Enough for a model that reasons before it answers; one that never stops is cut off.
 MAX_TOKENS = 2048
 # Give up when more than half of the first 8 questions fail, or 32 in a row.
@@ -94,44 +92,33 @@ class Question(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of an answer."""
-        return {
-            "type": "object",
-            "properties": {
-                name: {"type": "string", "enum": list(kind)}
-                if isinstance(kind, tuple)
-                else JSON_TYPES[kind]
-                for name, kind in self.fields.items()
-            },
-            "required": list(self.fields),
-            "additionalProperties": False,
+        choices = {"type": "string"}
+        properties = {
+            name: choices | {"enum": list(kind)} if isinstance(kind, tuple) else JSON_TYPES[kind]
+            for name, kind in self.fields.items()
         }
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        return schema | {"additionalProperties": False}
 
     def answer(self, text: object) -> dict[str, Any]:
         """Parse a reply; raise NoAnswer with the reason if it is not an answer."""
         if not isinstance(text, str):
             raise NoAnswer("there is no text in it")
-        choices = {name: kind for name, kind in self.fields.items() if isinstance(kind, tuple)}
+        kinds = {n: str if isinstance(kind, tuple) else kind for n, kind in self.fields.items()}
         block = CODE_BLOCK.fullmatch(text)
         try:
             answer = json.loads(block[1] if block else text)
-            check_json(answer, self.fields | dict.fromkeys(choices, str), "the answer")
+            check_json(answer, kinds, "the answer")
         except (ValueError, RecursionError, FormatError):
             answer = {}
-        if answer.keys() != self.fields.keys():
-            raise NoAnswer(f"it is no JSON object with the fields {', '.join(self.fields)}")
-        for name, allowed in choices.items():
-            # Case, spaces and punctuation do not count.
-            by_letters = {_letters(choice): choice for choice in allowed}
-            if _letters(answer[name]) not in by_letters:
+        if answer.keys() != kinds.keys():
+            raise NoAnswer(f"it is no JSON object with the fields {', '.join(kinds)}")
+        for name, kind in self.fields.items():
+            if isinstance(kind, tuple) and answer[name] not in kind:
                 raise NoAnswer(f"its {name} is not one of the choices")
-            answer[name] = by_letters[_letters(answer[name])]
         if not self.is_valid(answer):
             raise NoAnswer("a value in it is empty or out of range")
         return answer
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"\W", "", name).casefold()
 
 
 class Answers:
@@ -143,10 +130,7 @@ class Answers:
     def __init__(self, path: Path, model: str) -> None:
         self.path, self.model, self._lock = path, model, threading.Lock()
         self._answers: dict[str, Any] = {}
-        data = path.read_bytes() if path.is_file() else b""
-        # Ends a truncated last line before the next one is added.
-        self._separator = b"" if data.endswith(b"\n") or not data else b"\n"
-        for line in data.splitlines():
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
             with suppress(ValueError, RecursionError, TypeError, KeyError):
                 row = json.loads(line)
                 self._answers[row["key"]] = row["answer"]
@@ -165,11 +149,11 @@ class Answers:
     def add(self, question: Question, answer: dict[str, Any]) -> None:
         """Store an answer on disk."""
         key = self._key(question)
-        line = json_text({"key": key, "answer": answer}) + "\n"
+        # The line break comes first, as the last line may have been cut off.
+        line = "\n" + json_text({"key": key, "answer": answer})
         with self._lock, room_to_write(str(self.path), self.path.parent, self.kept):
             with self.path.open("ab") as file:
-                file.write(self._separator + line.encode(errors="replace"))
-            self._separator = b""
+                file.write(line.encode(errors="replace"))
             self._answers[key] = answer
 
     def kept(self) -> str:
@@ -190,13 +174,7 @@ class Endpoint:
     retries: int = 2  # if a request times out or the endpoint is busy
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(check_text("the endpoint", self.url))
-            # An invalid port raises only when it is read.
-            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            valid = False
-        if not valid or "@" in self.url:
+        if not URL.fullmatch(check_text("the endpoint", self.url)):
             raise InputError(
                 f"the endpoint is {shown(self.url.rpartition('@')[2])}: expected a URL such as "
                 f"http://localhost:8080/v1, without a password; {KEY_VARIABLE} holds a key."
@@ -206,11 +184,13 @@ class Endpoint:
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
 
 
-def _options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the ways to ask for a schema, in the order tried; the last one sets no option."""
     named = {"name": "answer", "strict": True, "schema": schema}
-    formats = {"json_schema": {"json_schema": named}, "json_object": {"schema": schema}}
-    reply = {"response_format": {"type": kind, **formats[kind]}} if kind in formats else {}
-    return {} if kind == "plain" else {"temperature": 0, "max_tokens": MAX_TOKENS, **reply}
+    limits = {"temperature": 0, "max_tokens": MAX_TOKENS}
+    by_schema = {"response_format": {"type": "json_schema", "json_schema": named}}
+    as_object = {"response_format": {"type": "json_object", "schema": schema}}
+    return [limits | by_schema, limits | as_object, {}]
 
 
 class Session:
@@ -224,7 +204,7 @@ class Session:
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()  # questions, by reason
         self._lock = threading.Lock()
-        self._format = 0  # the first of FORMATS that the endpoint has not refused
+        self._way = 0  # the first of the options that the endpoint has not refused
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=os.environ.get(KEY_VARIABLE) or NO_KEY,
@@ -261,13 +241,10 @@ class Session:
             for name, count in zip(("tokens_in", "tokens_out"), counts, strict=True):
                 self.tally[name] += count if isinstance(count, int) else 0
         first = choices[0] if isinstance(choices, list) and choices else None
-        message = getattr(first, "message", None)
-        if getattr(message, "refusal", None):
-            raise NoAnswer("the model refused")
-        return getattr(message, "content", None)
+        return getattr(getattr(first, "message", None), "content", None)
 
     def _request(self, messages: list[dict[str, str]], question: Question) -> object:
-        """Send a request, and fall back to a simpler format for good if the endpoint refuses it."""
+        """Send a request, and fall back to simpler options for good if the endpoint refuses it."""
         import openai
 
         refusals = (
@@ -276,22 +253,21 @@ class Session:
             openai.InternalServerError,
         )
         create: Any = self._client.chat.completions.create
-        tried = self._format
+        ways, way = _options(question.schema), self._way
         while True:
-            options = _options(FORMATS[tried], question.schema)
             try:
-                reply = create(model=self.endpoint.model, messages=messages, **options)
+                reply = create(model=self.endpoint.model, messages=messages, **ways[way])
             except refusals as error:
-                # A format that has worked before is not the cause.
-                if (self.tally["requests"] and tried == self._format) or tried + 1 == len(FORMATS):
+                # Options that have worked before are not the cause.
+                if (self.tally["requests"] and way == self._way) or way + 1 == len(ways):
                     raise self._error(error) from error
-                tried = max(tried + 1, self._format)
+                way = max(way + 1, self._way)
             except openai.APIError as error:
                 raise self._error(error) from error
             except ValueError:  # the body is not JSON
                 return None
             else:
-                self._format = tried
+                self._way = way
                 return reply
 
     def _error(self, error: Exception) -> NoAnswer | InputError:
@@ -313,14 +289,6 @@ class Session:
         cause = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
         return InputError(
             f"{self.endpoint.url}: {reason} ({cause}). {advice} {self.answers.kept()}"
-        )
-
-    def _too_many(self, failed: int, count: int) -> InputError:
-        reason = self.failures.most_common(1)[0][0]
-        return InputError(
-            f"{failed:,} of the first {count:,} questions to "
-            f"{self.endpoint.model!r} at {self.endpoint.url} got no usable answer, mostly because "
-            f"{reason}. Try another model, or check the server. {self.answers.kept()}"
         )
 
     def each(
@@ -357,7 +325,12 @@ class Session:
                         task.note(f"{failed:,} failed, the last because {error}")
                         most = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
                         if most or in_a_row >= MAX_FAILURES_IN_A_ROW:
-                            raise self._too_many(failed, count)
+                            raise InputError(
+                                f"{failed:,} of the first {count:,} questions to "
+                                f"{self.endpoint.model!r} at {self.endpoint.url} got no usable "
+                                f"answer, mostly because {self.failures.most_common(1)[0][0]}. Try "
+                                f"another model, or check the server. {self.answers.kept()}"
+                            )
                     task.advance()
                     yield job, result
         finally:

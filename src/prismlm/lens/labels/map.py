@@ -20,13 +20,13 @@ from prismlm.lens.lens import Lens
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
-NEIGHBOURS, MIN_DISTANCE, SEED = 15, 0.1, 0
+NEIGHBOURS, SEED = 15, 0
 # Prototypes of a region on average, and regions at most.
 REGION, REGIONS = 60, 24
-# The least share and lift of the category that a region is named by.
+# The least share and lift of the category that a region is named by, and prototypes and lift of a
+# word, with its letters.
 CATEGORY_SHARE, CATEGORY_LIFT = 0.3, 1.3
-# For words: the least prototypes and lift, letters of a word, and words of a name.
-WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 5.0, 4, 2
+WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS = 5, 5.0, 4
 # The prototype that a page opens at has this score, and a category other than these.
 GOOD_SCORE = 0.9
 UNINFORMATIVE = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
@@ -35,8 +35,7 @@ UNINFORMATIVE = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record."""
     lens.files.check_local("map")
-    record = {"method": "umap", "neighbours": NEIGHBOURS, "least_distance": MIN_DISTANCE}
-    record |= {"seed": SEED}
+    record = {"method": "umap", "seed": SEED}
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
         points = laid_out(head.prototypes.detach().float().numpy())
@@ -54,9 +53,9 @@ def laid_out(prototypes: np.ndarray) -> np.ndarray:
             f"a map needs more than {NEIGHBOURS} prototypes, and the model has {len(prototypes)}."
         )
     threads = torch.get_num_threads()
-    how = {"n_neighbors": NEIGHBOURS, "min_dist": MIN_DISTANCE, "random_state": SEED}
+    layout = UMAP(NEIGHBOURS, metric="cosine", n_jobs=1, random_state=SEED)
     try:
-        points = UMAP(metric="cosine", n_jobs=1, **how).fit_transform(prototypes)
+        points = layout.fit_transform(prototypes)
     finally:
         # numba sets the threads of the OpenMP that PyTorch uses too.
         torch.set_num_threads(threads)
@@ -76,8 +75,8 @@ def regions(lens: Lens) -> list[Region]:
 
     Regions are clusters of k-means, seeded. A region is named by the category with the largest
     n log²(lift): n is how many of its prototypes have it, lift their share relative to the whole
-    map. A category names one region. Other regions are named by words that their prototypes
-    raise, ranked alike.
+    map. Regions without such a category are named by a word that their prototypes raise, ranked
+    alike. A name is that of one region.
     """
     points = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
     count = min(REGIONS, len(points) // REGION)
@@ -87,22 +86,20 @@ def regions(lens: Lens) -> list[Region]:
     sizes = np.bincount(region_of, minlength=count)
     categories = [{category} - {None, OTHER} for category in lens.categories]
     words = words_raised(lens.prototypes["top_tokens"].to_pylist())
-    names: dict[int, list[str]] = {}
-    for region, name, n, lift in _ranked(region_of, sizes, categories):
-        large = n >= CATEGORY_SHARE * sizes[region] and lift >= CATEGORY_LIFT
-        if large and region not in names and [name] not in names.values():
-            names[region] = [name]
-    categorised = set(names)
-    for region, name, n, lift in _ranked(region_of, sizes, words):
-        shown = names.setdefault(region, [])
-        frequent = n >= WORD_PROTOTYPES and lift >= min(WORD_LIFT, count / 2)
-        if frequent and region not in categorised and len(shown) < WORDS_SHOWN:
-            shown.append(name)
+    names: dict[int, str] = {}
+    for kinds, least, share, lift in (
+        (categories, 0, CATEGORY_SHARE, CATEGORY_LIFT),
+        (words, WORD_PROTOTYPES, 0.0, min(WORD_LIFT, count / 2)),
+    ):
+        for region, name, n, lifted in _ranked(region_of, sizes, kinds):
+            distinctive = n >= max(least, share * sizes[region]) and lifted >= lift
+            if distinctive and region not in names and name not in names.values():
+                names[region] = name
     centers = [np.median(points[region_of == region], axis=0) for region in range(count)]
     return [
-        Region(*map(float, centers[region].round(3)), name=", ".join(names[region]))
+        Region(*map(float, centers[region].round(3)), name=names[region])
         for region in np.argsort(-sizes).tolist()
-        if names.get(region)
+        if region in names
     ]
 
 
