@@ -1,7 +1,7 @@
 """Interventions on the channels of prototype mixers, and the block in which they apply.
 
-Hooks on a mixer's gates carry them out; for clamps, a hook on the decoder provides the positions.
-The interventions are in a context variable, so blocks nest. A compiled model calls no hooks.
+Hooks on a mixer's gates carry them out. The interventions are in a context variable, so blocks
+nest. A compiled model calls no hooks.
 
 ProtoT (A.3) reports different figures for the write mask than for the read mask. With zeros after
 the softmax the two are the same ablation: the channel adds nothing to any position. So both
@@ -11,12 +11,11 @@ the group share its part of the gate.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,22 +23,14 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import InputError, check_choice, check_whole
+from prismlm.errors import InputError, check_whole
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.layers.mixer_gates import GateInputs
 from prismlm.layers.prototype_mixer import initial_prototypes
-from prismlm.models.decoders.protot import (
-    check_channel,
-    check_layer,
-    chosen_layers,
-    gates_of,
-    mixers_of,
-)
-from prismlm.models.decoders.recurrent_decoder import RecurrentModel
+from prismlm.models.decoders.protot import check_channel, check_layer, gates_of, mixers_of
 from prismlm.models.device import check_sequence
 from prismlm.models.watch import Hook, watch
 
-GateName = Literal["both", "write", "read"]
 OWN = -1
 
 
@@ -111,21 +102,16 @@ class ClampGates:
 
         write_i = recorded write_a(i),   read_i = recorded read_a(i),   a(i) ≥ 0
 
-    Without an alignment a(i) = i, and both texts must have the same length: passes that cross its
-    end are refused, and so are shorter ones without a cache. Later (generated) positions keep their
-    own gates. All rows of a batch are clamped alike; padding and packed rows are refused, because
-    their positions differ from those in the text. Shared gates are always clamped together.
+    Passes read one complete text with a(i) for each position, without a cache, padding or packed
+    rows; all rows of a batch are clamped alike. Without an alignment a(i) = i.
 
     Source: ProtoT, §5.2, "Prototype clamping".
     """
 
     record: GateRecord
-    layers: tuple[int, ...] | None = None  # None for all
-    gates: GateName = "both"
     alignment: Sequence[int] | Tensor | None = None  # a(i); −1 for a position's own gate
 
     def __post_init__(self) -> None:
-        check_choice("the gates of a clamp", self.gates, get_args(GateName))
         recorded, sources = len(self.record.input_ids), self.sources()
         valid = sources.ndim == 1 and sources.numel() > 0 and not sources.is_floating_point()
         if not valid or not OWN <= int(sources.min()) <= int(sources.max()) < recorded:
@@ -158,17 +144,16 @@ class _Layer(NamedTuple):
         masks: list[Any] = [i for i in self.interventions if isinstance(i, MASKS[gate])]
         return sorted({mask.channel for mask in masks if mask.renormalise == renormalise})
 
-    def clamps(self) -> list[tuple[ClampGates, GateName]]:
-        """Return clamps, each with its gates; shared gates count as both."""
+    @property
+    def clamp(self) -> ClampGates | None:
+        """The last clamp, which wins."""
         clamps = [i for i in self.interventions if isinstance(i, ClampGates)]
-        return [(clamp, "both" if self.mixer.shared_gates else clamp.gates) for clamp in clamps]
+        return clamps[-1] if clamps else None
 
 
 LayersByGates = Mapping[nn.Module, _Layer]
 _NONE: LayersByGates = {}
 _active: ContextVar[LayersByGates] = ContextVar("prismlm_interventions", default=_NONE)
-# Positions that a decoder has read before the current pass, and those in it.
-_span: ContextVar[tuple[int, int] | None] = ContextVar("prismlm_clamped_span", default=None)
 
 
 @contextmanager
@@ -194,9 +179,7 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     for layer in layers:
         _check(layer)
     hooks = [Hook(layer.mixer.gates, _change_inputs, _change_gates) for layer in layers]
-    if any(isinstance(intervention, ClampGates) for intervention in interventions):
-        decoders = [module for module in model.modules() if isinstance(module, RecurrentModel)]
-        hooks += [Hook(decoder, _set_span, _reset_span, always=True) for decoder in decoders]
+    hooks += [Hook(layer.mixer, _check_pass) for layer in layers if layer.clamp is not None]
     token = _active.set(active)
     try:
         with watch(hooks, unwatched_too=True):
@@ -218,7 +201,7 @@ def _checked_layers(
                 f"{sum(channels)} and {sum(recorded)} channels: record it with the model that it "
                 "is clamped onto."
             )
-        return chosen_layers(len(mixers), intervention.layers)
+        return tuple(range(len(mixers)))
     if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
         raise InputError(
             f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite, MaskRead "
@@ -241,7 +224,7 @@ def _check(layer: _Layer) -> None:
                     "softmax, so that none is left to share it: leave one out, or mask without "
                     "renormalise."
                 )
-        if excluded and any(gates in ("both", name) for _, gates in layer.clamps()):
+        if excluded and layer.clamp is not None:
             raise InputError(
                 f"a {name} gate is clamped, which leaves it no softmax to exclude channel "
                 f"{min(excluded)} from: mask without renormalise, or do not clamp its layer."
@@ -279,8 +262,8 @@ def _change_gates(
     layer = _active.get().get(module)
     if layer is None:
         return None
-    for clamp, gates in layer.clamps():
-        evidence = _clamped(evidence, clamp, layer.number, gates)
+    if layer.clamp is not None:
+        evidence = _clamped(evidence, layer.clamp, layer.number)
     for name in MASKS:
         if channels := layer.masked(name, renormalise=False):
             gate: Tensor = getattr(evidence, name)
@@ -289,69 +272,30 @@ def _change_gates(
     return evidence
 
 
-def _clamped(
-    evidence: MixerEvidence, clamp: ClampGates, layer: int, gates: GateName
-) -> MixerEvidence:
-    """Return the gates of the current pass with the recorded ones at clamped positions."""
-    span = _span.get()
-    if span is None:
-        raise InputError(
-            "gates are clamped by position, and only the decoder knows that: run the model, not a "
-            "layer of it."
-        )
-    first, length = span
-    sources = clamp.sources()[first : first + length]
-    sources = nn.functional.pad(sources, (0, length - len(sources)), value=OWN)
-    sources = sources.to(evidence.write.device)
-    recorded = clamp.record.layers[layer]
-
-    def clamped(gate: Tensor, other: Tensor) -> Tensor:
-        values = other[0].to(gate)[sources.clamp(min=0)]
-        return torch.where((sources >= 0)[:, None], values, gate)
-
+def _clamped(evidence: MixerEvidence, clamp: ClampGates, layer: int) -> MixerEvidence:
+    """Return the gates of a pass with the recorded ones at clamped positions."""
+    sources, recorded = clamp.sources().to(evidence.write.device), clamp.record.layers[layer]
+    own, rows = (sources < 0)[:, None], sources.clamp(min=0)
     write, read = (
-        clamped(gate, other) if gates in ("both", name) else gate
-        for name, gate, other in zip(MASKS, evidence, recorded, strict=True)
+        torch.where(own, gate, other[0].to(gate)[rows])
+        for gate, other in zip(evidence, recorded, strict=True)
     )
     # The same tensor keeps shared gates shared.
     shared = evidence.write is evidence.read and recorded.write is recorded.read
     return MixerEvidence(write, write if shared else read)
 
 
-def _set_span(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Set the positions that a decoder is about to read; refuse those that no clamp fits."""
-    argument = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments.get
-    ids = argument("input_ids")
-    inputs = argument("inputs_embeds") if ids is None else ids
-    if inputs is None or inputs.ndim < 2:
-        return  # the decoder itself raises an error
-    past, mask, positions = map(argument, ("past_key_values", "attention_mask", "position_ids"))
-    if mask is not None and not bool(mask.all()):
+def _check_pass(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a pass whose positions are not those of the clamp."""
+    layer = _active.get().get(mixer.gates)
+    if layer is None or layer.clamp is None:
+        return
+    state, mask, starts = map(kwargs.get, ("state", "mask", "starts"))
+    read, clamped = args[0].shape[1], len(layer.clamp.sources())
+    padded = mask is not None and not bool(mask.all())
+    packed = starts is not None and bool(starts[:, 1:].any())
+    if read != clamped or state is not None or padded or packed:
         raise InputError(
-            "gates cannot be clamped onto a batch with padding: a position in the row would not be "
-            "one in the text. Give rows of one length, or one row."
+            f"a pass reads {read} positions, and the clamp has {clamped}: read one complete text "
+            "of that length, without a cache, padding or packed rows."
         )
-    packed = positions is not None and bool((positions.diff(dim=-1) != 1).any())
-    if packed and past is None and mask is None:
-        raise InputError(
-            "gates cannot be clamped onto rows that hold several sequences: give one sequence a "
-            "row."
-        )
-    use_cache = argument("use_cache")
-    has_cache = past is not None or (decoder.config.use_cache if use_cache is None else use_cache)
-    first, length = 0 if past is None else int(past.get_seq_length()), inputs.shape[1]
-    last, active = first + length, _active.get()
-    layers = [active[mixer.gates] for mixer in mixers_of(decoder) if mixer.gates in active]
-    for clamp in {clamp for layer in layers for clamp, _ in layer.clamps()}:
-        recorded = len(clamp.record.input_ids)
-        fits = last == recorded or (last < recorded and has_cache) or first >= recorded
-        if clamp.alignment is None and not fits:
-            raise InputError(
-                f"a pass reads positions {first} to {last - 1} and the recorded text has "
-                f"{recorded} tokens: texts must have equally many, or the clamp needs an alignment."
-            )
-    _span.set((first, length))
-
-
-def _reset_span(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    _span.set(None)

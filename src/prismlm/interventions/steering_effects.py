@@ -17,7 +17,7 @@ from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.pieces import token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
+from prismlm.corpus.windows import Sequences, WindowBatch
 from prismlm.errors import InputError, check_whole
 from prismlm.interventions.plan import Changes, Plan
 from prismlm.interventions.steering import control_state, plan_with_controls, steered_predictions
@@ -31,7 +31,6 @@ from prismlm.statistics import bootstrap
 
 MEASURES = ("signature", "text", "divergence")
 MAX_WINDOW = 512
-TOKENS_PER_BATCH = 2048
 
 
 @dataclass(frozen=True)
@@ -194,14 +193,12 @@ def perplexity_cost(
     draws: int = 2,
     progress: Reporter = SILENT,
 ) -> Cost:
-    """Measure perplexity on held-out documents with and without edits, and under the control.
-
-    Documents come in a seeded order, until ``tokens`` predictions are read.
-    """
+    """Measure perplexity on some held-out tokens with and without edits, and under the control."""
     plan, orders = plan_with_controls(lm, edits, only, draws, seed)
     losses, count, changed = np.zeros(2 + len(orders)), 0, 0
-    with progress.task("Reading held-out text", tokens) as task:
-        for batch in held_out_batches(lm, corpus, tokens, seed):
+    text = held_out_text(lm, corpus, tokens)
+    with progress.task("Reading held-out text", text.tokens) as task:
+        for batch in text.batches():
             z, targets = _scored(lm, batch)
             changes = plan.changes(z)
             states = [z, plan.edited(z, changes)]
@@ -224,27 +221,15 @@ def perplexity_cost(
     )
 
 
-def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[WindowBatch]:
-    """Return windows over shuffled held-out documents with ``tokens`` predictions in all.
-
-    The last document is cut; a smaller corpus gives all that it has.
-    """
+def held_out_text(lm: OpenedModel, corpus: Corpus, tokens: int) -> Sequences:
+    """Return held-out text of some ``tokens``, spread over the corpus."""
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
-    tokens = check_whole("the number of held-out tokens", tokens, least=1)
-    documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
+    check_whole("the number of held-out tokens", tokens, least=1)
     window = min(lm.context_length or MAX_WINDOW, MAX_WINDOW)
-    stride = max(1, window * 3 // 4)
-    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride, corpus.prefix)
-    # A window does not contain the target of its last token.
-    predictions = np.cumsum(grid.length - grid.skip - 1)
-    if not len(grid) or not predictions[-1]:
+    text = Sequences(corpus, "heldout", window, tokens)
+    if not text.tokens:
         raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
-    last = min(int(np.searchsorted(predictions, tokens)), len(grid) - 1)
-    columns = {n: getattr(grid, n)[: last + 1] for n in ("document", "start", "length", "skip")}
-    columns["length"] = columns["length"].copy()
-    columns["length"][last] -= max(0, int(predictions[last]) - tokens)
-    grid = replace(grid, **columns)
-    return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
+    return text
 
 
 def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
