@@ -150,8 +150,8 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
         records["position"] = np.arange(first, first + len(rows))
         spool.add(records)
     write_json(directory / RUN_FILE, {})
-    top, nearest = top_contexts.empty(prototypes, 1), torch.zeros(1, prototypes)
-    scan = Scan(top, nearest[0], torch.zeros(1), nearest, torch.zeros(1), torch.zeros(1))
+    top, none = top_contexts.empty(prototypes, 1), torch.zeros(prototypes)
+    scan = Scan(top, none, none, torch.zeros(1), torch.zeros(1))
     scan.save(directory, spool.close(), made)
 
 

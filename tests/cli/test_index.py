@@ -115,12 +115,12 @@ def test_inspect(prism, document, refused, tiny_model, copy):
     meta = read_meta(tiny_model / "lens" / "sample")
     assert value["tokens"] == value["convergence"][-1]["tokens"] == meta.tokens
     assert 0 < value["converged_at"] <= 1
-    assert value["convergence"][0]["share"] < 0.2
+    assert 0.2 < value["convergence"][0]["share"] < 0.8
     index = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")
     assert value["contexts"] == index.num_rows
     assert document("inspect", "index", tiny_model) == value
     shown = prism("inspect", tiny_model, "--verify").stdout
-    for words in ("nearest", "share", "duplicate share", "weights verified"):
+    for words in ("nearest", "share", "weights verified"):
         assert words in shown
     assert value["verdict"] in " ".join(shown.split())
 

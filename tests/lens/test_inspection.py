@@ -21,12 +21,6 @@ def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, be
     assert said.startswith(begins)
 
 
-def test_contexts_that_repeat_the_text_of_a_better_one_are_counted(lm):
-    rows = lm.lens.index.select(["prototype", "before", "token", "after"]).to_pylist()
-    repeated = len(rows) - len({tuple(row.values()) for row in rows})
-    assert inspect_lens(lm.lens)["duplicate_share"] == repeated / len(rows)
-
-
 def test_a_lens_says_what_licences_its_text_has(lm):
     lens = lm.lens
     found = {one["license"]: one["share"] for one in inspect_lens(lens)["licenses"]}

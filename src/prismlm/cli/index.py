@@ -61,11 +61,9 @@ def index(
     options = IndexOptions(*sizes, bf16=uses_bf16(precision, place), shard=part)
     out = build.lens_directory(model, lens or source.name)
     build.check_lens(out, overwrite=overwrite)
-    # With workers, this process only checks the model, and leaves the GPUs to them.
-    checkpoint = load_checkpoint(model, device="cpu" if count else place)
-    # Refuses windows that the model cannot read.
-    options = options_for(checkpoint.model, options, model)
     if dry_run:
+        checkpoint = load_checkpoint(model, device=place)
+        options = options_for(checkpoint.model, options, model)
         head = checkpoint.sidecar.head
         cost = build.estimate_index(checkpoint.model, head, source, options)
         output.print_cost(cost, as_json=as_json)
@@ -73,12 +71,11 @@ def index(
     start = time.monotonic()
     how: dict[str, Any] = {"progress": ConsoleReporter() if opt.is_first_process() else SILENT}
     if count:
-        del checkpoint  # workers open their own
         one = build.IndexPart(model, source.path, out, options, device, overwrite)
         written = build.index_in_parts(one, count, engine=engine, workers=workers or 1, **how)
     else:
-        how["overwrite"] = overwrite
-        written = build.index_checkpoint(checkpoint, source, out, options, **how)
+        how |= {"device": place, "overwrite": overwrite}
+        written = build.index(model, source, out, options, **how)
     if written or "WORLD_SIZE" not in os.environ:
         _report(written, out, part, time.monotonic() - start, as_json=as_json)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Tokens per window of a model without recorded training rows.
 DEFAULT_LENGTH = 256
 # Limits of the printed output; JSON has everything.
-MAX_CURVE_POINTS, MAX_CONTEXTS, MAX_UNITS = 12, 5, 40
+MAX_CONTEXTS, MAX_UNITS = 5, 40
 MAX_CHANNELS, MAX_TOKENS, MAX_TEXT_LAYERS = 8, 3, 4
 CARD = ("category", "role", "tags", "description", "usage", "positions", "score", "nearest_cosine")
 ANSWERS = ".themes.answers.jsonl"
@@ -532,7 +532,7 @@ def index(
     verify: Annotated[bool, flag("--verify", "Compare the weights with their digests.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Show whether an index read enough text, how it converged, and duplicates.
+    """Show whether an index read enough text, and how it converged.
 
     The files of the lens are compared with their digests.
     """
@@ -546,9 +546,6 @@ def index(
     if as_json:
         output.print_json(value)
         return
-    # The last point is always shown.
-    step = max(1, -(-len(value["convergence"]) // MAX_CURVE_POINTS))
-    value["convergence"] = value["convergence"][::-1][::step][::-1]
     verdict = value.pop("verdict")
     trained = trained_on_words(value["trained_on"], value["split"])
     output.print_value(value | {"model trained on them": trained})

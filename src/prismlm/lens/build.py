@@ -48,7 +48,7 @@ from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
 from prismlm.lens.suffixes import suffix_bytes
 from prismlm.lens.support import measure_support
-from prismlm.models.checkpoint import Checkpoint, load_checkpoint
+from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.device import device_kind, device_named
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
@@ -100,21 +100,14 @@ def index(
     out = lens_directory(Path(model), lens or opened.name)
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=device_named(device))
-    options = options_for(checkpoint.model, options or IndexOptions(), Path(model))
-    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "progress": progress}
-    return index_checkpoint(checkpoint, opened, out, options, **how)
-
-
-def index_checkpoint(
-    checkpoint: Checkpoint, corpus: Corpus, out: Path, options: IndexOptions, **settings: Any
-) -> Path | None:
-    """Index a corpus with an open checkpoint, as :func:`build_index`."""
-    model, sidecar = checkpoint.model, checkpoint.sidecar
-    check_index(model, corpus, options, tokenizer_fingerprint(checkpoint.tokenizer))
+    reader, sidecar = checkpoint.model, checkpoint.sidecar
+    options = options_for(reader, options or IndexOptions(), Path(model))
+    check_index(reader, opened, options, tokenizer_fingerprint(checkpoint.tokenizer))
     trained = sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
-    same = None if fingerprint is None else fingerprint == corpus.fingerprint
-    return build_index(model, sidecar.head, corpus, out, options, trained_on=same, **settings)
+    same = None if fingerprint is None else fingerprint == opened.fingerprint
+    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "progress": progress}
+    return build_index(reader, sidecar.head, opened, out, options, trained_on=same, **how)
 
 
 def build_index(
@@ -482,13 +475,11 @@ def estimate_index(
     head: PrototypeHead,
     corpus: Corpus,
     options: IndexOptions,
-    scale: float | None = 1.0,
 ) -> Cost:
-    """Time some passes of ``build_index``, and extrapolate to ``scale`` times the corpus.
+    """Time some passes of ``build_index``, and extrapolate to the corpus.
 
     The figures are ``documents``, ``tokens`` to predict, ``tokens_per_second``, and
-    ``parts_bytes``, on disk until the lens is written; of an unknown scale, None, the first two are
-    None.
+    ``parts_bytes``, on disk until the lens is written.
     """
     options = options_for(model, options)
     check_index(model, corpus, options)
@@ -499,16 +490,9 @@ def estimate_index(
         spool, slots = Spool(path, dtype, head.num_prototypes), range(source.order.count)
         predictions = scan_blocks(Scan.empty(source), source, slots, spool, codes)
         rate = rate_of(predictions, SECONDS_MEASURED, enough=2**14) or 1e4
-    documents = tokens = read = None
-    if scale is not None:
-        documents, tokens = round(scale * source.documents), round(scale * source.predictions)
-        read = round(tokens * options.positions)
-    lens, parts = index_bytes(source.cells, head, options, documents, tokens)
+    documents, read = source.documents, round(source.predictions * options.positions)
+    lens, parts = index_bytes(source.cells, head, options, documents, source.predictions)
     figures = {"documents": documents, "tokens": read, "tokens_per_second": rate}
-    return Cost(
-        None if read is None else read / rate,
-        peak_memory(model.device.type),
-        lens,
-        figures | {"parts_bytes": parts},
-        basis="Measured on a few passes.",
-    )
+    figures |= {"parts_bytes": parts}
+    memory = peak_memory(model.device.type)
+    return Cost(read / rate, memory, lens, figures, basis="Measured on a few passes.")

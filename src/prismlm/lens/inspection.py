@@ -24,8 +24,6 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     - ``kept``, ``filled``: contexts kept per prototype, and prototypes in use that have as many
     - ``converged_at``: the first share of the text at which the mean nearest cosine is within 1 %
       of its final value; None without a curve
-    - ``duplicate_share``: of the contexts, those with the text of a better one of their prototype;
-      None without text
     - ``enough``, ``verdict``: see :func:`verdict`
     """
     lens.files.check(lens.meta)
@@ -37,8 +35,6 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     converged_at, in_use = next(converged, None), int(used.sum())
     filled = int((used & (kept >= meta.contexts)).sum())
     enough, sentence = verdict(converged_at, in_use, filled, meta.contexts)
-    texts = contexts.group_by(["prototype", "before", "token", "after"]).aggregate([])
-    duplicates = (len(contexts) - len(texts)) / max(1, len(contexts))
     return {
         **{name: getattr(meta, name) for name in META_FIELDS},
         "prototypes": lens.num_prototypes,
@@ -50,7 +46,6 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
         "converged_at": converged_at,
         "contexts": len(contexts),
         "distinct_documents": len(contexts["doc_id"].unique()),
-        "duplicate_share": duplicates if meta.with_text else None,
         "licenses": [{"license": k, "share": v} for k, v in lens.shares("license").items()],
         "enough": enough,
         "verdict": sentence,

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
-# Points of the convergence curve, at most.
-CURVE_POINTS = 24
 # Cosines computed at once: 64 MiB, except for a single window that has more.
 TILE_ELEMENTS = 2**24
 # The cosine of a missing position.
@@ -53,7 +51,7 @@ SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 # Blocks, spread over the corpus, that the centers of product quantisation are learned from.
 SAMPLE_BLOCKS = 512
 # Fields of a scan.
-SUMS = ("uses", "curve_tokens", "curve_nearest", "seen", "following")
+SUMS = ("uses", "half_nearest", "seen", "following")
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,6 @@ class ScanInput:
         sizes = self.head.width, vocabulary, self.corpus.num_tokens
         return cells_format(*sizes, options.codes, options.positions)
 
-    @cached_property
-    def curve(self) -> Tensor:
-        """The numbers of blocks after which nearest cosines are recorded, evenly in logarithm."""
-        points = np.geomspace(1, self.order.count, CURVE_POINTS).round().astype(np.int64)
-        return torch.from_numpy(np.unique(points))
-
 
 @dataclass
 class Scan:
@@ -101,45 +93,44 @@ class Scan:
 
     top: top_contexts.TopContexts
     uses: Tensor  # positions at which each prototype is active, int64 [K]
-    curve_tokens: Tensor  # the tokens read at each point of the curve, int64 [points]
-    curve_nearest: Tensor  # the nearest cosines then, −2 for none, [points, K]
+    half_nearest: Tensor  # the nearest cosines after half of the blocks, −2 for none, [K]
     seen: Tensor  # occurrences of each token, in all splits, int64 [V]
     following: Tensor  # how often each token is predicted, int64 [V]
     tokens: int = 0
+    half_tokens: int = 0  # those of half of the blocks
 
     @classmethod
     def empty(cls, source: ScanInput) -> Scan:
         """Return an empty scan."""
-        points, prototypes = len(source.curve), source.head.num_prototypes
-        vocabulary = len(weight_of(source.model))
+        prototypes, vocabulary = source.head.num_prototypes, len(weight_of(source.model))
         return cls(
             top_contexts.empty(prototypes, source.options.contexts),
             torch.zeros(prototypes, dtype=torch.int64),
-            torch.zeros(points, dtype=torch.int64),
-            torch.full((points, prototypes), ABSENT),
+            torch.full((prototypes,), ABSENT),
             torch.zeros(vocabulary, dtype=torch.int64),
             torch.zeros(vocabulary, dtype=torch.int64),
         )
 
-    def record(self, points: Tensor) -> None:
-        """Record the nearest cosines at points of the curve, bool [points]."""
-        self.curve_tokens[points] = self.tokens
-        self.curve_nearest[points] = self.top.cosine[:, 0].clamp_min(ABSENT)
+    def record_half(self) -> None:
+        """Record the nearest cosines after the first half of the blocks."""
+        self.half_tokens = self.tokens
+        self.half_nearest = self.top.cosine[:, 0].clamp_min(ABSENT)
 
     def merge(self, other: Scan) -> None:
         """Add the scan of another part; the order does not matter."""
         self.top = top_contexts.merge(self.top, other.top)
         self.uses += other.uses
-        self.curve_tokens += other.curve_tokens
-        self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
+        self.half_nearest = torch.maximum(self.half_nearest, other.half_nearest)
         self.seen += other.seen
         self.following += other.following
         self.tokens += other.tokens
+        self.half_tokens += other.half_tokens
 
     def convergence(self) -> list[dict[str, float]]:
-        """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
+        """Return the mean nearest cosine of the prototypes after half of the corpus and all."""
         points: list[dict[str, float]] = []
-        for tokens, nearest in zip(self.curve_tokens.tolist(), self.curve_nearest, strict=True):
+        halves = (self.half_tokens, self.half_nearest), (self.tokens, self.top.cosine[:, 0])
+        for tokens, nearest in halves:
             present = nearest[nearest > ABSENT].double()
             if len(present):
                 share, mean = tokens / max(self.tokens, 1), float(present.mean())
@@ -148,7 +139,7 @@ class Scan:
 
     def save(self, directory: Path, positions: Run, cells: CellsMeta) -> None:
         """Write everything, with the counts of positions on disk and the format of their cells."""
-        noted = {"tokens": self.tokens, "cells": asdict(cells)}
+        noted = {"tokens": self.tokens, "half_tokens": self.half_tokens, "cells": asdict(cells)}
         tensors = {name: getattr(self, name).clone() for name in SUMS} | self.top._asdict()
         tensors["counts"] = torch.from_numpy(positions.counts)
         save_file(tensors, str(directory / SCAN_FILE), metadata={"noted": json_text(noted)})
@@ -160,7 +151,8 @@ class Scan:
             fields = top_contexts.TopContexts._fields
             top = top_contexts.TopContexts(*map(file.get_tensor, fields))
             sums: dict[str, Any] = {name: file.get_tensor(name) for name in SUMS}
-            return cls(top=top, **sums, tokens=noted["tokens"])
+            counts = {name: noted[name] for name in ("tokens", "half_tokens")}
+            return cls(top=top, **sums, **counts)
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
@@ -240,8 +232,10 @@ def scan_blocks(
     scan: Scan, source: ScanInput, slots: range, spool: Spool, codes: Codes
 ) -> Iterator[int]:
     """Scan some blocks, by their slots in the order; yield the predictions of each pass."""
-    corpus, size = source.corpus, source.order.size
+    corpus, size, half = source.corpus, source.order.size, -(-source.order.count // 2)
     for slot in slots:
+        if slot == half:
+            scan.record_half()
         first = source.order.block(slot) * size
         tokens = corpus.tokens(first, min(size, corpus.num_tokens - first))
         scan.seen += torch.from_numpy(np.bincount(tokens, minlength=len(scan.seen)))
@@ -254,9 +248,8 @@ def scan_blocks(
             scan.following += torch.from_numpy(counts)
             scan.tokens += len(unit)
             yield len(unit)
-        scan.record(source.curve == slot + 1)
-    # Points beyond this part.
-    scan.record(source.curve > slots.stop)
+    if slots.stop <= half:
+        scan.record_half()
 
 
 def scan_pass(
