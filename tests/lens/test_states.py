@@ -77,28 +77,3 @@ def test_parts_with_and_without_stored_states_are_not_of_one_lens(stored, lm, co
     build_index(*source, out, replace(OPTIONS, shard=Shard(0, 2)), states=stored)
     with pytest.raises(InputError, match="another input"):
         build_index(*source, out, replace(OPTIONS, shard=Shard(1, 2)))
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"window": 32, "stride": 32}, "stride: 48 → 32; window: 64 → 32"),
-        ({"split": "all"}, "split: train → all"),
-        ({"bf16": True}, "bf16: False → True"),
-    ],
-)
-def test_an_index_refuses_states_read_with_other_settings(
-    stored, lm, corpus, tmp_path, changed, words
-):
-    options = replace(OPTIONS, **changed)
-    with pytest.raises(InputError, match=rf"hidden states .*another input \({words}\)\. Index"):
-        build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, states=stored)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["model", "corpus"])
-def test_an_index_refuses_states_of_another_model_or_corpus(stored, lm, corpus, tmp_path, name):
-    other = replace(stored, run=stored.run | {name: "0" * 32})
-    with pytest.raises(InputError, match=rf"another input \({name}: 0+ → \w+\)"):
-        build_index(lm.model, lm.head, corpus, tmp_path / "lens", OPTIONS, states=other)
-    assert not list(tmp_path.iterdir())

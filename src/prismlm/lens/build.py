@@ -251,10 +251,10 @@ def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
 
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:
-    """Return the settings that all parts of a lens share; InputError for states of other ones."""
+    """Return the settings that all parts of a lens share."""
     options = source.options
     names = "split", "window", "stride", "contexts", "positions", "codes", "range_bytes"
-    run = {
+    return {
         "model": fingerprints.of_model(source.model),
         "prototypes": layout.prototypes_fingerprint(source.head),
         "tokenizer": source.corpus.meta["tokenizer"]["fingerprint"],
@@ -268,10 +268,6 @@ def _run_settings(source: ScanInput) -> dict[str, Any]:
         "prismlm": prismlm.__version__,
         "device": device_kind(source.model.device),
     }
-    if source.states is not None:
-        shared = {name: run[name] for name in ("model", "corpus", "split", "window", "stride")}
-        source.states.check(shared | {"bf16": options.bf16})
-    return run
 
 
 def _learn_codes(source: ScanInput, parts: Parts, run: dict[str, Any]) -> None:

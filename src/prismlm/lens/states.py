@@ -8,7 +8,7 @@ size is an even sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,7 +31,7 @@ from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, read_note
+from prismlm.run_state import read_note
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -166,15 +166,6 @@ class HiddenStates:
         following = open_array(directory / TOKENS_FILE, ADVICE)
         return cls(meta["run"], [0, *meta["ends"]], bits, following)
 
-    def check(self, run: Mapping[str, Any]) -> None:
-        """Raise InputError if a setting of an index differs from that of the states."""
-        check_same(
-            "the hidden states were read with another input",
-            {name: self.run.get(name) for name in run},
-            run,
-            "Index without them, or read the states again with these settings.",
-        )
-
     @property
     def width(self) -> int:
         """d."""
@@ -214,7 +205,7 @@ def read_states(
 ) -> HiddenStates:
     """Read a corpus with a model and store its hidden states, or open them if they are there.
 
-    Whole blocks are read until the files have ``limit_bytes``; of these a process reads its
+    As many blocks are read as have ``limit_bytes`` in all, on average; of these a process reads its
     ``shard``, and :func:`join_states` puts all of them together.
 
     Raises:
@@ -236,16 +227,15 @@ def read_states(
     width = weight_of(model).shape[1]
     most = int(limit_bytes / bytes_per_position(width))
     documents, tokens = split_counts(corpus, options.split)
-    ends, order = [0], BlockOrder.for_tokens(corpus.num_tokens)
-    slots = range(order.count)
-    if shard != WHOLE:
-        slots = _slots_of(shard, order, model, corpus, options, most)
+    ends, order, predictions = [0], BlockOrder.for_tokens(corpus.num_tokens), tokens - documents
+    blocks = order.count if predictions <= most else max(1, order.count * most // predictions)
+    edges = (blocks * number // shard.count for number in (shard.number, shard.number + 1))
     with (
         _new_store(directory) as (add_states, add_tokens),
         evaluating(model),
-        progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
+        progress.task("Reading hidden states", min(predictions, most), "tokens") as task,
     ):
-        for slot in slots:
+        for slot in range(*edges):
             ends.append(ends[-1])
             for batch, owned in passes(model, corpus, order, slot, options):
                 with torch.inference_mode():
@@ -255,8 +245,6 @@ def read_states(
                 add_tokens(next_tokens(batch, owned, corpus).numpy())
                 ends[-1] += len(states)
                 task.advance(len(states))
-            if ends[-1] >= most:
-                break
     return _finish(directory, run, width, ends)
 
 
@@ -277,23 +265,6 @@ def _finish(directory: Path, run: dict[str, Any], width: int, ends: list[int]) -
     note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends[1:]}
     write_json(directory / META_FILE, note)
     return HiddenStates.open(directory)
-
-
-def _slots_of(
-    shard: Shard,
-    order: BlockOrder,
-    model: PreTrainedModel,
-    corpus: Corpus,
-    options: IndexOptions,
-    most: int,
-) -> range:
-    """Return the blocks of a shard, of those that one process would read: counted, not read."""
-    slot = positions = 0
-    while slot < order.count and positions < most:
-        blocks = passes(model, corpus, order, slot, options)
-        positions += sum(int(owned.sum()) for _, owned in blocks)
-        slot += 1
-    return range(slot * shard.number // shard.count, slot * (shard.number + 1) // shard.count)
 
 
 def join_states(parts: list[HiddenStates], directory: Path) -> None:
