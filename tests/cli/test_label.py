@@ -48,7 +48,7 @@ def test_a_language_model_names(prism, endpoint_model):
         endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
         result = prism("label", endpoint_model, *endpoint, "--prototypes", "5", "--overwrite")
     words = " ".join(result.stdout.split())
-    for part in ("named 5", "requests 10", "tokens in 1,000", "tokens out 100"):
+    for part in ("named 5", "requests 5", "tokens in 500", "tokens out 50"):
         assert part in words
     assert "\x1b[31m" not in result.stdout + result.stderr
 

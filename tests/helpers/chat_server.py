@@ -8,22 +8,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-def wanted(request):
-    """Return which prompt the last message is."""
-    last = request["messages"][-1]["content"]
-    if "That was not the answer" in last:
-        last = request["messages"][-3]["content"]
-    return re.findall(r'Answer as \{"(\w+)"', last)[-1]
-
-
 def good(request):
     """Answer as was asked; the name is made of the tokens that came next."""
     text = request["messages"][0]["content"]
     following = re.findall(r'"next": "(.*?)"\}', text)
-    return {
-        "name": {"name": f"next {' '.join(following[:3])}", "description": "Described in a line."},
-        "category": {"category": "Science / Tech", "role": "noun-like", "tags": ["trials"]},
-    }[wanted(request)]
+    name = {"name": f"next {' '.join(following[:3])}", "description": "Described in a line."}
+    return name | {"category": "Science / Tech", "role": "noun-like", "tags": ["trials"]}
 
 
 class ChatServer:

@@ -16,7 +16,6 @@ from prismlm.direction_marks import MARK
 from prismlm.errors import FormatError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer.session import Session
-from prismlm.lens.labels.map import first_prototype
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import load_sidecar
@@ -83,7 +82,7 @@ def _lens(lens: Lens) -> dict[str, Any]:
         "map": meta.map is not None,
         "corpus": lens.corpus is not None,
         "readable": lens.text_source is not None,
-        "opening": first_prototype(lens),
+        "opening": int(lens.by_size[0]),
         "shares": _shares(lens),
     }
 

@@ -27,7 +27,7 @@ from prismlm.lens.labels.write import (
     score_labels,
     words_of,
 )
-from tests.helpers.chat_server import ChatServer, good, wanted
+from tests.helpers.chat_server import ChatServer, good
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.lens_meta import change_meta
 
@@ -203,8 +203,8 @@ def test_prototypes_with_most_text_get_names_and_the_others_keep_theirs(model, m
     # The same passages, by the same words, with the names that these prototypes had.
     scores = asked["scores"]
     assert scores["own"]["fuzzing"]["mean"] != scores["embedded"]["fuzzing"]["mean"]
-    assert asked["requests"] == 2 * MOST == len(server.requests)
-    assert (asked["tokens_in"], asked["tokens_out"]) == (200 * MOST, 20 * MOST)
+    assert asked["requests"] == MOST == len(server.requests)
+    assert (asked["tokens_in"], asked["tokens_out"]) == (100 * MOST, 10 * MOST)
 
 
 def test_documents_that_score_are_never_shown(model, made, answers):
@@ -233,8 +233,8 @@ def test_a_question_has_passages_of_the_prototype_and_its_signature(model, made,
     with ChatServer() as server:
         ask(model, server, 1)
     ((cell, row),) = asked_rows(model).items()
-    first, second = server.requests
-    content = first["messages"][0]["content"]
+    (request,) = server.requests
+    content = request["messages"][0]["content"]
     lines = [json.loads(line) for line in content.splitlines() if line.startswith("{")]
     assert list(lines[0]) == list(dict.fromkeys(row["top_tokens"]))
     tokens = set(made.text.next(made.places)[made.places.cell == cell].tolist())
@@ -243,28 +243,16 @@ def test_a_question_has_passages_of_the_prototype_and_its_signature(model, made,
     for line in lines[1:]:
         assert line["next"] in following
         assert re.search(r"<<.+>>", line["passage"], re.DOTALL)
-    # The second request continues the first, whose name it is shown.
-    assert second["messages"][0] == first["messages"][0]
-    assert row["name"] == json.loads(second["messages"][1]["content"])["name"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "bad"),
-    [
-        ("name", lambda request: "?"),
-        ("category", lambda request: {**good(request), "category": "Cookery"}),
-    ],
-)
-def test_prototypes_without_an_answer_keep_their_names_and_are_counted(
-    model, made, answers, kind, bad
-):
+def test_prototypes_without_an_answer_keep_their_names_and_are_counted(model, made, answers):
     cards = set()
 
     def behave(request, number):
         card = request["messages"][0]["content"]
-        if wanted(request) == kind and (len(cards) < 3 or card in cards):
+        if len(cards) < 3 or card in cards:
             cards.add(card)
-            return bad(request)
+            return {**good(request), "category": "Cookery"}
         return good(request)
 
     with ChatServer(behave) as server:
@@ -309,7 +297,7 @@ def test_names_from_an_endpoint_are_one_bounded_line(model, answers, text):
 
 
 def test_prompts_have_every_category_and_text_cannot_leave_its_fence():
-    assert set(re.findall(r'^- "(.*?)":', PROMPTS["category"], re.MULTILINE)) == set(CATEGORIES)
+    assert set(re.findall(r'^- "(.*?)":', PROMPTS["name"], re.MULTILINE)) == set(CATEGORIES)
     text = fenced("a $name\nb")
     inside = fenced(text + "\n# again")
     assert inside.splitlines()[0] not in text

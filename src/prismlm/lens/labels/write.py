@@ -1,7 +1,7 @@
 """Naming the prototypes of a lens: sample positions, name, score the names, and write them.
 
-Names are embedded ones, or by a language model in PRISM's two requests: for a name and a
-description, given the signature and passages, then for category, role and domain tags.
+Names are embedded ones, or by a language model, which is asked for a name, a description, category,
+role and domain tags, given the signature and passages.
 
 A score says how much a name tells: can the positions of a prototype be told from others by its
 words? *Detection* asks whether the prototype is nearest somewhere in a passage, *fuzzing* whether
@@ -261,8 +261,8 @@ def ask_for_names(
     def label(cell: int) -> Label:
         raised = dict(zip(*(row or [] for row in rows[cell].values()), strict=True))
         question = name_question(labelling, raised, *first[cell : cell + 2].tolist())
-        name = _trimmed(session.ask(question))
-        answer = session.ask(category_question(question, name))
+        answer = session.ask(question)
+        name = _trimmed(answer)
         tags = filter(None, (one_line(tag, SHORT) for tag in answer["tags"][:MAX_TAGS]))
         return Label(
             **name,
@@ -281,7 +281,7 @@ def ask_for_names(
 def name_question(
     labelling: Labelling, raised: Mapping[str, float], first: int, end: int
 ) -> Question:
-    """Return the request for a name, from some of the places ``first`` to ``end``."""
+    """Return the request for a label, from some of the places ``first`` to ``end``."""
     # Evenly spaced, since places are sorted by next token.
     rows = np.unique(np.linspace(first, end - 1, min(PASSAGES, end - first)).astype(int))
     lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
@@ -293,17 +293,9 @@ def name_question(
     content = f"{prompt('system')}\n\n{prompt('name', data=data)}"
     return Question(
         ({"role": "user", "content": content},),
-        {"name": str, "description": str},
+        dict.fromkeys(("name", "description", "role"), str)
+        | {"category": CATEGORIES, "tags": list[str]},
         is_valid=lambda answer: all(_trimmed(answer).values()),
-    )
-
-
-def category_question(first: Question, name: Mapping[str, str]) -> Question:
-    """Return the request for a category, in the conversation that gave the name."""
-    answer = {"role": "assistant", "content": json_text(name)}
-    return Question(
-        (*first.messages, answer, {"role": "user", "content": prompt("category")}),
-        {"category": CATEGORIES, "role": str, "tags": list[str]},
     )
 
 
