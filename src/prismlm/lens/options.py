@@ -87,21 +87,12 @@ def training_corpus(directory: Path | str) -> Corpus:
 
     A relative path in its recipe is relative to the current directory.
     """
-    record = _training_record(Path(directory))
-    path = (record.get("recipe") or {}).get("corpus")
-    fingerprint = (record.get("corpus") or {}).get("fingerprint")
-    if not isinstance(path, str):
-        problem = f"{directory} does not say which corpus it was trained on"
-    elif not Path(path).is_dir():
-        problem = f"{directory} was trained on {path}, which is not there"
-    elif fingerprint in (None, Corpus.open(path).fingerprint):
-        return Corpus.open(path)
-    else:
-        problem = (
-            f"the corpus {path} is not the one that {directory} was trained on: it was rebuilt "
-            "or renamed"
-        )
-    raise InputError(f"{problem}. Name the corpus with --corpus DIR.")
+    path = (_training_record(Path(directory)).get("recipe") or {}).get("corpus")
+    if not isinstance(path, str) or not Path(path).is_dir():
+        known = f"was trained on {path}, which is not there"
+        problem = "does not say which corpus it was trained on" if path is None else known
+        raise InputError(f"{directory} {problem}. Name the corpus with --corpus DIR.")
+    return Corpus.open(path)
 
 
 def trained_length(directory: Path | str) -> int | None:

@@ -107,8 +107,7 @@ def label_lens(
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
     A fifth of the documents, drawn by seed, is held out from naming; names are scored on it.
-    Labels of a ``labeller`` replace the embedded ones; prototypes with fewer than ten positions
-    then have no name.
+    Labels of a ``labeller`` replace the embedded ones.
 
     Returns:
         What ``meta.json`` records: the ``source`` of the names; how many of the ``prototypes`` are
@@ -132,9 +131,6 @@ def label_lens(
         labelling = make_labels(lens, model, progress)
         named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, labelling, progress)
         labels = [named.labels.get(cell, label) for cell, label in enumerate(labelling.labels)]
-        if named.labels:
-            few = (labelling.places.size < MIN_PLACES).tolist()
-            labels = [None if small else label for label, small in zip(labels, few, strict=True)]
         scores = score_labels(labels, labelling.text, labelling.held_out, SEED, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
@@ -155,14 +151,12 @@ def _columns(
     lens: Lens, labels: list[Label | None], named: Named, scores: Scores
 ) -> dict[str, Any]:
     """Return the columns of ``prototypes.parquet`` that labels fill."""
-    # Names from signatures would look like those of the labeller.
-    names = [""] * len(labels) if named.labels else lens.names
     columns: dict[str, Any] = {
         column: [None if label is None else getattr(label, column) for label in labels]
         for column in ("description", "category", "role", "tags")
     }
     columns["name"] = [
-        old if label is None else label.name for label, old in zip(labels, names, strict=True)
+        old if label is None else label.name for label, old in zip(labels, lens.names, strict=True)
     ]
     columns["label_source"] = [
         SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
