@@ -17,7 +17,6 @@ import prismlm
 from prismlm.cli.index import _local_device
 from prismlm.lens.layout import read_meta
 from tests.helpers import forked
-from tests.helpers.lens_meta import change_meta
 
 EIGHT = ("--contexts", 8, "--precision", "float32")
 
@@ -130,11 +129,6 @@ def test_inspect(prism, document, refused, tiny_model, copy):
     assert "is damaged" in refused("inspect", copy)
     shutil.rmtree(copy / "lens")
     assert "has no lens" in refused("inspect", copy)
-
-
-def test_a_lens_without_a_curve_is_inspected(prism, copy):
-    change_meta(copy / "lens" / "sample", convergence=[])
-    assert "no convergence curve" in prism("inspect", copy).stdout
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):

@@ -12,7 +12,6 @@ from prismlm.lens.inspection import inspect_lens, verdict
         (0.5, 4, True, "Enough text"),
         (0.51, 4, False, "Not enough text"),
         (0.5, 3, False, "Not enough text"),
-        (None, 4, None, "Unknown whether"),
     ],
 )
 def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, begins):

@@ -23,7 +23,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     - ``with_contexts``, ``in_use``: prototypes with a context, and those used at least once
     - ``kept``, ``filled``: contexts kept per prototype, and prototypes in use that have as many
     - ``converged_at``: the first share of the text at which the mean nearest cosine is within 1 %
-      of its final value; None without a curve
+      of its final value
     - ``enough``, ``verdict``: see :func:`verdict`
     """
     lens.files.check(lens.meta)
@@ -32,7 +32,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     last = meta.convergence[-1]["mean_nearest_cosine"] if meta.convergence else 0.0
     near = last - (1 - CONVERGED) * abs(last)
     converged = (row["share"] for row in meta.convergence if row["mean_nearest_cosine"] >= near)
-    converged_at, in_use = next(converged, None), int(used.sum())
+    converged_at, in_use = next(converged, 1.0), int(used.sum())
     filled = int((used & (kept >= meta.contexts)).sum())
     enough, sentence = verdict(converged_at, in_use, filled, meta.contexts)
     return {
@@ -52,16 +52,12 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     }
 
 
-def verdict(
-    converged_at: float | None, in_use: int, filled: int, kept: int
-) -> tuple[bool | None, str]:
-    """Return whether there was enough text for an index, None if unknown, and why.
+def verdict(converged_at: float, in_use: int, filled: int, kept: int) -> tuple[bool, str]:
+    """Return whether there was enough text for an index, and why.
 
     The second half of the text must have raised the mean nearest cosine by less than 1 %, and 95 %
     of the prototypes in use must have all their contexts.
     """
-    if converged_at is None:
-        return None, "Unknown whether there was enough text: the lens has no convergence curve."
     enough = converged_at <= ENOUGH_AT and filled >= FILLED * in_use
     return enough, (
         f"{'Enough' if enough else 'Not enough'} text for this index: the mean nearest cosine was "

@@ -222,11 +222,11 @@ def check_digest(path: str, digest: str, entry: dict[str, Any] | None) -> None:
         raise FormatError(f"{path} is damaged or of another lens: its digest differs. {REBUILD}")
 
 
-def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """Read a table of a lens."""
     try:
         if pq.read_schema(path).equals(schema):
-            return pq.read_table(path, columns=columns, page_checksum_verification=True)
+            return pq.read_table(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). {REBUILD}") from error
     names = ", ".join(f"{field.name} ({field.type})" for field in schema)
