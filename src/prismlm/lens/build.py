@@ -134,15 +134,12 @@ def build_index(
     check_lens(out, overwrite=overwrite)
     source, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
     run = _run_settings(source)
-
-    def written() -> bool:
-        return not overwrite and _written_meanwhile(out, run)
-
     with _ready(source, parts):
         parts.check(run, overwrite=overwrite)
         part = parts.part(options.shard.number)
         with writing(part, wait=not merge):
-            if not part.is_dir() and not written():
+            if not part.is_dir():
+                check_lens(out, overwrite=overwrite)  # another process may have written it
                 _learn_codes(source, parts, run)
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
@@ -159,23 +156,12 @@ def build_index(
         with writing(parts.path, wait=True):
             if not parts.path.is_dir():  # another process has written the lens
                 return None
-            if not written():
-                with writing(out), atomic_directory(out) as directory:
-                    meta = run | {"trained_on": trained_on}
-                    write_lens(directory, source, assembly, meta, progress)
+            check_lens(out, overwrite=overwrite)
+            with writing(out), atomic_directory(out) as directory:
+                meta = run | {"trained_on": trained_on}
+                write_lens(directory, source, assembly, meta, progress)
             discard(parts.path)
     return out
-
-
-def _written_meanwhile(out: Path, run: dict[str, Any]) -> bool:
-    """Return whether another process has written the lens of a run; InputError for another lens."""
-    if not (out / layout.META_FILE).is_file():
-        return False
-    meta = asdict(layout.read_meta(out))
-    meta |= {"codes": meta["cells"]["codes"], "positions": meta["cells"]["share"]}
-    if any(meta[name] != value for name, value in run.items() if name in meta):
-        check_lens(out, overwrite=False)
-    return True
 
 
 @dataclass(frozen=True)
