@@ -1,7 +1,6 @@
 """The index against a brute force that shares no code with it, over the bundled held-out text."""
 
 import copy
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import prismlm
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError, StaleLensError
@@ -18,7 +16,6 @@ from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
 from prismlm.lens.states import drawn, states_of
-from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens
 
@@ -161,17 +158,6 @@ def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
         with pytest.raises(InputError, match="not a lens"):
             build_index(lm.model, lm.head, sample_corpus, out, OPTIONS, overwrite=True)
         assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
-
-
-def test_a_stale_lens_is_refused(tiny_model, tmp_path):
-    copy = tmp_path / "model"
-    shutil.copytree(tiny_model, copy)
-    sidecar = load_sidecar(copy)
-    with torch.no_grad():
-        sidecar.head.prototypes[0] += 1.0
-    save_sidecar(copy, sidecar)
-    with pytest.raises(StaleLensError, match="prototypes"):
-        prismlm.load(copy)
 
 
 def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):

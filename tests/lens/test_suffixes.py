@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismlm import fingerprints
-from prismlm.corpus import build_corpus
 from prismlm.errors import PrismError
 from prismlm.lens import external_sort, layout, suffixes
 from prismlm.lens.lens import Lens
 from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part
-from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
 from tests.helpers.written_suffixes import write_suffixes
 
@@ -117,23 +115,6 @@ def test_tokens_of_any_width(tmp_path, large):
     searched = Suffixes(tmp_path)
     assert searched.find([large], 9).tolist() == [1, 4]
     assert searched.count([large, large + 1]) == searched.count([large, 1]) == 1
-
-
-@pytest.mark.parametrize("split", ["train", "all"])
-def test_a_lens_of_several_shards_needs_no_corpus(tmp_path, split):
-    path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
-    settings = {"vocab_size": 300, "parts": 6, "heldout_fraction": 0.3}
-    corpus = build_corpus(path, tmp_path / "corpus", **settings)
-    (tmp_path / "lens").mkdir()
-    write_suffixes(tmp_path / "lens", corpus, split)
-    indexed = set(corpus.split(split).tolist())
-    assert len(corpus.meta["shards"]) > 1
-    spans = list(zip(corpus.starts.tolist(), corpus.lengths.tolist(), strict=True))
-    texts = [corpus.read_tokens(start, length)[:-1].tolist() for start, length in spans]
-    shutil.rmtree(corpus.path)
-    searched = Suffixes(tmp_path / "lens")
-    for number, ((start, _), text) in enumerate(zip(spans, texts, strict=True)):
-        assert (start in searched.find(text, 99).tolist()) == (number in indexed)
 
 
 def test_without_the_package_there_is_no_order_and_the_error_says_how_to_add_it(

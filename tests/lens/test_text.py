@@ -9,7 +9,7 @@ import prismlm
 from prismlm.corpus import build_corpus
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.suffixes import StoredTokens
-from prismlm.lens.text import MAX_CHARACTERS, OwnText, joined, sentence_around
+from prismlm.lens.text import OwnText, joined, sentence_around
 from tests.helpers.lens_meta import change_meta
 
 ODD = "Ein 東京 👩\u200d🚀 café\t\n\n«x»  two  blanks \u202e end. Then <|endoftext|> more."
@@ -90,11 +90,6 @@ def test_sentences(text, token, expected):
     assert around.token == token
     assert str(around).strip() == expected.strip()
     assert text[left - len(around.before) : left] == around.before
-
-
-def test_a_sentence_without_end_is_cut():
-    around = sentence_around("x" * 1000, 500, 501)
-    assert len(around.before) == len(around.after) == MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(

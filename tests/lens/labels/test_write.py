@@ -19,12 +19,10 @@ from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import (
     AFTER,
     BEFORE,
-    _accuracy,
     ask_for_names,
     label_lens,
     make_labels,
     score_labels,
-    words_of,
 )
 from tests.helpers.chat_server import ChatServer, good
 from tests.helpers.file_limit import limit_files, limit_lifted_after
@@ -103,26 +101,6 @@ def test_a_missing_corpus_is_named(labelled, tmp_path):
     lm = prismlm.load(directory)
     with pytest.raises(InputError, match=r"nowhere.*names are made of its text"):
         label_lens(lm.lens, lm.model, overwrite=True)
-
-
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        # Both positive passages have the word, and no other.
-        ("cat", 1.0),
-        # One of two positive passages and no other has it: the second is drawn from three that are
-        # equal, of which one is positive: (1 + 1/3) / 2 of these, (2/3) / 2 of the others.
-        ("ear", (2 / 3 + 1 - 1 / 3) / 2),
-        # Negative passages alone.
-        ("dog", 0.0),
-        # No passage: every half is as good.
-        ("nothing", 0.5),
-    ],
-)
-def test_accuracy_by_hand(label, expected):
-    passages = [frozenset(words_of(t)) for t in ("a cat", "cat ear", "a dog", "the dog")]
-    rarity = dict.fromkeys(("cat", "ear", "dog", "a", "the"), 1.0)
-    assert _accuracy(frozenset([label]), passages, rarity) == pytest.approx(expected)
 
 
 def test_a_right_name_scores_above_others(lm, text):
