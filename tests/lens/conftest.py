@@ -1,7 +1,7 @@
 import pytest
 
 import prismlm
-from prismlm.lens.labels.contexts import Text, Vocabulary
+from prismlm.lens.labels.contexts import Text
 from prismlm.models.sidecar import weight_of
 
 
@@ -12,4 +12,4 @@ def lm(tiny_model):
 
 @pytest.fixture(scope="module")
 def text(lm):
-    return Text(lm.lens.corpus, Vocabulary(lm.tokenizer, len(weight_of(lm.model))))
+    return Text(lm.lens.corpus, len(weight_of(lm.model)))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.lens.labels.contexts import SUBJECTS, Text, Vocabulary, sample_places, subject_words
+from prismlm.lens.labels.contexts import SUBJECTS, Text, sample_places, subject_words
 
 
 @pytest.fixture(scope="module")
@@ -14,9 +14,10 @@ def lens(lm):
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tiny_corpus):
-    tokenizer = Corpus.open(tiny_corpus).tokenizer
-    return Vocabulary(tokenizer, len(tokenizer) + 3)
+def padded(tiny_corpus):
+    """A text whose vocabulary is larger than that of its tokenizer."""
+    corpus = Corpus.open(tiny_corpus)
+    return Text(corpus, len(corpus.tokenizer) + 3)
 
 
 def test_every_position_is_in_its_cell_once(lens, text):
@@ -56,8 +57,8 @@ def test_windows_stop_at_the_ends_of_their_document(lens, text):
 
 
 def test_a_word_is_put_together_from_its_pieces(text):
-    texts, tokens = text.vocabulary.texts, text.tokens
-    pieces = text.vocabulary.continues[tokens] & np.roll(text.vocabulary.open[tokens], 1)
+    texts, tokens = text.texts, text.tokens
+    pieces = text.inner[tokens] & np.roll(text.open[tokens], 1)
     starts = (p for p in np.flatnonzero(pieces).tolist() if texts[tokens[p - 1]][0] == " ")
     position = next(starts)
     head = texts[tokens[position - 1]]
@@ -70,8 +71,8 @@ def test_a_part_of_a_character_is_named_by_the_character(tiny_model, tmp_path):
     (tmp_path / "text.txt").write_text("a 東京 b ’c’ d", encoding="utf-8")
     out = tmp_path / "corpus"
     corpus = build_corpus(tmp_path / "text.txt", out, tokenizer=tiny_model, heldout_fraction=0)
-    text = Text(corpus, Vocabulary(corpus.tokenizer, len(corpus.tokenizer)))
-    parts = [p for p, t in enumerate(text.tokens) if "\ufffd" in text.vocabulary.texts[t]]
+    text = Text(corpus, len(corpus.tokenizer))
+    parts = [p for p, t in enumerate(text.tokens) if "\ufffd" in text.texts[t]]
     assert len(parts) >= 6
     for position in parts:
         left, right = corpus.spans(0)[position].tolist()
@@ -84,7 +85,7 @@ def test_a_part_of_a_character_is_named_by_the_character(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "those", "others"),
     [
-        ("continues", ["ing", "The"], [" the", ",", "\n", "1"]),
+        ("inner", ["ing", "The"], [" the", ",", "\n", "1"]),
         ("open", [" the", "s"], [",", "\n", "1"]),
         ("digit", ["1"], [" the", ","]),
         ("line", ["\n"], [" ", " the"]),
@@ -93,17 +94,17 @@ def test_a_part_of_a_character_is_named_by_the_character(tiny_model, tmp_path):
         ("capital", [" The"], [" I", " the", "The"]),
     ],
 )
-def test_kinds(vocabulary, kind, those, others):
-    flags = dict(zip(vocabulary.texts, getattr(vocabulary, kind).tolist(), strict=True))
+def test_kinds(padded, kind, those, others):
+    flags = dict(zip(padded.texts, getattr(padded, kind).tolist(), strict=True))
     assert [flags[text] for text in those] == [True] * len(those)
     assert [flags[text] for text in others] == [False] * len(others)
 
 
 def test_a_subject_has_the_words_near_its_seeds(tiny_corpus):
-    vocabulary = Vocabulary(Corpus.open(tiny_corpus).tokenizer, 8192)
+    text = Text(Corpus.open(tiny_corpus), 8192)
     generator, names = torch.Generator().manual_seed(0), list(SUBJECTS)
-    weight = torch.randn(len(vocabulary.texts), 64, generator=generator)
-    number = {text: i for i, text in enumerate(vocabulary.texts)}
+    weight = torch.randn(len(text.texts), 64, generator=generator)
+    number = {token: i for i, token in enumerate(text.texts)}
     seeds = {name: [w for w in SUBJECTS[name].split() if f" {w}" in number] for name in names}
     for direction, words in enumerate(seeds.values()):
         for word in words:
@@ -113,10 +114,10 @@ def test_a_subject_has_the_words_near_its_seeds(tiny_corpus):
     assert len(seeds[subject]) >= 3
     weight[number[" said"], names.index(subject)] += 20
     # What all words vary in most, of whatever subject.
-    weight[:, 50:58] = 300 * torch.randn(len(vocabulary.texts), 8, generator=generator)
-    matrix = subject_words(weight, vocabulary)
+    weight[:, 50:58] = 300 * torch.randn(len(text.texts), 8, generator=generator)
+    matrix = subject_words(weight, text)
     for word in ("said", seeds[subject][0]):
-        row = matrix[vocabulary.words.index(word)].toarray()[0]
+        row = matrix[text.words.index(word)].toarray()[0]
         assert row.tolist() == [float(name == subject) for name in names]
     # Each word is of one subject at most, and most are of none.
     subjects = np.asarray(matrix.sum(1)).ravel()

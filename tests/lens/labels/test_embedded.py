@@ -17,7 +17,7 @@ def places(lm):
 
 @pytest.fixture(scope="module")
 def labels(lm, text, places):
-    subjects = subject_words(weight_of(lm.model), text.vocabulary)
+    subjects = subject_words(weight_of(lm.model), text)
     raised = lm.lens.prototypes["top_tokens"].to_pylist()
     return Namer(text, places, lm.lens.cells, subjects, raised).labels()
 
@@ -34,8 +34,8 @@ def test_every_cell_with_a_place_is_named(places, labels):
 
 
 def test_shares_are_those_of_the_places(text, places, labels):
-    words, compared = text.vocabulary.words, 0
-    following = text.vocabulary.word[text.next(places)]
+    words, compared = text.words, 0
+    following = text.word[text.next(places)]
     for cell, label in enumerate(labels):
         rows = places.cell == cell
         if label is None or rows.sum() < 8:
@@ -52,13 +52,13 @@ def test_shares_are_those_of_the_places(text, places, labels):
 def test_words_are_ordered_by_how_much_they_tell(text, places, labels):
     """p ln(p / base), by hand for the cell with the most places."""
     cell = int(np.argmax(places.size))
-    words = text.vocabulary.word[text.next(places)]
+    words = text.word[text.next(places)]
     base = np.bincount(words) / len(words)
     count = np.bincount(words[places.cell == cell], minlength=len(base))
     share = count / count.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = np.where(count >= 2, share * np.log(share / base), 0.0)
-    best = text.vocabulary.words[int(np.argmax(scores))]
+    best = text.words[int(np.argmax(scores))]
     following = labels[cell].description.partition("Comes next: ")[2]
     assert best in following.partition("%")[0].lower()
 

@@ -110,7 +110,7 @@ def test_a_right_name_scores_above_others(lm, text):
     labels: list[Label | None] = [None] * len(places.size)
     for cell in cells:
         tokens = set(text.next(places)[places.cell == cell].tolist())
-        labels[cell] = Label(" ".join(text.vocabulary.texts[t] for t in tokens), "", "", "", ())
+        labels[cell] = Label(" ".join(text.texts[t] for t in tokens), "", "", "", ())
     nowhere, unnamed = cells[:2]
     labels[nowhere], labels[unnamed] = Label("qqq", "", "", "", ()), None
     scores = score_labels(labels, text, places)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.pieces import BROKEN, decode_token, pieces_of, token_alone
 from prismlm.corpus.store import Corpus
@@ -64,47 +63,6 @@ SUBJECT_LIFT = 3.0
 FEW = 5
 
 
-class Vocabulary:
-    """The tokens of a tokenizer as text, and their kinds as bool [V].
-
-    Attributes:
-        texts: the text of each token, with its leading space, [V].
-        words: the distinct words and pieces of words, in lower case without spaces.
-        word: the number of each token's word, int64 [V].
-        continues, open: starts with a letter without a space; ends in a letter, so that the word
-            may continue.
-        digit, line, capital: starts with a digit; has a line break; a space and a capital.
-        sign, markup: no letters or digits; among those, other than punctuation.
-        content: starts a word that says what a text is about.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-        ids = range(min(size, len(tokenizer)))
-        self.texts = [decode_token(tokenizer, token) for token in ids]
-        self.texts += [""] * (size - len(self.texts))
-        numbers: dict[str, int] = {}
-        keys = [text.strip().lower() or text for text in self.texts]
-        self.word = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-        self.words = list(numbers)
-
-        def where(predicate: Callable[[str], object]) -> np.ndarray:
-            return np.array([bool(predicate(text)) for text in self.texts])
-
-        self.continues = where(lambda t: t[:1].isalpha())
-        self.open = where(lambda t: t[-1:].isalpha())
-        self.digit = where(lambda t: t.strip()[:1].isdigit())
-        self.line = where(lambda t: "\n" in t)
-        self.sign = where(lambda t: t.strip() and not any(map(str.isalnum, t))) & ~self.line
-        self.markup = self.sign & where(lambda t: not SENTENCE_SIGNS.issuperset(t.strip()))
-        self.capital = where(lambda t: t[:1] == " " and t[1:2].isupper() and t != " I")
-        long = where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
-        self.content = long & ~self.among(FUNCTION)
-
-    def among(self, words: frozenset[str]) -> np.ndarray:
-        """Return which tokens write one of some words, bool [V]."""
-        return np.array([word in words for word in self.words])[self.word]
-
-
 class Places(NamedTuple):
     """Sampled positions in the order of cells, int64 [n] each."""
 
@@ -137,19 +95,54 @@ def sample_places(cells: Cells, num_cells: int, most: int) -> Places:
 
 
 class Text:
-    """The tokens of a corpus, to be read around places; ``tokens`` are all of them, [N]."""
+    """A corpus as tokens and words, to be read around places; kinds of tokens are bool [V].
 
-    def __init__(self, corpus: Corpus, vocabulary: Vocabulary) -> None:
-        self.corpus, self.vocabulary = corpus, vocabulary
-        self.tokens = corpus.tokens(0, corpus.num_tokens).astype(np.int64)
+    Attributes:
+        tokens: all tokens of the corpus, [N].
+        texts: the text of each token of the vocabulary, with its leading space, [V].
+        words: the distinct words and pieces of words, in lower case without spaces.
+        word: the number of each token's word, int64 [V].
+        inner, open: starts with a letter without a space; ends in a letter, so that the word may
+            continue.
+        digit, line, capital: starts with a digit; has a line break; a space and a capital.
+        sign, markup: no letters or digits; among those, other than punctuation.
+        content: starts a word that says what a text is about.
+    """
+
+    def __init__(self, corpus: Corpus, size: int) -> None:
+        self.corpus, self.tokens = corpus, corpus.tokens(0, corpus.num_tokens)
+        ids = range(min(size, len(corpus.tokenizer)))
+        self.texts = [decode_token(corpus.tokenizer, token) for token in ids]
+        self.texts += [""] * (size - len(self.texts))
+        numbers: dict[str, int] = {}
+        keys = [text.strip().lower() or text for text in self.texts]
+        self.word = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        self.words = list(numbers)
+
+        def where(predicate: Callable[[str], object]) -> np.ndarray:
+            return np.array([bool(predicate(text)) for text in self.texts])
+
+        self.inner = where(lambda t: t[:1].isalpha())
+        self.open = where(lambda t: t[-1:].isalpha())
+        self.digit = where(lambda t: t.strip()[:1].isdigit())
+        self.line = where(lambda t: "\n" in t)
+        self.sign = where(lambda t: t.strip() and not any(map(str.isalnum, t))) & ~self.line
+        self.markup = self.sign & where(lambda t: not SENTENCE_SIGNS.issuperset(t.strip()))
+        self.capital = where(lambda t: t[:1] == " " and t[1:2].isupper() and t != " I")
+        long = where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
+        self.content = long & ~self.among(FUNCTION)
+
+    def among(self, words: frozenset[str]) -> np.ndarray:
+        """Return which tokens write one of some words, bool [V]."""
+        return np.array([word in words for word in self.words])[self.word]
 
     def read(self, places: Places) -> np.ndarray:
         """Return the token read last at each place, int64 [n]."""
-        return self.tokens[places.position]
+        return self.tokens[places.position].astype(np.int64)
 
     def next(self, places: Places) -> np.ndarray:
         """Return the token that comes next, int64 [n]."""
-        return self.tokens[places.position + 1]
+        return self.tokens[places.position + 1].astype(np.int64)
 
     def continues(self, places: Places) -> np.ndarray:
         """Return where the next token continues the word of the one read last, bool [n]."""
@@ -166,7 +159,8 @@ class Text:
         first = starts[number][:, None]
         last = first + self.corpus.lengths[number][:, None]
         inside = (positions >= first + len(self.corpus.prefix)) & (positions < last)
-        return np.where(inside, self.tokens[np.where(inside, positions, 0)], -1)
+        tokens = self.tokens[np.where(inside, positions, 0)].astype(np.int64)
+        return np.where(inside, tokens, -1)
 
     def beginning(self, position: int) -> str:
         """Return a word up to and including the token at a position."""
@@ -185,7 +179,7 @@ class Text:
         while last - position < MAX_PIECES and self._joined(last):
             last += 1
         # Some tokenizers write the space before a number separately.
-        if last == position and self.vocabulary.texts[self.tokens[position]] == " ":
+        if last == position and self.texts[self.tokens[position]] == " ":
             last = min(position + 1, len(self.tokens) - 1)
         return "-" * int(self._joined(position - 1)) + self._join(position, last)
 
@@ -194,12 +188,11 @@ class Text:
         return decode_token(self.corpus.tokenizer, *tokens) if tokens else ""
 
     def _join(self, first: int, last: int) -> str:
-        texts = self.vocabulary.texts
-        return "".join(texts[token] for token in self.tokens[first : last + 1].tolist())
+        return "".join(self.texts[token] for token in self.tokens[first : last + 1].tolist())
 
     def _character(self, position: int) -> str | None:
         """Return the character that a token has some bytes of, and which: ``’ 1/2``."""
-        if BROKEN not in self.vocabulary.texts[self.tokens[position]]:
+        if BROKEN not in self.texts[self.tokens[position]]:
             return None
         first, tokenizer = max(0, position - MOST_BYTES), self.corpus.tokenizer
         ids = self.tokens[first : position + MOST_BYTES].tolist()
@@ -209,7 +202,7 @@ class Text:
     def _joined(self, position: Any) -> Any:
         """Whether the token at each position and the next one are parts of one word."""
         left, right = self.tokens[position], self.tokens[(position + 1) % len(self.tokens)]
-        return self.vocabulary.open[left] & self.vocabulary.continues[right]
+        return self.open[left] & self.inner[right]
 
 
 class Marked(NamedTuple):
@@ -249,8 +242,8 @@ def count_content_words(text: Text, places: Places, shape: tuple[int, int]) -> s
 
 def words_near(text: Text, places: Places) -> np.ndarray:
     """Return the content word that each token near places starts, or −1, [n, tokens]."""
-    vocabulary, window = text.vocabulary, text.window(places, BEFORE, AFTER)
-    return np.where((window >= 0) & vocabulary.content[window], vocabulary.word[window], -1)
+    window = text.window(places, BEFORE, AFTER)
+    return np.where((window >= 0) & text.content[window], text.word[window], -1)
 
 
 def most_common(words: Iterable[str]) -> str:
@@ -260,25 +253,24 @@ def most_common(words: Iterable[str]) -> str:
 
 def kind_rates(text: Text, places: Places, num_cells: int) -> dict[str, np.ndarray]:
     """Return, by kind, the share of each cell's positions whose tokens are of that kind, [K]."""
-    vocabulary, among = text.vocabulary, text.vocabulary.among
-    current, following = text.read(places), text.next(places)
+    current, following, among = text.read(places), text.next(places), text.among
     function = among(FUNCTION)
-    scaffold = function | vocabulary.sign
+    scaffold = function | text.sign
     links = np.append(among(CLASSES["links"]), False)  # the last is for −1, outside the document
-    continues, sign = text.continues(places), vocabulary.sign[following]
-    plain = ~continues & ~sign & ~function[following] & ~vocabulary.digit[following]
+    continues, sign = text.continues(places), text.sign[following]
+    plain = ~continues & ~sign & ~function[following] & ~text.digit[following]
     noun_before = among(CLASSES["determiners"] | CLASSES["prepositions"])[current]
     verb_before = among(CLASSES["pronouns"] | CLASSES["auxiliaries"] | {"to"})[current]
-    starts_sentence = (vocabulary.line | among(SENTENCE_ENDS))[current]
+    starts_sentence = (text.line | among(SENTENCE_ENDS))[current]
     flags = {
         "piece": continues,
-        "line": vocabulary.line[following],
-        "markup": vocabulary.markup[following] | vocabulary.markup[current],
-        "digit": vocabulary.digit[following] | among(CLASSES["numbers"])[following],
-        "read digit": vocabulary.digit[current],
+        "line": text.line[following],
+        "markup": text.markup[following] | text.markup[current],
+        "digit": text.digit[following] | among(CLASSES["numbers"])[following],
+        "read digit": text.digit[current],
         "time": among(CLASSES["time"])[following],
         "link": links[text.window(places, LINK_TOKENS, 0)].any(1),
-        "capital": vocabulary.capital[following] & ~starts_sentence,
+        "capital": text.capital[following] & ~starts_sentence,
         "sign": sign,
         "function": function[following],
         "scaffold": scaffold[following] & scaffold[current],
@@ -321,15 +313,15 @@ def category(rates: Mapping[str, float], subjects: np.ndarray, positions: int) -
 
 
 @torch.no_grad()
-def subject_words(weight: Tensor, vocabulary: Vocabulary) -> sparse.csr_matrix:
+def subject_words(weight: Tensor, text: Text) -> sparse.csr_matrix:
     """Return which words belong to which subject, 1 or 0, [words, subjects].
 
     The center of a subject is the mean of the unit rows of W of its seed words, after removing the
     mean of all rows and their first principal directions. Each word belongs to the subject it is
     nearest to, if to any.
     """
-    content = np.flatnonzero(vocabulary.content)
-    shape = len(vocabulary.words), len(SUBJECTS)
+    content = np.flatnonzero(text.content)
+    shape = len(text.words), len(SUBJECTS)
     if len(content) <= MIN_SEED_WORDS:
         return sparse.csr_matrix(shape, dtype=np.float32)
     rows = weight[torch.from_numpy(content)].float()
@@ -337,7 +329,7 @@ def subject_words(weight: Tensor, vocabulary: Vocabulary) -> sparse.csr_matrix:
     _, vectors = torch.linalg.eigh(rows.T @ rows)
     common = vectors[:, -min(DIRECTIONS, rows.shape[1] - 1) :]
     rows = torch.nn.functional.normalize(rows - rows @ common @ common.T, dim=1)
-    number = {vocabulary.words[w]: i for i, w in enumerate(vocabulary.word[content].tolist())}
+    number = {text.words[w]: i for i, w in enumerate(text.word[content].tolist())}
     seeds = [[number[w] for w in words.split() if w in number] for words in SUBJECTS.values()]
     zero = torch.zeros(rows.shape[1])
     centers = [rows[seed].mean(0) if len(seed) >= MIN_SEED_WORDS else zero for seed in seeds]
@@ -347,7 +339,7 @@ def subject_words(weight: Tensor, vocabulary: Vocabulary) -> sparse.csr_matrix:
     for subject, seed in enumerate(seeds):
         nearest.values[seed], nearest.indices[seed] = 1.0, subject
     near = (nearest.values >= 1).numpy()
-    entries = vocabulary.word[content][near], nearest.indices.numpy()[near]
+    entries = text.word[content][near], nearest.indices.numpy()[near]
     matrix = count_words(*entries, shape)
     matrix.data[:] = 1  # several tokens write one word
     return matrix

@@ -75,11 +75,11 @@ class Namer:
         raised: Sequence[Sequence[str]],
     ) -> None:
         self.text, self.places, self.raised = text, places, raised
-        num_cells, word = len(places.size), text.vocabulary.word
+        num_cells, word = len(places.size), text.word
         self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
         self.count = np.diff(self.first)
         self.tokens = {"read": text.read(places), "next": text.next(places)}
-        shape = num_cells, len(text.vocabulary.words)
+        shape = num_cells, len(text.words)
         counts = {
             "read": contexts.count_words(places.cell, word[self.tokens["read"]], shape),
             "next": contexts.count_words(places.cell, word[self.tokens["next"]], shape),
@@ -182,7 +182,7 @@ class Namer:
     def _spelled(self, side: str, cell: int, word: int) -> str:
         """Return the most frequent whole word that a token starts or is part of in a cell."""
         rows = np.arange(self.first[cell], self.first[cell + 1])
-        rows = rows[self.text.vocabulary.word[self.tokens[side][rows]] == word][:SPELLINGS]
+        rows = rows[self.text.word[self.tokens[side][rows]] == word][:SPELLINGS]
         spell = self.text.beginning if side == "read" else self.text.end
         positions = self.places.position[rows] + (side == "next")
         return shown_word(contexts.most_common(map(spell, positions.tolist())))

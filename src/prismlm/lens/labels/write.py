@@ -172,9 +172,9 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> La
     assert corpus is not None
     with progress.task("Reading places", 1, "steps") as task:
         weight = weight_of(model).detach()
-        text = Text(corpus, contexts.Vocabulary(corpus.tokenizer, len(weight)))
+        text = Text(corpus, len(weight))
         sample = contexts.sample_places(cells, count, PLACES)
-        subjects = contexts.subject_words(weight, text.vocabulary)
+        subjects = contexts.subject_words(weight, text)
         task.advance()
     held_out = np.random.default_rng(SEED).random(len(cells.starts)) < HELD_OUT
     scoring = held_out[sample.document]
@@ -370,7 +370,7 @@ def _words_of_passages(
     """Return the words of every passage, and those at its marked position."""
     rows = sorted({row for rows in drawn.values() for row in rows})
     sample = places.of(np.array(rows, dtype=np.int64))
-    texts = np.array([*text.vocabulary.texts, ""], dtype=object)
+    texts = np.array([*text.texts, ""], dtype=object)
     windows = text.window(sample, PASSAGE, 1)
     passages = [frozenset(words_of("".join(texts[window]))) for window in windows]
     marked = [
