@@ -59,7 +59,7 @@ def test_a_file_of_prompts(prism, document, tiny_model, lm, tmp_path):
     assert value["cost"] is None
     shown = prism(*command).stdout
     effect = expected["measures"]["divergence"]
-    for figure in (effect["edit"], *effect["edit_interval"], effect["control"]):
+    for figure in (effect["edit"], *effect["difference_interval"], effect["control"]):
         assert f"{figure:+.3f}".replace("-", "−") in shown
 
 
@@ -86,7 +86,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((TEXT,), "--document and --controller, got none"),
+        ((TEXT,), "--category and --controller, got none"),
         ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
         ((TEXT, "--prototype", 7, "--generate", 0), "give a strength"),
         (("--prototype", 7, "--file", "missing.txt"), "cannot be read"),
@@ -98,7 +98,6 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT, "--category", "Law", "--strength", 1.1), "strength of Group is 1.1"),
         ((TEXT, "--category", "Law", "--strength", -0.5), "no categories yet"),
         ((TEXT, "--category", "Law", "--strength", 1, "--edit", "scale"), "is for --prototype"),
-        ((TEXT, "--document", "nowhere", "--strength", 0.5), "no document 'nowhere'"),
         (("", *CLAMP), "the text is empty"),
         (CLAMP, "got neither"),
         ((TEXT, "--only", "residual", "--strength", 1), "--strength belongs to an edit"),

@@ -128,15 +128,6 @@ def test_a_strengthened_category_raises_its_distinctive_tokens(labelled):
     assert raised > mass(Group(0.4, prototypes=frozenset(even))) + 0.5
 
 
-def test_the_prototypes_of_a_document(lm):
-    rows = lm.lens.index.to_pylist()
-    document = rows[40]["doc_id"]
-    members = plan_for(lm, [Group(0.5, document=document)]).prototypes.tolist()
-    assert members == sorted({row["prototype"] for row in rows if row["doc_id"] == document})
-    with pytest.raises(InputError, match="no document 'nowhere'"):
-        lm.edit(Group(0.5, document="nowhere"))
-
-
 # -- the control
 
 
@@ -195,11 +186,10 @@ def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edi
 def test_effect_sizes_by_hand():
     effect = summarise([(3.0, 2.0), (4.0, 2.0), (5.0, 2.0)])
     assert (effect.prompts, effect.edit, effect.control, effect.difference) == (3, 4.0, 2.0, 2.0)
-    assert effect.d == pytest.approx(2.0)  # differences 1, 2, 3: mean 2, standard deviation 1
     # The mean of three draws from 1, 2, 3 is 1 with probability 1/27 > 2.5 %.
     assert effect.difference_interval == (1.0, 3.0)
     single = summarise([(3.0, 2.0)])
-    assert (single.difference, single.difference_interval, single.d) == (1.0, None, None)
+    assert (single.difference, single.difference_interval) == (1.0, None)
     assert summarise([(3.0, None), (1.0, None)]).difference is None
 
 

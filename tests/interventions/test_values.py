@@ -246,7 +246,6 @@ def test_invalid_edits_are_refused(make, message):
         ((Scale(-1, 2.0),), None, "no prototype -1"),
         ((Group(1.0, prototypes={0, 7}),), None, "no prototype 7"),
         ((Group(1.0, category="law"),), None, "no lens"),
-        ((Group(1.0, document="d"),), None, "no document 'd'"),
         (("Ablate",), None, "not an edit"),
         ((Ablate(0),), "residual", "nothing to edit"),
         ((), "prototype", "only is 'prototype'"),

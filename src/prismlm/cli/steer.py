@@ -16,7 +16,7 @@ from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
 
-TARGETS = "one of --prototype, --category, --document and --controller"
+TARGETS = "one of --prototype, --category and --controller"
 MAX_LEADING = 8
 MEASURES = {
     "signature": "signature's top tokens, Δ log p",
@@ -92,7 +92,6 @@ def steer(
     system: opt.System = None,
     prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
     category: Annotated[str | None, option("NAME", "Edit the prototypes of this category.")] = None,
-    document: Annotated[str | None, option("ID", "Edit the prototypes of this document.")] = None,
     controller: opt.Controller = None,
     strength: Annotated[float | None, option("S", STRENGTH_HELP)] = None,
     edit: Kind = "clamp",
@@ -111,7 +110,7 @@ def steer(
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
     if file is not None and (generate is not None or temperature is not None):
         raise InputError("--file writes no text: leave out --generate and --temperature.")
-    targets = {"--prototype": prototype, "--category": category, "--document": document}
+    targets = {"--prototype": prototype, "--category": category}
     edits = _edits(controller, targets, edit, strength, optional=only is not None)
     texts = read_texts(model, prompt, file, lines=file is not None)
     prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
@@ -170,7 +169,7 @@ def _parse_edit(
     """Return the edit that the options describe, in a list; with --only there may be none."""
     from prismlm import Ablate, Clamp, Group, Scale
 
-    prototype, category, document = targets.values()
+    prototype, category = targets.values()
     present = [name for name, value in targets.items() if value is not None]
     if optional and not present:
         if strength is not None:
@@ -186,7 +185,7 @@ def _parse_edit(
     if prototype is None:
         if kind != "clamp":
             raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
-        return [Group(amount, category=category, document=document)]
+        return [Group(amount, category=category)]
     if kind == "ablate":
         return [Ablate(prototype)]
     return [(Scale if kind == "scale" else Clamp)(prototype, amount)]
@@ -266,11 +265,10 @@ def _print_effects(effects: Any) -> None:
     rows: list[dict[str, Any]] = []
     for name, effect in effects.measures.items():
         row = {"nats_per_prediction": MEASURES[name]} | vars(effect)
-        for figure in ("edit", "difference"):
-            if (interval := row[f"{figure}_interval"]) is not None:
-                row[figure] = Interval(row[figure], *interval)
+        if effect.difference_interval is not None:
+            row["difference"] = Interval(effect.difference, *effect.difference_interval)
         rows.append(row)
-    columns = "nats_per_prediction prompts edit:+.3f control:+.3f difference:+.3f d:+.2f"
+    columns = "nats_per_prediction prompts edit:+.3f control:+.3f difference:+.3f"
     facts = {
         "predictions": effects.predictions,
         "changed": f"{effects.changed:.0%}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,16 @@ MAX_WINDOW = 512
 
 @dataclass(frozen=True)
 class SteeringEffect:
-    """Means of one measure over prompts, in nats; those with the control are None without one.
+    """Means of one measure over prompts, in nats; None without a control.
 
-    95 % bootstrap intervals, and Cohen's d of the paired differences, are None for fewer than two
-    prompts.
+    The interval is a 95 % bootstrap over prompts, of two or more.
     """
 
     prompts: int
     edit: float
-    edit_interval: tuple[float, float] | None
     control: float | None = None
     difference: float | None = None
     difference_interval: tuple[float, float] | None = None
-    d: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,27 +120,14 @@ def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
 
 
 def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
-    """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
+    """Return the means of (edit, control) values, one pair per prompt, and of their difference."""
     edit, control = np.array(pairs, dtype=float).T
-    effect = SteeringEffect(len(edit), float(edit.mean()), _interval(edit))
     if np.isnan(control).any():
-        return effect
+        return SteeringEffect(len(edit), float(edit.mean()))
     difference = edit - control
-    mean, spread = float(difference.mean()), difference.std(ddof=1) if len(edit) > 1 else 0.0
-    return replace(
-        effect,
-        control=float(control.mean()),
-        difference=mean,
-        difference_interval=_interval(difference),
-        d=mean / float(spread) if spread > 0 else None,
-    )
-
-
-def _interval(values: np.ndarray) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    interval = bootstrap(values, seed=0)
-    return interval.low, interval.high
+    means = (float(column.mean()) for column in (edit, control, difference))
+    interval = bootstrap(difference, seed=0) if len(edit) > 1 else None
+    return SteeringEffect(len(edit), *means, interval and (interval.low, interval.high))
 
 
 def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import pyarrow.compute as pc
-
 from prismlm.errors import InputError, check_kind, check_number, check_text, check_whole, suggest
 from prismlm.interventions.controller import Controller
 from prismlm.lens.lens import Lens
@@ -84,8 +82,8 @@ class Group:
         z′ = z + strength · (ℓ[top] − ℓ̄) / (scale · max_v (W D)[v]) · D     strength > 0
         D  = Σ_{i in set} α_i p̂_i
 
-    The set is a category of the lens, prototypes by number, or those with a stored context in a
-    document. p̂_i is the part of p_i that raises the set's distinctive tokens
+    The set is a category of the lens, or prototypes by number. p̂_i is the part of p_i that raises
+    the set's distinctive tokens
     (:func:`prismlm.lens.signatures.tokens_of_group`,
     :func:`prismlm.interventions.plan.token_directions`); v ranges over these tokens, ℓ is as for
     :class:`Clamp`. Nothing changes where no member is active or they raise none of the tokens.
@@ -94,16 +92,14 @@ class Group:
     strength: float  # −1 (removed) to 1 (the most raised token gets as much as the top)
     category: str | None = None
     prototypes: frozenset[int] | None = None
-    document: str | None = None
 
     def __post_init__(self) -> None:
         expected = "−1 (taken out) to 1 (as much as the top token has)"
         check_number("the strength of Group", self.strength, expected, lambda s: -1 <= s <= 1)
-        if sum(x is not None for x in (self.category, self.prototypes, self.document)) != 1:
-            raise InputError("Group needs exactly one of category, prototypes and document.")
-        for field in ("category", "document"):
-            if getattr(self, field) is not None:
-                check_text(f"the {field} of Group", getattr(self, field))
+        if (self.category is None) == (self.prototypes is None):
+            raise InputError("Group needs exactly one of category and prototypes.")
+        if self.category is not None:
+            check_text("the category of Group", self.category)
         if self.prototypes is not None:
             kinds = (list, tuple, set, frozenset, range)
             numbers = check_kind("prototypes", self.prototypes, kinds, "a list of whole numbers")
@@ -118,8 +114,8 @@ Edit = Scale | Ablate | Clamp | Group | Controller
 
 def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
     """Return the prototypes an edit acts on, ascending."""
-    if isinstance(edit, Group) and edit.prototypes is None:
-        return _members_in_lens(edit, lens)
+    if isinstance(edit, Group) and edit.category is not None:
+        return _members_of_category(edit.category, lens)
     several = isinstance(edit, (Group, Controller))
     members = sorted(edit.prototypes or ()) if several else [edit.prototype]
     for prototype in members:
@@ -130,28 +126,17 @@ def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
     return members
 
 
-def _members_in_lens(group: Group, lens: Lens | None) -> list[int]:
-    """Return the prototypes of a category or a document."""
-    field = "document" if group.category is None else "category"
-    name = getattr(group, field)
+def _members_of_category(name: str, lens: Lens | None) -> list[int]:
     if lens is None:
         raise InputError(
-            f"the model has no lens, so there is no {field} {name!r}. "
+            f"the model has no lens, so there is no category {name!r}. "
             "Build one with `prismlm index`, or name prototypes by number."
         )
-    if field == "document":
-        members = lens.index.filter(pc.field("doc_id") == name)["prototype"].to_pylist()
-        hint = "no prototype has a context in it, or the id is wrong."
-    else:
-        members = [i for i, category in enumerate(lens.categories) if category == name]
-        known = sorted({category for category in lens.categories if category is not None})
-        more = len(known) - MAX_CATEGORIES_LISTED
-        listed = ", ".join(known[:MAX_CATEGORIES_LISTED]) + (
-            f" and {more} more" if more > 0 else ""
-        )
-        hint = f"it has {listed}.{suggest(name, known)}"
+    members = [i for i, category in enumerate(lens.categories) if category == name]
+    if not members:
+        known = sorted(set(lens.categories) - {None})
+        hint = f"it has {', '.join(known[:MAX_CATEGORIES_LISTED])}.{suggest(name, known)}"
         if not known:
             hint = "it has no categories yet. Run `prismlm label`, or name prototypes by number."
-    if not members:
-        raise InputError(f"there is no {field} {name!r} in the lens {lens.name}: {hint}")
-    return sorted(set(members))
+        raise InputError(f"there is no category {name!r} in the lens {lens.name}: {hint}")
+    return members
