@@ -431,32 +431,21 @@ def check_index(
 
 
 def index_bytes(
-    cells: CellsMeta,
-    head: PrototypeHead,
-    options: IndexOptions,
-    documents: int | None,
-    tokens: int | None,
+    cells: CellsMeta, head: PrototypeHead, options: IndexOptions, documents: int, tokens: int
 ) -> tuple[int, int]:
-    """Estimate the bytes of a lens, and those of its parts until it is written.
-
-    ``documents`` and ``tokens`` of the split are None if they are not known.
-    """
-    contexts = options.contexts if documents is None else min(options.contexts, documents)
+    """Estimate the bytes of a lens of so many documents and predictions, and those of its parts."""
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
+    contexts = head.num_prototypes * min(options.contexts, documents) * per_context
     spooled = spooled_type(open_codes(None, cells.codes, cells.width), cells)
-    positions, text = round((tokens or 0) * options.positions), 0
+    positions, text = round(tokens * options.positions), 0
     if options.with_text:
-        text = suffix_bytes(documents or 0, (tokens or 0) + (documents or 0), cells.token_bytes)
+        text = suffix_bytes(documents, tokens + documents, cells.token_bytes)
     per_position = stored_type(spooled).itemsize + BYTES_OF_RANGES
-    lens = head.num_prototypes * contexts * per_context + positions * per_position + text
-    return lens, positions * spooled.itemsize
+    return contexts + positions * per_position + text, positions * spooled.itemsize
 
 
 def estimate_index(
-    model: PreTrainedModel,
-    head: PrototypeHead,
-    corpus: Corpus,
-    options: IndexOptions,
+    model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
 ) -> Cost:
     """Time some passes of ``build_index``, and extrapolate to the corpus.
 
