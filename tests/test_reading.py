@@ -19,7 +19,7 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.texts import TextOptions, read_texts, text_options
+from prismlm.explain.texts import read_texts
 from prismlm.interventions.steering import steer
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.states import read_states
@@ -71,8 +71,8 @@ def test_every_command_reads_the_same_tokens_of_a_text(lm: PrismLM, text: str) -
         "explain with generation": lambda: lm.explain(text, generate=1),
         "generate": lambda: lm.generate(text, tokens=1),
         "steer": lambda: steer(lm, text, [prismlm.Scale(0, 0.5)], generate=1),
-        "audit": lambda: list(Audit(lm, text_options([lm])).read([document])),
-        "compare": lambda: compare_texts(lm, lm, [document], text_options([lm])),
+        "audit": lambda: list(Audit(lm).read([document])),
+        "compare": lambda: compare_texts(lm, lm, [document]),
     }
     check_reads(lm, ids, calls)
     steered = {"text": text, "prototype": 0, "strength": -0.5, "generate": 1}
@@ -119,7 +119,7 @@ def test_all_windows_of_index_and_audit_start_with_the_prefix(
         build_index(model, sidecar.head, corpus, tmp_path / "lens", options)
     text = corpus.text(0)
     with reading(lm.model) as audited:
-        (figures,) = read_texts(lm, [Document("a", text)], TextOptions(WINDOW, WINDOW))
+        (figures,) = read_texts(lm, [Document("a", text)], WINDOW)
     assert len(audited) > 2
     assert {row[0] for row in [*rows[1:], *audited]} == {lm.tokenizer.bos_token_id}
     # Every token but the first is predicted once.
@@ -132,7 +132,7 @@ def test_probabilities_and_generated_text_are_the_models_own(lm: PrismLM) -> Non
     with torch.no_grad():
         logits = lm.model(**ids).logits[0, :16]
     losses = cross_entropy(logits, ids["input_ids"][0, 1:17], reduction="none")
-    (figures,) = read_texts(lm, [Document("a", text)], TextOptions(128, 64))
+    (figures,) = read_texts(lm, [Document("a", text)], 128)
     assert figures.losses[:16] == pytest.approx(losses.numpy(), rel=1e-4)
     probabilities = [step.probability for step in lm.explain(text)][:16]
     assert probabilities == pytest.approx((-losses).exp().tolist(), rel=1e-4)
@@ -169,7 +169,7 @@ def test_every_command_reads_the_same_tokens_of_a_chat_and_no_message_ends_its_t
     )
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*ids, corpus.eos_token_id]
     document = Document("a", corpus.text(0), messages=answered)
-    check_reads(lm, ids, {"audit": lambda: list(Audit(lm, text_options([lm])).read([document]))})
+    check_reads(lm, ids, {"audit": lambda: list(Audit(lm).read([document]))})
 
 
 def test_a_token_without_an_embedding_is_named(directory: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_token_without_an_embedding_is_named(directory: Path, tmp_path: Path) 
         with pytest.raises(InputError, match=error):
             call("Once <NEW2> upon")
     with pytest.raises(InputError, match=f"the text 'one' has the token {error}"):
-        list(read_texts(lm, [Document("one", "Once <NEW2> upon")], TextOptions(64, 32)))
+        list(read_texts(lm, [Document("one", "Once <NEW2> upon")], 64))
     model, _, sidecar = load_checkpoint(tmp_path / "model")
 
     def index(name: str, text: str) -> None:

@@ -127,13 +127,6 @@ def test_the_measure_of_the_source_by_hand(lens):
     assert shares.to_dict()["method"] == "source"
 
 
-def test_nothing_in_use_at_all(lens):
-    found = attributed(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
-    assert found.sources("source").items == ()
-    assert found.sources("source").unattributed == 1.0
-    assert found.documents() == []
-
-
 def test_a_filter_by_hand(lens):
     evidence = by_contexts([[0, 1], [2, 0]], [[0.6, 0.2], [0.4, 0.0]])
     found = attributed(evidence, lens, "source")
@@ -162,11 +155,6 @@ def test_what_is_not_there_is_named(lens, table, given, words):
         attributed(table, lens).sources(**given)
 
 
-def test_an_unknown_method(lens, table):
-    with pytest.raises(InputError, match="Did you mean 'source'"):
-        attributed(table, lens, "sources")
-
-
 @pytest.mark.parametrize(
     ("shares", "shown"),
     [
@@ -181,3 +169,15 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing(shares,
         Passage(str(i), share, None, None, None, None, None, 0) for i, share in enumerate(shares)
     ]
     assert worth_showing(documents) == documents[:shown]
+
+
+def test_nothing_in_use_at_all(lens):
+    found = attributed(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
+    assert found.sources("source").items == ()
+    assert found.sources("source").unattributed == 1.0
+    assert found.documents() == []
+
+
+def test_an_unknown_method(lens, table):
+    with pytest.raises(InputError, match="Did you mean 'source'"):
+        attributed(table, lens, "sources")

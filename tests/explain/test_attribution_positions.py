@@ -105,28 +105,6 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, m
     assert carriers.unplaced.sum() == pytest.approx(unplaced, rel=1e-6)
 
 
-def test_documents_and_groups_are_sums_over_the_same_positions(lm):
-    trace = lm.explain(TEXTS[0], generate=3)[:]
-    found = trace.attribution()
-    corpus = lm.lens.corpus
-    by_id = {}
-    for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
-        number = corpus.document_at(place)
-        by_id[number] = by_id.get(number, 0.0) + value / found.total
-    ids = corpus.doc_ids
-    shares = trace.sources("document")
-    assert {i.key: i.share for i in shares.items} == pytest.approx(
-        {ids[number]: share for number, share in by_id.items()}
-    )
-    for by in ("source", "domain", "license"):
-        names = corpus.column(by)
-        expected = {}
-        for number, share in by_id.items():
-            key = names[number] or "(unknown)"
-            expected[key] = expected.get(key, 0.0) + share
-        assert {i.key: i.share for i in trace.sources(by).items} == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("where", [None, {"license": "CC0"}])
 def test_shares_sum_to_one(lm, where):
     trace = lm.explain(TEXTS[1], generate=6)
@@ -204,16 +182,6 @@ def test_some_steps_have_what_they_have_in_their_text(lm):
     assert alone.weight.tolist() != some.weight[some.prediction == 0].tolist()
 
 
-def test_a_text_read_in_two_parts_is_one_text(lm):
-    table = lm.explain(TEXTS[1], generate=8).predictions
-    whole, so_far = spread(table, lm.lens.cells, lm.lens.head), ContextPrior(lm.lens.cells)
-    parts = [
-        spread(table[s], lm.lens.cells, lm.lens.head, so_far) for s in (slice(4), slice(4, None))
-    ]
-    weight = np.concatenate([part.weight for part in parts])
-    np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)
-
-
 def test_where_domains_are_all_one_sources_stand_for_them(monkeypatch):
     for name, value in (("STRAY", 0.5), ("CONCENTRATION", 1e12), ("SPAN", 4.0)):
         monkeypatch.setattr(attribution, name, value)
@@ -226,3 +194,35 @@ def test_where_domains_are_all_one_sources_stand_for_them(monkeypatch):
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
     # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜, sum 1; a quarter turns.
     assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])
+
+
+def test_documents_and_groups_are_sums_over_the_same_positions(lm):
+    trace = lm.explain(TEXTS[0], generate=3)[:]
+    found = trace.attribution()
+    corpus = lm.lens.corpus
+    by_id = {}
+    for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
+        number = corpus.document_at(place)
+        by_id[number] = by_id.get(number, 0.0) + value / found.total
+    ids = corpus.doc_ids
+    shares = trace.sources("document")
+    assert {i.key: i.share for i in shares.items} == pytest.approx(
+        {ids[number]: share for number, share in by_id.items()}
+    )
+    for by in ("source", "domain", "license"):
+        names = corpus.column(by)
+        expected = {}
+        for number, share in by_id.items():
+            key = names[number] or "(unknown)"
+            expected[key] = expected.get(key, 0.0) + share
+        assert {i.key: i.share for i in trace.sources(by).items} == pytest.approx(expected)
+
+
+def test_a_text_read_in_two_parts_is_one_text(lm):
+    table = lm.explain(TEXTS[1], generate=8).predictions
+    whole, so_far = spread(table, lm.lens.cells, lm.lens.head), ContextPrior(lm.lens.cells)
+    parts = [
+        spread(table[s], lm.lens.cells, lm.lens.head, so_far) for s in (slice(4), slice(4, None))
+    ]
+    weight = np.concatenate([part.weight for part in parts])
+    np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)

@@ -10,7 +10,7 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import check_document, document_sources, texts_that_rely
-from prismlm.explain.texts import TextOptions, read_texts, text_options
+from prismlm.explain.texts import read_texts
 from prismlm.pages.audit import audit_page
 
 EVIL = "</title><script>alert(1)</script>"
@@ -24,7 +24,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def audited(lm):
-    audit = Audit(lm, text_options([lm]))
+    audit = Audit(lm)
     return audit, list(audit.read(TEXTS))
 
 
@@ -34,14 +34,14 @@ def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, a
     wrong = prismlm.load(lm.path)
     with torch.no_grad():
         wrong.head.prototypes.mul_(50)
-    audit = Audit(wrong, text_options([wrong]))
+    audit = Audit(wrong)
     rows = list(audit.read(TEXTS[:2]))
     assert min(row["explained_share"] for row in rows) > 1.5
     assert [row["support"] for row in rows] == [None, None]
     summary = audit.to_dict() | {"left_out": {}}
     assert "The prototype head does not fit this model" in summary["notes"][0]
     assert summary["notes"][0] in audit_page(summary)
-    compared = compare_texts(lm, wrong, TEXTS[:2], text_options([lm]))
+    compared = compare_texts(lm, wrong, TEXTS[:2])
     assert compared["support"] is None
 
 
@@ -94,7 +94,7 @@ def test_the_summary_is_the_sum_of_the_rows(lm, audited):
         got = {item["key"]: item["share"] for item in summary["shares"][by]["items"]}
         assert got == pytest.approx(expected, rel=1e-3)
         assert sum(got.values()) + summary["shares"][by]["unattributed"] == pytest.approx(1)
-    explained = np.concatenate([r.explained for r in read_texts(lm, TEXTS, text_options([lm]))])
+    explained = np.concatenate([r.explained for r in read_texts(lm, TEXTS)])
     assert summary["explained_share"] == pytest.approx(np.median(explained), abs=2e-3)
     assert [e["text_id"] for e in summary["least_attributed"]] == [
         row["text_id"]
@@ -120,21 +120,21 @@ def test_support_of_the_texts_is_counted(lm, audited):
 def test_every_prediction_of_a_long_text_counts_once(lm):
     document = TEXTS[3]
     ids = lm.tokenizer(document.text)["input_ids"]
-    for window, stride in ((16, 16), (16, 5), (32, 24), (len(ids), 1)):
-        (of_text,) = read_texts(lm, [document], TextOptions(window, stride))
+    (whole,) = read_texts(lm, [document])
+    for window in (16, 32, len(ids)):
+        (of_text,) = read_texts(lm, [document], window)
         assert len(of_text.losses) == len(ids) - 1
         # The first window starts where the text does, so its losses are those of the whole.
-        (whole,) = read_texts(lm, [document], text_options([lm]))
         first = min(window, len(ids) - 1)
         np.testing.assert_allclose(of_text.losses[:first], whole.losses[:first], atol=1e-4)
     # A later window's losses are those of the stretch of text that it sees.
-    (of_text,) = read_texts(lm, [document], TextOptions(16, 16))
+    (of_text,) = read_texts(lm, [document], 16)
     with torch.no_grad():
-        logits = lm.model(input_ids=torch.tensor([ids[16:33]])).logits[0]
+        logits = lm.model(input_ids=torch.tensor([ids[12:29]])).logits[0]
     alone = torch.nn.functional.cross_entropy(
-        logits[:-1], torch.tensor(ids[17:33]), reduction="none"
+        logits[:-1], torch.tensor(ids[13:29]), reduction="none"
     )
-    np.testing.assert_allclose(of_text.losses[16:32], alone.numpy(), atol=1e-4)
+    np.testing.assert_allclose(of_text.losses[16:28], alone.numpy()[4:], atol=1e-4)
 
 
 def test_texts_are_read_as_they_are_asked_for(lm):
@@ -148,7 +148,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
             yield Document(str(number), "The court ruled that the contract was void.")
             number += 1
 
-    audit = Audit(lm, text_options([lm]))
+    audit = Audit(lm)
     rows = audit.read(endless())
     for number in range(300):
         assert next(rows)["text_id"] == str(number)
@@ -158,7 +158,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
 
 def test_a_filter(lm):
     domain = lm.lens.cells.keys("domain").names[0]
-    audit = Audit(lm, text_options([lm]), {"domain": domain})
+    audit = Audit(lm, where={"domain": domain})
     found = {}
     for row in [row for row in audit.read(TEXTS) if row["predictions"]]:
         assert {item["key"] for item in row["by_domain"]} <= {domain}
@@ -171,39 +171,40 @@ def test_a_filter(lm):
     summary = audit.to_dict()
     assert summary["most_matching"][0]["text_id"] == max(found, key=found.get)
     with pytest.raises(InputError, match="domain=nonsense"):
-        Audit(lm, text_options([lm]), {"domain": "nonsense"})
+        Audit(lm, where={"domain": "nonsense"})
 
 
 def test_where_a_document_shows_up(lm):
     doc_id = lm.lens.index["doc_id"][5].as_py()
     found = document_sources(lm.lens, doc_id)
-    index = lm.lens.index.to_pylist()
-    usage = lm.lens.prototypes["usage"].to_pylist()
-    of_prototype = [[row for row in index if row["prototype"] == i] for i in range(192)]
-    expected = {}
-    for i, rows in enumerate(of_prototype):
-        for row in rows:
-            if row["doc_id"] == doc_id:
-                expected[i] = (row["rank"], row["cosine"], row["position"], 1 / len(rows))
-    figures = ("rank", "cosine", "position", "share")
-    got = {use["prototype"]: tuple(use[name] for name in figures) for use in found.uses}
-    assert got == expected
-    mine = sum(usage[i] * share for i, (*_, share) in expected.items())
-    assert found.neighbourhood == pytest.approx(mine / sum(usage))
-    uses = texts_that_rely(lm, doc_id, TEXTS, text_options([lm]))
-    texts = uses.texts
-    # One of them is of one token, which predicts nothing.
-    assert uses.read == len(TEXTS) - 1
-    assert uses.share == pytest.approx(sum(text.share for text in texts) / uses.read)
     cells = lm.lens.cells
+    document, usage = cells.document_number(doc_id), lm.lens.prototypes["usage"].to_numpy()
+    counts, sizes = np.zeros(192), np.zeros(192)
+    for i in range(192):
+        positions = cells.records(cells.rows_of(i))["position"]
+        sizes[i] = len(positions)
+        counts[i] = (cells.document_of(positions) == document).sum()
+    assert {c["prototype"]: c["positions"] for c in found.cells} == {
+        i: n for i, n in enumerate(counts) if n
+    }
+    shares_of_cells = counts / sizes.clip(1)
+    for cell in found.cells:
+        assert cell["share"] == pytest.approx(shares_of_cells[cell["prototype"]])
+    mine = (usage * shares_of_cells).sum() / usage.sum()
+    assert found.neighbourhood == pytest.approx(mine)
+    uses = texts_that_rely(lm, doc_id, TEXTS)
+    texts = {text["text_id"]: text["share"] for text in uses["texts"]}
+    # One of them is of one token, which predicts nothing.
+    assert uses["texts_read"] == len(TEXTS) - 1
+    assert uses["share"] == pytest.approx(sum(texts.values()) / uses["texts_read"])
     ids = cells.documents.column("doc_id").to_pylist()
     tokens = dict(zip(ids, (cells.lengths - 1).tolist(), strict=True))
     assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))
-    for text in texts:
-        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == text.text_id))[:-1]
-        share = shares(trace.sources("document"))[doc_id]
-        assert text.share == pytest.approx(share, rel=1e-3)
-    assert [t.share for t in texts] == sorted((t.share for t in texts), reverse=True)
+    for text_id, share in texts.items():
+        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == text_id))[:-1]
+        expected = shares(trace.sources("document"))[doc_id]
+        assert share == pytest.approx(expected, rel=1e-3)
+    assert [*texts.values()] == sorted(texts.values(), reverse=True)
 
 
 def test_documents_that_are_not_there(lm):
@@ -221,4 +222,4 @@ def test_documents_that_are_not_there(lm):
 @pytest.mark.parametrize(("window", "words"), [(1, "at least 2"), (10**6, "does not fit")])
 def test_windows_that_cannot_be_used(lm, window, words):
     with pytest.raises(InputError, match=words):
-        text_options([lm], window)
+        Audit(lm, window=window)

@@ -12,7 +12,6 @@ from prismlm.errors import InputError
 from prismlm.explain import audit_parts
 from prismlm.explain.audit import Audit
 from prismlm.explain.audit_parts import AuditPart, audit_in_parts
-from prismlm.explain.texts import text_options
 
 TEXT = "the court ruled that a patient was given once upon time little girl in woods"
 WORDS = TEXT.split()
@@ -36,7 +35,7 @@ def part(lm, texts, tmp_path):
 
 @pytest.fixture(scope="module")
 def straight(lm, texts):
-    audit = Audit(lm, text_options([lm], 16))
+    audit = Audit(lm, window=16)
     reader = DocumentReader(texts, Columns(id="id"), answered_chats="last")
     return audit, list(audit.read(reader)), dict(reader.left_out)
 

@@ -1,4 +1,4 @@
-"""Comparisons against whole signatures and plain sets."""
+"""Two models on the same texts, against losses of transformers and single explanations."""
 
 from dataclasses import replace
 
@@ -9,13 +9,7 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain.compare import (
-    check_comparable,
-    compare_prototypes,
-    compare_texts,
-    signature_matches,
-)
-from prismlm.explain.texts import text_options
+from prismlm.explain.compare import compare_texts
 
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
@@ -23,43 +17,8 @@ TEXTS = [
 ]
 
 
-def test_signatures_match_as_whole_vectors_do():
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(13, 6, generator=generator), torch.randn(9, 4, generator=generator)
-    w_a, w_b = torch.randn(31, 6, generator=generator), torch.randn(31, 4, generator=generator)
-    found = signature_matches(a, w_a, b, w_b)
-    signatures = [(w @ p.T).T.double() for w, p in ((w_a, a), (w_b, b))]
-    left, right = (
-        torch.nn.functional.normalize(s - s.mean(1, keepdim=True), dim=1) for s in signatures
-    )
-    cosines = left @ right.T
-    assert found.best.tolist() == cosines.argmax(1).tolist()
-    np.testing.assert_allclose(found.similarity, cosines.max(1).values.numpy(), atol=1e-5)
-    back = cosines.argmax(0)
-    assert found.mutual.tolist() == [int(back[j]) == i for i, j in enumerate(found.best)]
-    assert 0 < found.mutual.sum() < 13
-
-
-def test_a_rotated_model_has_the_same_prototypes_in_another_order():
-    """The same function in other coordinates, its prototypes shuffled: all are found again."""
-    generator = torch.Generator().manual_seed(1)
-    a, w = torch.randn(40, 8, generator=generator), torch.randn(50, 8, generator=generator)
-    turn = torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
-    order = torch.randperm(40, generator=generator)
-    found = signature_matches(a, w, (a @ turn)[order] * 3, w @ turn)
-    assert order[found.best].tolist() == list(range(40))
-    assert found.mutual.all()
-    assert found.similarity.min() > 0.9999
-
-
 def test_a_model_beside_itself(lm):
-    result = compare_prototypes(lm, lm)
-    assert result["by_signature"]["median"] == pytest.approx(1)
-    assert result["by_signature"]["mutual"] == 1
-    assert result["by_signature"]["chance"]["median"] < 0.9
-    assert result["by_signature"]["chance"]["mutual"] < 0.9
-    assert all(pair["a"] == pair["b"] for pair in result["pairs"])
-    texts = compare_texts(lm, lm, TEXTS, text_options([lm, lm]))
+    texts = compare_texts(lm, lm, TEXTS)
     assert texts["ce"]["difference"] == 0
     domains = texts["shares"]["domain"]
     assert all(item["difference"] == 0 for item in domains["items"])
@@ -67,10 +26,8 @@ def test_a_model_beside_itself(lm):
     assert total == pytest.approx(1)
     supports = [lm.explain(text.text)[:-1].support for text in TEXTS]
     assert texts["support"]["a"] == texts["support"]["b"]
-    levels = texts["support"]["a"]["levels"]
-    assert levels == {
-        level: sum(one.level == level for one in supports) for level in ("strong", "weak", "none")
-    }
+    levels = {n: sum(one.level == n for one in supports) for n in ("strong", "weak", "none")}
+    assert texts["support"]["a"]["levels"] == levels
     score = texts["support"]["a"]["score"]
     assert score == pytest.approx(np.mean([one.score for one in supports]), rel=1e-3)
 
@@ -81,8 +38,8 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
         for weight in other.model.model.layers[0].parameters():
             weight.mul_(0.5)
     # A text without predictions is no difference.
-    found = compare_texts(lm, other, [*TEXTS, Document("three", "a")], text_options([lm, other]))
-    expected = compare_texts(lm, other, TEXTS, text_options([lm, other]))
+    found = compare_texts(lm, other, [*TEXTS, Document("three", "a")])
+    expected = compare_texts(lm, other, TEXTS)
     assert found["texts"] == 3
     assert found["ce_difference_per_text"] == expected["ce_difference_per_text"]
     losses = []
@@ -97,11 +54,10 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
     assert found["ce"]["a"] == pytest.approx(losses[0], rel=1e-4)
     assert found["ce"]["difference"] == pytest.approx(losses[1] - losses[0], abs=1e-3)
     assert found["shares"] is found["support"] is None
-    assert compare_prototypes(lm, other)["pairs"][0]["b_name"] is None
 
 
 def test_models_that_cannot_be_compared(lm, tiny_model):
     other = prismlm.load(tiny_model)
     other.tokenizer.add_tokens(["something new"])
     with pytest.raises(InputError, match="different tokenizers"):
-        check_comparable(lm, other)
+        compare_texts(lm, other, TEXTS)

@@ -8,7 +8,7 @@ from prismlm.corpus import Document
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
-from prismlm.explain.texts import TextOptions, read_texts, text_options
+from prismlm.explain.texts import read_texts
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
 
 
@@ -46,7 +46,7 @@ def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
 
 
 def test_an_audit_counts_answers(lm, before):
-    (chat,) = Audit(lm, text_options([lm])).read([Document("chat", ANSWERED, messages=CHAT)])
+    (chat,) = Audit(lm).read([Document("chat", ANSWERED, messages=CHAT)])
     # The last step of a trace predicts what follows the text, which an audit leaves out.
     trace = lm.explain(CHAT)[before - 1 : -1]
     assert (chat["tokens"], chat["predictions"]) == (lm.encode(CHAT).shape[1], len(trace))
@@ -60,7 +60,7 @@ def test_an_audit_counts_answers(lm, before):
 @pytest.mark.parametrize("window", [8, 16, 64])
 def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
     document = Document("chat", ANSWERED, messages=CHAT)
-    (found,) = read_texts(lm, [document], TextOptions(window, window))
+    (found,) = read_texts(lm, [document], window)
     assert len(found.losses) == len(found.ids) - before
     if window > len(found.ids):
         ids = torch.tensor([lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]])
@@ -73,7 +73,7 @@ def test_an_answer_of_no_token_has_no_attribution(lm, monkeypatch):
     """As of a template that writes nothing around an answer without words."""
     monkeypatch.setattr(type(lm), "answer_start", lambda _, text, ids: len(ids))
     document = Document("chat", ANSWERED, messages=CHAT)
-    (found,) = read_texts(lm, [document], text_options([lm]))
+    (found,) = read_texts(lm, [document])
     assert (len(found.losses), found.attribution, found.support) == (0, None, None)
 
 

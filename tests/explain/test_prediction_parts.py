@@ -57,18 +57,3 @@ def test_parts_sum_and_equal_naive(with_bias):
     evidence = parts.evidence.sum(1) + parts.residual_evidence + parts.bias_evidence
     torch.testing.assert_close(evidence, centred.gather(1, targets[:, None])[:, 0])
     torch.testing.assert_close(parts.explained_share, parts.evidence.sum(1) / evidence)
-
-
-def test_a_constant_prototype_is_no_evidence():
-    """A signature equal for every token adds to the logit and explains nothing."""
-    weight = torch.cat([torch.ones(5, 1), torch.randn(5, 1)], dim=1)
-    parts = decompose(
-        torch.tensor([[9.0, 1.0]]),
-        torch.tensor([[0]]),
-        torch.tensor([[1.0]]),
-        torch.tensor([[9.0, 0.0]]),
-        weight,
-        torch.tensor([3]),
-    )
-    assert parts.contributions.item() == pytest.approx(9.0)
-    assert parts.evidence.item() == pytest.approx(0.0, abs=1e-6)

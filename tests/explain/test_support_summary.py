@@ -16,7 +16,7 @@ from prismlm.models.sidecar import load_sidecar, save_sidecar
     [
         # Shares of the evidence and of the corpus.
         ({"law": (0.8, 0.1), "finance": (0.2, 0.9)}, ["mostly", "“law”: 80%"]),
-        ({"law": (0.25, 0.1), "art": (0.25, 0.1)}, ["“law” more than on any other: 25%"]),
+        ({"law": (0.25, 0.1), "art": (0.25, 0.1)}, ["more than usual", "“law”: 25%"]),
         (
             {"finance": (0.75, 0.68), "law": (0.15, 0.058), "art": (0.1, 0.262)},
             ["more than usual", "“law”: 15%"],

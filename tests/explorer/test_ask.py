@@ -34,11 +34,9 @@ def test_an_answer_of_the_api_is_shown_by_its_id(served, lm):
     shares = [passage.share for passage in trace[-1:].passages(8)]
     documents = served.json("GET", path)["documents"]
     assert [document["share"] for document in documents] == pytest.approx(shares, rel=1e-4)
-    opposing = served.events(f"{path}/against")
-    assert [name for name, _ in opposing] == ["estimated", "done"]
-    for name, data in opposing:
-        shares = [p.share for p in trace[-1:].against(4, estimated=name == "estimated")]
-        assert [p["share"] for p in data["against"]] == pytest.approx(shares, rel=1e-4)
+    opposing = served.json("GET", f"{path}/against")["against"]
+    shares = [p.share for p in trace[-1:].against(4)]
+    assert [p["share"] for p in opposing] == pytest.approx(shares, rel=1e-4)
     status, headers, page = served.ask("GET", f"/api/answers/{key}/report.html")
     assert status == 200
     assert "attachment" in headers["content-disposition"]
@@ -222,7 +220,6 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
     requests[0].continue_()
     page.wait_for_selector(".p-against .p-passage mark")
     page.wait_for_selector(".x-reading", state="detached")
-    assert "estimated" not in page.inner_text(".p-against")
     assert "--generate 6" in page.inner_text(".x-command")
     with page.expect_download() as download:
         page.click("text=PARQUET")

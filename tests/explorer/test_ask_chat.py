@@ -1,14 +1,10 @@
 """Questions to a model that has a chat template, over real HTTP and in a real browser."""
 
-import json
-
 import pytest
 
 import prismlm
 from prismlm.corpus.chat import as_chat
 from prismlm.corpus.pieces import visible
-from prismlm.corpus.read import DocumentReader
-from prismlm.web.server import Answer
 from tests.explorer.conftest import QUESTIONS, Served, texts_of, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
@@ -28,12 +24,6 @@ def targets(trace):
     return [visible(step.pieces[1].label) for step in trace]
 
 
-def test_a_model_says_whether_it_can_be_asked(chats, served):
-    for server, chat, questions in ((chats, True, QUESTIONS), (served, False, {})):
-        model = server.json("GET", "/api/model")
-        assert (model["chat"], model["questions"]) == (chat, questions)
-
-
 def test_a_question_is_asked_by_the_template(chats, lm):
     shown = chats.answer(as_chat(QUESTION), 4)
     trace = lm.explain(as_chat(QUESTION), generate=4)
@@ -43,7 +33,7 @@ def test_a_question_is_asked_by_the_template(chats, lm):
     assert (shown["support"], shown["answer"]) == (support, trace.answer.strip())
 
 
-def test_a_question_follows_an_answer(chats, lm, tmp_path):
+def test_a_question_follows_an_answer(chats, lm):
     first = chats.answer(as_chat(QUESTION), 4)
     written = [step.target_id for step in lm.explain(as_chat(QUESTION), generate=4)][-4:]
     answer = lm.tokenizer.decode(written, skip_special_tokens=True)
@@ -52,12 +42,7 @@ def test_a_question_follows_an_answer(chats, lm, tmp_path):
     messages += as_chat("Why?")
     second = chats.answer(messages, 3)
     assert "".join(second["tokens"]).startswith(lm.as_text(messages))
-    saved = chats.ask("GET", f"/api/answers/{second['id']}/chat.jsonl")[2]
-    assert json.loads(saved) == {"messages": messages}
-    # It is a file that `prismlm explain --file` reads, to write the same.
-    (tmp_path / "chat.jsonl").write_bytes(saved)
-    (document,) = DocumentReader(tmp_path / "chat.jsonl", tokenizer=lm.tokenizer)
-    trace = lm.explain(document.messages, generate=3)
+    trace = lm.explain(messages, generate=3)
     assert [step["target"] for step in second["steps"]] == targets(trace)
 
 
@@ -69,11 +54,6 @@ def test_a_question_follows_messages_with_their_direction_marks(chats):
     assert answer["messages"][:-1] == messages
 
 
-def test_an_empty_answer_stands_between_questions(lm):
-    messages = Answer(as_chat(QUESTION), "", lm.explain(QUESTION)).messages
-    assert [message["role"] for message in messages] == ["user", "assistant"]
-
-
 def test_a_question_follows_an_answer_that_the_model_continued(chats):
     begun = [*as_chat(QUESTION), {"role": "assistant", "content": "The patient"}]
     response = chats.write(begun, 3)
@@ -82,9 +62,7 @@ def test_a_question_follows_an_answer_that_the_model_continued(chats):
     assert messages == [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
 
 
-def test_what_is_refused_without_messages_or_a_template(chats, served):
-    text = chats.write(QUESTION, 2)["id"]
-    assert "has no messages" in chats.refused("GET", f"/api/answers/{text}/chat.jsonl")
+def test_what_is_refused_without_a_template(served):
     path, body = "/api/steer/leading", {"text": QUESTION, "chat": True}
     assert "has no chat template" in served.refused("POST", path, body)
     body = {"model": served.name, "messages": list(as_chat(QUESTION))}
@@ -136,11 +114,7 @@ def test_a_person_asks_a_question(browser, chats):
         page.wait_for_selector(".x-answer .p-text:has-text('Why?')")
         page.wait_for_selector(".x-exports")
         assert QUESTIONS["medicine"] in page.inner_text(".x-answer .p-text")
-        assert "--file chat.jsonl --generate 4" in page.inner_text(".x-command")
-        with page.expect_download() as saved:
-            page.click(".x-exports a:has-text('Chat')")
-        messages = json.loads(saved.value.path().read_text())["messages"]
-        assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+        assert page.locator(".x-foot").is_hidden()
         page.fill(".x-prompt", QUESTION)
         page.press(".x-prompt", "Enter")
         page.wait_for_selector(f".x-answer .p-text:has-text('{QUESTION}')")

@@ -39,7 +39,7 @@ def test_a_corpus_without_domains_is_told_by_titles(tiny_model, tmp_path, fracti
     )
     texts = held_out_texts(of_corpus(corpus))
     numbers = [int(name.split()[-2]) for name in texts]
-    assert len(texts) == (6 if fraction else 0)
+    assert len(texts) == (12 if fraction else 0)
     assert all(corpus.doc_ids.index(f"d{n}") in corpus.split("heldout") for n in numbers)
     assert set("".join(texts) + "".join(texts.values())).isdisjoint("\x00\x1b\n")
     # What the corpus says it has can be gone while it is read.
@@ -49,7 +49,8 @@ def test_a_corpus_without_domains_is_told_by_titles(tiny_model, tmp_path, fracti
 
 
 def test_prompts_are_of_the_lens_or_of_its_corpus_or_those_given():
-    lens = SimpleNamespace(keys=lambda *_: SimpleNamespace(names=["medicine", "law"]))
+    keys = SimpleNamespace(names=["medicine", "law"])
+    lens = SimpleNamespace(cells=SimpleNamespace(keys=lambda _: keys))
     given, texts = {"medicine": "The symptoms", "astrology": "The stars"}, {"law": "The court."}
     assert prompts_for(lens, given, texts) == {"medicine": "The symptoms"}
     assert prompts_for(lens, {"astrology": "The stars"}, texts) == {"law": "The court."}

@@ -4,7 +4,7 @@ import pytest
 
 import prismlm
 from prismlm.direction_marks import marks_shown
-from tests.explorer.conftest import Served, ask, go
+from tests.explorer.conftest import Served
 from tests.helpers.named_lens import ACROSS, CATEGORIES
 
 PAINTED = """async ([x, y]) => {
@@ -98,20 +98,6 @@ def test_a_lasso_shows_what_an_area_has(page, lm):
     assert "category=Numbers" in page.url
     side.locator(".x-found").first.click()
     side.locator(".x-kind").wait_for()
-
-
-def test_the_path_of_the_last_answer(page):
-    opened(page)
-    path = page.get_by_role("button", name="Path of the last answer")
-    assert not path.is_visible()
-    go(page, "ask")
-    ask(page, tokens=2)
-    opened(page)
-    plain = page.locator(".x-plot").screenshot()
-    path.click()
-    assert path.get_attribute("aria-pressed") == "true"
-    page.mouse.move(5, 5)
-    assert page.locator(".x-plot").screenshot() != plain
 
 
 def test_points_are_drawn(page, lm):

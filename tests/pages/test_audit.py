@@ -7,7 +7,6 @@ import pytest
 import prismlm
 from prismlm.corpus import Document
 from prismlm.explain.audit import Audit
-from prismlm.explain.texts import text_options
 from prismlm.lens.text import Around
 from prismlm.pages.audit import audit_page
 
@@ -24,7 +23,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def audit(tiny_model):
     lm = prismlm.load(tiny_model)
-    audit = Audit(lm, text_options([lm]))
+    audit = Audit(lm)
     list(audit.read(TEXTS))
     return audit
 
@@ -72,7 +71,7 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
 
 
 def test_a_filter_and_a_lens_without_a_scale(opened, audit):
-    one = Audit(audit._lm, audit.options, {"domain": "law"})
+    one = Audit(audit._lm, where={"domain": "law"})
     list(one.read(TEXTS[:2]))
     summary = one.to_dict() | {"support": None, "least_supported": []}
     with opened(audit_page(summary)) as tab:

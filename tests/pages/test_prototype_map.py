@@ -3,21 +3,11 @@
 import pytest
 
 from prismlm.direction_marks import marks_shown
-from prismlm.pages.frame import colour, html_page
+from prismlm.pages.frame import colour
 from prismlm.pages.prototype_map import prototype_map_page
 from tests.helpers.named_lens import CATEGORIES, named_model
 
 HOSTILE = '</script><script>document.title="run"</script> \u202egnp'
-
-MANY, ACROSS = 4_000, 80
-# Counts the discs of a page from when it is loaded; a ring around a point is one more.
-COUNT_DISCS = """
-  const own = CanvasRenderingContext2D.prototype.arc;
-  window.discs = 0;
-  CanvasRenderingContext2D.prototype.arc = function (...all) { discs++; own.apply(this, all); };
-"""
-NEXT_FRAME = """() => new Promise((done) =>
-  requestAnimationFrame(() => requestAnimationFrame(() => { done(discs); discs = 0; })))"""
 
 
 @pytest.fixture(scope="module")
@@ -63,56 +53,3 @@ def test_an_address_names_a_prototype_and_names_are_text(opened, lens):
         assert tab.title() == "Prototypes"
         token = tab.locator(".x-raised bdi").first
         assert token.evaluate("it => getComputedStyle(it).whiteSpace") == "pre"
-
-
-@pytest.fixture(scope="module")
-def large():
-    """A page of thousands of prototypes, on a grid."""
-    names = [f"p{number}" for number in range(MANY)]
-    places = {
-        "x": [number % ACROSS for number in range(MANY)],
-        "y": [number // ACROSS for number in range(MANY)],
-        "category": [number % 2 for number in range(MANY)],
-        "names": names,
-        "leading": list(range(MANY)),
-        "listed": [True] * MANY,
-        "categories": [
-            {"name": name, "colour": colour(name), "prototypes": MANY // 2} for name in CATEGORIES
-        ],
-        "regions": [],
-    }
-    cards = [
-        {"id": number, "name": name, "description": None, "tokens": [], "contexts": []}
-        for number, name in enumerate(names)
-    ]
-    return html_page("Prototypes", "map_page.js", {"map": places, "cards": cards})
-
-
-def test_hover_and_lasso_do_not_repaint_the_points(opened, large):
-    with opened(large) as tab:
-        tab.add_init_script(COUNT_DISCS)
-        tab.reload()
-        tab.get_by_role("button", name="All of it").click()
-        assert tab.evaluate(NEXT_FRAME) >= MANY
-        box = tab.locator(".x-over").bounding_box()
-        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        before = tab.locator(".x-plot").screenshot()
-        tab.mouse.move(x, y)
-        assert 1 <= tab.evaluate(NEXT_FRAME) < 10
-        assert tab.locator(".x-plot").screenshot() != before
-        tab.keyboard.down("Shift")
-        tab.mouse.down()
-        for corner in ((x + 80, y), (x + 80, y + 80), (x, y + 80)):
-            tab.mouse.move(*corner, steps=4)
-        tab.mouse.up()
-        tab.keyboard.up("Shift")
-        tab.locator(".x-side h2", has_not_text=f"{MANY:,}").wait_for()
-        assert tab.evaluate(NEXT_FRAME) < 100
-        # The view, the filter and the size change what is painted.
-        tab.locator(".x-over").press("+")
-        assert tab.evaluate(NEXT_FRAME) >= 100
-        tab.locator(".x-chip").first.click()
-        assert tab.evaluate(NEXT_FRAME) >= 100
-        tab.set_viewport_size({"width": 1000, "height": 800})
-        # The observer of the size runs in the next frame and paints in the one after it.
-        tab.wait_for_function("() => discs >= 100")

@@ -1,9 +1,6 @@
 """Other programs' clients, and many at once."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 
 import openai
@@ -24,24 +21,6 @@ def test_langchain_invokes_and_streams(served, lm):
     )
     assert chat.invoke(QUESTION).content == answer
     assert "".join(part.text for part in chat.stream(QUESTION)) == answer
-
-
-def test_llm_asks_on_the_command_line(served, lm, tmp_path):
-    answer = lm.explain([{"role": "user", "content": QUESTION}], generate=12).answer
-    settings = tmp_path / "extra-openai-models.yaml"
-    settings.write_text(
-        f"- {{model_id: tiny, model_name: tiny, api_base: {served.address['base_url']!r}}}\n"
-    )
-    for stream in ([], ["--no-stream"]):
-        command = f"-m llm -m tiny -o max_tokens 12 {' '.join(stream)}".split()
-        process = subprocess.run(
-            [sys.executable, *command, QUESTION],
-            env=os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert process.stdout.strip() == answer.strip()
 
 
 @pytest.mark.parametrize(

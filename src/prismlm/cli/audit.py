@@ -135,7 +135,6 @@ def sources(
     """Show where a training document shows up: its prototypes, and texts that relied on it."""
     import prismlm
     from prismlm.explain.sources import document_sources, texts_that_rely
-    from prismlm.explain.texts import text_options
 
     lm = prismlm.load(model, lens=lens_name, corpus=corpus)
     lens = lm.lens_for("document to find")
@@ -143,10 +142,8 @@ def sources(
     value = {"model": str(model), "lens": lens.address, **asdict(document), "texts": None}
     if file:
         reader = _read_documents(file, lm)
-        texts = texts_that_rely(lm, doc, reader, text_options([lm]))
-        value["texts"] = [text._asdict() for text in texts.texts]
-        value |= {"texts_read": texts.read, "share": texts.share}
-        value["left_out"] = dict(reader.left_out)
+        texts = texts_that_rely(lm, doc, reader)
+        value |= texts | {"left_out": dict(reader.left_out)}
     if as_json:
         output.print_json(value)
     else:
@@ -157,44 +154,34 @@ def sources(
 def compare(
     model_a: Annotated[Path, argument("MODEL_A", "A model or a checkpoint.")],
     model_b: Annotated[Path, argument("MODEL_B", "Another, same tokenizer.")],
-    file: opt.TextFiles = None,
+    file: Annotated[list[Path], option("FILE", "Texts to read; repeatable.", "--file")],
     lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
     lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,
     by: SharesBy = "domain",
-    top: Annotated[int, option("N", "Maximum number of pairs and shares.", min=0)] = 10,
+    top: Annotated[int, option("N", "Maximum number of shares.", min=0)] = 10,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
+    """Compare two models on the same texts: losses, sources and support."""
     import prismlm
-    from prismlm.explain.compare import check_comparable, compare_prototypes, compare_texts
-    from prismlm.explain.texts import text_options
+    from prismlm.explain.compare import compare_texts
 
     a, b = prismlm.load(model_a, lens=lens_a), prismlm.load(model_b, lens=lens_b)
-    check_comparable(a, b)
-    texts = None
-    if file:
-        reader = _read_documents(file, a)
-        texts = compare_texts(a, b, reader, text_options([a, b]))
-        texts |= {"left_out": dict(reader.left_out)}
-    prototypes = compare_prototypes(a, b)
-    del prototypes["pairs"][top:]
+    reader = _read_documents(file, a)
     value: dict[str, Any] = {
         name: {"model": str(path), "lens": lm.lens and lm.lens.address}
         for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
-    value |= {"texts": texts, "prototypes": prototypes}
+    value["texts"] = compare_texts(a, b, reader) | {"left_out": dict(reader.left_out)}
     output.show(value, as_json, lambda: _print_comparison(value, by, top))
 
 
 def _print_comparison(value: dict[str, Any], by: str, top: int) -> None:
     output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
-    if value["texts"] is not None:
-        shares = value["texts"].pop("shares")
-        output.print_facts(value["texts"])
+    shares = value["texts"].pop("shares")
+    output.print_facts(value["texts"])
+    if shares is not None:
+        rest = shares[by]["unattributed"]
+        last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
+        rows = [*shares[by]["items"][:top], last]
         output.say("")
-        if shares is not None:
-            rest = shares[by]["unattributed"]
-            last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
-            rows = [*shares[by]["items"][:top], last]
-            output.print_rows(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)
-    output.print_value(value["prototypes"], top)
+        output.print_rows(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)

@@ -272,8 +272,7 @@ def _contexts(predictions: Predictions, lens: Lens) -> Carriers:
     )
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One key, its share, and its share of all positions of the corpus, if that is known."""
 
     key: str
@@ -287,10 +286,9 @@ class Share:
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"key", "share"}``; with ``base_rate`` and ``lift`` if they are known."""
-        value: dict[str, Any] = {"key": self.key, "share": self.share}
-        if self.base_rate is not None:
-            value |= {"base_rate": self.base_rate, "lift": self.lift}
-        return value
+        value = {"key": self.key, "share": self.share}
+        known = {} if self.base_rate is None else {"base_rate": self.base_rate, "lift": self.lift}
+        return value | known
 
 
 @dataclass(frozen=True)
@@ -350,14 +348,17 @@ class Passage:
     position: int
     cosine: float = 0.0  # of the hidden state before the marked token to that of the prediction
     length: int = 1  # tokens from the first position to the last
-    # Whether it supports or opposes the predictions.
-    for_or_against: Literal["for", "against"] = "for"
     # If it opposes them, the predicted token that did not come next there.
     predicted: str | None = None
     probability: float | None = None  # the model's, of this token there
     lens: Lens | None = field(default=None, repr=False, compare=False)
     # Positions of further marked tokens.
     others: Sequence[int] | np.ndarray = field(default=(), repr=False, compare=False)
+
+    @property
+    def for_or_against(self) -> Literal["for", "against"]:
+        """Whether it supports or opposes the predictions."""
+        return "for" if self.predicted is None else "against"
 
     @cached_property
     def around(self) -> Around | None:
@@ -382,7 +383,7 @@ class Passage:
             "also": [list(span) for span in self.also],
             "for_or_against": self.for_or_against,
         }
-        if self.for_or_against == "against":
+        if self.predicted is not None:
             value |= {"predicted": self.predicted, "probability": self.probability}
         return value
 
@@ -578,16 +579,14 @@ class AttributionSum:
     """The sum over many texts; each document is represented by one position, its heaviest."""
 
     def __init__(self, lens: Lens) -> None:
-        self._lens = lens
+        self._lens, self._rest = lens, 0.0
         self._value, self._weight = np.zeros((2, len(lens.cells.starts)))
         self._place = np.full(len(self._value), -1, dtype=np.int64)
-        self._rest = 0.0
 
     def add(self, attribution: Attribution) -> None:
         """Add the attribution of another text."""
         (number, value, best), places = attribution.by_document, attribution.places
-        columns = {"value": value, "weight": places.value[best], "place": places.place[best]}
-        self.add_arrays({"number": number, "rest": np.array(attribution.rest), **columns})
+        self._add(number, value, places.value[best], places.place[best], attribution.rest)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the sum over the documents that are in it, for :meth:`add_arrays`."""
@@ -598,12 +597,14 @@ class AttributionSum:
 
     def add_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Add another sum of the same lens."""
-        number, weight = arrays["number"], arrays["weight"]
-        self._rest += float(arrays["rest"])
-        self._value[number] += arrays["value"]
+        self._add(*(arrays[name] for name in ("number", "value", "weight", "place", "rest")))
+
+    def _add(self, number: Any, value: Any, weight: Any, place: Any, rest: Any) -> None:
+        self._rest += float(rest)
+        self._value[number] += value
         heavier = weight > self._weight[number]
         self._weight[number[heavier]] = weight[heavier]
-        self._place[number[heavier]] = arrays["place"][heavier]
+        self._place[number[heavier]] = place[heavier]
 
     def result(self) -> Attribution:
         """Return the attribution of all texts so far."""

@@ -19,7 +19,7 @@ from prismlm.corpus.layout import strings
 from prismlm.explain.attribution import Attribution, AttributionSum
 from prismlm.explain.prediction import misfit
 from prismlm.explain.support import support_counts
-from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
+from prismlm.explain.texts import TextFigures, read_texts, window_of
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS, key_of
@@ -76,11 +76,17 @@ SCHEMA = pa.schema(
 
 
 class Audit:
-    """The sums over all texts so far, and lists of those that stand out."""
+    """The sums over all texts so far, and lists of those that stand out.
 
-    def __init__(self, lm: PrismLM, options: TextOptions, where: Where | None = None) -> None:
+    ``where`` keeps matching text alone in the shares; the rest is ``elsewhere``. Texts longer than
+    the window, by default all that the model reads up to 1,024 tokens, are split.
+    """
+
+    def __init__(
+        self, lm: PrismLM, *, window: int | None = None, where: Where | None = None
+    ) -> None:
         self.lens = lm.lens_for("training text to point to")
-        self.model, self.options = str(lm.path), options
+        self.model, self.window = str(lm.path), window_of([lm], window)
         self.where, self._lm = normalised(where), lm
         # Texts, tokens, predictions, loss, and levels and score of support.
         self.sums: Counter[str] = Counter()
@@ -99,17 +105,13 @@ class Audit:
         meta = self.lens.meta
         return {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
 
-    def read(
-        self, documents: Iterable[Document], on_pass: OnPass | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def read(self, documents: Iterable[Document]) -> Iterator[dict[str, Any]]:
         """Yield one row per text, in order, with the columns that docs/attribution.md lists.
 
         ``ce`` and the shares are None for a text of one token, which has no prediction. The sums
-        include the rows yielded so far. ``on_pass`` is called after every forward pass; False ends
-        the run, without the texts that are not finished.
+        include the rows yielded so far.
         """
-        for text in read_texts(self._lm, documents, self.options, on_pass):
-            yield self._add(text)
+        return map(self._add, read_texts(self._lm, documents, self.window))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -147,8 +149,7 @@ class Audit:
             "lens": self.lens.address,
             "corpus": {"name": meta.corpus_name, "fingerprint": meta.corpus, **fields},
             "where": {column: list(values) for column, values in self.where},
-            "window": self.options.window,
-            "stride": self.options.stride,
+            "window": self.window,
             **counts,
             "ce": self.sums["loss"] / counts["predictions"] if counts["predictions"] else None,
             "explained_share": explained,

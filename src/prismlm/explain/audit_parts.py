@@ -18,7 +18,6 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader
 from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import load
-from prismlm.explain.texts import text_options
 from prismlm.files import atomic_directory, discard, read_json, write_json
 from prismlm.lens.cells import Where
 from prismlm.models.device import device_named
@@ -69,7 +68,7 @@ class AuditPart:
     def empty(self) -> Audit:
         """Open the model, and return an audit without texts."""
         lm = load(self.model, lens=self.lens, corpus=self.corpus, device=self.device)
-        return Audit(lm, text_options([lm], self.window), self.where)
+        return Audit(lm, window=self.window, where=self.where)
 
     def reader(self, tokenizer: PreTrainedTokenizerBase | None = None) -> DocumentReader:
         """Return the texts; chats need a tokenizer."""
@@ -86,7 +85,7 @@ class AuditPart:
         files = [fingerprints.of_file(file.path) for file in reader.files]
         return {
             **audit.identity,
-            "window": audit.options.window,
+            "window": audit.window,
             "columns": asdict(self.columns),
             "skip_bad_rows": self.skip_bad_rows,
             # Another version, or device, may round differently.

@@ -14,8 +14,7 @@ direct: what a channel adds to z through later layers and SwiGLUs counts as thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -148,19 +147,8 @@ class DirectPath:
 
         With a convolution on the values, the token credited is the one that gave the value.
         """
-        along = self.along(position, prototypes, layer)
+        along = self._directions(position, prototypes)[1] @ self.outputs[layer].double()
         return token_parts(self.flows[layer], position, along, channels)
-
-    def along(
-        self, position: int, prototypes: Int64[Tensor, " C"], layer: int
-    ) -> Float[Tensor, "C D"]:
-        """Return the vector whose product with a layer's channel outputs is their direct part."""
-        return self._directions(position, prototypes)[1] @ self.outputs[layer].double()
-
-    def half_lives(self, position: int, layer: int) -> Float[Tensor, " R"]:
-        """Return −ln 2 / ln β, in positions, of the decay before a position, from 1; float64."""
-        sums = self.flows[layer].log_decay
-        return half_life((sums[position] - sums[position - 1]).exp())
 
     def _directions(self, position: int, prototypes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vectors whose products with z, and with h, are activations: [C, d] each."""
@@ -175,8 +163,8 @@ class DirectPath:
 class MixerDecoder(NamedTuple):
     """The modules of a decoder of prototype mixers that the residual stream is read from."""
 
-    blocks: tuple[RecurrentBlock, ...]
-    mixers: tuple[PrototypeMixer, ...]
+    blocks: list[RecurrentBlock]
+    mixers: list[PrototypeMixer]
     norm: nn.RMSNorm
 
 
@@ -185,8 +173,8 @@ def mixer_decoder_of(model: nn.Module) -> MixerDecoder | None:
     decoder = next((part for part in model.modules() if isinstance(part, RecurrentModel)), None)
     if decoder is None or not isinstance(decoder.norm, nn.RMSNorm):
         return None
-    blocks = tuple(block for block in decoder.layers if isinstance(block, RecurrentBlock))
-    mixers = tuple(block.mixer for block in blocks if isinstance(block.mixer, PrototypeMixer))
+    blocks = [block for block in decoder.layers if isinstance(block, RecurrentBlock)]
+    mixers = [block.mixer for block in blocks if isinstance(block.mixer, PrototypeMixer)]
     complete = mixers and len(mixers) == len(decoder.layers)
     return MixerDecoder(blocks, mixers, decoder.norm) if complete else None
 
@@ -210,54 +198,49 @@ def read_direct_path(
             "to split its states over."
         )
     check_sequence(input_ids)
-    with _recorded_stream(decoder) as seen, capture(model, logits=False) as captured:
-        model(**replay(input_ids[None], codes), use_cache=False)
-    flows: list[ChannelFlow] = []
-    for layer, mixer in enumerate(decoder.mixers):
-        flow = mixer.flow(seen["inputs", layer], seen["gates", layer])
-        tensors = {k: v.detach().cpu() for k, v in flow._asdict().items() if isinstance(v, Tensor)}
-        flows.append(flow._replace(**tensors))
-    # The one sequence of a batch of one.
-    stream = {key: value[0].detach().cpu() for key, value in seen.items() if key[0] != "gates"}
-    return DirectPath(
-        head=head,
-        embedding=stream["embedding", 0],
-        mlps=tuple(stream["mlp", layer] for layer in range(len(decoder.blocks))),
-        flows=tuple(flows),
-        outputs=tuple(mixer.output_map.detach().cpu() for mixer in decoder.mixers),
-        hidden=stream["hidden", 0],
-        normed=stream["normed", 0],
-        states=captured.z[0].detach().cpu(),
-        gain=decoder.norm.weight.detach().cpu(),
-        epsilon=decoder.norm.eps or 0.0,
-    )
-
-
-@contextmanager
-def _recorded_stream(decoder: MixerDecoder) -> Iterator[dict[tuple[str, int], Any]]:
-    """Record what this thread's passes through a decoder add to the residual stream, by layer."""
+    blocks, mixers, norm = decoder
     seen: dict[tuple[str, int], Any] = {}
 
     def store(name: str, layer: int = 0) -> Callable[..., None]:
         """Store a module's output if the hook is after it, else its first input."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
-            seen[name, layer] = (*output, args[0])[0]
+            value = (*output, args[0])[0]
+            # The one sequence of a batch of one; gates are of a batch.
+            seen[name, layer] = value if name in ("gates", "inputs") else value[0].detach().cpu()
 
         return hook
 
     hooks = [
-        Hook(decoder.blocks[0], before=store("embedding")),
-        Hook(decoder.norm, before=store("hidden"), after=store("normed")),
+        Hook(blocks[0], before=store("embedding")),
+        Hook(norm, before=store("hidden"), after=store("normed")),
     ]
-    for layer, (block, mixer) in enumerate(zip(decoder.blocks, decoder.mixers, strict=True)):
+    for layer, (block, mixer) in enumerate(zip(blocks, mixers, strict=True)):
         hooks += [
             Hook(mixer, before=store("inputs", layer)),
             Hook(mixer.gates, after=store("gates", layer)),
             Hook(block.mlp, after=store("mlp", layer)),
         ]
-    with watch(hooks):
-        yield seen
+    # What this thread's pass adds to the residual stream, by layer.
+    with watch(hooks), capture(model, logits=False) as captured:
+        model(**replay(input_ids[None], codes), use_cache=False)
+    flows: list[ChannelFlow] = []
+    for layer, mixer in enumerate(mixers):
+        flow = mixer.flow(seen["inputs", layer], seen["gates", layer])
+        tensors = {k: v.detach().cpu() for k, v in flow._asdict().items() if isinstance(v, Tensor)}
+        flows.append(flow._replace(**tensors))
+    return DirectPath(
+        head=head,
+        embedding=seen["embedding", 0],
+        mlps=tuple(seen["mlp", layer] for layer in range(len(blocks))),
+        flows=tuple(flows),
+        outputs=tuple(mixer.output_map.detach().cpu() for mixer in mixers),
+        hidden=seen["hidden", 0],
+        normed=seen["normed", 0],
+        states=captured.z[0].detach().cpu(),
+        gain=norm.weight.detach().cpu(),
+        epsilon=norm.eps or 0.0,
+    )
 
 
 def chains(
@@ -276,7 +259,7 @@ def chains(
         return ChannelUse(
             layer,
             number,
-            float(path.half_lives(position, layer)[number]),
+            _half_life(path.flows[layer], position, number),
             part,
             use.contribution * part / use.activation,
             part / use.activation,
@@ -301,6 +284,12 @@ def chains(
         )
         result.append(chain)
     return tuple(result)
+
+
+def _half_life(flow: ChannelFlow, position: int, channel: int) -> float:
+    """Return −ln 2 / ln β of the decay before a position, from 1."""
+    last = flow.log_decay[position - 1 : position + 1, channel]
+    return float(half_life((last[1:] - last[:1]).exp()))
 
 
 def _check_sum(path: DirectPath, position: int, total: float, expected: float) -> None:

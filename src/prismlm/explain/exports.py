@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +56,33 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
     base = Path(_base_of(lm)).resolve().name
     # Another head of this model, or another lens, is another source.
     digest = fingerprints.of_json([lens.meta.prototypes, lens.meta.corpus])[:8]
-    name = f"prismlm-{lens.num_prototypes}-{digest}"
-    model, source = base.lower(), f"{lm.model.config.num_hidden_layers}-{name}"
+    name, layers = f"prismlm-{lens.num_prototypes}-{digest}", lm.model.config.num_hidden_layers
+    model, source = base.lower(), f"{layers}-prismlm-{lens.num_prototypes}-{digest}"
+    about = {"description": "The prototypes that prismlm splits every logit of this model into."}
+    about |= {"creatorName": "prismlm"}
+    size = {"layers": layers, "neuronsPerLayer": 0, "dimension": lm.head.width}
+    frame: dict[str, dict[str, Any]] = {
+        "model": {"id": model, "displayName": base, "displayNameShort": model, "owner": ""} | size,
+        "release": {"name": name} | about,
+        "sourceset": {"modelId": model, "name": name, "type": "Prototypes", "releaseName": name}
+        | about,
+        "source": {"id": source, "modelId": model, "setName": name},
+    }
     keys = {"modelId": model, "layer": source}
     # The importer skips rows whose id it has, of whatever model.
     prefix = f"{model}-{source}"
     with _new(directory) as out:
         folder = out / model / source
         folder.mkdir(parents=True)
-        for kind, row in _frame(lm, base, name, source).items():
-            (folder / f"{kind}.jsonl").write_text(json_text(row) + "\n", encoding="utf-8")
-        kinds = {
-            "features": _features(lm, lens, name),
-            "explanations": _explanations(lens, prefix),
-            "activations": _activations(lm, lens, prefix),
-        }
-        for kind, rows in kinds.items():
-            _write_batches(folder / kind, ({**keys, **row} for row in rows))
+        for kind, row in frame.items():
+            text = json_text({"creatorId": CREATOR} | row) + "\n"
+            (folder / f"{kind}.jsonl").write_text(text, encoding="utf-8")
+        for kind, rows in (
+            ("features", _features(lm, lens, name)),
+            ("explanations", _explanations(lens, prefix)),
+            ("activations", _activations(lm, lens, prefix)),
+        ):
+            _write_batches(folder / kind, (keys | row for row in rows))
 
 
 def _new(directory: Path | str) -> Any:
@@ -82,26 +93,6 @@ def _new(directory: Path | str) -> Any:
 
 def _base_of(lm: OpenedModel) -> str:
     return read_json(lm.path / META_FILE)["base"]["name"] or lm.path.resolve().name
-
-
-def _frame(lm: OpenedModel, base: str, name: str, source: str) -> dict[str, dict[str, Any]]:
-    creator, model, config = {"creatorId": CREATOR}, base.lower(), lm.model.config
-    description = "The prototypes that prismlm splits every logit of this model into."
-    return {
-        "model": creator
-        | {
-            **{"id": model, "displayName": base, "displayNameShort": model},
-            **{"layers": config.num_hidden_layers, "neuronsPerLayer": 0, "owner": ""},
-            "dimension": lm.head.width,
-        },
-        "release": creator | {"name": name, "description": description, "creatorName": "prismlm"},
-        "sourceset": creator
-        | {
-            **{"modelId": model, "name": name, "type": "Prototypes", "releaseName": name},
-            **{"description": description, "creatorName": "prismlm"},
-        },
-        "source": creator | {"id": source, "modelId": model, "setName": name},
-    }
 
 
 def _features(lm: OpenedModel, lens: Lens, set_name: str) -> Iterator[dict[str, Any]]:
@@ -142,32 +133,36 @@ def _words(lm: OpenedModel, tokens: Tensor) -> list[str]:
 def _explanations(lens: Lens, prefix: str) -> Iterator[dict[str, Any]]:
     for row in lens.prototypes.to_pylist():
         if row["name"]:
-            text = f"{row['name']}: {row['description']}" if row["description"] else row["name"]
+            number = row["prototype"]
             yield {
-                **{"id": f"{prefix}-{row['prototype']}", "index": str(row["prototype"])},
-                **{"authorId": CREATOR, "description": text, "notes": row["label_source"]},
-                **{"umap_x": row["x"], "umap_y": row["y"]},
+                "id": f"{prefix}-{number}",
+                "index": str(number),
+                "authorId": CREATOR,
+                "description": ": ".join(filter(None, (row["name"], row["description"]))),
+                "notes": row["label_source"],
+                "umap_x": row["x"],
+                "umap_y": row["y"],
             }
 
 
 def _activations(lm: OpenedModel, lens: Lens, prefix: str) -> Iterator[dict[str, Any]]:
-    tokenizer = lm.tokenizer
+    encode = partial(lm.tokenizer.encode, add_special_tokens=False)
     for number, row in enumerate(lens.index.to_pylist()):
         if row["token"] is None:
             continue
         before, after = (
-            [
-                piece.shown
-                for piece in pieces_of(tokenizer, tokenizer.encode(text, add_special_tokens=False))
-            ]
-            for text in (row["before"] or "", row["after"] or "")
+            [piece.shown for piece in pieces_of(lm.tokenizer, encode(row[side] or ""))]
+            for side in ("before", "after")
         )
-        values = [0.0] * (len(before) + 1 + len(after))
-        values[len(before)] = row["activation"]
         yield {
-            **{"id": f"{prefix}-{number}", "index": str(row["prototype"]), "creatorId": CREATOR},
-            **{"tokens": [*before, row["token"], *after], "values": values},
-            **{"maxValue": row["activation"], "minValue": 0.0, "maxValueTokenIndex": len(before)},
+            "id": f"{prefix}-{number}",
+            "index": str(row["prototype"]),
+            "creatorId": CREATOR,
+            "tokens": [*before, row["token"], *after],
+            "values": [0.0] * len(before) + [row["activation"]] + [0.0] * len(after),
+            "maxValue": row["activation"],
+            "minValue": 0.0,
+            "maxValueTokenIndex": len(before),
             "dataSource": row["source"],
         }
 

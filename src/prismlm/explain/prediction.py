@@ -151,7 +151,6 @@ class Predictions:
     tokens: Tensor  # the last token read, [T]
     targets: Tensor  # the predicted token, [T]
     states: Tensor  # unit hidden states, [T, d]
-    rounding: float = 0.0  # the largest |sum of parts − model's logit| / max(1, |logit|)
     # Codes of the uncertainty that was fed back, int64 [1, T], to replay the pass; or None.
     codes: Tensor | None = None
 
@@ -258,9 +257,8 @@ def split_states(
     assert target_logits is not None
     routing = head.nearest(z)
     parts = output.parts(head.prototypes, z, routing, targets)
-    rounding = check_sums(parts.logit, target_logits, output.dtype)
-    unit = z * inverse_norms(z)
-    return Predictions(routing, parts, score, tokens, targets, unit, rounding)
+    check_sums(parts.logit, target_logits, output.dtype)
+    return Predictions(routing, parts, score, tokens, targets, z * inverse_norms(z))
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -268,8 +266,8 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return 1e-3 if dtype in (torch.float32, torch.float64) else 2e-2
 
 
-def check_sums(logits: Tensor, target_logits: Tensor, dtype: torch.dtype) -> float:
-    """Return the largest |sum of parts − model's logit| / max(1, |logit|), unless it is too large.
+def check_sums(logits: Tensor, target_logits: Tensor, dtype: torch.dtype) -> None:
+    """Raise DecompositionError unless sums of parts are the model's own logits.
 
     The model's logits are those of the last positions, or of all. A model in half precision rounds
     them to 8 or 11 bits, while parts are computed in float32 from its states and weights.
@@ -284,7 +282,6 @@ def check_sums(logits: Tensor, target_logits: Tensor, dtype: torch.dtype) -> flo
             f"model's own logit is {float(target_logits[worst]):.6g}: the head or its logit map "
             "does not belong to this model, or its weights are not finite."
         )
-    return float(error.max())
 
 
 @torch.no_grad()

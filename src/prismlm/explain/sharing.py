@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,65 +168,50 @@ def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
     """Return a model card, in Markdown, from the metadata of a model directory."""
     meta, head = _without_paths(read_json(lm.path / MODEL_FILE)), lm.head
     base, quality = meta["base"]["name"], (meta.get("provenance") or {}).get("quality")
-    metadata = ["library_name: prismlm", "tags: [prismlm, interpretability, data-attribution]"]
-    metadata += [f"base_model: {base}"] if NAME.fullmatch(base) else []
     parameters = sum(weight.numel() for weight in lm.model.parameters())
-    model = f"`{base}`" if base else f"a {lm.model.config.model_type} model"
     note = "The head changes no prediction: transformers opens the same model without it."
     if (lm.path / UNCERTAINTY_FILE).is_file():
         note = "It uses uncertainty feedback, which only prismlm applies."
     parts = [
-        "---\n" + "\n".join(metadata) + "\n---",
-        f"# {name.split('/')[1]}",
-        f"This is {model} of {parameters:,} parameters with a prototype head: every logit splits "
-        f"exactly into the parts of {head.prototypes_per_token} of {head.num_prototypes:,} "
-        "prototypes and a residual, and each prototype leads to training text. " + note,
-        "## How to open it",
+        "---\nlibrary_name: prismlm\ntags: [prismlm, interpretability, data-attribution]\n"
+        + (f"base_model: {base}\n" if NAME.fullmatch(base) else "")
+        + f"---\n\n# {name.split('/')[1]}",
+        f"This is {f'`{base}`' if base else 'a model'} of {parameters:,} parameters with a "
+        "prototype head: every logit splits exactly into the parts of "
+        f"{head.prototypes_per_token} of {head.num_prototypes:,} prototypes and a residual, and "
+        f"each prototype leads to training text. {note}",
         f'```python\nimport prismlm\n\nlm = prismlm.load("{name}")\n'
         'trace = lm.explain("Your text", generate=20)\n'
         'trace.documents(10)\ntrace.sources(by="license")\n```',
     ]
     if quality:
-        parts += ["## How much the prototypes carry", _quality(quality)]
-    if lens is not None:
+        parts.append(
+            f"On {quality['tokens']:,} tokens of held-out text, the model has a cross-entropy of "
+            f"{quality['ce']:.3f} nats a token, its prototypes alone "
+            f"{quality['prototype_only_ce']:.3f}, with the same top token for "
+            f"{quality['agreement']:.1%}."
+        )
+    if lens is None:
+        parts.append("It comes without text: build a lens with `prismlm index`.")
+    else:
         parts += ["## The text behind its answers", *_text(lens)]
-    limits = (
+    parts.append(
         "A share is the part of a prediction's evidence on this text, by the model's own hidden "
         "states. It does not prove that the answer would differ without the text."
     )
-    parts += ["## Limits", limits]
-    if lens is None:
-        parts.append("It comes without text: build a lens with `prismlm index`.")
-    elif lens.meta.trained_on is not True:
-        parts.append("Training text that the lens does not hold is not shown.")
     return "\n\n".join(parts) + "\n"
 
 
-def _quality(quality: dict[str, Any]) -> str:
-    rows = [
-        ("cross-entropy of the model", f"{quality['ce']:.3f} nats a token"),
-        ("of its prototypes alone", f"{quality['prototype_only_ce']:.3f} nats a token"),
-        ("explained share of the top token", f"{quality['explained_share']:.3f} (median)"),
-        ("same top token", f"{quality['agreement']:.1%}"),
-    ]
-    return f"On {quality['tokens']:,} tokens of held-out text:\n\n" + _table(("", ""), rows)
-
-
-def _text(lens: Lens) -> list[str]:
-    meta, tables = lens.meta, list[str]()
-    for column in ("source", "license"):
-        shares = list(lens.shares(column).items())
-        rows = [(key, f"{share:.1%}") for key, share in shares[:MAX_ROWS]]
-        if rest := shares[MAX_ROWS:]:
-            rows.append((f"{len(rest)} others", f"{sum(share for _, share in rest):.1%}"))
-        tables.append(_table((column, "share of the text"), rows))
-    return [
+def _text(lens: Lens) -> Iterator[str]:
+    meta = lens.meta
+    yield (
         f"The lens `{lens.name}` holds {meta.size()} ({meta.corpus_name}). Was the model trained "
         f"on them: {trained_on_words(meta.trained_on, meta.split)}. The lens contains this text, "
-        "under its own licences:",
-        *tables,
-    ]
-
-
-def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    return "\n".join([f"| {a} | {b} |" for a, b in [head, ("---", "---"), *rows]])
+        "under its own licences:"
+    )
+    for column in ("source", "license"):
+        shares = list(lens.shares(column).items())
+        rows = [f"| {key} | {share:.1%} |" for key, share in shares[:MAX_ROWS]]
+        if rest := shares[MAX_ROWS:]:
+            rows.append(f"| {len(rest)} others | {sum(share for _, share in rest):.1%} |")
+        yield "\n".join([f"| {column} | share of the text |", "| --- | --- |", *rows])

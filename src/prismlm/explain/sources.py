@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from prismlm.errors import InputError, suggest
 from prismlm.explain.audit import OPENING
-from prismlm.explain.texts import TextOptions, read_texts
+from prismlm.explain.texts import read_texts
 from prismlm.lens.lens import Lens
-from prismlm.lens.text import Around
 
 if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
@@ -24,26 +22,6 @@ if TYPE_CHECKING:
 IDS_COMPARED = 20_000  # ids searched for a similar one
 # Lifts between this and its inverse are as usual.
 USUAL = 0.8
-
-
-class TextUse(NamedTuple):
-    """A text that relied on the document: its id, its beginning and the document's share."""
-
-    text_id: str
-    opening: str
-    share: float
-
-
-class TextUses(NamedTuple):
-    """Texts that relied on a document."""
-
-    texts: list[TextUse]  # those in which it has a share, the largest first
-    read: int  # the number of all texts
-
-    @property
-    def share(self) -> float:
-        """The document's share in an average text."""
-        return sum(text.share for text in self.texts) / max(1, self.read)
 
 
 @dataclass(frozen=True)
@@ -59,57 +37,35 @@ class DocumentSources:
     # The prototypes with its positions in their cells, the fullest first: prototype, name, the
     # number of positions, and their share of the cell.
     cells: list[dict[str, Any]]
-    # The prototypes with it among their contexts, by usage-weighted share: prototype, name, rank of
-    # the context (from 0) and its cosine, the number of contexts and its share of them, the
-    # prototype's usage, the context's position, and the characters around, if they are stored.
-    uses: list[dict[str, Any]]
-    # Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes: its share of the
-    # neighbourhood of an average use.
+    # Σ usage_i · its share of cell i, relative to Σ usage_i: its share of the text near to an
+    # average use of a prototype.
     neighbourhood: float
     base_rate: float  # its share of all positions of the lens
 
-    def sentence(self, texts: TextUses | None = None) -> str:
+    def sentence(self, texts: Mapping[str, Any] | None = None) -> str:
         """Say how many times its share of the corpus its share in texts, or near answers, is."""
         title = " ".join((self.title or self.doc_id).split())
-        share = self.neighbourhood if texts is None else texts.share
+        share = self.neighbourhood if texts is None else texts["share"]
         lift = share / self.base_rate if self.base_rate else 0.0
         if not share:
             nothing = "is not behind any of these texts" if texts else "is near to no prediction"
             return f"“{title}” {nothing}."
-        if texts is None:
-            subject = f"Predictions of the model come near to “{title}”"
-        else:
-            these = "this text" if texts.read == 1 else f"these {texts.read:,} texts"
+        subject = f"Predictions of the model come near to “{title}”"
+        if texts is not None:
+            count = texts["texts_read"]
+            these = "this text" if count == 1 else f"these {count:,} texts"
             subject = f"“{title}” is behind {these}"
         if USUAL < lift < 1 / USUAL:
             return f"{subject} about as often as usual for its length."
-        comparison = "more" if lift > 1 else "less"
         return (
-            f"{subject} {comparison} often than usual: {lift:,.1f} times as much as its share of "
-            "the corpus suggests."
+            f"{subject} {'more' if lift > 1 else 'less'} often than usual: {lift:,.1f} times as "
+            "much as its share of the corpus suggests."
         )
 
 
 def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
-    """Return the prototypes with a document in their cells or among their contexts."""
+    """Return the prototypes with a document in their cells."""
     check_document(lens, doc_id)
-    usage, counts = np.nan_to_num(lens.prototypes["usage"].to_numpy()), np.diff(lens.first_rows)
-    total = max(float(usage.sum()), 1e-300)
-    uses = [
-        {
-            "prototype": (i := int(row["prototype"])),
-            "name": lens.names[i],
-            "rank": row["rank"],
-            "cosine": row["cosine"],
-            "contexts": int(counts[i]),
-            "share": 1 / int(counts[i]),
-            "usage": float(usage[i]),
-            "position": row["position"],
-            "text": None if row["token"] is None else "".join(map(row.get, Around._fields)),
-        }
-        for row in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist()
-    ]
-    uses.sort(key=lambda use: (-use["usage"] * use["share"], use["prototype"]))
     document = lens.cells.document_number(doc_id)
     positions, sizes = lens.cells.cells_of(document, lens.num_prototypes)
     if not positions.any():
@@ -117,16 +73,20 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
             f"none of the positions of the document {doc_id!r} was indexed: the lens {lens.name} "
             "keeps a sample of positions. An index with --positions 1 has every one."
         )
+    usage, shares = np.nan_to_num(lens.prototypes["usage"].to_numpy()), positions / sizes.clip(1)
     fullest = np.argsort(-positions, kind="stable")[: np.count_nonzero(positions)].tolist()
     return DocumentSources(
         **lens.cells.facts(document),
         cells=[
-            {"prototype": i, "name": lens.names[i], "positions": n, "share": n / int(sizes[i])}
+            {
+                "prototype": i,
+                "name": lens.names[i],
+                "positions": int(positions[i]),
+                "share": float(shares[i]),
+            }
             for i in fullest
-            for n in [int(positions[i])]
         ],
-        uses=uses,
-        neighbourhood=sum(use["usage"] * use["share"] for use in uses) / total,
+        neighbourhood=float(usage @ shares / max(usage.sum(), 1e-300)),
         base_rate=float(lens.cells.document_rates[document]),
     )
 
@@ -152,17 +112,21 @@ def check_document(lens: Lens, doc_id: str) -> None:
     )
 
 
-def texts_that_rely(
-    lm: PrismLM, doc_id: str, documents: Iterable[Document], options: TextOptions
-) -> TextUses:
-    """Return the texts in which a document has a share."""
+def texts_that_rely(lm: PrismLM, doc_id: str, documents: Iterable[Document]) -> dict[str, Any]:
+    """Return where a document has a share.
+
+    ``texts`` has id, beginning and share of each such text, the largest share first; ``texts_read``
+    counts all texts, and ``share`` is the document's in an average one.
+    """
     check_document(lm.lens_for("document to find"), doc_id)
-    sharing, read = list[TextUse](), 0
-    for text in read_texts(lm, documents, options):
+    sharing, read = list[dict[str, Any]](), 0
+    for text in read_texts(lm, documents):
         if text.attribution is None:
             continue
         read += 1
         if (share := text.attribution.document_share(doc_id)) > 0:
-            document = text.document
-            sharing.append(TextUse(document.doc_id, document.opening[:OPENING], share))
-    return TextUses(sorted(sharing, key=lambda text: -text.share), read)
+            facts = {"text_id": text.document.doc_id, "opening": text.document.opening[:OPENING]}
+            sharing.append(facts | {"share": share})
+    sharing.sort(key=lambda text: -text["share"])
+    share = sum(text["share"] for text in sharing) / max(1, read)
+    return {"texts": sharing, "texts_read": read, "share": share}

@@ -170,26 +170,22 @@ def summarise(
         return p * math.log(p / share.base_rate) if share.base_rate else p
 
     leading = max(shares.items, key=information)
-    capital = subject[0].upper() + subject[1:]
-    name = f"the {shares.by} “{leading.key}”"
-    if leading.key == UNKNOWN:
-        name = f"text of unknown {shares.by}"
     if leading.base_rate is not None and leading.base_rate > 1 - 1e-9:
         text = f"{traced} this corpus."
     elif leading.lift and leading.lift < attributed * MIN_LIFT:
-        text = f"{capital} draws on no {shares.by} much more than the corpus holds of it."
+        text = f"{subject} draws on no {shares.by} much more than the corpus holds of it."
     else:
-        verb = f"draws on {name} more than on any other"
-        if leading is not shares.items[0]:
-            verb = f"draws more than usual on {name}"
-        elif leading.share > HALF * attributed:
-            verb = f"draws mostly on {name}"
-        text = f"{capital} {verb}: {percent(leading.share)} of its evidence."
-    if document is None:
-        return text
-    title = " ".join((document.title or document.doc_id).split())
-    share = percent(document.share)
-    return f"{text} The document that contributes most is “{title}”, with {share}."
+        known = f"the {shares.by} “{leading.key}”"
+        name = known if leading.key != UNKNOWN else f"text of unknown {shares.by}"
+        degree = "mostly" if leading.share > HALF * attributed else "more than usual"
+        first = leading is shares.items[0]
+        text = f"{subject} draws {degree if first else 'more than usual'} on {name}: "
+        text += f"{percent(leading.share)} of its evidence."
+    if document is not None:
+        title = " ".join((document.title or document.doc_id).split())
+        share = percent(document.share)
+        text += f" The document that contributes most is “{title}”, with {share}."
+    return text[0].upper() + text[1:]
 
 
 def percent(share: float) -> str:
@@ -197,8 +193,7 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= MIN_PERCENT else "less than 1%"
 
 
-@dataclass(frozen=True)
-class VerbatimSpan:
+class VerbatimSpan(NamedTuple):
     """A span of a text that occurs in the corpus, and lies in no longer one that does."""
 
     start: int  # its first token, counted from 0 in the text
@@ -224,7 +219,7 @@ class Quote:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        span = asdict(self.span)
+        span = self.span._asdict()
         del span["positions"]
         return {"text": self.text, **span, "places": list(self.places)}
 

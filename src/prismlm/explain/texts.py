@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,14 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.encode import around_text, encode_text
+from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError
-from prismlm.explain.attribution import (
-    Attribution,
-    ContextPrior,
-    attribute,
-    joined,
-    spread,
-)
+from prismlm.explain.attribution import Attribution, ContextPrior, attribute, joined, spread
 from prismlm.explain.prediction import is_plausible, split_states
 from prismlm.explain.support import Support
 from prismlm.lens.opened_model import check_embedded
@@ -32,26 +27,11 @@ if TYPE_CHECKING:
     from prismlm.explain.language_model import PrismLM
 
 MAX_DEFAULT_WINDOW = 1024
-# Called with the number of predictions of each forward pass; False ends the run.
-OnPass = Callable[[int], bool | None]
+TOKENS_PER_BATCH = 1024
 
 
-@dataclass(frozen=True)
-class TextOptions:
-    """How texts are split into windows."""
-
-    window: int  # tokens of a window
-    # Tokens between windows. A prediction comes from the earliest window that gives it window −
-    # stride tokens of context, or its text's start.
-    stride: int
-    tokens_per_batch: int = 1024  # tokens of one forward pass, with padding
-
-
-def text_options(models: list[PrismLM], window: int | None = None) -> TextOptions:
-    """Return options that suit every model; by default the longest window, up to 1,024 tokens.
-
-    Windows begin every three quarters of one.
-    """
+def window_of(models: Sequence[PrismLM], window: int | None = None) -> int:
+    """Return a window that suits every model; by default the longest, up to 1,024 tokens."""
     lengths = [lm.context_length for lm in models]
     longest = min((n for n in lengths if n is not None), default=None)
     if window is None:
@@ -63,7 +43,7 @@ def text_options(models: list[PrismLM], window: int | None = None) -> TextOption
         )
     if window < 2:
         raise InputError(f"a window of {window} tokens predicts nothing: expected at least 2.")
-    return TextOptions(window, window * 3 // 4)
+    return window
 
 
 @dataclass(eq=False)
@@ -74,20 +54,19 @@ class TextFigures:
     ids: Tensor  # its tokens; each but the first is predicted
     first: int  # the first prediction that counts
     prior: ContextPrior | None
-    # The figures of its windows so far.
-    loss_parts: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
-    explained_parts: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
+    # Of its windows so far: losses and explained shares, [2, n], and attributions.
+    parts: list[Tensor] = field(default_factory=lambda: [torch.empty(2, 0)])
     attributions: list[Attribution] = field(default_factory=list[Attribution])
 
     @property
     def losses(self) -> np.ndarray:
         """−log p of every prediction that counts, float32."""
-        return torch.cat(self.loss_parts)[self.first :].numpy()
+        return torch.cat(self.parts, 1)[0, self.first :].numpy()
 
     @property
     def explained(self) -> np.ndarray:
         """The explained share at every such position, for the model's top token there."""
-        return torch.cat(self.explained_parts)[self.first :].numpy()
+        return torch.cat(self.parts, 1)[1, self.first :].numpy()
 
     @cached_property
     def attribution(self) -> Attribution | None:
@@ -102,81 +81,69 @@ class TextFigures:
         return self.attribution.support
 
 
-def document_ids(lm: PrismLM, document: Document) -> list[int]:
-    """Return the tokens of a text or a chat; InputError for a token without an embedding."""
-    if document.messages:
-        ids = encode_chat(lm.tokenizer, document.messages)
-    else:
-        ids = encode_text(lm.tokenizer, document.text)
-    check_embedded(lm.model, lm.tokenizer, ids, lm.path, f"the text {document.doc_id!r}")
-    return ids
-
-
-def read_texts(
-    lm: PrismLM,
-    documents: Iterable[Document],
-    options: TextOptions,
-    on_pass: OnPass | None = None,
-) -> Iterator[TextFigures]:
-    """Yield the figures of every text, in order; the target of each prediction is the text's own.
-
-    ``on_pass`` is called after every forward pass.
-    """
-    for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
-        predicting = [window for window in batch if window.stop > window.skip]
-        if predicting:
-            _run_batch(lm, predicting)
-        count = sum(window.stop - window.skip for window in predicting)
-        stop = on_pass is not None and on_pass(count) is False
-        for window in batch:
-            if window.last:
-                yield window.text
-        if stop:
-            return
-
-
 class _Window(NamedTuple):
-    """Predictions ``skip`` to ``stop`` of a window ``ids`` that starts at a token of its text."""
+    """Some tokens of a text, from ``start`` on; it gives the predictions ``rows`` of them."""
 
     text: TextFigures
     ids: Tensor
     start: int
-    skip: int
-    stop: int
+    rows: slice
+    count: int  # of its predictions
     last: bool
 
 
-def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:
-    from prismlm.corpus.windows import document_windows
+def read_texts(
+    lm: PrismLM, documents: Iterable[Document], window: int | None = None
+) -> Iterator[TextFigures]:
+    """Yield the figures of every text, in order; the target of each prediction is the text's own.
 
-    prefix = torch.tensor(around_text(lm.tokenizer)[0], dtype=torch.int64)
-    zero = np.zeros(1, dtype=np.int64)
+    Windows begin every three quarters of one: a prediction comes from the earliest window that
+    gives it a quarter of context, or its text's start.
+    """
+    for batch in _batches(_windows(lm, documents, window_of([lm], window))):
+        if predicting := [window for window in batch if window.count]:
+            _run_batch(lm, predicting)
+        yield from (window.text for window in batch if window.last)
+
+
+def _windows(lm: PrismLM, documents: Iterable[Document], size: int) -> Iterator[_Window]:
+    prefix = around_text(lm.tokenizer)[0]
+    zero, opening = np.zeros(1, dtype=np.int64), torch.tensor(prefix, dtype=torch.int64)
     for document in documents:
-        ids = torch.tensor(document_ids(lm, document), dtype=torch.int64)
-        before = lm.answer_start(document.messages, ids) if document.messages else 0
-        prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
-        text, count = TextFigures(document, ids, max(0, before - 1), prior), len(ids)
+        text = _unread(lm, document)
         # The last token predicts no token of the text, so it gets no window of its own.
-        lengths = np.array([max(1, count - 1)])
-        grid = document_windows(
-            zero, zero, lengths, options.window, options.stride, prefix.tolist()
-        )
-        rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
-        for number, (start, length, skip) in enumerate(rows, 1):
-            tokens = ids[start:][:length]
+        lengths = np.array([max(1, len(text.ids) - 1)])
+        grid = document_windows(zero, zero, lengths, size, size * 3 // 4, prefix)
+        for number in range(len(grid)):
+            start, length, skip = (int(c[number]) for c in (grid.start, grid.length, grid.skip))
+            ids = text.ids[start:][:length]
             if start:
                 # As in an index, windows inside a text begin with the prefix of texts.
-                tokens = torch.cat([prefix, tokens[len(prefix) :]])
-            stop = max(skip, min(length, count - 1 - start))
-            yield _Window(text, tokens, start, skip, stop, number == len(grid))
+                ids = torch.cat([opening, ids[len(prefix) :]])
+            stop = min(length, len(text.ids) - 1 - start)
+            last = number == len(grid) - 1
+            yield _Window(text, ids, start, slice(skip, stop), stop - skip, last)
 
 
-def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
+def _unread(lm: PrismLM, document: Document) -> TextFigures:
+    """Encode a text or a chat; InputError for a token without an embedding."""
+    if document.messages:
+        tokens = encode_chat(lm.tokenizer, document.messages)
+    else:
+        tokens = encode_text(lm.tokenizer, document.text)
+    check_embedded(lm.model, lm.tokenizer, tokens, lm.path, f"the text {document.doc_id!r}")
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    before = lm.answer_start(document.messages, ids) if document.messages else 0
+    prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
+    return TextFigures(document, ids, max(0, before - 1), prior)
+
+
+def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
     batch: list[_Window] = []
     widest = 0
     for window in windows:
         widest = max(widest, len(window.ids))
-        if batch and widest * (len(batch) + 1) > tokens:
+        if batch and widest * (len(batch) + 1) > TOKENS_PER_BATCH:
             yield batch
             batch, widest = [], len(window.ids)
         batch.append(window)
@@ -187,33 +154,29 @@ def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]
 @torch.no_grad()
 def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
     """Run the model once, and add the figures of each window to its text."""
-    device = lm.model.device
+    device, output = lm.model.device, lm.output_layer
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
     attended = pad_sequence([torch.ones_like(window.ids) for window in batch], batch_first=True)
     with capture(lm.model) as seen:
         lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
     assert seen.embedded is not None
-    spans = [(row, slice(window.skip, window.stop)) for row, window in enumerate(batch)]
-    z = torch.cat([seen.z[row, span] for row, span in spans]).float()
-    raw = torch.cat([seen.embedded[row, span] for row, span in spans])
+    z = torch.cat([seen.z[row, window.rows] for row, window in enumerate(batch)]).float()
+    raw = torch.cat([seen.embedded[row, window.rows] for row, window in enumerate(batch)])
     tokens, targets = (
-        torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
-        for by in (0, 1)
+        torch.cat([w.text.ids[w.start + by :][w.rows] for w in batch]) for by in (0, 1)
     )
-    output = lm.output_layer
     split = split_states(output, lm.head, z, tokens, targets.to(device), raw_logits=raw)
     parts = output.parts(lm.head.prototypes, z, split.routing, split.scores.top)
-    explained = parts.explained_share.cpu()
+    figures = torch.stack([-split.scores.log_probabilities, parts.explained_share]).cpu()
     split, end = split.cpu(), 0
     for window in batch:
-        rows = slice(end, end := end + window.stop - window.skip)
+        rows = slice(end, end := end + window.count)
         text = window.text
-        text.loss_parts.append(-split.scores.log_probabilities[rows])
-        text.explained_parts.append(explained[rows])
+        text.parts.append(figures[:, rows])
         if lm.lens is not None:
             carriers = spread(split[rows], lm.lens.cells, lm.lens.head, text.prior)
             # In a chat, predictions before the answer are its context and do not count.
-            first = max(0, text.first - window.start - window.skip)
-            counted = range(window.stop - window.skip)[first:]
-            if counted:
-                text.attributions.append(attribute(carriers.select(counted), lm.lens))
+            first = max(0, text.first - window.start - window.rows.start)
+            if first < window.count:
+                counted = carriers.select(range(first, window.count))
+                text.attributions.append(attribute(counted, lm.lens))

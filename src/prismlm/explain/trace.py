@@ -15,7 +15,7 @@ import torch
 from prismlm.corpus.encode import around_text
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.errors import InputError, check_whole
-from prismlm.explain.against import Opposition
+from prismlm.explain.against import opposing_passages
 from prismlm.explain.attribution import (
     Attribution,
     Carriers,
@@ -171,8 +171,7 @@ def _uses(split: Predictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse,
         yield tuple(map(PrototypeUse, used, *rows, names, categories))
 
 
-@dataclass(frozen=True)
-class Citation:
+class Citation(NamedTuple):
     """A document that carries nearly all of the information of a sentence of an answer."""
 
     start: int  # in characters of ``trace.answer``
@@ -216,11 +215,6 @@ class Trace:
     def lens(self) -> Lens | None:
         """The lens the shares are taken from, if there is one."""
         return self.lm.lens
-
-    @property
-    def rounding(self) -> float:
-        """The largest |sum of parts − model's logit| / max(1, |logit|) of the full text."""
-        return self.predictions.rounding
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -299,28 +293,20 @@ class Trace:
         limit = check_whole("the number of passages", limit)
         return Rows(self.attribution().passages(limit, where))
 
-    def against(
-        self, limit: int = AGAINST_SHOWN, *, where: Where | None = None, estimated: bool = False
-    ) -> Rows[Passage]:
+    def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
         """Return the passages that oppose the answer most: another token came next there.
 
         Of the positions near a state where y did not come next, each weighs
 
             p_n(y) exp((cos(z, z_n) − 1) / T)
 
-        with p_n(y) the model's probability of y there. The shown passages, and some more, are
-        chosen by estimates from coded states and then read by the model; with ``estimated`` they
-        are not read. Shares are of the weight of all candidates, and never netted with those of
-        :meth:`passages`. The marked token is what came next, ``predicted`` is y.
+        with p_n(y) the model's probability of y there. Shares are of the weight of all candidates,
+        and never netted with those of :meth:`passages`. The marked token is what came next,
+        ``predicted`` is y.
         """
-        limit = check_whole("the number of passages", limit)
-        opposition = self._opposition
-        return Rows((opposition.estimated if estimated else opposition.passages)(limit, where))
-
-    @cached_property
-    def _opposition(self) -> Opposition:
-        lens, rows = self._lens(), self.rows[self.first :]
-        return Opposition(self.predictions[list(rows)], self.lm, lens)
+        limit, lens = check_whole("the number of passages", limit), self._lens()
+        predictions = self.predictions[list(self.rows[self.first :])]
+        return Rows(opposing_passages(predictions, self.lm, lens, limit, where))
 
     @cached_property
     def support(self) -> Support | None:
@@ -431,16 +417,15 @@ class Trace:
         against: int = 0,
     ) -> dict[str, Any]:
         """Return the document that ``prismlm explain --json`` prints."""
-        lens = self.lens
         value: dict[str, Any] = {
             "model": self.model,
-            "lens": None if lens is None else lens.address,
+            "lens": self.lens and self.lens.address,
             "positions": [step.to_dict() for step in self.steps],
-            **({"notes": self.notes} if self.notes else {}),
-            **({} if self.softcap is None else {"softcap": self.softcap}),
-            **({} if self.support is None else {"support": self.support.to_dict()}),
-            **self.texts_behind(by, documents, method=method, where=where),
         }
+        value |= {"notes": self.notes} if self.notes else {}
+        value |= {} if self.softcap is None else {"softcap": self.softcap}
+        value |= {} if self.support is None else {"support": self.support.to_dict()}
+        value |= self.texts_behind(by, documents, method=method, where=where)
         if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
         return value

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Job, PageJSON, SendEvent, Session, saved
+from prismlm.explorer.session import PageJSON, Session, saved
 from prismlm.files import json_text
 from prismlm.pages.frame import rounded
 from prismlm.pages.trace import Pool, sources_data, trace_data
@@ -48,14 +48,6 @@ def routes(session: Session) -> APIRouter:
             _ = answers[key]
         return {"stopped": True}
 
-    @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
-    def chat(key: str) -> Response:
-        messages = answers[key].prompt
-        if isinstance(messages, str):
-            raise InputError(f"the answer {key!r} is to a text, which has no messages.")
-        line = json_text({"messages": list(messages)}) + "\n"
-        return saved("chat.jsonl", lambda path: path.write_text(line, encoding="utf-8"))
-
     @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
     async def report(key: str, kind: Literal["html", "json", "parquet"]) -> Response:
         trace = session.trace(key)
@@ -83,19 +75,13 @@ def _add_steps(router: APIRouter, session: Session) -> None:
         data = rounded(sources_data(trace, pool, PASSAGES))
         return PageJSON(data | {"shared": pool.to_dict()})
 
-    @router.get(
-        "/answers/{key}/steps/{step}/against",
-        summary="What speaks against it; server-sent events: estimated, done or error",
-        response_class=StreamingResponse,
-    )
-    async def against(key: str, step: int) -> StreamingResponse:
+    @router.get("/answers/{key}/steps/{step}/against", summary="What speaks against it")
+    async def against(key: str, step: int) -> Response:
         trace = step_of(key, step)
 
-        def work(send: SendEvent) -> None:
-            for event in ("estimated", "done"):  # by the lens's states first, then by the model
-                pool = Pool(trace.lens)
-                passages = trace.against(OPPOSING_PASSAGES, estimated=event == "estimated")
-                data = rounded({"against": [pool.shared(passage) for passage in passages]})
-                send(event, data | {"shared": pool.to_dict()})
+        def work() -> Response:
+            pool = Pool(trace.lens)
+            passages = [pool.shared(passage) for passage in trace.against(OPPOSING_PASSAGES)]
+            return PageJSON(rounded({"against": passages}) | {"shared": pool.to_dict()})
 
-        return session.streamed(Job(), work)
+        return await session.queue.run(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from prismlm.corpus.read import DocumentReader, InputFile
 from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.texts import document_ids, text_options
 from prismlm.explorer.session import Job, SendEvent, Session, saved
 from prismlm.outputs import write_text
 from prismlm.pages.audit import audit_data, audit_page
@@ -46,16 +45,14 @@ def routes(session: Session) -> APIRouter:
 
     @router.post(
         "/audits",
-        summary="Audit texts; server-sent events: start, progress, row, done or error",
+        summary="Audit texts; server-sent events: start, row, done or error",
         response_class=StreamingResponse,
     )
     def audit(body: Files) -> StreamingResponse:
         documents, left_out = _documents(session.lm, body.files, session.limits.audited)
-        job = Job(audit=Audit(session.lm, text_options([session.lm])))
+        job = Job(audit=Audit(session.lm))
         session.jobs.add(job.id, job)
-        return session.streamed(
-            job, lambda send: _audit(session.lm, job, documents, left_out, send)
-        )
+        return session.streamed(job, lambda send: _audit(job, documents, left_out, send))
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
     async def report(key: str, kind: Literal["parquet", "jsonl", "csv", "html"]) -> Response:
@@ -101,30 +98,18 @@ def _documents(
     return documents, dict(reader.left_out)
 
 
-def _audit(
-    lm: PrismLM, job: Job, documents: list[Document], left_out: dict[str, int], send: SendEvent
-) -> None:
-    """Send the number of predictions, the progress, each row, and the summary."""
+def _audit(job: Job, documents: list[Document], left_out: dict[str, int], send: SendEvent) -> None:
+    """Send the number of texts, each row, and the summary."""
     assert job.audit is not None
-    predictions = sum(max(0, len(document_ids(lm, document)) - 1) for document in documents)
-    send("start", {"id": job.id, "texts": len(documents), "predictions": predictions})
-    done = 0
-
-    def on_pass(count: int) -> bool:
-        nonlocal done
-        done += count
-        send("progress", {"predictions": done})
-        return not job.stop.is_set()
-
-    for row in job.audit.read(documents, on_pass):
+    send("start", {"id": job.id, "texts": len(documents)})
+    for row in job.audit.read(takewhile(lambda _: not job.stop.is_set(), documents)):
         job.rows.append(row)
         # The page lists only the first of each.
         leading = {name: row[name][:1] for name in ("by_source", "documents")}
         send("row", rounded(row | leading))
-    read = job.audit.sums["texts"]
-    if read:
+    if job.rows:
         job.summary = job.audit.to_dict() | {"left_out": left_out}
-    end: dict[str, Any] = {"id": job.id, "stopped": read < len(documents)}
+    end: dict[str, Any] = {"id": job.id, "stopped": len(job.rows) < len(documents)}
     send("done", end | {"summary": audit_data(job.summary) if job.summary else None})
 
 

@@ -1,9 +1,7 @@
-"""Documents of the corpus: the full text, and the prototypes it is indexed under."""
+"""Documents of the corpus, shown around a place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from threading import Lock
 from typing import Annotated, Any
@@ -14,28 +12,24 @@ from fastapi import APIRouter, Query
 from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
-from prismlm.explain.sources import document_sources
 from prismlm.explorer.session import Session
-from prismlm.lens.lens import Lens
-from prismlm.pages.frame import labelled
 
 # Characters around the place: what a browser lays out in under a second.
 MAX_CHARACTERS = 1_000_000
-MAX_PROTOTYPES = 12
 FIELDS = ("doc_id", "title", "source", "domain", "license", "url", "start")
 Id = Annotated[str, Query(min_length=1, description="Of a document of the corpus.")]
 Position = Annotated[int | None, Query(ge=0, lt=2**63, description="A token's, in the corpus.")]
 
 
 def routes(session: Session) -> APIRouter:
-    """Return the routes under ``/documents``; ids are of the corpus, never of files."""
+    """Return ``/documents``; ids are of the corpus, never of files."""
     router = APIRouter(tags=["documents"])
     opened: list[Corpus] = []
     # The model's thread reads the same files: a second Corpus has a cache of its own.
     lock = Lock()
 
-    @contextmanager
-    def corpus() -> Iterator[Corpus]:
+    @router.get("/documents", summary="A document at a place")
+    def document(id: Id, at: Position = None) -> dict[str, Any]:
         lens = session.lm.lens_for("document to show")
         if lens.corpus is None:
             raise InputError(
@@ -47,21 +41,7 @@ def routes(session: Session) -> APIRouter:
         with lock:
             if not opened or opened[0].meta is not lens.corpus.meta:
                 opened[:] = [Corpus(lens.corpus.path, lens.corpus.meta)]
-            yield opened[0]
-
-    @router.get("/documents", summary="A document at a place")
-    def document(id: Id, at: Position = None) -> dict[str, Any]:
-        with corpus() as current:
-            return _document(current, id, at)
-
-    @router.get("/documents/prototypes", summary="The prototypes that a document stands behind")
-    async def prototypes(id: Id) -> dict[str, Any]:
-        def work() -> dict[str, Any]:
-            with corpus() as current:
-                doc_id = current.documents.value(_number(current, id), "doc_id")
-            return _prototypes(session.lm.lens_for("document to show"), doc_id)
-
-        return await session.queue.run(work)
+            return _document(opened[0], id, at)
 
     return router
 
@@ -83,40 +63,16 @@ def _document(corpus: Corpus, doc_id: str, at: int | None) -> dict[str, Any]:
             f"position {at:,} is not in the document {row['doc_id']!r}: its tokens are "
             f"{start:,} to {start + length - 1:,}."
         )
-    spans = corpus.spans(number)
-    span: list[int] = [] if at is None else spans[at - start].tolist()
+    span: list[int] = [] if at is None else corpus.spans(number)[at - start].tolist()
     left, right = span or (0, 0)
     first = max(0, min(left - MAX_CHARACTERS // 2, len(text) - MAX_CHARACTERS))
     last = max(min(first + MAX_CHARACTERS, len(text)), right)
-    edges = np.searchsorted(spans[:, 0], [first, last], side="right") - 1 + start
     return {name: row[name] for name in FIELDS} | {
         "tokens": length,
         "characters": len(text),
         "at": at,
         "first": first,
         "last": last,
-        # Positions to open for the text before and after this part.
-        "earlier": int(edges[0]) if first > 0 else None,
-        "later": int(edges[1]) if last < len(text) else None,
         # Before the token, the token, and after it; or all, without a position.
         "parts": [text[a:b] for a, b in pairwise((first, *span, last))],
-    }
-
-
-def _prototypes(lens: Lens, doc_id: str) -> dict[str, Any]:
-    """Return the prototypes whose cells hold most of a document, or that have it as a context."""
-    sources = document_sources(lens, doc_id)
-
-    def listed(uses: list[dict[str, Any]], *figures: str) -> list[dict[str, Any]]:
-        return [
-            labelled(use["prototype"], use["name"], lens.categories[use["prototype"]])
-            | {figure: use[figure] for figure in figures}
-            for use in uses[:MAX_PROTOTYPES]
-        ]
-
-    return {
-        "cells": listed(sources.cells, "positions", "share"),
-        "in_cells": len(sources.cells),
-        "contexts": listed(sources.uses, "rank", "cosine", "position"),
-        "in_contexts": len(sources.uses),
     }

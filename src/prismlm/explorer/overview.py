@@ -25,8 +25,7 @@ from prismlm.pages.frame import colour, largest_shares, rounded
 MAX_SHARES = 12
 # Example texts come from runs of documents, evenly spaced in the corpus.
 RUNS, RUN_LENGTH = 16, 256
-# Texts, of different domains or of a corpus without domains.
-DOMAINS, DOCUMENTS = 12, 6
+TEXTS = 12
 # Characters of a text, a prompt and a name; words of a prompt.
 TEXT, PROMPT, NAME, WORDS = 800, 90, 60, 9
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -123,7 +122,7 @@ def prompts_for(
 
 
 def held_out_texts(lens: Lens | None) -> dict[str, str]:
-    """Return the beginnings of held-out documents: one per domain, or a few by title.
+    """Return the beginnings of some held-out documents: of each domain, or by title.
 
     Empty if the corpus is missing, has changed or has no held-out documents.
     """
@@ -135,16 +134,14 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
         numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
         numbers = numbers[numbers < len(corpus)]
         table = corpus.documents.take(numbers)
-        indices = np.flatnonzero(held_out(table, corpus.meta["split"]))
-        rows = table.take(indices).to_pylist()
-        by_domain = len({row["domain"] for row in rows} - {None}) > 1
+        held = np.flatnonzero(held_out(table, corpus.meta["split"]))
         # Neighbours are often alike.
-        step = 1 if by_domain else max(1, len(rows) // DOCUMENTS)
-        for number, row in list(zip(numbers[indices].tolist(), rows, strict=True))[::step]:
-            label = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
-            name = _cut(" ".join(_plain(label).split()), NAME)
-            if name not in texts and len(texts) < (DOMAINS if by_domain else DOCUMENTS):
-                text = _cut(_plain(corpus.text(number)[: 2 * TEXT]).strip(), TEXT)
+        for index in np.random.default_rng(0).permutation(held).tolist():
+            (row,) = table.slice(index, 1).to_pylist()
+            label = _plain(row["domain"] or row["title"] or row["doc_id"])
+            name = _cut(" ".join(label.split()), NAME)
+            if name not in texts and len(texts) < TEXTS:
+                text = _cut(_plain(corpus.text(int(numbers[index]))[: 2 * TEXT]).strip(), TEXT)
                 texts |= {name: text} if text else {}
         return dict(sorted(texts.items()))
     return {}

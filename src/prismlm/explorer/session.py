@@ -110,8 +110,8 @@ class Session:
     def streamed(self, job: Job, work: Callable[[SendEvent], None]) -> StreamingResponse:
         """Return the server-sent events of ``work``, which runs when its turn comes; or raise Busy.
 
-        A ``waiting`` event may come first; a PrismError ends it with an ``error`` event. When the
-        client disconnects, ``job.stop`` is set, which ``work`` should check.
+        A PrismError ends it with an ``error`` event. When the client disconnects, ``job.stop`` is
+        set, which ``work`` should check.
         """
         self.queue.check()
         return StreamingResponse(self._events(job, work), media_type="text/event-stream")
@@ -129,8 +129,6 @@ class Session:
             except PrismError as error:
                 send("error", {"error": str(error)})
 
-        if self.queue.ahead:
-            yield _event("waiting", {"before": self.queue.ahead})
         task = asyncio.ensure_future(self.queue.run(run))
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:

@@ -6,7 +6,7 @@ Gates are whole thousandths of the channel's largest gate on the page.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,18 +28,6 @@ TITLE = "What the channels carry"
 TOKENS_SHOWN = 24
 # Of a channel's largest gate, the unit of its gates.
 STEPS = 1000
-
-
-class Gates(NamedTuple):
-    """Gates along a text: those of curves, but for their first positions."""
-
-    curves: LayerCurves
-    skipped: int = 0
-
-    def of(self, kind: Literal["write", "read", "decay"], channel: int) -> Tensor:
-        """Return one kind of a channel's gates, [T]."""
-        gates: Tensor = getattr(self.curves, kind)
-        return gates[self.skipped :, channel]
 
 
 def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus | None) -> str:
@@ -103,27 +91,21 @@ def channels_data(
         at = {"doc": list(documents).index(document["doc_id"]), "at": passage.offset}
         texts.append(_words(passage.text) | at)
     gates = _passage_gates(model, corpus, report)
-    curves = {} if own_text is None else {curve.layer: Gates(curve) for curve in own_text.curves}
+    curves = {} if own_text is None else {one.layer: _gates_of(one) for one in own_text.curves}
     layers: list[dict[str, Any]] = []
     for layer in report.layers:
         channels: list[dict[str, Any]] = []
         first = [curves[layer.layer]] if layer.layer in curves else []
         for channel in layer.channels:
             sequences = channel["sequences"]
-            own_gates = first + [gates[row["position"], layer.layer] for row in sequences]
             # The number of each text and its total write, None for the report's own text.
-            own_texts = [[0, None]] * len(first)
-            own_texts += [[numbers[row["position"]], row["total"]] for row in sequences]
-            of_texts = _gates(layer, channel["channel"], own_gates) | {"texts": own_texts}
-            channels.append(_channel(layer, channel) | of_texts)
+            own = [[0, None]] * len(first)
+            own += [[numbers[row["position"]], row["total"]] for row in sequences]
+            along = first + [gates[row["position"], layer.layer] for row in sequences]
+            shown = _along(along, channel["channel"], layer.shared_gates)
+            channels.append(_channel(layer, channel) | shown | {"texts": own})
         layers.append({"layer": layer.layer, "shared": layer.shared_gates, "channels": channels})
-    return finite(
-        {
-            "layers": layers,
-            "texts": texts,
-            "documents": list(documents.values()),
-        }
-    )
+    return finite({"layers": layers, "texts": texts, "documents": list(documents.values())})
 
 
 def _words(text: TokenWords) -> dict[str, Any]:
@@ -151,16 +133,22 @@ def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
     }
 
 
+def _gates_of(curves: LayerCurves, skipped: int = 0) -> dict[str, Tensor]:
+    """Return gates [T, R] along a text by kind, and β if it depends on the token."""
+    kinds = ("write", "read", "decay") if curves.decay.ndim == 2 else ("write", "read")
+    return {kind: getattr(curves, kind)[skipped:] for kind in kinds}
+
+
 def _passage_gates(
     model: PreTrainedModel, corpus: Corpus | None, report: ChannelReport
-) -> dict[tuple[int, int], Gates]:
+) -> dict[tuple[int, int], dict[str, Tensor]]:
     """Return the gates of every passage, by start and layer; each is read once."""
     layers: dict[int, set[int]] = defaultdict(set)
     for layer in report.layers:
         for channel in layer.channels:
             for sequence in channel["sequences"]:
                 layers[sequence["position"]].add(layer.layer)
-    gates: dict[tuple[int, int], Gates] = {}
+    gates: dict[tuple[int, int], dict[str, Tensor]] = {}
     for start in sorted(layers):
         assert corpus is not None
         passage = report.passages[start]
@@ -168,21 +156,23 @@ def _passage_gates(
         prefix = corpus.prefix if passage.offset else []
         ids = [*prefix, *corpus.read_tokens(start, len(passage.text.tokens)).tolist()]
         for curves in read_channels(model, torch.tensor(ids, device=model.device), layers[start]):
-            gates[start, curves.layer] = Gates(curves, len(prefix))
+            gates[start, curves.layer] = _gates_of(curves, len(prefix))
     return gates
 
 
-def _gates(layer: LayerReport, channel: int, texts: list[Gates]) -> dict[str, Any]:
+def _along(texts: list[dict[str, Tensor]], channel: int, shared: bool) -> dict[str, Any]:
     """Return a channel's gates along its texts, and the largest write and read gate."""
-    kinds: tuple[Literal["write", "read"], ...] = ("write", "read")
-    largest = [max((float(t.of(kind, channel).max()) for t in texts), default=0) for kind in kinds]
-    along: list[dict[str, Any]] = []
+    largest = {
+        kind: max((float(text[kind][:, channel].max()) for text in texts), default=0.0)
+        for kind in ("write", "read")
+    }
+    gates: list[dict[str, Any]] = []
     for text in texts:
         kept: dict[str, Any] = {}
-        for kind, most in zip(kinds[: 1 if layer.shared_gates else 2], largest, strict=False):
-            levels = text.of(kind, channel) * (STEPS / most if most else 0.0)
+        for kind in ("write",) if shared else ("write", "read"):
+            levels = text[kind][:, channel] * (STEPS / largest[kind] if largest[kind] else 0.0)
             kept[kind] = levels.round().int().tolist()
-        if text.curves.decay.ndim == 2:
-            kept["decay"] = [round(beta, 9) for beta in text.of("decay", channel).tolist()]
-        along.append(kept)
-    return {"largest": largest, "gates": along}
+        if "decay" in text:
+            kept["decay"] = [round(beta, 9) for beta in text["decay"][:, channel].tolist()]
+        gates.append(kept)
+    return {"largest": list(largest.values()), "gates": gates}

@@ -35,11 +35,6 @@ class RequestQueue:
         self._max_waiting = max_waiting
         self.waiting = 0
 
-    @property
-    def ahead(self) -> int:
-        """How many calls a new one would wait for."""
-        return self.waiting + self._turn.locked()
-
     def check(self) -> None:
         """Raise Busy if the queue is full."""
         if self.waiting >= self._max_waiting:

@@ -77,12 +77,27 @@ class ModelRequest(BaseModel):
                 )
 
 
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(BaseModel):
-    """One message of a chat; its content is a text or a list of text parts."""
+    """One message of a chat, of text alone: without images, sound and tools."""
 
     model_config = ConfigDict(extra="allow")
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    tool_calls: Annotated[list[Any] | None, Field(max_length=0)] = None
+    function_call: None = None
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the message as a chat template takes it."""
+        parts = [self.content] if isinstance(self.content, str) else [p.text for p in self.content]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "".join(parts)}
 
 
 class GenerationRequest(ModelRequest):
@@ -143,7 +158,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of ``/v1/completions``: one prompt, of text."""
 
-    prompt: str | list[Any]
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
@@ -168,48 +183,6 @@ class AttributionRequest(ModelRequest):
     answer: str | None = None
 
 
-def messages_of(messages: Sequence[Message]) -> Messages:
-    """Return messages as a chat template takes them; RequestError for images, sound or tools."""
-    return [
-        {"role": "system" if m.role == "developer" else m.role, "content": _content(m, number)}
-        for number, m in enumerate(messages)
-    ]
-
-
-def _content(message: Message, number: int) -> str:
-    name, extra, code = f"messages[{number}]", message.model_extra or {}, "unsupported_parameter"
-    tools = {"tool_calls", "function_call", "tool_call_id"} & {k for k, v in extra.items() if v}
-    if message.role in ("tool", "function") or tools:
-        error = f"{name} is of tools, which this server does not support."
-        raise RequestError(error, param=name, code=code)
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is None:
-        raise RequestError(f"{name} has no content.", param=f"{name}.content")
-    for part in message.content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(
-                f"{name} has a part of the type {str(part.get('type'))[:40]!r}: this server only "
-                "reads text.",
-                param=f"{name}.content",
-                code=code,
-            )
-    return "".join(part["text"] for part in message.content)
-
-
-def prompt_of(prompt: str | list[Any]) -> str:
-    """Return the one prompt of a request; RequestError for several, or token ids."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0]
-    raise RequestError(
-        "this server takes one prompt a request, as text: neither several nor token ids.",
-        param="prompt",
-        code="unsupported_parameter",
-    )
-
-
 def answer_of(request: AttributionRequest) -> tuple[str | Messages, str | Messages, str]:
     """Return the prompt, the prompt with the answer, and the answer of a request."""
     if (request.messages is None) == (request.prompt is None):
@@ -220,7 +193,7 @@ def answer_of(request: AttributionRequest) -> tuple[str | Messages, str | Messag
             raise RequestError("expected the answer to the prompt.", param="answer")
         prompt = request.prompt or ""
         return prompt, prompt + answer, answer
-    messages = list(messages_of(request.messages))
+    messages = [message.to_dict() for message in request.messages]
     if answer is None and messages and messages[-1]["role"] == ASSISTANT:
         answer = messages.pop()["content"]
     if not answer or not messages:

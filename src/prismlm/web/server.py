@@ -90,18 +90,15 @@ class Metrics:
     """Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        self.registry = registry = prometheus.CollectorRegistry()
-        labels = ("path", "status")
-        self.requests = prometheus.Counter(
-            "prismlm_requests", "Requests answered.", labels, registry=registry
-        )
-        self.tokens = prometheus.Counter(
-            "prismlm_tokens", "Tokens of requests.", ("kind",), registry=registry
-        )
+        self.registry = prometheus.CollectorRegistry()
+
+        def made(kind: type[T], name: str, text: str, *labels: str, **options: Any) -> T:
+            return kind(f"prismlm_{name}", text, labels, registry=self.registry, **options)
+
+        self.requests = made(prometheus.Counter, "requests", "Requests answered.", "path", "status")
+        self.tokens = made(prometheus.Counter, "tokens", "Tokens of requests.", "kind")
         self.first_token, self.answer, self.attribution = (
-            prometheus.Histogram(
-                f"prismlm_{name}_seconds", text, registry=registry, buckets=BUCKETS_SECONDS
-            )
+            made(prometheus.Histogram, f"{name}_seconds", text, buckets=BUCKETS_SECONDS)
             for name, text in (
                 ("first_token", "Time to first token."),
                 ("answer", "Time to the end of an answer."),
@@ -109,9 +106,7 @@ class Metrics:
             )
         )
         for name in ("waiting", "running"):
-            gauge = prometheus.Gauge(
-                f"prismlm_requests_{name}", f"Requests {name}.", registry=registry
-            )
+            gauge = made(prometheus.Gauge, f"requests_{name}", f"Requests {name}.")
             gauge.set_function(partial(getattr, engine, name))
 
     def count(self, scope: Scope, message: Message) -> None:
@@ -308,8 +303,8 @@ class Server:
             self._encoded(full, None, 0)
             trace = self.lm.explain(full)
             if isinstance(prompt, str) and prompt:
-                pairs = zip(self.lm.tokens_of(prompt), trace.steps, strict=False)
-                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
+                pairs = zip(self.lm.tokens_of(prompt), trace.ids, strict=False)
+                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 trace = replace(trace, first=max(0, same - 1), question=prompt)
             used = protocol.usage(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
             sources = protocol.sources_of(trace, answer, body.shares or Shares())
@@ -432,13 +427,14 @@ def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
     async def chat(body: protocol.ChatRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.generate(body, protocol.messages_of(body.messages), request)
+        messages = [message.to_dict() for message in body.messages]
+        return await server.generate(body, messages, request)
 
     @app.post(f"{prefix}/completions", summary="Write after a prompt", response_model=anything)
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.generate(body, protocol.prompt_of(body.prompt), request)
+        return await server.generate(body, "".join(body.prompt), request)
 
     @app.post(f"{prefix}/attributions", summary="What an answer relies on", response_model=anything)
     async def attributions(body: protocol.AttributionRequest) -> Response:

@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
-import { api, events } from "./server.js";
+import { api } from "./server.js";
 import { CAVEAT, change, count, draw, facts, problem } from "./controls.js";
 import { card, hovering, pointed } from "./card.js";
 import { chart, legend } from "./columns.js";
@@ -58,13 +58,12 @@ ${key(data)}
 <div class="x-key">${guard([data], () => legend(bars, data.prototypes))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
     () => (chosen < 0 ? nothing : aside(answer, now)))}</div></details>
-<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id, data.chat) : facts(data.facts)}</footer>` : nothing}
+<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id) : facts(data.facts)}</footer>` : nothing}
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
-const exports = (id, chat) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
-  html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}${chat
-  ? html`<a href=${`/api/answers/${id}/chat.jsonl`} download="chat.jsonl" title="What was said, up to the question">Chat</a>` : nothing}</p>`;
+const exports = (id) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
+  html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}</p>`;
 
 /** The legend of the tokens. */
 const key = ({ feedback, steps }) => html`<ul class="p-legend"><li><span class="p-key p-key-hue"></span>colour: the prototype that leads the next prediction</li>
@@ -101,7 +100,7 @@ const tinted = (one, prototypes, feedback) => {
 /** Show the whole trace. @param {Answer} answer @param {any} whole */
 const finish = (answer, { id = "", shared: pool, ...trace }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps } = data;
-  shared.answer = { id, data };
+  shared.answer = { id };
   const tokens = data.tokens.map((words, i) => ({ words, written: i > 0 && steps[i - 1].from === "generated", one: steps[i] ?? null }));
   // Of a text that was only read all tokens have columns.
   const written = steps.filter(({ from }) => from === "generated"), bars = written.length ? written : steps;
@@ -126,26 +125,21 @@ const put = (state, number, part) => {
   change(state, { asides: { ...asides, [number]: { ...asides[number], ...part } } });
 };
 
-/** Fetch the passages that oppose a step: estimates at once, the model's own figures after it has read again. @param {Answer["state"]} state */
+/** Fetch the passages that oppose a step. @param {Answer["state"]} state */
 const oppose = (state, number) => {
   put(state, number, { reading: true });
-  void events(`/answers/${state.value.id}/steps/${number}/against`, null, new AbortController().signal, {
-    estimated: (opposed) => put(state, number, { opposed }),
-    done: (opposed) => put(state, number, { opposed, reading: false }),
-    error: ({ error }) => put(state, number, { refused: new Error(error) }),
-  }).catch((refused) => put(state, number, { refused }));
+  api(`/answers/${state.value.id}/steps/${number}/against`).then((opposed) => put(state, number, { opposed }), (refused) => put(state, number, { refused }));
 };
 
 /** The sources of the chosen step. @param {Answer} answer @param {State} now */
 const aside = ({ state, shared: { model: { lens } } }, { data, chosen, asides }) => {
   const { sources, failed, reading, opposed, refused } = asides[chosen];
   const filled = (part) => (part.shared ? { ...data, ...unpacked(part.shared) } : data);
-  const button = html`<button type="button" class="x-more" ?disabled=${reading} @click=${() => oppose(state, chosen)}>What speaks against it</button>`;
-  const status = html`<p class="p-note x-reading" role="status">${opposed
-    ? "Estimates from the states that the lens keeps: the model reads this text again for its own figures." : "Looking for similar text…"}</p>`;
+  const button = html`<button type="button" class="x-more" @click=${() => oppose(state, chosen)}>What speaks against it</button>`;
+  const status = html`<p class="p-note x-reading" role="status">The model reads similar text…</p>`;
   return html`<div class="p-aside">${failed ? problem(failed) : !sources ? html`<p class="p-note">Looking through the training text…</p>`
     : behind(filled(sources), { ...data.steps[chosen], ...sources })}${refused ? problem(refused)
-    : opposed ? against(filled(opposed), opposed.against, reading) : sources && lens?.readable ? button : nothing}${reading && !refused ? status : nothing}</div>`;
+    : opposed ? against(filled(opposed), opposed.against) : reading ? status : sources && lens?.readable ? button : nothing}</div>`;
 };
 
 /** Show the card of a slice. @param {Answer} answer @param {HTMLElement | null} part */

@@ -29,7 +29,7 @@ export const show = async (root, at, shared) => {
 
 /** Show an existing answer, whoever requested it; its command is unknown. @param {string} id */
 const open = async (id, shared) => {
-  command(shared, null);
+  command(shared, false);
   const question = await showAnswer(shared, () => id);
   if (question) change(state, { request: { ...state.value.request, text: question.text, chat: question.messages.length ? "on" : undefined } });
 };
@@ -44,7 +44,7 @@ const showAnswer = async (shared, work) => {
   try {
     const id = await work(answer, signal), path = `/answers/${encodeURIComponent(id)}`;
     const [data, asked] = await Promise.all([api(path, undefined, signal), api(`${path}/asked`, undefined, signal)]);
-    answer.finish({ ...data, chat: asked.messages.length });
+    answer.finish(data);
     change(state, { messages: asked.messages });
     if (location.hash.startsWith("#/ask") || !location.hash) history.replaceState(null, "", `#/ask/${id}`);
     question = asked;
@@ -61,14 +61,14 @@ const stop = ({ answer, abort }) => {
   else abort?.abort();
 };
 
-/** Update the equivalent command. @param {any} shared @param {"chat.jsonl" | null} [file] its input after more than one question, which can be saved; null if there is no such command */
-const command = (shared, file) => {
+/** Update the equivalent command. @param {any} shared @param {boolean} [known] not after more than one question, or of an answer that others asked for */
+const command = (shared, known = true) => {
   const { text, chat, generate, temperature, seed } = state.value.request;
-  const words = ["prismlm", "explain", shared.model.path, ...(file ? ["--file", file] : [text.trim() || "TEXT"])];
-  if (chat && !file) words.push("--chat");
+  const words = ["prismlm", "explain", shared.model.path, text.trim() || "TEXT"];
+  if (chat) words.push("--chat");
   if (chat || +generate) words.push("--generate", generate);
   if (+temperature) words.push("--temperature", temperature, "--seed", seed);
-  change(state, { command: file === null ? null : words });
+  change(state, { command: known ? words : null });
   shared.command(state.value.command);
 };
 
@@ -101,7 +101,7 @@ const entered = (event) => {
 /** @param {any} shared @param {any[]} before messages before the question */
 const write = async (shared, before) => {
   const { text, chat, generate, temperature, seed } = state.value.request;
-  command(shared, before.length ? "chat.jsonl" : undefined);
+  command(shared, !before.length);
   history.replaceState(null, "", "#/ask");
   const model = shared.model.name, how = { model, stream: true, max_tokens: +generate, temperature: +temperature, seed: +seed };
   await showAnswer(shared, async (answer, signal) => {

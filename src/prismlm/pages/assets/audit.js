@@ -99,9 +99,7 @@ const audited = async (most) => {
     const sent = await contentsOf(files, most);
     if (!own()) return;
     await events("/audits", { files: [...sent, ...pasted] }, abort.signal, {
-      waiting: ({ before }) => change(report, { note: `Waiting: ${before} before you.` }),
-      start: ({ id, predictions, texts }) => change(report, { id, predictions, texts, began: performance.now() }),
-      progress: ({ predictions }) => change(report, { read: predictions }),
+      start: ({ id, texts }) => change(report, { id, texts }),
       row: (row) => change(report, { rows: [...report.value.rows, row] }),
       done: ({ stopped, summary }) => change(report, { stopped, summary, failed: summary ? null : new Error("Stopped before the first text was read to its end.") }),
       error: ({ error }) => change(report, { failed: new Error(error) }),

@@ -14,9 +14,9 @@ const WORDS = {
 const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
 const { summary } = JSON.parse(root.querySelector("script").textContent);
 
-const known = ({ model, lens, corpus, window: width, stride, where }) => /** @type {[string, string][]} */ ([
+const known = ({ model, lens, corpus, window: width, where }) => /** @type {[string, string][]} */ ([
   ["model", model], ["lens", lens], ["corpus", `${count(corpus.tokens)} tokens ${corpus.share_read < 1 ? "sampled from" : "of"} ${count(corpus.documents)} documents`], ["trained on it", corpus.trained_on],
-  ["shares of", "positive evidence for each token"], ["windows", `${width} tokens every ${stride}`],
+  ["shares of", "positive evidence for each token"], ["windows", `${width} tokens`],
   ...Object.entries(where).map(([column, values]) => [`only ${column}`, values.join(" or ")])]);
 
 /** Texts without the long beginning that half of them or more share. @param {string[]} texts */

@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { effect, signal } from "./vendor/signals-core/signals-core.js";
 import { bar } from "./parts.js";
-import { boxOf, cleared, grouped, labelled, painter, plane, plaque, ringed } from "./plane.js";
+import { cleared, grouped, labelled, painter, plane, ringed } from "./plane.js";
 import { api } from "./server.js";
 import { address, change, count, dot, draw, pressable, problem } from "./controls.js";
 import { card, whole } from "./card.js";
@@ -11,11 +11,11 @@ import { card, whole } from "./card.js";
 const CLOSER = 4, LISTED = 100;
 const KEYS = "Map of prototypes; arrow keys go to the next one, plus and minus zoom, 0 shows all";
 
-/** What is chosen (-1: none), the category and the words that alone are shown, buttons that are pressed, the path of the last answer,
+/** What is chosen (-1: none), the category and the words that alone are shown, buttons that are pressed,
  * what is said, and what stands beside: those in the lasso, a card, or why there is none.
- * @typedef {{ chosen: number, category: string, words: string, few: boolean, lassoing: boolean, pathed: boolean, trail: { id: number, text: string }[], said: string,
+ * @typedef {{ chosen: number, category: string, words: string, few: boolean, lassoing: boolean, said: string,
  *   side: { selected?: number[], one?: any, failed?: unknown } }} State */
-const state = signal(/** @type {State} */ ({ chosen: -1, category: "", words: "", few: false, lassoing: false, pathed: false, trail: [], said: "", side: {} }));
+const state = signal(/** @type {State} */ ({ chosen: -1, category: "", words: "", few: false, lassoing: false, said: "", side: {} }));
 
 /** What is drawn: the prototypes, on which canvas, and from where it is seen. `line` is the lasso's, in the plane;
  * a `kind` is the number of a category, the last that of those without.
@@ -32,30 +32,15 @@ export const show = async (root, at, shared) => {
     // Opened twice while it was fetched, the page is made once.
     kept ??= made(root, data, shared);
   }
-  open(kept, at.query, shared);
-};
-
-/** The leading prototypes of an answer, by evidence, with the tokens that each led. */
-const pathOf = (answer, many) => {
-  /** @type {State["trail"]} */
-  const path = [];
-  for (const step of answer?.data.steps ?? []) {
-    const leading = step.uses.reduce((best, use) => (!best || use[2] > best[2] ? use : best), null);
-    if (!leading || leading[0] >= many) continue;
-    const last = path.at(-1);
-    if (last && last.id === leading[0]) last.text += step.target;
-    else path.push({ id: leading[0], text: step.target });
-  }
-  return path;
+  open(kept, at.query);
 };
 
 /** @param {Ui} ui @param {State} now */
-const page = (ui, { category, words, few, lassoing, pathed, trail, said, side }, categories) => html`
+const page = (ui, { category, words, few, lassoing, said, side }, categories) => html`
 <div class="prismlm x-tools"><div class="x-row">
     <input class="x-search" type="search" placeholder=${ui.data.texts ? "Search names, tokens, texts" : "Search names"} aria-label="Search prototypes"
       .value=${words} @input=${(event) => searched(ui, event.target.value)}>
     ${pressable("Lasso", lassoing, () => change(state, { lassoing: !lassoing }), "Draw around prototypes; with a mouse, hold Shift")}
-    ${trail.length ? pressable("Path of the last answer", pathed, () => change(state, { pathed: !pathed })) : nothing}
     ${ui.data.listed.every(Boolean) ? nothing : pressable("Few places", few, () => change(state, { few: !few }), "Also those of fewer than ten places")}
     <button type="button" @click=${() => ui.seen.fit()}>All of it</button><button type="button" @click=${() => emptied(ui)}>Clear</button>
     <span class="p-note" role="status">${said}</span></div>
@@ -184,9 +169,8 @@ const near = ({ seen, data }) => {
 };
 
 /** Look at what an address names. @param {Ui} ui */
-const open = (ui, query, shared) => {
+const open = (ui, query) => {
   const { categories, names } = ui.data, number = query.get("prototype");
-  change(state, { trail: pathOf(shared.answer, names.length) });
   if (query.has("category")) filter(ui, categories.some(({ name }) => name === query.get("category")) ? query.get("category") : "");
   if (number !== null) {
     if (!/^\d+$/.test(number) || +number >= names.length) {
@@ -245,13 +229,12 @@ const summary = (ui, selected, choose) => {
       ${dot(categories[kinds[i]]?.colour)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
 };
 
-/** Draw the points, and over them the lasso, the path of the last answer, and names. @param {Ui} ui */
+/** Draw the points, and over them the lasso and names. @param {Ui} ui */
 const drawnAll = (ui) => {
-  const { canvas, seen, data, dark, line, hovered } = ui, { chosen, pathed, trail } = state.value, context = cleared(canvas);
+  const { canvas, seen, data, dark, line, hovered } = ui, { chosen } = state.value, context = cleared(canvas);
   ui.points(context, ui.shown);
   if (line) outlined(context, line.map(([x, y]) => seen.at(x, y)), dark.matches);
-  if (pathed) trailed(context, ui, trail);
-  else labelled(context, canvas, seen, data.regions, dark.matches);
+  labelled(context, canvas, seen, data.regions, dark.matches);
   for (const i of new Set([chosen, hovered])) {
     if (i >= 0) ringed(context, canvas, seen.place(i), seen.size(), data.names[i], dark.matches);
   }
@@ -272,28 +255,4 @@ const outlined = (context, points, dark) => {
   context.fill();
   context.stroke();
   context.setLineDash([]);
-};
-
-const trailed = (context, { canvas, seen, dark }, trail) => {
-  const points = trail.map(({ id }) => seen.place(id));
-  context.lineWidth = 1.6;
-  context.strokeStyle = context.fillStyle = dark.matches ? "#93b4ff" : "#1f4fbf";
-  // What was read last stands out most.
-  points.forEach((point, i) => {
-    context.globalAlpha = 0.25 + (0.65 * (i + 1)) / points.length;
-    if (i) { traced(context, [points[i - 1], point]); context.stroke(); }
-    context.beginPath();
-    context.arc(point[0], point[1], 3.5, 0, 7);
-    context.fill();
-  });
-  context.globalAlpha = 1;
-  const taken = [];
-  trail.forEach(({ text }, i) => {
-    const [px, py] = points[i], box = boxOf(context, canvas, text, px, py - 4);
-    const [left, top, wide, high] = box;
-    const off = px < 0 || py < 0 || px > canvas.clientWidth || py > canvas.clientHeight;
-    if (off || taken.some(([l, t, w, h]) => left < l + w && l < left + wide && top < t + h && t < top + high)) return;
-    taken.push(box);
-    plaque(context, text, box, dark.matches);
-  });
 };

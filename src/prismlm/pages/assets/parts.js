@@ -69,9 +69,9 @@ const grouped = (data, list) => list.map((entry) => {
   return numbered(percent(entry.share), html`${origin(places[0])}${places.map((place) => quote(place, "p-passage"))}`);
 });
 
-export const against = (data, list, estimated = false) => {
+export const against = (data, list) => {
   const items = list.map((entry) => placed(data, entry, html`<p class="p-instead">instead of ${shown(entry.predicted, "p-target")}, to which the model gave ${
-    estimated ? "an estimated " : ""}${percent(entry.probability)} there</p>`));
+    percent(entry.probability)} there</p>`));
   const note = "Similar text in which another token came next. The figures are shares among such text alone.";
   return listed("p-documents p-against", html`<h3>What speaks against it</h3>`, note, items, "No such passage was found.");
 };

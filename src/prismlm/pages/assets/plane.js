@@ -218,13 +218,13 @@ export const ringed = (context, canvas, at, size, text, dark) => {
 };
 
 // Where a text stands above a point: left, top, width and height, inside the canvas.
-export const boxOf = (context, canvas, text, x, y) => {
+const boxOf = (context, canvas, text, x, y) => {
   context.font = "13px system-ui, sans-serif";
   const wide = context.measureText(text).width + 12;
   return [Math.max(2, Math.min(canvas.clientWidth - wide - 2, x - wide / 2)), Math.max(2, y - 20), wide, 21];
 };
 
-export const plaque = (context, text, box, dark) => {
+const plaque = (context, text, box, dark) => {
   const [left, top, wide, high] = box;
   context.font = "13px system-ui, sans-serif";
   context.fillStyle = dark ? "#000c" : "#fffd";

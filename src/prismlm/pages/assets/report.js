@@ -8,11 +8,11 @@ import { CAVEAT, change, count, field, options, problem } from "./controls.js";
 const SHOWN = 100, BARS = 12;
 const OPENING = 120; // characters that a row has of its text
 
-/** What there is to read and what was read of it; rows of texts, in which order they stand and how many of them; and, at the end, the summary.
- * @typedef {{ id: string, note: string, predictions: number, texts: number, read: number, began: number, rows: any[], order: string, shown: number,
+/** How many texts there are; rows of texts, in which order they stand and how many of them; and, at the end, the summary.
+ * @typedef {{ id: string, note: string, texts: number, rows: any[], order: string, shown: number,
  *   summary: any, stopped: boolean, failed: unknown }} Report */
 /** @type {Report} */
-export const NONE = { id: "", note: "Reading…", predictions: 1, texts: 1, read: 0, began: 0, rows: [], order: "order", shown: SHOWN,
+export const NONE = { id: "", note: "Reading…", texts: 1, rows: [], order: "order", shown: SHOWN,
   summary: null, stopped: false, failed: null };
 export const report = signal(NONE);
 
@@ -36,12 +36,9 @@ export const reported = () => {
 };
 
 /** @param {Report} now */
-const coming = ({ id, note, predictions, texts, read, began, rows, failed }) => {
-  const seconds = Math.max((performance.now() - began) / 1000, 1e-3);
-  const said = id ? `${count(rows.length)} of ${count(texts)} texts, ${count(Math.round(read / seconds))} tokens a second` : note;
-  return html`<p class="p-note x-note" role="status">${failed ? "" : said}</p>
-    <progress class="x-progress" aria-label="Predictions read" max=${Math.max(1, predictions)} .value=${read} ?hidden=${failed}></progress>`;
-};
+const coming = ({ id, note, texts, rows, failed }) => html`
+  <p class="p-note x-note" role="status">${failed ? "" : id ? `${count(rows.length)} of ${count(texts)} texts` : note}</p>
+  <progress class="x-progress" aria-label="Texts read" max=${texts} .value=${rows.length} ?hidden=${failed}></progress>`;
 
 /** What all texts rely on, and so many of their documents. @param {any} summary of `Audit.to_dict` @param {number} [most] */
 export const sums = (summary, most = Infinity) => {

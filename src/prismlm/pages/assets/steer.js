@@ -165,7 +165,6 @@ const steered = async () => {
   const body = { text, chat: Boolean(chat), ...edit, strength: edit.strength === null ? null : edit.strength / 100, generate, temperature: +how.temperature, seed: +how.seed };
   try {
     await events("/steer", body, signal, {
-      waiting: ({ before }) => change(state, { note: `Waiting: ${before} before you.` }),
       start: ({ id }) => change(state, { id }),
       written: ({ tokens }) => change(state, { note: `Writing both texts: ${tokens} tokens${edit.strength === null ? ", and some to find the strength" : ` of ${2 * generate}`}…` }),
       done: (data) => change(state, { data }),
