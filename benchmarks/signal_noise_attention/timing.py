@@ -30,7 +30,6 @@ from benchmarks.prototype_mixer.timing_forms import (
 )
 from benchmarks.shared.options import RESULTS
 from benchmarks.shared.turns import (
-    MIB,
     Turns,
     against,
     in_turns,
@@ -179,11 +178,9 @@ def decoding(setting: Setting) -> list[Row]:
             {
                 "what": "models",
                 "position": position,
-                "cache_mib": {name: round(size / MIB, 4) for name, size in held.items()},
                 "cache_ratios": {n: round(size / held[BASELINE], 3) for n, size in held.items()},
                 "milliseconds": milliseconds(turns),
                 "ratios": {"elapsed": against(turns, BASELINE)},
-                "baseline": BASELINE,
             }
         )
         print(rows[-1], flush=True)
