@@ -1,4 +1,4 @@
-"""Freed memory is kept for the next step."""
+"""Freed memory is kept for the next step, or returned where weights are read again and again."""
 
 import os
 import platform
@@ -22,10 +22,26 @@ print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def run(*arguments):
+READS = """
+import sys, torch
+from prismlm.allocator import keep_freed_memory, return_freed_memory
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if "RssAnon" in line)
+_ = "return" in sys.argv and return_freed_memory()
+kept = "return" in sys.argv and keep_freed_memory()
+before, most, states = resident(), 0, torch.ones(1024, 1024)
+for layer in range(48):  # activations of many sizes, and weights that stay until the next ones
+    weights = [torch.ones(1024, 1024) for _ in range(9)]
+    states = (states + 1).repeat(1 + layer % 3, 1)[:1024] @ weights[0]
+    most = max(most, resident() - before)
+print(int(kept), most)
+"""
+
+
+def run(*arguments, code=STEPS):
     """Return whether memory was kept, and the page faults of ten steps."""
     environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    command = [sys.executable, "-c", STEPS, *arguments]
+    command = [sys.executable, "-c", code, *arguments]
     return map(int, subprocess.check_output(command, env=environment, text=True).split())
 
 
@@ -35,3 +51,10 @@ def test_steps_cause_few_page_faults():
     (default, without), (kept, faults) = run(), run("keep")
     assert (default, kept) == (0, 1)
     assert faults < 0.05 * without
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not set")
+def test_weights_that_are_read_again_take_their_own_memory():
+    kept, most = run("return", code=READS)
+    assert (kept, most < 80_000) == (0, True)

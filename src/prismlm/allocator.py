@@ -9,7 +9,8 @@ import platform
 # Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
-MAX_BLOCK_BYTES = 2**30
+MAX_BLOCK_BYTES, MIN_MAPPED_BYTES = 2**30, 2**20
+_returning = False
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
@@ -21,11 +22,27 @@ def keep_freed_memory() -> bool:
     step of a small model. Settings in the environment take precedence.
 
     Returns:
-        whether glibc accepted the setting.
+        whether glibc accepted the setting; not after :func:`return_freed_memory`.
     """
+    if _returning:
+        return False
+    return _set((M_MMAP_THRESHOLD, MAX_BLOCK_BYTES), (M_TRIM_THRESHOLD, 2 * MAX_BLOCK_BYTES - 1))
+
+
+def return_freed_memory() -> bool:
+    """Return freed blocks of a mebibyte or more to the system, from now on.
+
+    Where weights are read from a disk for each pass, glibc would keep as many in fragments as the
+    whole model has.
+    """
+    global _returning
+    _returning = True
+    return _set((M_MMAP_THRESHOLD, MIN_MAPPED_BYTES))
+
+
+def _set(*settings: tuple[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    settings = ((M_MMAP_THRESHOLD, MAX_BLOCK_BYTES), (M_TRIM_THRESHOLD, 2 * MAX_BLOCK_BYTES - 1))
     return all(mallopt(parameter, value) == 1 for parameter, value in settings)

@@ -52,9 +52,10 @@ def test_files_are_relative_to_a_directory(folder, tmp_path, monkeypatch):
     found = HubDataset(folder.name, data_files=("train.parquet",))
     corpus = build_corpus(found, tmp_path / "corpus", vocab_size=300, columns=COLUMNS)
     assert texts(corpus) == [row["body"] for row in ROWS]
-    assert corpus.meta["origin"]["data_files"] == ["train.parquet"]
+    assert corpus.meta["read"]["dataset"]["data_files"] == ["train.parquet"]
     for name, files in (("no-one/nothing", ["a"]), ("json", [str(folder.parent / "a")])):
-        assert HubDataset(name, data_files=("a",)).origin(None)["data_files"] == files
+        described = HubDataset(name, data_files=("a",)).described()
+        assert described["dataset"]["data_files"] == files
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
 
 def test_words_of_the_corpus_stand_below_the_passages(page, lm):
     corpus = lm.lens.corpus
-    text = corpus.excerpt(int(corpus.starts[3]), 16)
+    text = corpus.text(3)[: corpus.spans(3)[15, 1]]
     ask(page, text, 0)
     span = page.locator(".p-whole .p-verbatim li")
     assert span.locator("q").first.inner_text().split()[0] in text

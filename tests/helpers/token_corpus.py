@@ -35,3 +35,10 @@ class TokenCorpus:
                 if text[at : at + len(wanted)] == list(wanted)
             ]
         return found
+
+
+def excerpt(corpus, start, length):
+    """Return the characters that tokens of a document touch, from a global position on."""
+    index = corpus.document_at(start)
+    spans, first = corpus.spans(index), start - int(corpus.starts[index])
+    return corpus.text(index)[spans[first, 0] : spans[first + length - 1, 1]]

@@ -18,6 +18,7 @@ from prismlm.lens.options import Shard
 from prismlm.lens.states import drawn, states_of
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens
+from tests.helpers.token_corpus import excerpt
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
 OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="heldout")
@@ -121,7 +122,7 @@ def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
         if row["position"] != candidates[row["doc_id"]]:
             document = sample_corpus.find(row["doc_id"])
             assert sample_corpus.document_at(row["position"]) == document
-            assert row["token"] == sample_corpus.excerpt(row["position"], 1)
+            assert row["token"] == excerpt(sample_corpus, row["position"], 1)
 
 
 def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
@@ -129,7 +130,7 @@ def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
         document = sample_corpus.document_at(row["position"])
         assert sample_corpus.doc_ids[document] == row["doc_id"]
         assert row["before"] + row["token"] + row["after"] in sample_corpus.text(document)
-        assert row["token"] == sample_corpus.excerpt(row["position"], 1)
+        assert row["token"] == excerpt(sample_corpus, row["position"], 1)
         assert row["source"] == sample_corpus.column("source")[document]
 
 

@@ -60,7 +60,7 @@ def array_of(values):
     """Store values in memory, and count the requests."""
     data, requests = values.tobytes(), []
 
-    def read(spans):
+    def read(spans, keep):
         requests.append(spans)
         return [data[first:last] for first, last in spans]
 
@@ -214,7 +214,8 @@ def test_a_cut_file_and_a_damaged_copy(tiny_model, address, s3, copies):
     assert stored.lens.index.num_rows  # copied anew
     name = f"{address.removeprefix('s3://')}/{layout.CELLS_FILE}"
     s3[1].pipe_file(name, s3[1].cat_file(name)[:-7])
-    with pytest.raises(FormatError, match=rf"{address}/{layout.CELLS_FILE} has .* bytes"):
+    expected = rf"{address}/{layout.CELLS_FILE} has .* bytes.* until the store lists all of it"
+    with pytest.raises(FormatError, match=expected):
         prismlm.load(tiny_model, lens=address)
 
 
@@ -229,18 +230,44 @@ def in_memory(lm, copies, tmp_path):
     return memory, root, f"memory:/{root}"
 
 
-def test_the_cache_is_bounded(in_memory, monkeypatch):
+def test_the_cache_is_bounded_and_a_pass_over_an_array_leaves_it(in_memory, monkeypatch):
     monkeypatch.setenv(store.CACHE_VARIABLE, "1")
+    monkeypatch.setattr(stored_array, "KEPT_BLOCKS", 2)
     files = StoredFiles(in_memory[2])
     files.read_meta()
     (cells,) = files.arrays(layout.CELLS_FILE)
-    for _ in range(2):
-        assert len(cells[:]) == len(cells)
-    assert files.bytes_read > 10**6
-    assert files._block.cache_info().currsize * BLOCK <= 10**6
+    rows = np.arange(0, len(cells), BLOCK // cells.dtype.itemsize)
+    cells.take(rows[:3])
+    before, read = files.requests, files.bytes_read
+    assert len(cells[:]) == len(cells)
+    # The other blocks share requests.
+    assert files.requests - before <= 1 + (files.bytes_read - read) // store.MOST_AT_ONCE
+    assert files.bytes_read - read > 10**6
+    before = files.requests
+    cells.take(rows[:3])
+    assert files.requests == before
+    cells.take(rows)
+    assert len(files._blocks) < len(rows)
+    assert sum(map(len, files._blocks.values())) == files._cached <= 10**6
     monkeypatch.setenv(store.CACHE_VARIABLE, "a lot")
     with pytest.raises(InputError, match="PRISMLM_LENS_CACHE_MB"):
         StoredFiles(in_memory[2])
+
+
+def test_documents_in_a_store_are_read_by_columns_and_rows(lm, in_memory, copies, monkeypatch):
+    files = StoredFiles(in_memory[2])
+    meta = files.read_meta()
+    cells = Cells(files, meta.cells, lambda names: files.check(meta, names))
+    size = meta.files[layout.CELL_DOCUMENTS_FILE]["bytes"]
+    monkeypatch.setattr(store, "GAP", 0)
+    assert len(cells.documents) == len(lm.lens.cells.documents)  # of the footer
+    before = files.bytes_read
+    assert np.array_equal(cells.starts, lm.lens.cells.starts)
+    for column in ("source", "license"):
+        assert cells.keys(column).names == lm.lens.cells.keys(column).names
+    assert files.bytes_read - before < size / 2
+    assert cells.facts(3) == lm.lens.cells.facts(3)
+    assert not [*copies.rglob(layout.CELL_DOCUMENTS_FILE)]
 
 
 def test_new_names_in_a_store(lm, tiny_model, in_memory, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -156,6 +157,24 @@ def test_the_study_is_one_that_optuna_reads(toy):
     assert [trial.value for trial in study.trials] == [trial.ce for trial in result.trials]
     assert study.best_trial.params == result.best.values
     assert not list(result.directory.glob("*.lock*"))
+
+
+def test_a_study_in_a_database(toy, tmp_path):
+    import optuna
+
+    url = f"sqlite:///{tmp_path}/study.db"
+    settings = with_search(toy, sampler="random", trials=1, seeds=1, storage=url)
+    result = search(build_recipe(settings))
+    name = str(result.directory.resolve())
+    assert optuna.load_study(study_name=name, storage=url).best_value == result.best.ce
+    assert not (result.directory / "study.journal").exists()
+    assert url not in (result.directory / "search.json").read_text()
+    shutil.rmtree(result.directory.parent)
+    with pytest.raises(InputError, match=r"a search of .* already, which is not there"):
+        search(build_recipe(settings))
+    settings["search"]["storage"] = "nosuch://host/name"
+    with pytest.raises(InputError, match=r"search\.storage cannot be opened"):
+        search(build_recipe(settings))
 
 
 def diverging(settings, *rates):

@@ -130,8 +130,11 @@ def info(
 
 def _print_corpus(corpus: Corpus, *, as_json: bool) -> None:
     meta = corpus.meta
+    columns = {"domains": "domain", "licenses": "license"}
+    groups = {name: _totals(corpus, column) for name, column in columns.items()}
     if as_json:
-        output.print_json({"path": str(corpus.path), "fingerprint": corpus.fingerprint, **meta})
+        head = {"path": str(corpus.path), "fingerprint": corpus.fingerprint}
+        output.print_json(head | meta | groups)
         return
     inputs, counts = meta.get("read") or {}, meta["counts"]
     tokens = max(1, counts["tokens"])
@@ -143,16 +146,27 @@ def _print_corpus(corpus: Corpus, *, as_json: bool) -> None:
         "held out": meta["heldout"],
         "by their own split": meta["split"].get("stated"),
         "left out": meta.get("left_out"),
+        "dataset": inputs.get("dataset"),
         "files read": len(inputs.get("files", ())),
-        "named again and read once": inputs.get("named_again"),
         "not read": inputs.get("not_read"),
         "fingerprint": corpus.fingerprint,
     }
-    groups = {
-        name: [
-            {**row, key: row[key] or "unknown", "share": row["tokens"] / tokens}
-            for row in sorted(meta[name], key=lambda row: -row["tokens"])
-        ]
-        for name, key in {"domains": "domain", "licenses": "license"}.items()
-    }
     output.print_value({name: value for name, value in facts.items() if value} | groups)
+
+
+def _totals(corpus: Corpus, column: str) -> list[dict[str, Any]]:
+    """Return documents and tokens by the values of a column, those with the most tokens first."""
+    import pyarrow as pa
+
+    columns = {name: corpus.documents.column(name) for name in (column, "length")}
+    table = pa.table(columns).group_by(column).aggregate([("length", "count"), ("length", "sum")])
+    rows = table.sort_by([("length_sum", "descending"), (column, "ascending")]).to_pylist()
+    return [
+        {
+            column: row[column] or "unknown",
+            "documents": row["length_count"],
+            "tokens": row["length_sum"],
+            "share": row["length_sum"] / corpus.num_tokens,
+        }
+        for row in rows
+    ]

@@ -257,8 +257,8 @@ def _print_channels(report: ChannelReport, value: Row, layer: int | None) -> Non
     if report.of == "heads":
         output.say("No prototype mixers, so no channels: these are the norms of value heads.\n")
     if part := report.corpus:
-        tokens = f"{output.format_count(part.positions)} tokens of {part.name}, {part.split}\n"
-        output.say(tokens, style="dim")
+        tokens = output.format_count(part["positions"])
+        output.say(f"{tokens} tokens of {part['name']}, {part['split']}\n", style="dim")
         for table in report.tables:
             output.print_table(table)
     for figures in value["layers"]:

@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prismlm.corpus.documents import Columns
 from prismlm.corpus.read import PART_BYTES, DocumentReader, InputFile, Located
 from prismlm.errors import InputError, PrismError, check_text, first_line
 from prismlm.hub import hub_error
@@ -64,16 +63,10 @@ class HubDataset:
         name = os.path.abspath(self.name) if os.path.exists(self.name) else self.name
         return replace(self, name=name)
 
-    def origin(self, columns: Columns | None) -> dict[str, Any]:
-        """Return the entry ``origin`` of ``corpus.json``, without the tokenizer."""
-        names, absolute = asdict(columns or Columns()), self.absolute()
-        return {
-            "dataset": absolute.name,
-            "config": self.config,
-            "split": self.split,
-            "data_files": list(absolute.data_files),
-            "columns": {role: name for role, name in names.items() if name is not None},
-        }
+    def described(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        absolute = self.absolute()
+        return {"dataset": asdict(absolute) | {"data_files": list(absolute.data_files)}}
 
 
 class DatasetReader(DocumentReader):

@@ -249,13 +249,7 @@ class TokenBytes:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character of byte-level vocabularies.
+    """Return the byte of each character of byte-level vocabularies."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    Printable bytes are written as themselves, the others in order as the characters from 256 on.
-    """
-    from tokenizers import pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    printable = [ord(character) for character in alphabet if ord(character) < 256]
-    others = sorted(set(range(256)) - set(printable))
-    return dict(zip(alphabet, printable + others, strict=True))
+    return {character: byte for byte, character in bytes_to_unicode().items()}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from heapq import heappop, heappush
-from operator import itemgetter
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +12,7 @@ from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Document
 from prismlm.corpus.filters import Filters
 from prismlm.corpus.part import TRAINING_CHARACTERS, CorpusPart
-from prismlm.corpus.read import Paths
+from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
 from prismlm.corpus.writer import PART_FILE, PartWriter
 from prismlm.cost import Cost, peak_memory
@@ -23,35 +20,11 @@ from prismlm.errors import check_path
 from prismlm.files import read_json
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    pass
 
 READING_SECONDS = 5.0
 # The most that is made a corpus, but for a single document.
 SAMPLE_CHARACTERS = 1_000_000
-
-
-class _Sample:
-    """Documents from all over what is read: those with the lowest of random numbers."""
-
-    def __init__(self) -> None:
-        self.characters, self._seen, self._cut, self._random = 0, 0, 1.0, Random(0)
-        self._chosen: list[tuple[float, int, Document]] = []
-
-    def offer(self, document: Document) -> None:
-        """Take a document or not, and drop others if there is too much text."""
-        self._seen += 1
-        if (number := self._random.random()) >= self._cut:
-            return
-        heappush(self._chosen, (-number, self._seen, document))
-        self.characters += len(document.text)
-        while self.characters > SAMPLE_CHARACTERS and len(self._chosen) > 1:
-            highest, _, dropped = heappop(self._chosen)
-            self._cut = -highest
-            self.characters -= len(dropped.text)
-
-    def documents(self) -> list[Document]:
-        """Return them in the order of the input."""
-        return [document for _, _, document in sorted(self._chosen, key=itemgetter(1))]
 
 
 def estimate_build(
@@ -72,16 +45,9 @@ def estimate_build(
     part.check()
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     reader = part.open_inputs(tokenizer=loaded)
-    sample, seen, characters, share = _Sample(), 0, 0, 1.0
     began = time.perf_counter()
-    for document in reader:
-        seen += 1
-        characters += len(document.text)
-        sample.offer(document)
-        if time.perf_counter() - began > READING_SECONDS:
-            share = reader.done / reader.total if reader.total else 0.0
-            break
-    seconds, documents, kept = time.perf_counter() - began, sample.documents(), sample.characters
+    documents, seen, characters, share = _sample(reader)
+    seconds, kept = time.perf_counter() - began, sum(len(one.text) for one in documents)
     scale = characters / share / kept if share else None
     began, training = time.perf_counter(), 0.0
     if loaded is None:
@@ -89,8 +55,13 @@ def estimate_build(
         training = (time.perf_counter() - began) * min(scale or 1.0, TRAINING_CHARACTERS / kept)
     with TemporaryDirectory() as name:
         began = time.perf_counter()
-        tokens, disk = _written(documents, loaded, Path(name))
+        with PartWriter(Path(name), loaded) as writer:
+            for _ in writer.write(documents):
+                pass
+            writer.finish()
         tokenising = time.perf_counter() - began
+        tokens = read_json(Path(name) / PART_FILE)["counts"]["tokens"]
+        disk = sum(path.stat().st_size for path in Path(name).glob("*-0*"))
     figures = {
         "documents": round(seen / share) if share else None,
         "tokens": round(scale * tokens) if scale else None,
@@ -114,13 +85,22 @@ def estimate_build(
     )
 
 
-def _written(
-    documents: list[Document], tokenizer: PreTrainedTokenizerFast, directory: Path
-) -> tuple[int, int]:
-    """Write documents as a part of a corpus, and return its tokens and the bytes of its shard."""
-    with PartWriter(directory, tokenizer) as writer:
-        for _ in writer.write(documents):
-            pass
-        writer.finish()
-    tokens: int = read_json(directory / PART_FILE)["counts"]["tokens"]
-    return tokens, sum(path.stat().st_size for path in directory.glob("*-0*"))
+def _sample(reader: DocumentReader) -> tuple[list[Document], int, int, float]:
+    """Read for some seconds.
+
+    Returned are every n-th document, the number of all and of their characters, and the share of
+    the input that they are, 0 if it is unknown.
+    """
+    began, documents, every, kept, seen, characters = time.perf_counter(), [], 1, 0, 0, 0
+    for document in reader:
+        if seen % every == 0:
+            documents.append(document)
+            kept += len(document.text)
+        seen += 1
+        characters += len(document.text)
+        if kept > SAMPLE_CHARACTERS and len(documents) > 1:
+            documents, every = documents[::2], 2 * every
+            kept = sum(len(one.text) for one in documents)
+        if time.perf_counter() - began > READING_SECONDS:
+            return documents, seen, characters, reader.done / reader.total if reader.total else 0.0
+    return documents, seen, characters, 1.0

@@ -1,4 +1,4 @@
-"""The rows of one file: text, JSON, JSON lines (also compressed), CSV, Parquet, Arrow."""
+"""The rows of one file: text, JSON, JSON lines (also compressed), CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus.documents import Columns
+from prismlm.corpus.tables import first_byte
 from prismlm.errors import BadRow, InputError, first_line
 from prismlm.files import LARGEST_TEXT, decoded, not_utf8, read_text, too_large
 
 WHOLE_FILES = (".txt", ".md")
 PACKINGS = ("", ".gz", ".zst")
 LINES = tuple(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in PACKINGS)
-EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *LINES, ".parquet", ".arrow")
+EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *LINES, ".parquet")
 # What stores say of the version of a file.
 VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
 ROWS_AT_ONCE = 64
@@ -122,7 +123,7 @@ def read_rows(file: InputFile, columns: Columns, span: Span = WHOLE) -> Iterator
     Only divisible files have a ``span``. Raises BadRow for a file that is not UTF-8 or not valid
     JSON as a whole.
     """
-    readers = {".json": _json, ".csv": _csv, ".arrow": _arrow} | dict.fromkeys(WHOLE_FILES, _whole)
+    readers = {".json": _json, ".csv": _csv} | dict.fromkeys(WHOLE_FILES, _whole)
     path, kind = file.path, extension(file.path) or ""
     parts = partial(_parquet if kind == ".parquet" else _json_lines, span=span)
     try:
@@ -281,30 +282,15 @@ def _parquet(path: Path, columns: Columns, size: int, span: Span) -> Iterator[Ro
         largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
         # A single row may be as large as all of its column.
         at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
-        mine = [n for n, group in enumerate(groups) if span.start <= _offset(group) < span.stop]
+        mine = [
+            n
+            for n, group in enumerate(groups)
+            if span.start <= first_byte(group.column(0)) < span.stop
+        ]
         if mine:
             before = sum(group.num_rows for group in groups[: mine[0]])
             batches = table.iter_batches(at_once, row_groups=mine, columns=used)
             yield from _table_rows(batches, names, size, metadata.num_rows, before)
-
-
-def _offset(group: Any) -> int:
-    """Return the first byte of a row group."""
-    chunk = group.column(0)
-    return min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
-
-
-def _arrow(path: Path, columns: Columns, size: int) -> Iterator[Row]:
-    # Saved datasets are streams; Arrow files have the same extension.
-    opened = (
-        pa.memory_map(str(path)) if isinstance(path, Path) else pa.PythonFile(_opened(path), "r")
-    )
-    with opened as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).read_all()
-        names = columns.resolve(table.schema.names, str(path))
-        yield from _table_rows(table.to_batches(ROWS_AT_ONCE), names, size, table.num_rows)
 
 
 def _table_rows(

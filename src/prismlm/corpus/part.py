@@ -69,7 +69,7 @@ class CorpusPart:
 
     Attributes:
         out: the corpus directory to write.
-        tokenizer: a directory or a Hugging Face name; None if :meth:`build` trains one.
+        tokenizer: a directory or a Hugging Face name; None trains one, once for all parts.
         inputs: as :func:`build_corpus` takes them; None: documents of the steps before, whose
             metadata has the columns.
         run, listed: what :meth:`list_inputs` recorded; None: a part lists the input itself.
@@ -96,10 +96,10 @@ class CorpusPart:
         """Write a part, unless it is finished; the last one writes the corpus."""
         if data is None and self.inputs is None:
             raise InputError("there is nothing to read: name inputs, or put a reader before it.")
-        if self.tokenizer is None:
+        if self.tokenizer is None and self.inputs is None:
             raise InputError(
-                "a part by itself cannot train a tokenizer on all of the text: name a --tokenizer "
-                "(in Python: tokenizer=…), or make all parts with --workers."
+                "a part cannot train a tokenizer on documents of the steps before, which are read "
+                "once: name a tokenizer."
             )
         if self.filters.near_duplicates:
             raise InputError(
@@ -107,6 +107,7 @@ class CorpusPart:
                 "--workers, or put datatrove's MinHash before it (docs/corpus.md)."
             )
         part = self.list_inputs(world_size)
+        part.train()
         part.make(data, rank, world_size)
         if len(Parts(self.out, world_size).complete()) == world_size:
             with writing(self.out, wait=True):
@@ -155,8 +156,7 @@ class CorpusPart:
             inputs = inputs.absolute()
         elif reader is not None:
             inputs = [InputFile(_absolute(f.path), f.name, f.state) for f in reader.files]
-            not_read = dict(sorted(reader.ignored.items()))
-            listed = {"named_again": reader.duplicates, "not_read": not_read}
+            listed = {"not_read": dict(sorted(reader.ignored.items()))}
         changed: dict[str, Any] = {"tokenizer": tokenizer, "inputs": inputs, "listed": listed}
         part = replace(self, out=self.out.absolute(), **changed)
         part._check_inputs()
@@ -192,7 +192,7 @@ class CorpusPart:
         run |= {"parts": count, "filters": asdict(self.filters), "prismlm": prismlm.__version__}
         run["filters"]["languages"] = list(self.filters.languages)
         if isinstance(self.inputs, HubDataset):
-            return run | self.inputs.origin(self.columns)
+            return run | {"columns": asdict(self.columns)} | self.inputs.described()
         files = [[str(file.path), file.name, file.state] for file in self.inputs or ()]
         size = sum(state[0] for _, _, state in files)
         # Names and versions of many files would be long.
@@ -239,9 +239,15 @@ class CorpusPart:
         reader = self.open_inputs(tokenizer=tokenizer, share=share, used=None)
         self.near_duplicates.sign(reader, rank)
 
-    def train(self, progress: Reporter) -> None:
-        """Train a tokenizer on texts from all over the input."""
-        with progress.task("Training the tokenizer", None, "tokens"):
+    def train(self) -> None:
+        """Train a tokenizer on texts from all over the input, unless one is named or trained."""
+        if self.tokenizer is not None or self.trained.is_dir():
+            return
+        task = self.progress.task("Training the tokenizer", None, "tokens")
+        # The first part trains it, while others wait.
+        with writing(self.trained, wait=True), task:
+            if self.trained.is_dir():
+                return
             trained = train_tokenizer(iter(self.training_texts()), self.vocab_size)
             with atomic_directory(self.trained) as directory:
                 trained.save_pretrained(directory)
@@ -329,8 +335,7 @@ class CorpusPart:
             run(near.compare, near.buckets())
             near.cluster()
             write_json(near.directory / RUN_FILE, self.run)
-        if self.tokenizer is None and not self.trained.is_dir():
-            part.train(progress)
+        replace(self, progress=progress).train()
         run(part.make)
         if repeated := part.drop_repeated(count):
             run(replace(part, used=repeated).make)
@@ -355,9 +360,7 @@ class CorpusPart:
         more: dict[str, Any] = {}
         directories = [parts.part(number) for number in range(parts.count)]
         if isinstance(self.inputs, HubDataset):
-            settings = {"tokenizer": fingerprint(tokenizer)}
-            settings |= {"heldout_fraction": self.heldout_fraction}
-            more["origin"] = self.inputs.origin(self.columns) | settings
+            more["read"] = self.inputs.described()
         elif self.inputs is not None:
             documents = Counter[str]()
             for part in directories:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
 
 # Reasons to leave out a valid row.
 NO_TEXT, NO_ANSWER = "no text", "chat without an answer"
-BAD_ROWS_LISTED = 5
-# How long to search for more bad rows after the first.
-SEARCH_SECONDS = 60.0
+SKIP = "leave out and count such rows with --skip-bad-rows (in Python: skip_bad_rows=True)"
 KINDS = {type(None): "null", bytes: "binary value", dict: "record"}
 KINDS |= dict.fromkeys((int, float, Decimal), "number")
 
@@ -57,14 +54,13 @@ def sample_path() -> Path:
 class DocumentReader:
     """The documents of files and directories, in sorted order within a directory.
 
-    Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV,
-    Parquet and saved datasets are read as a stream, each file once, and again if it is iterated
-    again. Documents without text are left out.
+    Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV
+    and Parquet are read as a stream, each file once, and again if it is iterated again. Documents
+    without text are left out.
 
     Attributes:
         files: the files to read, in order.
         ignored: the number of files with other extensions in the directories, by extension.
-        duplicates: how often a file was named again.
         documents: how many documents this pass has read, by file.
         total, done: the size of what is read, and how much of it this pass has read, in ``unit``.
         left_out: how many documents this pass has left out, by reason.
@@ -77,7 +73,7 @@ class DocumentReader:
         columns: which columns hold the text and its metadata.
         tokenizer: see above.
         skip_bad_rows: leave out rows that cannot be used (invalid JSON, a text that is not a
-            string, a duplicate id …). Otherwise one error names them; for None it does not
+            string, a duplicate id …). Otherwise the first is an error; for None it does not
             mention this option.
         answered_chats: leave out chats without an answer of the assistant; ``"last"``: those that
             do not end in one.
@@ -108,7 +104,7 @@ class DocumentReader:
         self._used, self._seen = used, set[int]()
         self.ignored, self.left_out = Counter[str](), Counter[str]()
         self.documents = Counter[str]()
-        self.done = self.duplicates = self.number = 0
+        self.done = self.number = 0
         self.files, self.total = self._open(paths)
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
@@ -125,7 +121,6 @@ class DocumentReader:
         distinct: dict[object, InputFile] = {}
         for file in files:
             distinct.setdefault(_identity(file.path), file)
-        self.duplicates = len(files) - len(distinct)
         return [*distinct.values()], sum(file.size for file in distinct.values())
 
     def default_parts(self) -> int:
@@ -148,7 +143,8 @@ class DocumentReader:
             problem = self._problem(document, location, seen)
             if isinstance(problem, BadRow):
                 if not self._skip_bad_rows:
-                    raise self._refusal(problem, rows, seen)
+                    skip = f", or {SKIP}" if self._skip_bad_rows is not None else ""
+                    raise InputError(f"{problem} Fix the row{skip}.")
                 problem = problem.reason
             if problem is not None:
                 self.left_out[problem] += 1
@@ -193,8 +189,7 @@ class DocumentReader:
 
     def _rows_of(self, file: InputFile, span: Span, before: int) -> Iterator[Located]:
         ending = extension(file.path) or ""
-        # The files of a saved dataset are only numbered.
-        source = file.path.parent.name if ending == ".arrow" else file.path.name[: -len(ending)]
+        source = file.path.name[: -len(ending)]
         try:
             for row in read_rows(file, self._columns, span):
                 self.done = max(0, before + row.bytes_read)
@@ -271,26 +266,6 @@ class DocumentReader:
             return repeated_id(location, document.doc_id)
         seen.add(key)
         return None
-
-    def _refusal(self, first: BadRow, rows: Iterator[Located], seen: set[int]) -> InputError:
-        """Return the error that counts all bad rows, and lists the first of them."""
-        listed, reasons, partial = [first], Counter([first.reason]), ""
-        until = time.monotonic() + SEARCH_SECONDS
-        for document, location in rows:
-            problem = self._problem(document, location, seen)
-            if isinstance(problem, BadRow):
-                reasons[problem.reason] += 1
-                listed += [problem] if len(listed) < BAD_ROWS_LISTED else []
-            if time.monotonic() > until:
-                partial = f", in {SEARCH_SECONDS:.0f} s of reading"
-                break
-        way_out = "Fix the row" if len(listed) == 1 else "Fix them"
-        if self._skip_bad_rows is not None:
-            way_out += ", or leave out such rows with --skip-bad-rows (in Python: skip_bad_rows)"
-        if len(listed) == 1:
-            return InputError(f"{first} {way_out}.")
-        title = f"{reasons.total():,} rows cannot be used ({count_list(reasons)}){partial}:"
-        return InputError("\n  ".join([title, *map(str, listed)]) + f"\n{way_out}.")
 
 
 def repeated_id(location: str, doc_id: str) -> BadRow:
@@ -375,18 +350,9 @@ def _directories(path: Any) -> Iterator[tuple[Any, list[str], list[str]]]:
         for name, subdirectories, names in os.walk(path, followlinks=True):
             yield Path(name), subdirectories, names
         return
-    # The walk of fsspec leaves out directories that cannot be listed.
-    pending = [path.path.rstrip("/")]
-    while pending:
-        parent = pending.pop()
-        found: dict[bool, list[str]] = {True: [], False: []}
-        for entry in path.fs.ls(parent, detail=True):
-            name = entry["name"].rstrip("/")
-            if name != parent:
-                found[entry["type"] == "directory"].append(name.rpartition("/")[2])
-        directory = type(path)(path.fs.unstrip_protocol(parent), **path.storage_options)
-        yield directory, found[True], found[False]
-        pending += [f"{parent}/{name}" for name in found[True]]
+    for name, subdirectories, names in path.fs.walk(path.path, on_error="raise"):
+        directory = type(path)(path.fs.unstrip_protocol(name), **path.storage_options)
+        yield directory, subdirectories, names
 
 
 def _walk(path: Path) -> Iterator[Path]:
@@ -399,14 +365,10 @@ def _walk(path: Path) -> Iterator[Path]:
         if "corpus.json" in names:
             subdirectories.clear()
             continue
-        if "dataset_dict.json" in names:
+        if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= set(names):
             raise InputError(
-                f"{directory} is a dataset with the splits {', '.join(sorted(subdirectories))}: "
-                "name the directory of one of them."
+                f"{directory} is a saved dataset: name it with --dataset (in Python: HubDataset)."
             )
-        if {"state.json", "dataset_info.json"} <= set(names):
-            # In a saved dataset, JSON files are metadata and caches are copies.
-            names = [n for n in names if n.endswith(".arrow") and not n.startswith("cache-")]
         identities = {name: _identity(directory / name) for name in sorted(subdirectories)}
         subdirectories.clear()
         for name, identity in identities.items():

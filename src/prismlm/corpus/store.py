@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Collection, Iterator
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "heldout", "all"]
 REBUILD = "Build the corpus again."
-# Shards that are open at once; the system limits open files, often to 1,024.
-OPEN_SHARDS = 64
 
 
 class Corpus:
@@ -64,7 +62,7 @@ class Corpus:
         shards = meta["shards"]
         self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-        self._shard = lru_cache(OPEN_SHARDS)(partial(_mapped, path, dtype))
+        self._shard = cache(partial(_mapped, path, dtype))
         self._columns: dict[str, list[str | None]] = {}
         self._left_out = np.empty(0, dtype=np.int64)
         # Older corpora have no split column.
@@ -201,8 +199,7 @@ class Corpus:
             part = self._shard(shard)[start - first : min(end, stop) - first]
             if len(part) == length:
                 return part
-            # A view would keep its file open.
-            parts.append(part.copy())
+            parts.append(part)
             start = int(stop)
         return np.concatenate(parts)
 
@@ -217,7 +214,7 @@ class Corpus:
     def text(self, index: int) -> str:
         """Return the text of a document; reads one row group of at most a megabyte."""
         index = check_whole("the number of the document", index, 0, len(self) - 1)
-        return self._texts.value(index, "text")
+        return self._texts.row(index, ("text",))["text"]
 
     def spans(self, index: int) -> np.ndarray:
         """Return where each token of a document lies in its text: int64 [length, 2].
@@ -226,8 +223,8 @@ class Corpus:
         its ends. Tokens that hold only a part of a character have the span of that character, so
         ``text[spans[a, 0]:spans[b - 1, 1]]`` has every character that tokens a to b touch.
         """
-        text, row = self.text(index), self.documents
-        ids = self.read_tokens(row.value(index, "start"), row.value(index, "length"))[:-1]
+        text, row = self.text(index), self.documents.row(index, ("doc_id", "start", "length"))
+        ids = self.read_tokens(row["start"], row["length"])[:-1]
         around = len(self.prefix), len(self.suffix)
         # A chat has only the special tokens of its template.
         for before, after in dict.fromkeys((around, (0, 0))):
@@ -238,21 +235,8 @@ class Corpus:
                 return np.concatenate([start, spans, end])
         raise FormatError(
             f"{self.path}: the tokenizer gives other tokens for document "
-            f"{row.value(index, 'doc_id')!r} than are stored. Build the corpus again."
+            f"{row['doc_id']!r} than are stored. Build the corpus again."
         )
-
-    def excerpt(self, start: int, length: int) -> str:
-        """Return the characters that the ``length`` tokens of a document from ``start`` touch."""
-        start, length = self._check_range(start, length)
-        index = self.document_at(start)
-        first = start - int(self.starts[index])
-        if length < 1 or first + length > self.lengths[index]:
-            raise InputError(
-                f"Tokens {start} to {start + length} do not lie within one document: "
-                f"{self.doc_ids[index]!r} ends at {int(self.starts[index] + self.lengths[index])}."
-            )
-        spans = self.spans(index)
-        return self.text(index)[spans[first, 0] : spans[first + length - 1, 1]]
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -276,4 +260,6 @@ class Corpus:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], shard: int) -> np.ndarray:
-    return np.memmap(path / layout.TOKENS.format(shard), dtype=dtype, mode="r")
+    # Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
+    with pa.memory_map(str(path / layout.TOKENS.format(shard))) as file:
+        return np.frombuffer(file.read_buffer(), dtype)

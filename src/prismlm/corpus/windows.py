@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -219,17 +219,6 @@ def split_counts(corpus: Corpus, split: Split) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class CorpusPart:
-    """The part of a corpus that was read; ``length`` is that of its sequences."""
-
-    path: str
-    name: str
-    split: str
-    length: int
-    positions: int
-
-
-@dataclass(frozen=True)
 class Sequences:
     """The documents of a split, cut every ``length`` tokens; the last cut may be shorter.
 
@@ -254,10 +243,10 @@ class Sequences:
         available = split_counts(self.corpus, self.split)[1]
         return available if self.max_tokens is None else min(available, self.max_tokens)
 
-    def part(self, positions: int) -> CorpusPart:
+    def part(self, positions: int) -> dict[str, Any]:
         """Return which part of the corpus this is, of which ``positions`` were read."""
-        corpus = self.corpus
-        return CorpusPart(str(corpus.path), corpus.name, self.split, self.length, positions)
+        named = {"path": str(self.corpus.path), "name": self.corpus.name, "split": self.split}
+        return named | {"length": self.length, "positions": positions}
 
     def batches(self) -> Iterator[WindowBatch]:
         """Yield the sequences in batches, block by block."""

@@ -79,8 +79,6 @@ class PartWriter:
         self._prefix, self._suffix = meta.get("prefix", []), meta.get("suffix", [])
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._heldout, self._stated = Counter[str](documents=0, tokens=0), Counter[str]()
-        # Documents and tokens by domain and license.
-        self._totals: dict[str, dict[str | None, list[int]]] = {"domain": {}, "license": {}}
         self._least: list[float] | None = None
         self._digests = bytearray()
         # The rows of the next row group.
@@ -151,10 +149,6 @@ class PartWriter:
         digest.update(tokens)
         self._digests += digest.digest()
         self._counts.update(documents=1, tokens=length, characters=len(document.text))
-        for column, totals in self._totals.items():
-            total = totals.setdefault(getattr(document, column), [0, 0])
-            total[0] += 1
-            total[1] += length
         key = layout.split_key(document.doc_id)
         if document.split is not None:
             self._stated[document.split] += 1
@@ -180,13 +174,8 @@ class PartWriter:
         """
         self._flush()
         (self._directory / DIGESTS_FILE).write_bytes(self._digests)
-        totals = {
-            name: [[key, *total] for key, total in values.items()]
-            for name, values in self._totals.items()
-        }
         summary = {"counts": self._counts, "heldout": self._heldout, "stated": self._stated}
-        summary |= {"least": self._least, "totals": totals}
-        summary |= {"left_out": left_out or {}, "read": read or {}}
+        summary |= {"least": self._least, "left_out": left_out or {}, "read": read or {}}
         write_json(self._directory / PART_FILE, summary)
 
 
@@ -232,8 +221,6 @@ def merge_parts(
         "split": split,
         "counts": {**counts, "skipped": sum(left_out.values())},
         "heldout": heldout,
-        "domains": _totals(summaries, "domain"),
-        "licenses": _totals(summaries, "license"),
         "shards": shards,
         "digests": {"documents": digest.hexdigest()},
         **more,
@@ -274,16 +261,6 @@ def _sum(summaries: list[dict[str, Any]], name: str) -> Counter[str]:
     for summary in summaries:
         total.update(summary[name])
     return total
-
-
-def _totals(summaries: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Return the number of documents and tokens by a column."""
-    totals = dict[str | None, list[int]]()
-    for key, documents, tokens in (row for s in summaries for row in s["totals"][name]):
-        total = totals.setdefault(key, [0, 0])
-        totals[key] = [total[0] + documents, total[1] + tokens]
-    rows = sorted(totals.items(), key=lambda item: item[0] or "")
-    return [{name: key, "documents": total[0], "tokens": total[1]} for key, total in rows]
 
 
 def _split(

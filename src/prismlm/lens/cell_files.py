@@ -202,7 +202,7 @@ def cells_entry(meta: CellsMeta, runs: Sequence[Run], ranges: Sequence[Range]) -
         entry["ranges"] = [
             {"first_cell": first, "rows": int(counts[first:last].sum())} for first, last in ranges
         ]
-    return {name: value for name, value in entry.items() if value is not None}
+    return entry
 
 
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:

@@ -23,7 +23,7 @@ from prismlm.lens import layout
 from prismlm.lens.codes import Codes, open_codes
 from prismlm.lens.store import LensFiles, files_of
 
-ROWS_AT_ONCE = 2**20
+ROWS_AT_ONCE = 2**16
 POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
 # Positions of one range that are compared at most, in stretches that are contiguous on disk.
 MOST_OF_A_RANGE = 512
@@ -227,7 +227,7 @@ class Cells:
         """``cell-documents.parquet``: one row per document that was read, in corpus order."""
         name = layout.CELL_DOCUMENTS_FILE
         self._check_files([name])
-        files = {f"{self._files.address}/{name}": self._files.local(name)}
+        files = {f"{self._files.address}/{name}": self._files.table_file(name)}
         return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)
 
     def _read_facts(self, document: int) -> dict[str, Any]:

@@ -40,6 +40,7 @@ COMPARED_BYTES = 2**26
 KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
 REBUILD = "Build the lens again."
+COPY = "Copy the lens again, or wait until the store lists all of it."
 # Of a store, such as s3://bucket/lens.
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 REPLACED = "the lens {} was rebuilt or removed since it was opened: open the model again."
@@ -176,7 +177,7 @@ def read_meta(
         if not size or size != expected.get(name, size):
             raise FormatError(
                 f"{where}/{name} has {size} bytes, expected {expected.get(name, 'more')}: it is "
-                f"missing, truncated or changed. {REBUILD}"
+                f"missing, truncated or changed. {REBUILD if address is None else COPY}"
             )
     return meta
 

@@ -1,22 +1,26 @@
 """The files of a lens, on a disk or in an object store.
 
 A lens in a store is named by an address that fsspec reads, such as ``s3://bucket/lens``. Arrays
-whose size grows with the corpus are read by ranges of bytes (:mod:`prismlm.lens.stored_array`); the
-other files are copied to a directory of this machine when they are first needed.
+whose size grows with the corpus (:mod:`prismlm.lens.stored_array`) and the table of documents are
+read by ranges of bytes; the other files are copied to a directory of this machine when they are
+first needed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from prismlm import fingerprints
+from prismlm.corpus.tables import RangedFile
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -27,13 +31,17 @@ from prismlm.errors import (
 )
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.stored_array import BLOCK, StoredArray
+from prismlm.lens.stored_array import StoredArray
 
 # The beginning of the names of files that are read by ranges.
-LARGE = ("cells", "cell-keys", "cell-starts", "suffixes-order", "suffixes-tokens")
+ARRAYS = ("cells", "cell-keys", "cell-starts", "suffixes-order", "suffixes-tokens")
+LARGE = (*ARRAYS, "cell-documents")
 CACHE_VARIABLE, CACHE_MEGABYTES = "PRISMLM_LENS_CACHE_MB", 256
 # Requests at once, and the bytes in which an array describes itself.
 REQUESTS, HEADER = 32, 2**12
+# Bytes of a request for several ranges, and those between two columns of a table that it may read
+# in vain, since another request takes longer.
+MOST_AT_ONCE, GAP = 2**23, 2**16
 # Seconds between comparisons of meta.json with the one that was opened.
 COMPARED_EVERY = 2.0
 
@@ -99,6 +107,10 @@ class LensFiles:
         """Open arrays: memory-mapped, or as :class:`StoredArray`."""
         return [layout.open_array(self.path / name) for name in names]
 
+    def table_file(self, name: str) -> Path | Callable[[], RangedFile]:
+        """Return a file of a table as :class:`~prismlm.corpus.tables.ParquetTable` takes it."""
+        return self.path / name
+
 
 class StoredFiles(LensFiles):
     """The files of a lens in an object store.
@@ -112,9 +124,9 @@ class StoredFiles(LensFiles):
 
         self.address, self.name = address, address.rpartition("/")[2]
         self.requests = self.bytes_read = 0
-        # Of the blocks that were used last; several threads may use it.
-        self._cache_bytes = cache_bytes()
-        self._block = lru_cache(self._cache_bytes // BLOCK)(self._fetch)
+        # The blocks of arrays that were used last; several threads may use them.
+        self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
+        self._cache_bytes, self._cached, self._lock = cache_bytes(), 0, threading.Lock()
         # What the store says of each file, such as size, time or ETag; empty without the file.
         self._states: dict[str, dict[str, Any]] = {}
         self._compared = -COMPARED_EVERY
@@ -211,7 +223,7 @@ class StoredFiles(LensFiles):
 
     def arrays(self, *names: str) -> list[Any]:
         """As of local files; small ones are copied and memory-mapped."""
-        large = [name for name in names if name.startswith(LARGE)]
+        large = [name for name in names if name.startswith(ARRAYS)]
         with self._errors(", ".join(large[:1])):
             found = _pool().map(lambda n: self._fetch(n, 0, min(HEADER, self._size(n))), large)
             headers = dict(zip(large, found, strict=True))
@@ -229,20 +241,47 @@ class StoredFiles(LensFiles):
         except ValueError as error:
             raise layout.damaged(f"{self.address}/{name}", error) from error
 
-    def _read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return ranges of bytes of a file, fetched at once; StaleLensError if it has changed."""
-        before = self._block.cache_info().misses
-        try:
-            with self._errors(name):
-                parts = list(_pool().map(lambda span: self._block(name, *span), spans))
-                # Afterwards, as a file may be replaced meanwhile.
-                read = self._block.cache_info().misses > before
-                if read and self._state(name) != self._states[name]:
-                    raise StaleLensError(layout.REPLACED.format(self.address))
-        except PrismError:
-            self._block.cache_clear()  # it may hold blocks of another file
-            raise
-        return parts
+    def table_file(self, name: str) -> Path | Callable[[], RangedFile]:
+        """As of local files."""
+        return lambda: RangedFile(partial(self._read, name, gap=GAP), self._size(name))
+
+    def _read(
+        self, name: str, spans: Sequence[tuple[int, int]], keep: bool = False, *, gap: int = 0
+    ) -> list[bytes]:
+        """Return ascending ranges of bytes of a file, those not in the cache fetched at once.
+
+        Neighbours share a request. StaleLensError if the file has changed.
+        """
+        with self._lock:
+            parts = {span: block for span in spans if (block := self._blocks.get((name, *span)))}
+            for span in parts:
+                self._blocks.move_to_end((name, *span))
+        if not (missing := [span for span in spans if span not in parts]):
+            return list(parts.values())
+        with self._errors(name):
+            requests = joined(missing, gap)
+            edges = [(group[0][0], group[-1][1]) for group in requests]
+            fetched = _pool().map(lambda edge: self._fetch(name, *edge), edges)
+            for group, (start, _), data in zip(requests, edges, fetched, strict=True):
+                parts |= {(a, b): data[a - start : b - start] for a, b in group}
+            # Afterwards, as a file may be replaced meanwhile.
+            if self._state(name) != self._states[name]:
+                with self._lock:  # it may hold blocks of another file
+                    self._blocks.clear()
+                    self._cached = 0
+                raise StaleLensError(layout.REPLACED.format(self.address))
+        if keep:
+            self._keep(name, {span: parts[span] for span in missing})
+        return [parts[span] for span in spans]
+
+    def _keep(self, name: str, parts: dict[tuple[int, int], bytes]) -> None:
+        """Put blocks in the cache, in place of those that were not used for the longest time."""
+        with self._lock:
+            for span, part in parts.items():
+                self._cached += len(part) - len(self._blocks.pop((name, *span), b""))
+                self._blocks[name, *span] = part
+            while self._cached > self._cache_bytes:
+                self._cached -= len(self._blocks.popitem(last=False)[1])
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
         part = self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
@@ -286,6 +325,17 @@ class StoredFiles(LensFiles):
                 f"{first_line(error)}). Check the address, your access to the store and the "
                 "network, and ask again; the lens itself is unchanged."
             ) from error
+
+
+def joined(spans: Sequence[tuple[int, int]], gap: int) -> list[list[tuple[int, int]]]:
+    """Group ascending spans with at most ``gap`` bytes between them, into requests of 8 MiB."""
+    groups = list[list[tuple[int, int]]]()
+    for first, last in spans:
+        if groups and first - groups[-1][-1][1] <= gap and last - groups[-1][0][0] <= MOST_AT_ONCE:
+            groups[-1].append((first, last))
+        else:
+            groups.append([(first, last)])
+    return groups
 
 
 def cache_bytes() -> int:

@@ -9,9 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 BLOCK = 2**17
+# Blocks of a slice that are kept for the next read; a longer one is of a pass over the array.
+KEPT_BLOCKS = 32
 
-# Returns ranges of bytes, [first, last), of a file.
-Read = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+# Returns ranges of bytes, [first, last), of a file, ascending; and whether to keep them.
+Read = Callable[[Sequence[tuple[int, int]], bool], list[bytes]]
 
 
 class StoredArray:
@@ -44,7 +46,8 @@ class StoredArray:
             return self.take(np.array([key + self._rows * (key < 0)]))[0]
         start, stop, _ = key.indices(self._rows)
         first = start // self._per_block
-        blocks = self._blocks(range(first, -(-stop // self._per_block)))
+        numbers = range(first, -(-stop // self._per_block))
+        blocks = self._blocks(numbers, keep=len(numbers) <= KEPT_BLOCKS)
         whole = np.concatenate([np.empty((0, self.dtype.itemsize), "u1"), *blocks])
         rows = slice(start - first * self._per_block, max(start, stop) - first * self._per_block)
         return whole[rows].view(self.dtype)[:, 0]
@@ -78,9 +81,9 @@ class StoredArray:
             result[here] += block.view(self.dtype)[:, 0].searchsorted(values[here], side)
         return result
 
-    def _blocks(self, numbers: Sequence[int]) -> list[np.ndarray]:
+    def _blocks(self, numbers: Sequence[int], *, keep: bool = True) -> list[np.ndarray]:
         """Return blocks, uint8 [n, bytes]: bytes are copied faster than the fields of records."""
         size, edges = self.dtype.itemsize, [(n, n + 1) for n in numbers]
         rows = [(a * self._per_block, min(b * self._per_block, self._rows)) for a, b in edges]
         spans = [(self._offset + a * size, self._offset + b * size) for a, b in rows]
-        return [np.frombuffer(part, "u1").reshape(-1, size) for part in self._read(spans)]
+        return [np.frombuffer(part, "u1").reshape(-1, size) for part in self._read(spans, keep)]

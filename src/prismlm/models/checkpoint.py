@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from prismlm.allocator import return_freed_memory
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -66,6 +67,9 @@ def read_checkpoint(
         for place in {*places} - {"disk"}:
             _check_device(f"cuda:{place}" if isinstance(place, int) else place)
     torch_device = None if spread else _check_device(device)
+    # Straight from the file to a GPU, without a copy of the whole model in memory.
+    on_gpu = torch_device is not None and torch_device.type != "cpu"
+    straight = on_gpu and importlib.util.find_spec("accelerate") is not None
     # For the whole process: cuDNN's attention makes a plan for each cache length, which takes
     # longer than the rest of a token.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -84,7 +88,7 @@ def read_checkpoint(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            device_map=device if spread else None,
+            device_map=device if spread else {"": torch_device} if straight else None,
         )
         model, info = opened
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
@@ -93,6 +97,7 @@ def read_checkpoint(
     _check_loaded(directory, model, info, has_adapter)
     if hasattr(model, "hf_device_map"):
         hold_embeddings(model)
+        return_freed_memory()
     elif torch_device is not None:
         model.to(torch_device)
     model.eval()

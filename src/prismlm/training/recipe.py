@@ -285,6 +285,8 @@ class SearchRecipe(Section):
     """runs per trial, with the seeds seed, seed + 1, …"""
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
     """Gaussian processes, tree-structured Parzen estimators, or random search"""
+    storage: str | None = None
+    """URL of a database of Optuna for the study, such as sqlite:///study.db; by default a file"""
     space: dict[str, Dimension] = Field(
         default={
             "batch_size": (32, 64, 128),

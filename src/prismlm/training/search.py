@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from prismlm.cost import Cost
-from prismlm.errors import DivergenceError, InputError, PrismError, suggest
+from prismlm.errors import DivergenceError, InputError, PrismError, first_line, suggest
 from prismlm.files import atomic_file, read_json, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Busy, check_same, writing
@@ -133,7 +133,8 @@ def search(
     check_search(recipe, resume=resume)
     # Raises now if no trial could be trained.
     run = describe_run(recipe, prepare(recipe).corpus)
-    run |= {"search": recipe.search.model_dump(mode="json")}
+    # An address may hold a password.
+    run |= {"search": recipe.search.model_dump(mode="json", exclude={"storage"})}
     directory = recipe.out / SEARCH
     way_out = "Make room, then resume with --resume."
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
@@ -143,7 +144,7 @@ def search(
         # Written under the lock of the check, so that no search with other settings can join.
         with writing(directory, within=True, wait=True):
             _check_same_search(directory, run)
-            study = _open_study(directory)
+            study = _open_study(recipe)
             result = _write(recipe, study, run)
         while (number := _take_trial(recipe, study, progress)) is not None:
             with writing(directory, within=True, wait=True):
@@ -251,13 +252,32 @@ def _check_same_search(directory: Path, run: dict[str, Any]) -> None:
     check_same(f"{directory} was begun as another search", before, now, way_out)
 
 
-def _open_study(directory: Path) -> Any:
+def _open_study(recipe: Recipe) -> Any:
+    """Open the study, in a file or a database, where it is named by the directory of the search."""
     import optuna
-    from optuna.storages import JournalStorage
+    from optuna.storages import JournalStorage, get_storage
     from optuna.storages.journal import JournalFileBackend
 
-    storage = JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
-    return optuna.create_study(storage=storage, study_name=STUDY, load_if_exists=True)
+    directory, storage, name = recipe.out / SEARCH, recipe.search.storage, STUDY
+    try:
+        if storage is None:
+            opened: Any = JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
+        else:
+            opened, name = get_storage(storage), str(directory.resolve())
+        study = optuna.create_study(storage=opened, study_name=name, load_if_exists=True)
+    except Exception as error:  # of SQLAlchemy, a driver or the database
+        if storage is None:
+            raise
+        raise InputError(
+            f"search.storage cannot be opened ({first_line(error)}). Expected a URL as SQLAlchemy "
+            "reads it, such as sqlite:///study.db or postgresql://user@host/name, and its driver."
+        ) from error
+    if not (directory / RESULTS_FILE).is_file() and study.trials:
+        raise InputError(
+            f"search.storage has a search of {directory} already, which is not there. Choose "
+            f"another out, or remove it: optuna delete-study --study-name {name} --storage URL."
+        )
+    return study
 
 
 def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:

@@ -24,6 +24,7 @@ from prismlm.probes.channels.report import (
     sparsity_ratio,
 )
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+from tests.helpers.token_corpus import excerpt
 
 HAND = torch.tensor([[1.0, 2.0, 3.0, 2.0], [0.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
 
@@ -232,7 +233,7 @@ def test_passages_and_top_tokens_are_the_corpus(corpus, report):
                 start, length = sequence["position"], sequence["length"]
                 passage = report.passages[start]
                 assert "".join(passage.text.words) == sequence["text"]
-                assert sequence["text"] == corpus.excerpt(start, length)
+                assert sequence["text"] == excerpt(corpus, start, length)
                 assert len(passage.text.tokens) == length
                 number = corpus.document_at(start)
                 assert sequence["doc_id"] == corpus.doc_ids[number] == passage.document["doc_id"]
@@ -285,7 +286,7 @@ def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     assert tuple(layer.metrics["values"] for layer in result.layers) == expected
     assert expected[0]["width"] == 4
     assert all(layer.channels == () and layer.lags is None for layer in result.layers)
-    assert result.corpus.positions == corpus.num_tokens
+    assert result.corpus["positions"] == corpus.num_tokens
     json.dumps(result.to_dict(), allow_nan=False)
     one = channel_report(llama, corpus.tokenizer, sequences, layers=(1,))
     assert [layer.layer for layer in one.layers] == [1]

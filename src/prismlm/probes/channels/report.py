@@ -20,7 +20,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.corpus.windows import CorpusPart, Sequences
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.models.decoders.protot import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.probes.channels.activations import (
@@ -240,7 +240,7 @@ class ChannelReport:
 
     model: str
     of: Literal["channels", "heads"]
-    corpus: CorpusPart | None
+    corpus: dict[str, Any] | None
     layers: tuple[LayerReport, ...]
     passages: Mapping[int, Passage]
     text: TextCurves | None = None

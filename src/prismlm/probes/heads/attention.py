@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -258,7 +257,7 @@ def head_report(
             f"none of {uses['tokens']:,} tokens sees {MIN_VISIBLE} tokens of its window of "
             f"{sequences.length}: read longer texts, or longer windows (--length)."
         )
-    facts = {"corpus": asdict(sequences.part(uses["tokens"]))}
+    facts = {"corpus": sequences.part(uses["tokens"])}
     try:
         return Report(name, facts, {"heads": uses, "comparison": compare_groups(uses)})
     except InputError as error:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -416,4 +416,4 @@ def spectra_report(
         if loss_only or context is not None:
             raise
         left_out["loss"] = str(error)
-    return Report(name, {"corpus": asdict(sequences.part(positions))}, tables, left_out)
+    return Report(name, {"corpus": sequences.part(positions)}, tables, left_out)
