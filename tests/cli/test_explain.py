@@ -18,6 +18,7 @@ from prismlm.lens.text import Around
 from tests.helpers import forked
 from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta
+from tests.helpers.token_corpus import excerpt
 
 TEXT = "The proof relies on the theory of groups."
 POSITION = {
@@ -296,7 +297,7 @@ def test_missing_support_is_reported_first(prism, copy):
 
 def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model):
     lm = prismlm.load(tiny_model)
-    text = lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[3]), 20)
+    text = excerpt(lm.lens.corpus, int(lm.lens.corpus.starts[3]), 20)
     found = lm.explain(text).documents(5)
     assert len(worth_showing(found)) < len(found) == 5
 

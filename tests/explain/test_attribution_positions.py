@@ -25,6 +25,7 @@ from prismlm.explain.attribution import (
 from prismlm.lens import cells as cells_module
 from prismlm.lens.cells import Keys
 from tests.helpers.predictions import attributed
+from tests.helpers.token_corpus import excerpt
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
 
@@ -158,13 +159,13 @@ def test_the_nearest_passage_is_where_the_text_stands(lm):
     corpus = lm.lens.corpus
     number = int(corpus.split("train")[0])
     start = int(corpus.starts[number])
-    text = corpus.excerpt(start, 24)
+    text = excerpt(corpus, start, 24)
     trace = lm.explain(text)
     last = trace[len(trace) - 2 : len(trace) - 1]
     passage = max(last.passages(10**6), key=lambda passage: passage.cosine)
     assert passage.cosine > 0.999
     assert passage.position == start + 23
-    assert passage.around.token == corpus.excerpt(passage.position, 1) == last[0].target
+    assert passage.around.token == excerpt(corpus, passage.position, 1) == last[0].target
     assert passage.text in corpus.text(corpus.find(passage.doc_id))
 
 

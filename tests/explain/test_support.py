@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from prismlm.explain.support import MIN_WEIGHT, Coverage, token_information
+from tests.helpers.token_corpus import excerpt
 
 NEAREST = np.array([0.95, 0.95, -1.0, 0.6])
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
@@ -36,7 +37,7 @@ def test_an_answer_of_common_words_is_neither_strong_nor_none():
 def test_text_of_the_corpus_is_nearer_than_noise(lm):
     corpus = lm.lens.corpus
     start = int(corpus.starts[corpus.split("train")[3]])
-    known = lm.explain(corpus.excerpt(start, 32)).support
+    known = lm.explain(excerpt(corpus, start, 32)).support
     noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj").support
     assert known.level == "strong"
     assert known.score > noise.score

@@ -22,6 +22,7 @@ from prismlm.probes.channels.report import channel_report
 from tests.helpers.begun import begun_tokenizer, texts
 from tests.helpers.html_reader import Reader
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+from tests.helpers.token_corpus import excerpt
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
 TEXT = f"Maps of 日本 and the Fuß. {EVIL}"
@@ -126,8 +127,8 @@ def test_gates_are_those_of_each_text_alone(request, source, length, decay_mode)
                 logs = own.decay[skipped:, k].double().log()
                 np.testing.assert_allclose(np.log(decay), logs, rtol=0.002)
         for sequence, (text, write, *_) in zip(channel["sequences"], kept[1:], strict=True):
-            assert "".join(text["words"]) == corpus.excerpt(
-                sequence["position"], sequence["length"]
+            assert "".join(text["words"]) == excerpt(
+                corpus, sequence["position"], sequence["length"]
             )
             for token in sequence["tokens"]:
                 gate = write[token["position"] - sequence["position"]]

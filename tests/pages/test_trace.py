@@ -20,6 +20,7 @@ from prismlm.pages.trace import Pool, fragment, page, trace_data
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta
+from tests.helpers.token_corpus import excerpt
 
 TEXT = "The proof relies on\nthe theory of groups."
 EVIL = "</script><script>alert(1)</script>"
@@ -117,7 +118,7 @@ def test_what_the_lens_does_not_know_has_no_shares(tiny_model, monkeypatch):
 
 
 def test_quotes_and_what_speaks_against_are_in_the_page(lm):
-    text = "".join(lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[i]), 20) for i in (3, 40))
+    text = "".join(excerpt(lm.lens.corpus, int(lm.lens.corpus.starts[i]), 20) for i in (3, 40))
     trace = lm.explain(text)
     data, shared = one_of(trace, against=4)
     whole = data["whole"]

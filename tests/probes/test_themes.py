@@ -28,6 +28,7 @@ from prismlm.probes.themes import (
 )
 from tests.helpers.chat_server import ChatServer
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+from tests.helpers.token_corpus import excerpt
 
 GOOD = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1, "explanation": "Sea."}
 
@@ -207,8 +208,8 @@ def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
             assert span.length <= 2 * SIDE_TOKENS + 1
             assert corpus.document_at(span.start) == span.document
             passage = passages[span]
-            assert corpus.excerpt(span.marked[0], 1) in passage.words[passage.marked[0]]
-            assert "".join(passage.words) == corpus.excerpt(span.start, span.length)
+            assert excerpt(corpus, span.marked[0], 1) in passage.words[passage.marked[0]]
+            assert "".join(passage.words) == excerpt(corpus, span.start, span.length)
 
 
 def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):

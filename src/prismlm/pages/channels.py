@@ -47,8 +47,8 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
     ]
     if report.corpus is not None:
         read = report.corpus
-        facts.append(("corpus", f"{read.name}, {read.split}"))
-        facts.append(("read", f"{read.positions:,} tokens in sequences of {read.length}"))
+        facts.append(("corpus", f"{read['name']}, {read['split']}"))
+        facts.append(("read", f"{read['positions']:,} tokens in sequences of {read['length']}"))
     tables = [_table(table) for table in report.tables]
     data = channels_data(model, corpus, report) | {"facts": facts, "tables": tables}
     title = f"{TITLE}: {report.model}" if report.model else TITLE
