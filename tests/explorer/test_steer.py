@@ -98,7 +98,7 @@ def controller(lm):
     """A controller in the folder of the model, where the page finds it."""
     folder = lm.path / "controllers"
     folder.mkdir()
-    one = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes[:3]))
+    one = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes))
     one.save(folder / "one.safetensors")
     yield one
     shutil.rmtree(folder)
