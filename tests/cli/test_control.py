@@ -172,7 +172,7 @@ def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, tmp_path):
     result = forked.run(*command, "--target", 1, "--max-cost", 0)
     assert result.returncode == 2
     assert not out.exists()
-    assert "all are removed" in result.stdout
+    assert "–: all removed" in result.stdout
     assert "nothing was written" in result.stderr
 
 

@@ -153,7 +153,7 @@ def _print_suppression(lm: OpenedModel, result: Suppression) -> None:
     output.say(f"Behaviour: {result.judge.description}.")
     marked = " ".join(map(output.token_text, result.marked[:SHOWN]))
     output.say(f"Marked tokens: {marked}. {result.candidates} prototypes mark them.\n", style="dim")
-    title = "Strengths λ, on texts for choosing; at the last, –, all are removed"
+    title = "Strengths λ, on texts for choosing (–: all removed)"
     columns = "weight turned:.1f behaviour:.1% cost:+.2%"
     output.print_rows(title, columns, result.frontier, behaviour_before=f"{result.before:.1%}")
     if result.controller is None:
