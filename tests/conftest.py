@@ -55,11 +55,6 @@ Making = Callable[[Path], Path]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--write-matrix",
-        metavar="NAME",
-        help="write the matrix of docs/ of that name after a run of all of its cells",
-    )
     parser.addoption("--images", action="store_true", help="replace the pictures of docs/images")
 
 
@@ -75,12 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Processes in the background of a shell ignore Ctrl-C, which tests send to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # With several processes, the main one writes.
-    name = config.getoption("--write-matrix")
-    if name and not hasattr(config, "workerinput"):
-        from tests.helpers.matrix import writer
-
-        config.pluginmanager.register(writer(name))
 
 
 def pytest_collection_finish() -> None:

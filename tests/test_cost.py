@@ -8,16 +8,14 @@ import pytest
 from prismlm.cost import Cost, rate_of
 
 
-def test_figures_and_parts_are_attributes_and_json():
-    part = Cost(2.0, 10, 100, {"steps": 4}, name="first")
-    cost = Cost(None, 10, 100, {"tokens": None, "runs": 3}, (part,), unknown=("How much.",))
-    assert (cost.runs, cost.tokens, cost.first.steps) == (3, None, 4)
-    with pytest.raises(AttributeError, match="no stpes: it has tokens, runs, first"):
+def test_figures_are_attributes_and_json():
+    cost = Cost(None, 10, 100, {"tokens": None, "runs": 3}, unknown=("How much.",))
+    assert (cost.runs, cost.tokens) == (3, None)
+    with pytest.raises(AttributeError, match="no stpes: it has tokens, runs"):
         _ = cost.stpes
     assert copy.deepcopy(cost) == cost
     value = json.loads(json.dumps(cost.to_dict()))
     assert (value["seconds"], value["runs"], value["unknown"]) == (None, 3, ["How much."])
-    assert value["first"]["seconds"] == 2.0
 
 
 @pytest.fixture

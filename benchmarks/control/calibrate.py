@@ -24,6 +24,7 @@ from scipy import sparse
 from torch import Tensor
 
 import prismlm
+from benchmarks.control.local_tasks import documents, right_answer
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.suite import SEED, Benchmark, SuiteOptions, select_questions
@@ -58,15 +59,16 @@ def questions_of(benchmark: Benchmark, data: Path) -> tuple[list[Example], list[
     """Return the questions to draw from and those to test: other files, or other rows of one."""
     pool, test, own = POOL, TEST, TRAIN.get(benchmark.name)
 
-    def drawn(source: Benchmark, count: int) -> list[Example]:
-        chosen = select_questions(source, SuiteOptions(data=data, limit=count))[0]
+    def drawn(count: int, suffix: str | None = None) -> list[Example]:
+        options = SuiteOptions(limit=count)
+        chosen = select_questions(benchmark, options, documents(data, suffix))[0]
         order = np.random.default_rng(0).permutation(len(chosen))
         return [
             Example(
                 tuple(before for before, _ in chosen[n].pairs),
                 tuple(answer for _, answer in chosen[n].pairs),
-                chosen[n].gold,
-                f"question {chosen[n].number} of {source.name}",
+                right_answer(chosen[n]),
+                f"question {chosen[n].number} of {benchmark.name}",
             )
             for n in order
             # One question of OpenBookQA has an answer twice.
@@ -74,8 +76,8 @@ def questions_of(benchmark: Benchmark, data: Path) -> tuple[list[Example], list[
         ]
 
     if own:
-        return drawn(benchmark._replace(file=own), pool), drawn(benchmark, test)
-    together = drawn(benchmark, pool + test)
+        return drawn(pool, own), drawn(test)
+    together = drawn(pool + test)
     return together[:pool], together[pool:]
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import prismlm
+from benchmarks.control.local_tasks import documents
 from benchmarks.control.plant import PLANTED, chats
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, add_numbers, script_options
@@ -239,13 +240,13 @@ class WaysLM(PredictorLM):
 
 def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any]:
     """Ask the eight tasks, the decoder in bfloat16."""
-    asked, options = WaysLM(lm, ways), SuiteOptions(data=args.data, limit=args.questions)
-    figures = []
+    asked, options = WaysLM(lm, ways), SuiteOptions(limit=args.questions)
+    figures, dataset = [], documents(args.data)
     for benchmark in SEED:
 
         def answers(benchmark: Any = benchmark) -> dict[str, Any]:
             with torch.autocast("cpu", torch.bfloat16):
-                return task_figures(ask(asked, benchmark, options, ConsoleReporter()))
+                return task_figures(ask(asked, benchmark, options, ConsoleReporter(), dataset))
 
         figures.append(once(args.work / f"task_{benchmark.name}.json", answers))
     return {"questions": args.questions, "tasks": figures, "mean": mean_figures(figures)}

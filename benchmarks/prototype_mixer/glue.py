@@ -30,7 +30,7 @@ def main() -> None:
     """Fine-tune every model that is named."""
     parser = script_options(__doc__, RESULTS / "prototype_mixer" / "glue")
     parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
-    parser.add_argument("--data", type=Path, help="Parquet files of the tasks; else the hub")
+    parser.add_argument("--data", type=Path, help="a copy of the hub's files; else the hub")
     parser.add_argument("--tasks", nargs="*", help="else all nine")
     parser.add_argument("--limit", type=int, help="rows trained on")
     parser.add_argument("--large-limit", type=int, help="of large tasks; else as --limit")

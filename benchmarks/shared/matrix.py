@@ -1,4 +1,4 @@
-"""Matrices that tests fill: families down, what users do across; tables in pages of docs/.
+"""Matrices of families and what users do with them, as they were tried; tables in pages of docs/.
 
 python -m benchmarks.shared.matrix [--check]
 """
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, page_options, publish, read_result, table
+from benchmarks.shared.pages import RESULTS, measured_on, page_options, publish, table
+from prismlm.files import read_json
 
 BEGIN, END = "<!-- matrix: written by its tests -->\n", "<!-- end of the matrix -->"
 REFUSED = "refused"
@@ -17,27 +18,18 @@ REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix that ``--write-matrix NAME`` fills from the cells of a test file.
+    """A JSON in docs/results/, and the page of docs/ with its markers.
 
-    A cell is the note that its test left: empty, or shown under the table. A note that begins with
-    ``refused: `` says why the family cannot be used so. ``result`` is the JSON in docs/results/,
-    ``page`` the page of docs/ with its markers.
+    A cell is a note: empty, or shown under the table. A note that begins with ``refused: `` says
+    why the family cannot be used so.
     """
 
-    name: str
-    tests: str
     result: str
     page: str
 
-    @property
-    def path(self) -> Path:
-        """Where the JSON is published."""
-        return RESULTS / self.result
-
     def pages(self, results: Path = RESULTS) -> dict[Path, str]:
         """Return the page with the matrix of the JSON between its markers."""
-        words = f"{self.tests} --write-matrix {self.name}"
-        result = read_result(results / self.result, words, run='pytest -n 0 -m "" ')
+        result = read_json(results / self.result)
         path = results.parent / self.page
         before, rest = path.read_text(encoding="utf-8").split(BEGIN)
         _, after = rest.split(END)
@@ -63,15 +55,8 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join([*filter(None, shown), f"{measured_on(result['environment'])}\n"])
 
 
-FAMILIES = Matrix(
-    "families", "tests/models/test_sidecar_families.py", "families.json", "families.md"
-)
-UNCERTAINTY = Matrix(
-    "uncertainty",
-    "tests/models/test_uncertainty_feedback_matrix.py",
-    "uncertainty_matrix.json",
-    "uncertainty_feedback.md",
-)
+FAMILIES = Matrix("families.json", "families.md")
+UNCERTAINTY = Matrix("uncertainty_matrix.json", "uncertainty_feedback.md")
 
 
 def main() -> int:

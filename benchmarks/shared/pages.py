@@ -22,10 +22,10 @@ def page_options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def read_result(path: Path, written_by: str, *, run: str = "python -m benchmarks.") -> Any:
+def read_result(path: Path, written_by: str) -> Any:
     """Return what a JSON file holds; exit with what writes it where it is missing."""
     if not path.is_file():
-        raise SystemExit(f"{path} is missing: `{run}{written_by}` writes it")
+        raise SystemExit(f"{path} is missing: `python -m benchmarks.{written_by}` writes it")
     return read_json(path)
 
 

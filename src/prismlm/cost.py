@@ -23,8 +23,6 @@ class Cost:
         memory_bytes: peak.
         disk_bytes: still to be written; an upper bound if ``seconds`` are unknown.
         figures: others, such as ``tokens`` or ``tokens_per_second``; also as attributes.
-        parts: costs of parts; also as attributes by their names.
-        name: of a part.
         basis: what the estimate is based on, as sentences.
         unknown: what cannot be estimated, as sentences.
     """
@@ -33,27 +31,23 @@ class Cost:
     memory_bytes: int
     disk_bytes: int | None
     figures: dict[str, Any] = field(default_factory=dict)
-    parts: tuple[Cost, ...] = ()
-    name: str = ""
     basis: str = ""
     unknown: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         # copy.copy looks up names before there are any fields.
-        parts = {part.name: part for part in self.__dict__.get("parts", ())}
-        values = self.__dict__.get("figures", {}) | parts
+        values = self.__dict__.get("figures", {})
         if name not in values:
             raise AttributeError(f"this cost has no {name}: it has {', '.join(values)}")
         return values[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the cost as JSON values, each part by its name."""
+        """Return the cost as JSON values."""
         return {
             **self.figures,
             "seconds": self.seconds,
             "memory_bytes": self.memory_bytes,
             "disk_bytes": self.disk_bytes,
-            **{part.name: part.to_dict() for part in self.parts},
             "basis": self.basis,
             "unknown": list(self.unknown),
         }

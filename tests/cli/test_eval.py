@@ -45,7 +45,7 @@ def test_suite(prism, document, refused, tiny_model, data, tmp_path):
     # A second run asks nothing and prints the table.
     again = prism(*command)
     assert "WinoGrande: " not in again.stderr
-    for words in ("ARC-Easy", "prototype only", "residual only", "mean", "0-shot"):
+    for words in ("ARC-Easy", "prototype only", "residual only", "mean"):
         assert words in again.stdout
     assert "seed: 0 → 1" in refused(*command, "--seed", 1)
 
@@ -55,8 +55,7 @@ def test_suite(prism, document, refused, tiny_model, data, tmp_path):
     [
         (["--tasks", "piqaa"], ["a task of the suite 'seed' is 'piqaa'", "Did you mean 'piqa'"]),
         (["--suite", "glue"], ["suite is 'glue'"]),
-        (["--tasks", "boolq"], ["no boolq_dev.parquet", "--tasks"]),
-        (["--tasks", "piqa", "--shots", 2], ["no piqa_train.parquet", "--shots 0"]),
+        (["--tasks", "boolq"], ["super_glue is not a directory", "--tasks"]),
         (["--limit", 0], ["'--limit'"]),
         (["--device", "cuda:7"], ["cuda:7"]),
     ],
@@ -162,12 +161,12 @@ def test_glue(prism, document, glue, tmp_path):
     ("arguments", "words"),
     [
         (["--tasks", "sst"], ["is 'sst': expected 'cola'", "Did you mean 'sst2'"]),
-        (["--tasks", "cola"], ["no cola_train.parquet", "nor cola_train_subset.parquet"]),
+        (["--tasks", "cola"], ["cola has no train*.parquet"]),
         (["--tasks", "rte", "--learning-rate", "1e-3", "--limit", "0"], ["'--limit'"]),
         (["--warmup", "2"], ["'--warmup'"]),
         (["--learning-rate", "0"], ["'--learning-rate'"]),
         (["--seeds", "0,x"], ["--seeds is '0,x'", "such as 0,1,2"]),
-        (["--search"], ["mnli_train"]),
+        (["--search"], ["mnli has no train"]),
         (["--search", "--tasks", "rte"], ["--search chooses", "leave out --tasks"]),
         (["--search", "--warmup", "0.1"], ["--search chooses"]),
     ],
@@ -291,7 +290,6 @@ def test_robustness(prism, document, studied, tmp_path):
     assert result["slices"][3]["pairs"] == 7
     shown = prism(*command, "--pairs", pairs, "--limit", 3).stdout
     assert "mean entropy matched to " in shown
-    assert " first − " in shown
 
 
 @pytest.mark.parametrize(("kind", "routing"), [("protot", "channels"), ("gpt2", "attention")])

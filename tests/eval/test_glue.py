@@ -40,89 +40,44 @@ from tests.helpers.glue_rows import (
 
 BY_NAME = {task.name: task for task in TASKS}
 PAIR = {"sentence1": "a", "sentence2": "b"}
-# Rows as the files and the hub have them: text, label, and the label's number.
-LAYOUTS = [
-    ("cola", {"sentence": "a", "id": "train-0"}, 1, 1),
-    ("sst2", {"sentence": "a"}, 0, 0),
-    ("mrpc", PAIR | {"id": "1-2"}, 1, 1),
-    ("stsb", PAIR, 3.8, 3.8),
-    ("rte", PAIR, "not_entailment", 1),
-    ("rte", PAIR, 1, 1),
-    ("wnli", PAIR, 1, 1),
-    ("qqp", {"question1": "a", "question2": "b"}, "1", 1),
-    ("qnli", {"question": "a", "sentence": "b"}, "entailment", 0),
-    ("mnli", {"premise": "a", "hypothesis": "b"}, "contradiction", 2),
-]
 
 
-@pytest.mark.parametrize(("name", "text", "label", "number"), LAYOUTS)
-def test_every_layout_is_read(tmp_path, name, text, label, number):
-    write_rows(tmp_path, f"{name}_train_subset", [text | {"label": label}])
-    texts, labels, source = read_split(BY_NAME[name], "train", tmp_path)
-    assert texts == [("a", "b")[: len(BY_NAME[name].columns)]]
-    assert labels.tolist() == [number]
-    assert source == f"{name}_train_subset.parquet"
-
-
-def test_all_files_of_a_split_are_read_rather_than_its_subset(tmp_path):
-    write_rows(tmp_path, "cola_dev", [{"sentence": "a", "label": 1, "id": "x"}] * 5)
-    with pytest.raises(InputError, match=r"has no cola_dev_ood\.parquet, which CoLA needs"):
-        read_split(BY_NAME["cola"], "dev", tmp_path)
-    write_rows(tmp_path, "cola_dev_subset", [{"sentence": "c", "label": 1}])
-    assert read_split(BY_NAME["cola"], "dev", tmp_path).source == "cola_dev_subset.parquet"
-    write_rows(tmp_path, "cola_dev_ood", [{"label": 0, "sentence": "b"}] * 3)
-    texts, labels, source = read_split(BY_NAME["cola"], "dev", tmp_path)
-    assert (len(texts), labels.sum()) == (8, 5)
-    assert source == "cola_dev.parquet and cola_dev_ood.parquet"
+@pytest.mark.parametrize(("name", "label"), [("cola", 1), ("stsb", 3.8), ("mnli", 2)])
+def test_rows_of_a_split_are_read(tmp_path, name, label):
+    task = BY_NAME[name]
+    row = dict(zip(task.columns, "ab", strict=False)) | {"label": label, "idx": 7}
+    for split in task.splits.values():
+        write_rows(tmp_path, name, split, [row])
+    for split in task.splits:
+        texts, labels, source = read_split(task, split, tmp_path)
+        assert texts == [("a", "b")[: len(task.columns)]]
+        assert (labels.tolist(), source) == ([label], f"nyu-mll/glue {name} {task.splits[split]}")
 
 
 @pytest.mark.parametrize(
-    ("split", "file", "title"),
-    [("train", "train", "MNLI"), ("dev", "dev_matched", "MNLI"),
-     ("dev_mismatched", "dev_mismatched", "MNLI-MM")],
-)  # fmt: skip
-def test_splits_of_mnli(tmp_path, split, file, title):
-    mnli, rows = BY_NAME["mnli"], [{"premise": "a", "hypothesis": "b", "label": 0}]
-    assert split in ("train", "dev") or read_split(mnli, split, tmp_path) is None
-    write_rows(tmp_path, f"mnli_{file}", rows)
-    assert read_split(mnli, split, tmp_path).source == f"mnli_{file}.parquet"
-    assert mnli.split_title(split) == title
-
-
-@pytest.mark.parametrize(
-    ("name", "label", "expected"),
+    ("name", "row", "words"),
     [
-        ("rte", "neutral", "entailment or not_entailment"),
-        ("sst2", 2, "number from 0 to 1"),
-        ("sst2", True, "has the label True"),
-        ("stsb", 5.5, "STS-B has 0 to 5"),
-        ("qqp", None, "has the label None"),
+        ("sst2", {"sentence": "a", "label": 2}, "label 2: expected text and a class below 2"),
+        ("sst2", {"sentence": "a", "label": True}, "label True"),
+        ("sst2", {"sentence": "a", "label": None}, "label None"),
+        ("stsb", PAIR | {"label": 5.5}, "label 5.5: expected text and a score from 0 to 5"),
+        ("rte", {"sentence1": "a", "sentence2": None, "label": 1}, r"row 0 .* is \('a', None\)"),
+        ("rte", {"sentence1": "a", "label": 1}, "columns sentence1, label: expected rows of"),
     ],
 )
-def test_an_unknown_label_is_refused(tmp_path, name, label, expected):
-    text = next(text for task, text, *_ in LAYOUTS if task == name)
-    write_rows(tmp_path, f"{name}_dev_subset", [text | {"label": label}])
-    with pytest.raises(FormatError, match=rf"row 0 of {name}_dev_subset\.parquet.*{expected}"):
-        read_split(BY_NAME[name], "dev", tmp_path)
+def test_unusable_rows_are_refused(tmp_path, name, row, words):
+    write_rows(tmp_path, name, "train", [row])
+    with pytest.raises(FormatError, match=words):
+        read_split(BY_NAME[name], "train", tmp_path)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
-    rte = BY_NAME["rte"]
-    with pytest.raises(InputError, match="is not a directory"):
-        read_split(rte, "train", tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"no rte_train\.parquet, which RTE needs, nor"):
-        read_split(rte, "train", tmp_path)
-    (tmp_path / "rte_train.parquet").write_text("not Parquet")
-    with pytest.raises(FormatError, match=r"rte_train\.parquet cannot be read as Parquet"):
-        read_split(rte, "train", tmp_path)
-    for row, message in (
-        ({"sentence1": "a", "label": 1}, "columns sentence1, label"),
-        (PAIR, "has no labels"),
-        ({"sentence1": "a", "sentence2": None, "label": 1}, "expected text"),
-    ):
-        write_rows(tmp_path, "rte_dev_subset", [row])
-        with pytest.raises(FormatError, match=message):
-            read_split(rte, "dev", tmp_path)
+    with pytest.raises(InputError, match=r"rte has no train\*\.parquet, which RTE needs"):
+        read_split(BY_NAME["rte"], "train", tmp_path)
+    (tmp_path / "rte").mkdir()
+    (tmp_path / "rte" / "train.parquet").write_text("not Parquet")
+    with pytest.raises(FormatError, match=r"train\.parquet cannot be read as Parquet"):
+        read_split(BY_NAME["rte"], "train", tmp_path)
 
 
 (SST2,) = select_tasks(["sst2"])
@@ -263,16 +218,16 @@ def test_a_learnable_task_is_learned(models, data, tmp_path, family):
         assert row[arm]["seeds"] == seeds
         assert row[arm]["mean"]["accuracy"] > 0.9
     assert row["fine_tuned"]["low"] <= row["fine_tuned"]["mean"]["accuracy"]
-    assert row["train"] == {"rows": 128, "where": "sst2_train_subset.parquet"}
+    assert row["train"] == {"rows": 128, "where": "nyu-mll/glue sst2 train"}
 
 
 def test_scores_are_fitted(models, tmp_path):
     rows = [
-        {"sentence1": "a " * (1 + row % 4) + "good", "sentence2": "b", "score": 1.0 + row % 4}
+        {"sentence1": "a " * (1 + row % 4) + "good", "sentence2": "b", "label": 1.0 + row % 4}
         for row in range(64)
     ]
-    for split in ("train", "dev"):
-        write_rows(tmp_path / "data", f"stsb_{split}_subset", rows)
+    for split in ("train", "validation"):
+        write_rows(tmp_path / "data", "stsb", split, rows)
     options = GlueOptions(data=tmp_path / "data", learning_rate=1e-2, warmup=0.1, epochs=6)
     (row,) = run_glue(models["llama"], tmp_path / "out", options, ["stsb"], [0])["tasks"]
     assert row["fine_tuned"]["mean"]["pearson"] > 0.8
@@ -297,10 +252,9 @@ def test_other_settings_another_model_and_damaged_runs_are_refused(models, data,
 
 def test_a_search_is_stored_and_used(models, tmp_path):
     data, out, lm = write_toy(tmp_path / "data"), tmp_path / "out", models["llama"]
-    labels = ("entailment", "neutral", "contradiction")
-    mnli = [{"premise": "abc"[n % 3], "hypothesis": "x", "label": labels[n % 3]} for n in range(48)]
-    for split in ("train", "dev"):
-        write_rows(data, f"mnli_{split}_subset", mnli)
+    mnli = [{"premise": "abc"[n % 3], "hypothesis": "x", "label": n % 3} for n in range(48)]
+    for split in BY_NAME["mnli"].splits.values():
+        write_rows(data, "mnli", split, mnli)
     options, rates = GlueOptions(data=data, limit=48), (1e-9, 1e-2)
     assert with_rate(lm, out, options)[1] == "the source's"
     result = search(lm, out, options, rates=rates)
@@ -331,8 +285,8 @@ def test_a_search_is_stored_and_used(models, tmp_path):
 def test_a_rate_that_diverges_is_not_chosen(models, tmp_path):
     data, lm = write_toy(tmp_path / "data", rows=16), models["llama"]
     mnli = [{"premise": "a", "hypothesis": "x", "label": n % 3} for n in range(8)]
-    for split in ("train", "dev"):
-        write_rows(data, f"mnli_{split}_subset", mnli)
+    for split in BY_NAME["mnli"].splits.values():
+        write_rows(data, "mnli", split, mnli)
     result = search(lm, tmp_path, GlueOptions(data=data, epochs=2), rates=(1e30, 1e-4))
     assert result["learning_rate"] == 1e-4
     assert all(row["sst2"] == row["mnli"] == 0 for row in result["tried"][:2])

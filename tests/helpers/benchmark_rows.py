@@ -1,202 +1,47 @@
-"""A few questions of each task: as the hub has them, and as rows of the local Parquet files."""
+"""A few questions of three tasks, as copies of the hub's datasets."""
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import yaml
+from datasets import Dataset
 
-LEAD = "Clean and jerk: A lady walks to a barbell. She bends down and grabs the pole."
-
-# By task: lm-eval's split, documents of the hub, file of the rows, the same questions as rows.
-QUESTIONS = {
-    "arc_easy": (
-        "test",
-        [
-            {
-                "question": "Which animal can fly?",
-                "choices": {"text": ["a dog", "a bird", "a fish"], "label": ["1", "2", "3"]},
-                "answerKey": "2",
-            },
-            {
-                "question": "What do plants take in?",
-                "choices": {"text": ["stone", "wool", "iron", "light"], "label": list("ABCD")},
-                "answerKey": "D",
-            },
-        ],
-        "arc_easy_test",
-        [
-            {
-                "question": "Which animal can fly?",
-                "choices": ["a dog", "a bird", "a fish"],
-                "label": 1,
-            },
-            {
-                "question": "What do plants take in?",
-                "choices": ["stone", "wool", "iron", "light"],
-                "label": 3,
-            },
-        ],
-    ),
-    "boolq": (
-        "validation",
-        [
-            {"question": "is the sun a star", "passage": "Sun -- The Sun is a star.", "label": 1},
-            {"question": "is iron a plant", "passage": "Iron -- A metal.", "label": 0},
-        ],
-        "boolq_dev",
-        [
-            {
-                "title": "Sun",
-                "question": "is the sun a star",
-                "passage": "The Sun is a star.",
-                "label": 1,
-            },
-            {"title": "Iron", "question": "is iron a plant", "passage": "A metal.", "label": 0},
-        ],
-    ),
-    "hellaswag": (
-        "validation",
-        [
-            {
-                "activity_label": "Clean and jerk",
-                "ctx_a": "A lady walks to a barbell. She bends down and grabs the pole.",
-                "ctx_b": "the lady",
-                "endings": ["swings.", "pulls the barbell.", "sleeps.", "stands and lifts it."],
-                "label": "3",
-            },
-            {
-                "activity_label": "Home and Garden",
-                "ctx_a": "[header] How to fold a shirt [title] Lay it flat. [step] Face it down.",
-                "ctx_b": "",
-                "endings": ["Fold it. [substeps] Twice.", "Burn it.", "Eat it.", "Throw it."],
-                "label": "0",
-            },
-        ],
-        "hellaswag_val",
-        [
-            {
-                "ctx": f"{LEAD} the lady",
-                "endings": ["swings.", "pulls the barbell.", "sleeps.", "stands and lifts it."],
-                "label": 3,
-            },
-            {
-                "ctx": "Home and Garden: How to fold a shirt. Lay it flat. Face it down.",
-                "endings": ["Fold it. Twice.", "Burn it.", "Eat it.", "Throw it."],
-                "label": 0,
-            },
-        ],
-    ),
-    "mmlu": (
-        "test",
-        [
-            {"question": " Which bone is longest?", "choices": list("wxyz"), "answer": 2},
-            {"question": "Which is a vein?", "choices": ["a", "b", "c", "d"], "answer": 0},
-        ],
-        "mmlu_test",
-        [
-            {
-                "subject": "anatomy",
-                "question": " Which bone is longest?",
-                "choices": list("wxyz"),
-                "label": 2,
-            },
-            {
-                "subject": "anatomy",
-                "question": "Which is a vein?",
-                "choices": ["a", "b", "c", "d"],
-                "label": 0,
-            },
-        ],
-    ),
-    "openbookqa": (
-        "test",
-        [
-            {
-                "question_stem": "The sun is responsible for",
-                "choices": {"text": ["snow", "light", "salt", "sand"], "label": list("ABCD")},
-                "answerKey": "B",
-            },
-            {
-                "question_stem": "Fog is likely around:",
-                "choices": {
-                    "text": ["a marsh", "a desert", "a pan", "a road"],
-                    "label": list("ABCD"),
-                },
-                "answerKey": "A",
-            },
-        ],
-        "openbookqa_test",
-        [
-            {
-                "question": "The sun is responsible for",
-                "choices": ["snow", "light", "salt", "sand"],
-                "label": 1,
-            },
-            {
-                "question": "Fog is likely around:",
-                "choices": ["a marsh", "a desert", "a pan", "a road"],
-                "label": 0,
-            },
-        ],
-    ),
-    "piqa": (
-        "validation",
-        [
-            {"goal": "dry a shirt", "sol1": "hang it up", "sol2": "drown it", "label": 0},
-            {"goal": "boil an egg", "sol1": "freeze it", "sol2": "heat it in water", "label": 1},
-        ],
-        "piqa_valid",
-        [
-            {"question": "dry a shirt", "choices": ["hang it up", "drown it"], "label": 0},
-            {"question": "boil an egg", "choices": ["freeze it", "heat it in water"], "label": 1},
-        ],
-    ),
-    "winogrande": (
-        "validation",
-        [
-            {
-                "sentence": "Ann thanked Eve because _ had helped.",
-                "option1": "Ann",
-                "option2": "Eve",
-                "answer": "2",
-            },
-            {
-                "sentence": "The cup did not fit the box as _ was large.",
-                "option1": "the cup",
-                "option2": "the box",
-                "answer": "1",
-            },
-        ],
-        "winogrande_dev",
-        [
-            {
-                "sentence": "Ann thanked Eve because _ had helped.",
-                "option1": "Ann",
-                "option2": "Eve",
-                "label": 1,
-            },
-            {
-                "sentence": "The cup did not fit the box as _ was large.",
-                "option1": "the cup",
-                "option2": "the box",
-                "label": 0,
-            },
-        ],
-    ),
-}  # fmt: skip
-_SPLIT, _OF_HUB, _FILE, _ROWS = QUESTIONS["arc_easy"]
-QUESTIONS["arc_challenge"] = (_SPLIT, _OF_HUB, "arc_challenge_test", _ROWS)
+ARC = [
+    {
+        "question": "Which animal can fly?",
+        "choices": {"text": ["a dog", "a bird", "a fish"], "label": ["1", "2", "3"]},
+        "answerKey": "2",
+    },
+    {
+        "question": "What do plants take in?",
+        "choices": {"text": ["stone", "wool", "iron", "light"], "label": list("ABCD")},
+        "answerKey": "D",
+    },
+]
+PIQA = [
+    {"goal": "To boil water", "sol1": "heat it.", "sol2": "cool it.", "label": 0},
+    {"goal": "To cut paper", "sol1": "use a spoon.", "sol2": "use scissors.", "label": 1},
+]
+WINOGRANDE = [
+    {"sentence": "Ann thanked Eve since _ helped.", "option1": "Ann", "option2": "Eve"}
+    | {"answer": answer}
+    for answer in ("2", "1")
+]
+DATASETS = {
+    "arc_easy": ("allenai/ai2_arc", "ARC-Easy", ARC),
+    "piqa": ("baber/piqa", "default", PIQA),
+    "winogrande": ("allenai/winogrande", "winogrande_xl", WINOGRANDE),
+}
 
 
-def write_rows(directory: Path, name: str, rows: list) -> None:
-    """Write one of the files."""
-    pq.write_table(pa.Table.from_pylist(rows), directory / f"{name}.parquet")
-
-
-def write_benchmarks(directory: Path, *names: str) -> Path:
-    """Write the files of these tasks."""
-    directory.mkdir(exist_ok=True)
+def write_benchmarks(directory: Path, *names: str, rows=None) -> Path:
+    """Write copies of the datasets of these tasks."""
     for name in names:
-        _, _, stem, rows = QUESTIONS[name]
-        write_rows(directory, stem, rows)
+        hub, config, own = DATASETS[name]
+        splits = ("train", "validation", "test")
+        files = [{"split": split, "path": f"{split}.parquet"} for split in splits]
+        card = yaml.safe_dump({"configs": [{"config_name": config, "data_files": files}]})
+        (directory / hub).mkdir(parents=True, exist_ok=True)
+        (directory / hub / "README.md").write_text(f"---\n{card}---\n")
+        for split in splits:
+            Dataset.from_list(rows or own).to_parquet(directory / hub / f"{split}.parquet")
     return directory

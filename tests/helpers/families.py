@@ -25,18 +25,6 @@ from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 
-COLUMNS = (
-    "explain",
-    "steer",
-    "index",
-    "inspect",
-    "generate",
-    "PEFT LoRA",
-    "Trainer",
-    "accelerate launch",
-    "torch.export",
-    "pipeline",
-)
 DOCUMENTS, CHARACTERS = 24, 150
 V, WIDTH = 320, 16
 PROTOTYPES, PER_TOKEN = 24, 4
@@ -72,35 +60,8 @@ FAMILIES = {
     "llama-int8": lambda: LlamaConfig(**LLAMA),
     "llama-int8-embedding": lambda: LlamaConfig(**LLAMA),
 }  # fmt: skip
-TITLES = {
-    "gpt2": "GPT-2",
-    "llama": "Llama, untied",
-    "llama-tied": "Llama, tied",
-    "qwen3": "Qwen3",
-    "mistral": "Mistral",
-    "gemma2": "Gemma 2 (soft-cap)",
-    "granite": "Granite (logit scale)",
-    "cohere": "Cohere (logit scale)",
-    "mamba": "Mamba",
-    "phi": "Phi (bias)",
-    "llama-bf16": "Llama, bf16",
-    "llama-int8": "Llama, int8 by torchao, output embedding left out",
-    "llama-int8-embedding": "Llama, int8 by torchao, output embedding too",
-}
-"""Every family, as it is called in the docs."""
 QUANTISED = ("llama-int8", "llama-int8-embedding")
 REFUSED = "llama-int8-embedding"
-MAPS = {
-    "gemma2": LogitMap(softcap=4.0),
-    "granite": LogitMap(scale=0.25),
-    "cohere": LogitMap(scale=0.25),
-    "phi": LogitMap(bias=True),
-}
-# Where LoRA adapts each, in every layer.
-ADAPTED = {
-    "gpt2": ["c_attn"],
-    "mamba": ["in_proj"],
-}
 
 
 def small_corpus(directory: Path) -> Path:

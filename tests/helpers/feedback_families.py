@@ -103,33 +103,6 @@ def llava(layers):
 
 
 BUILT = {"t5": t5, "llava": llava}
-TITLES = {
-    "gpt2": "GPT-2",
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "qwen3": "Qwen3",
-    "gemma3": "Gemma 3",
-    "mixtral": "Mixtral",
-    "mamba": "Mamba",
-    "t5": "T5, decoder side",
-    "llava": "LLaVA",
-    "protot": "ProtoT",
-    "deltanet": "DeltaNet",
-    "signal-noise": "signal/noise",
-}
-"""Every family, as it is called in the docs."""
-COLUMNS = (
-    "greedy",
-    "sampling",
-    "beams",
-    "padding",
-    "continued",
-    "checkpointing",
-    "compile",
-    "DDP",
-    "FSDP2",
-    "save/load",
-)
 
 
 def build(name, layers=2):

@@ -1,4 +1,4 @@
-"""Small models with a tokenizer of words, and small files of GLUE in their own layouts."""
+"""Small models with a tokenizer of words, and small copies of GLUE."""
 
 import random
 from pathlib import Path
@@ -47,10 +47,11 @@ def save_glue_model(directory: Path, family: str = "llama") -> Path:
     return directory
 
 
-def write_rows(directory: Path, stem: str, rows: list) -> None:
-    """Write one file."""
-    directory.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), directory / f"{stem}.parquet")
+def write_rows(directory: Path, task: str, split: str, rows: list) -> None:
+    """Write the file of a split, named as on the hub."""
+    (directory / task).mkdir(parents=True, exist_ok=True)
+    path = directory / task / f"{split}-00000-of-00001.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def write_toy(directory: Path, *, rows: int = 128) -> Path:
@@ -65,14 +66,11 @@ def write_toy(directory: Path, *, rows: int = 128) -> Path:
         return {"sentence": " ".join(words), "label": label, "id": f"{split}-{row}"}
 
     def rte(label, split, row):
-        names = ("entailment", "not_entailment")
-        return {"sentence1": " ".join(letters()), "sentence2": " ".join(letters())} | {
-            "id": f"{split}-{row}",
-            "label": names[label],
-        }
+        sentences = {"sentence1": " ".join(letters()), "sentence2": " ".join(letters())}
+        return sentences | {"id": f"{split}-{row}", "label": label}
 
     for task, make in (("sst2", sst2), ("rte", rte)):
-        for split, count in (("train", rows), ("dev", rows // 4)):
+        for split, count in (("train", rows), ("validation", rows // 4)):
             made = [make(row % 2, split, row) for row in range(count)]
-            write_rows(directory, f"{task}_{split}_subset", made)
+            write_rows(directory, task, split, made)
     return directory

@@ -15,7 +15,7 @@ def settings_of(corpus, out):
         "steps": 8,
         "batch_size": 4,
         "precision": "float32",
-        "evaluation": {"every": 0, "tokens": 300, "final_tokens": 300, "channel_tokens": 300},
+        "evaluation": {"every": 0, "tokens": 300, "final_tokens": 300},
         "checkpoint": {"every": 2},
         "logging": {"every": 4, "tensorboard": False},
         "search": {"trials": 3, "startup_trials": 2, "seeds": 2, "space": SPACE},

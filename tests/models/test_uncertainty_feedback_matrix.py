@@ -1,118 +1,248 @@
-"""Uncertainty feedback on every family, for every use of a model.
+"""Uncertainty feedback on every family: generation, padding, caches, gradients and files."""
 
-The parameters are the matrix of docs/uncertainty_feedback.md, which a run of all cells writes:
-
-    pytest -n 0 -m "" --write-matrix uncertainty
-        tests/models/test_uncertainty_feedback_matrix.py
-"""
-
-import json
-import pickle
-import subprocess
-import sys
-from pathlib import Path
+import inspect
+from collections import Counter
 
 import pytest
 import torch
 
-from benchmarks.shared.matrix import UNCERTAINTY
+from prismlm.models.seam import decoder_and_embeddings
+from prismlm.models.uncertainty_feedback import load_uncertainty
+from prismlm.ops.uncertainty_feedback import naive, quantise
+from prismlm.training import parallel
 from tests.helpers import forked
-from tests.helpers.feedback_calls import gradients
-from tests.helpers.feedback_cells import CELLS
-from tests.helpers.feedback_families import COLUMNS, TITLES
-from tests.helpers.feedback_processes import ROWS, step_of, trained
-from tests.helpers.matrix import assert_published
+from tests.helpers.feedback_families import BUILT, FAMILIES, IMAGE, OWN, V, attach_drawn, build
 
-HELPERS = Path(__file__).parents[1] / "helpers"
+LEVELS, PROMPT, NEW = 64, 4, 5
+# Padding, which generation would ignore, and image tokens.
+NEVER = [0, IMAGE]
+EAGER_EQUALS_COMPILED = """
+import torch
+from tests.helpers.feedback_families import attach_drawn, build
+ids, found = torch.tensor([[1, 4, 5, 6], [1, 7, 6, 5]]), []
+model = build("llama", 1)
+attach_drawn(model, 64, passes=2)
+for run in (model, torch.compile(model, backend="eager")):
+    model.zero_grad()
+    output = run(ids, labels=ids, use_cache=True)
+    output.loss.backward()
+    later = run(ids[:, :1], past_key_values=output.past_key_values)
+    found.append((output.logits, output.uncertainty_codes, later.logits, later.uncertainty_codes,
+                  model.prismlm_uncertainty.weight.grad.clone()))
+torch.testing.assert_close(*found)
+"""
 
-
-def cell(family, column):
-    # Tracing takes 15 seconds per family.
-    marks = [pytest.mark.slow] if column == "compile" else []
-    return pytest.param(family, column, id=f"{family}-{column}", marks=marks)
-
-
-@pytest.mark.parametrize(
-    ("family", "column"), [cell(family, column) for family in TITLES for column in COLUMNS]
-)
-def test_cell(family, column, request, tmp_path, record_property):
-    if column == "compile":
-        note = compiled_as_eager(family, request.getfixturevalue("compiled"))
-    elif column in ("DDP", "FSDP2"):
-        note = as_in_one_process(family, column, request.getfixturevalue("processes"))
-    else:
-        note = CELLS[column](family, tmp_path)
-    record_property("cell", [family, column, note or ""])
+every_family = pytest.mark.parametrize("name", [*FAMILIES, *BUILT, *OWN])
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """The results of every family's step in DDP and FSDP2, from two processes."""
-    directory = tmp_path_factory.mktemp("processes")
-    done = forked.run_script(HELPERS / "feedback_processes.py", directory)
-    assert done.returncode == 0, done.stderr
-    return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
+class Fed:
+    """A tiny model with feedback, and one way to call it with ids of its decoder."""
 
+    def __init__(self, name, **settings):
+        self.name, self.model = name, build(name)
+        self.feedback = attach_drawn(self.model, LEVELS, **settings)
+        self.cache = "cache_params" if name == "mamba" else "past_key_values"
+        self.prefix = "decoder_" if name == "t5" else ""
+        self.parameters = inspect.signature(self.model.forward).parameters
 
-@pytest.fixture(scope="module")
-def compiled(request, tmp_path_factory):
-    """The results of a process that compiles the families whose cells are run."""
-    families = [
-        item.callspec.params["family"]
-        for item in request.session.items
-        if getattr(item, "callspec", None) and item.callspec.params.get("column") == "compile"
-    ]
-    path = tmp_path_factory.mktemp("compiled") / "results.json"
-    # The cells test tracing; other backends take minutes.
-    done = forked.run_script(HELPERS / "feedback_compiled.py", path, "eager", *families)
-    assert done.returncode == 0, done.stderr
-    return json.loads(path.read_text())
+    def rows(self, count=2, length=PROMPT, seed=0):
+        """Return ids [count, length], longer by an image where the family takes images."""
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(2, IMAGE, (count, length), generator=generator)
+        ids[:, 0] = 0 if self.name == "t5" else 1
+        if self.name != "llava":
+            return ids
+        return torch.cat([ids[:, :2], ids.new_full((count, 4), IMAGE), ids[:, 2:]], 1)
 
+    def inputs(self, ids, rows, mask, *, first):
+        """Return the arguments for these rows of a batch, with sources or images."""
+        rows = list(range(len(ids))) if rows is None else rows
+        generator, given = torch.Generator().manual_seed(7), {f"{self.prefix}input_ids": ids}
+        if self.name == "t5":
+            given["input_ids"] = torch.randint(2, V, (4, 5), generator=generator)[rows]
+        if self.name == "llava" and first:
+            given["pixel_values"] = torch.randn(4, 3, 8, 8, generator=generator)[rows]
+        return given if mask is None else given | {f"{self.prefix}attention_mask": mask}
 
-def as_in_one_process(family, column, processes):
-    """Two processes have the loss, gradients and codes of one that sees all rows."""
-    fed = trained(family)
-    loss, codes = step_of(fed, list(range(ROWS)))
-    expected = gradients(fed.model)
-    results = [result[column, family] for result in processes]
-    for found in results:
-        assert "error" not in found, found["error"]
-        torch.testing.assert_close(found["loss"], loss, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found["gradients"], expected, rtol=1e-4, atol=1e-5)
-        assert torch.equal(found["seen"], fed.feedback.embedding.seen)
-    assert torch.equal(torch.cat([found["codes"] for found in results]), codes)
-    assert not torch.equal(results[0]["codes"], results[1]["codes"])
+    def call(self, ids, *, rows=None, cache=None, codes=None, mask=None, **settings):
+        """Return the output for ids [B, T] that follow those of a cache, if there is one."""
+        given = self.inputs(ids, rows, mask, first=cache is None)
+        given |= {"use_cache": cache is not None} | settings
+        given |= {} if cache is None else {self.cache: cache}
+        given |= {} if codes is None else {"uncertainty_codes": codes}
+        if mask is not None and "position_ids" in self.parameters:
+            given["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        return self.model(**given)
 
-
-def compiled_as_eager(family, compiled):
-    result = compiled[family]
-    assert "error" not in result, result["error"]
-    notes = []
-    if result["training"]:
-        plain = result["training without feedback"]
-        notes.append(
-            f"a training step of two passes breaks its graph {result['training']} times, "
-            f"one without feedback {plain}"
+    def generate(self, ids, *, rows=None, mask=None, **settings):
+        torch.manual_seed(3)
+        given = self.inputs(ids, rows, mask, first=True) | {"max_new_tokens": NEW} | settings
+        return self.model.generate(
+            **given, suppress_tokens=NEVER, pad_token_id=0, eos_token_id=None
         )
-    if result["decoding"]:
-        notes.append(f"decoding breaks the graph {result['decoding']} times")
-    return "; ".join(notes)
+
+    def steps(self, ids, first, *, rows=None):
+        """Return logits from position first − 1 on, and all codes, of one token at a time."""
+        output = self.call(ids[:, :first], rows=rows, use_cache=True)
+        logits, codes = [output.logits[:, -1:]], [output.uncertainty_codes]
+        for at in range(first, ids.shape[1]):
+            expected = code_of(logits[-1])
+            output = self.call(ids[:, at : at + 1], rows=rows, cache=output[self.cache])
+            assert torch.equal(output.uncertainty_codes, expected)
+            logits.append(output.logits)
+            codes.append(output.uncertainty_codes)
+        return torch.cat(logits, 1), torch.cat(codes, 1)
+
+
+def code_of(logits):
+    """Return the codes of predictions, from the naive form of their entropy."""
+    return quantise(naive.normalised_entropy(logits).float(), LEVELS)
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@every_family
+@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True, "temperature": 1.5}])
+@torch.no_grad()
+def test_generated_logits_are_those_step_by_step_and_of_one_call_with_all_codes(name, how):
+    fed = Fed(name)
+    ids = fed.rows()
+    found = fed.generate(ids, **how, return_dict_in_generate=True, output_logits=True)
+    whole = found.sequences[:, :-1]
+    logits, codes = fed.steps(whole, ids.shape[1])
+    same(torch.stack(found.logits, 1), logits)
+    at_once = fed.call(whole, codes=codes)
+    assert torch.equal(at_once.uncertainty_codes, codes)
+    same(at_once.logits[:, ids.shape[1] - 1 :], logits)
+    other = torch.where(codes < 0, codes, (codes + 7) % LEVELS)
+    assert (fed.call(whole, codes=other).logits - at_once.logits).abs().max() > 1e-3
+
+
+@every_family
+@torch.no_grad()
+def test_the_score_of_a_beam_is_that_of_its_tokens_alone(name):
+    fed = Fed(name)
+    ids = fed.rows()
+    settings = {"do_sample": False, "num_beams": 3, "num_return_sequences": 3}
+    found = fed.generate(ids, **settings, return_dict_in_generate=True, output_scores=True)
+    for beam, (sequence, score) in enumerate(
+        zip(found.sequences, found.sequences_scores, strict=True)
+    ):
+        logits, _ = fed.steps(sequence[None, :-1], ids.shape[1], rows=[beam // 3])
+        chosen = logits[0].log_softmax(-1).gather(1, sequence[ids.shape[1] :, None])
+        same(chosen.sum() / NEW, score)
+
+
+@every_family
+@torch.no_grad()
+def test_padded_rows_are_those_rows_alone(name):
+    fed = Fed(name)
+    short, long = fed.rows(1, PROMPT, seed=2), fed.rows(1, PROMPT + 2, seed=1)
+    width, missing = long.shape[1], long.shape[1] - short.shape[1]
+    nothing = torch.zeros(1, missing, dtype=torch.int64)
+    for left in (True, False):
+        ids = torch.cat([torch.cat([nothing, short] if left else [short, nothing], 1), long])
+        real = slice(missing, None) if left else slice(None, width - missing)
+        mask = torch.ones_like(ids)
+        mask[0] = 0
+        mask[0, real] = 1
+        for fed.feedback.passes in (1, 2):
+            output = fed.call(ids, mask=mask)
+            for row, one, at in ((0, short, real), (1, long, slice(None))):
+                alone = fed.call(one, rows=[row])
+                codes = torch.full((width,), -1)
+                codes[at] = alone.uncertainty_codes[0]
+                assert torch.equal(output.uncertainty_codes[row], codes)
+                same(output.logits[row, at], alone.logits[0])
+                if left:
+                    both = fed.generate(ids, mask=mask, do_sample=False)
+                    alone = fed.generate(one, rows=[row], do_sample=False)
+                    assert torch.equal(both[row, width:], alone[0, one.shape[1] :])
+
+
+@every_family
+@torch.no_grad()
+def test_chosen_rows_of_a_cache_keep_their_codes(name):
+    fed = Fed(name)
+    ids = fed.rows(3, PROMPT + 2)
+    last, order = ids.shape[1] - 1, [2, 0, 0]
+    logits, codes = fed.steps(ids, last - 1)
+    output = fed.call(ids[:, : last - 1], use_cache=True)
+    cache = fed.call(ids[:, last - 1 : last], cache=output[fed.cache])[fed.cache]
+    cache.reorder_cache(torch.tensor(order))
+    output = fed.call(ids[order, last:], rows=order, cache=cache)
+    assert torch.equal(output.uncertainty_codes[:, 0], codes[order, last])
+    same(output.logits[:, 0], logits[order, -1])
+    # The caches of these choose rows by reorder_cache alone.
+    if not hasattr(cache, "batch_select_indices") or name in ("mamba", "protot", "deltanet"):
+        return
+    following = code_of(output.logits[:, -1])
+    cache.batch_select_indices(torch.tensor([1]))
+    cache.batch_repeat_interleave(2)
+    more = fed.call(torch.tensor([[4], [4]]), rows=[0, 0], cache=cache)
+    assert more.uncertainty_codes[:, 0].tolist() == [following[1]] * 2
+
+
+@pytest.mark.parametrize("name", [name for name in (*FAMILIES, *BUILT, *OWN) if name != "mamba"])
+@torch.no_grad()
+def test_a_prompt_in_two_pieces(name):
+    fed = Fed(name)
+    ids = fed.rows(3, PROMPT + 2)
+    pieces = fed.call(ids[:, :-2], use_cache=True)
+    second = fed.call(ids[:, -2:], cache=pieces[fed.cache])
+    carried = code_of(pieces.logits[:, -1])
+    neutral = torch.full_like(carried, LEVELS // 2)
+    assert torch.equal(second.uncertainty_codes, torch.stack([carried, neutral], 1))
+    replayed = torch.cat([pieces.uncertainty_codes, second.uncertainty_codes], 1)
+    same(fed.call(ids, codes=replayed).logits[:, -2:], second.logits)
+
+
+@every_family
+def test_recomputed_activations_give_the_same_gradients(name):
+    found, calls = [], []
+    for recompute in (False, True):
+        fed = Fed(name, passes=2)
+        fed.model.train()
+        if recompute:
+            parallel.recompute_activations(fed.model)
+        runs = Counter()
+        for part in parallel.blocks(decoder_and_embeddings(fed.model)[0])[-1].modules():
+            if not any(part.children()):
+                part.register_forward_hook(lambda part, *_, runs=runs: runs.update([part]))
+        ids = fed.rows(2, PROMPT + 2)
+        fed.call(ids, labels=ids).loss.backward()
+        named = fed.model.named_parameters()
+        found.append({key: p.grad for key, p in named if p.grad is not None})
+        calls.append(max(runs.values()))
+    assert calls == [2, 3]
+    assert found[0]["prismlm_uncertainty.weight"].abs().max() > 0
+    torch.testing.assert_close(found[1], found[0])
+
+
+@every_family
+@torch.no_grad()
+def test_a_saved_model_is_bitwise_the_same(name, tmp_path):
+    fed = Fed(name, rows=9, passes=2)
+    fed.model.save_pretrained(tmp_path)
+    again = Fed.__new__(Fed)
+    again.__dict__ |= fed.__dict__
+    again.model = type(build(name)).from_pretrained(tmp_path).eval()
+    again.feedback = load_uncertainty(tmp_path, again.model)
+    assert (again.feedback.passes, again.feedback.embedding.levels) == (2, LEVELS)
+    ids = fed.rows()
+    expected, found = (one.call(ids) for one in (fed, again))
+    assert torch.equal(found.uncertainty_codes, expected.uncertainty_codes)
+    assert torch.equal(found.logits, expected.logits)
+    fed.feedback.detach()
+    assert not torch.allclose(fed.call(ids).logits, expected.logits)
 
 
 @pytest.mark.slow
-def test_the_default_backend_gives_the_same(tmp_path):
-    families, path = ("llama", "gpt2", "mamba"), tmp_path / "results.json"
-    command = [sys.executable, str(HELPERS / "feedback_compiled.py"), path, "inductor", *families]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_a_compiled_model_is_the_eager_one():
+    # In a process of its own: the run-time type checks of the test run cannot be traced.
+    done = forked.run(
+        code=f"import sys; sys.path.insert(0, {forked.ROOT!r})\n" + EAGER_EQUALS_COMPILED
+    )
     assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert not {name: results[name]["error"] for name in families if "error" in results[name]}
-
-
-@pytest.mark.slow
-def test_nan_logits_stop_a_compiled_model(compiled):
-    assert "entropy is not a number" in compiled["not a number"]
-
-
-def test_the_published_matrix_has_these_cells_and_no_others(pytestconfig):
-    assert_published(pytestconfig, UNCERTAINTY, TITLES, COLUMNS)

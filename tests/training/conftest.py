@@ -50,7 +50,6 @@ def same_settings(tiny_corpus: Path) -> dict[str, Any]:
             "every": 10,
             "tokens": 500,
             "final_tokens": 1000,
-            "channel_tokens": 500,
         },
         "checkpoint": {"every": 10},
         "logging": {"every": 4, "tensorboard": False},

@@ -66,7 +66,6 @@ def settings_of(corpus, name):
     settings["head"]["detach"] = True
     settings["gradient_checkpointing"] = RUNS[name] == "fsdp2"
     settings["evaluation"] = {"every": 3, "tokens": 500, "final_tokens": 800}
-    settings["evaluation"]["channel_tokens"] = 400
     if name in FED_BACK:
         signal = "shuffled" if name == "shuffled" else "own"
         feedback = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}

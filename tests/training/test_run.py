@@ -318,24 +318,43 @@ def test_a_run_ends_with_perplexity_a_verdict_and_the_next_command(settings, tmp
     if not head:
         following = f"attach {out} --corpus {corpus} --out {out}-attached"
     assert done.stdout.splitlines()[-1].strip() == f"prismlm {following}"
-    assert "passes over" not in done.stderr
 
 
-def test_many_passes_over_few_documents_are_warned_of_at_the_start(settings):
-    settings["data"]["documents"] = 5
-    warnings, reporter = [], Recorded()
-    result = train(
-        build_recipe(settings | {"steps": 60}), progress=reporter, on_warning=warnings.append
-    )
-    (warning,) = warnings
-    passes = float(warning.split()[0])
-    assert passes > 4.5
-    assert " passes over 5 documents: beyond 4, " in warning
-    enough = int(warning.split("--set steps=")[1].split(")")[0])
-    assert enough == pytest.approx(60 * 4 / passes, abs=60 * 4 / passes / 10 + 1)
+COMPILED = """
+import sys, yaml
+from functools import partial
+from torch._dynamo.backends.debugging import aot_eager
+from prismlm.training import build_recipe, parallel, train
+graphs = []
+def backend(graph, example_inputs):
+    graphs.append(graph)
+    return aot_eager(graph, example_inputs)
+parallel.compile_blocks = partial(parallel.compile_blocks, backend=backend)
+train(build_recipe(yaml.safe_load(open(sys.argv[1]))))
+print(len(graphs))
+"""
+
+
+def test_each_part_shows_its_progress_and_a_compiled_run_is_the_same(settings, tmp_path):
+    settings |= {"steps": 12, "logging": {"every": 4, "tensorboard": True}}
+    reporter = Recorded()
+    result = train(build_recipe(settings), progress=reporter)
     # Each part of a run shows the time left, which takes a total.
     assert list(reporter.totals) == ["training", "measuring quality"]
     assert all(reporter.totals.values())
     assert all(reporter.done.values())
     assert result.to_dict()["perplexity"] == pytest.approx(math.exp(result.ce))
     assert result.to_dict()["verdict"] == result.verdict
+    assert list((result.directory / "tensorboard").iterdir())
+    recipe = tmp_path / "recipe.yaml"
+    compiled = settings | {"compile": True, "out": str(tmp_path / "compiled")}
+    recipe.write_text(yaml.safe_dump(compiled))
+    # A separate process: the run-time type checks of the test run cannot be traced.
+    done = forked.run(recipe, code=COMPILED)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0, "the blocks were compiled"
+    lines = (tmp_path / "compiled" / "training.jsonl").read_text().splitlines()
+    for line, expected in zip(lines, result.history, strict=True):
+        row = json.loads(line)
+        names = [name for name in row if "ce" in name]
+        assert [row[n] for n in names] == pytest.approx([expected[n] for n in names], rel=1e-3)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import statistics
@@ -19,7 +18,6 @@ from prismlm.cli.app import app
 from prismlm.errors import InputError, Interrupted
 from prismlm.training import (
     build_recipe,
-    estimate_search,
     load_recipe,
     search,
     train,
@@ -82,9 +80,8 @@ def test_what_cannot_change_the_objective_is_not_searched(toy):
     settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
     # The plain run takes the recipe as it is.
     recipe = build_recipe(settings)
-    for refuses in (search, estimate_search):
-        with pytest.raises(InputError, match="no gradient of the head reaches the model"):
-            refuses(recipe)
+    with pytest.raises(InputError, match="no gradient of the head reaches the model"):
+        search(recipe)
     reaching = {"enabled": True, "detach": False}
     check_search(build_recipe(settings | {"head": settings["head"] | reaching}), resume=False)
     also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
@@ -299,11 +296,8 @@ def written(settings, tmp_path):
 
 def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     path = written(with_search(toy, sampler="random", trials=2, seeds=1), tmp_path)
-    dry = CliRunner().invoke(app, ["train", str(path), "--search", "--dry-run", "--json"])
-    cost = json.loads(dry.stdout)
-    assert (cost["trials_left"], cost["runs"], cost["run"]["steps"]) == (2, 2, 8)
-    assert cost["seconds"] == pytest.approx(2 * cost["run"]["seconds"])
-    assert not (tmp_path / "out").exists()
+    dry = CliRunner().invoke(app, ["train", str(path), "--search", "--dry-run"])
+    assert "of one run" in dry.stderr
     shown = CliRunner().invoke(app, ["train", str(path), "--search"])
     assert shown.exit_code == 0, shown.output
     assert "2 trials, 0 failed" in shown.stdout
@@ -316,8 +310,6 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     refused = CliRunner().invoke(app, ["train", str(path), "--search"])
     assert refused.exit_code == 2
     assert "--resume" in refused.stderr
-    left = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--dry-run"])
-    assert re.search(r"trials left +0\b", left.stdout)
 
 
 def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, straight):

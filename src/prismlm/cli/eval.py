@@ -84,29 +84,17 @@ def lm_eval(
 
 
 def _print_accuracies(result: Row) -> None:
-    metric = result["metric"]
+    metric, columns = result["metric"], "task questions:, chance:.1%"
+    for name in result["predictors"]:
+        columns += f" {name}.value:.1% {name}.stderr:.1% {name}.change:+.0f"
     rows = [
         {"task": task["title"], "questions": task["questions"], "chance": task["chance"]}
-        | {name: _accuracy(figures[metric]) for name, figures in task["predictors"].items()}
+        | {name: figures[metric] for name, figures in task["predictors"].items()}
         for task in result["tasks"]
     ]
-    rows.append({"task": "mean"} | {name: _accuracy(one) for name, one in result["mean"].items()})
-    facts = {
-        "metric": f"{metric} of lm-eval {result['versions']['lm_eval']}",
-        "examples before each question": result["shots"] or "0-shot",
-    }
-    title = f"{result['model']}: accuracy ± one standard error, in brackets the change from plain"
-    columns = " ".join(["task questions:, chance:.1%", *result["predictors"]])
-    output.print_rows(title, columns, rows, **facts)
-
-
-def _accuracy(figure: Row) -> str:
-    error = "" if figure["stderr"] is None else f" ± {figure['stderr']:.1%}"
-    text = f"{figure['value']:.1%}"
-    if figure.get("change") is None:
-        return text + error
-    spread = "" if figure["change_stderr"] is None else f" ± {figure['change_stderr']:.0f}"
-    return f"{text} ({figure['change']:+.0f}{spread} %)"
+    facts = {"metric": metric, "examples before each question": result["shots"]}
+    title = f"{result['model']}: accuracy, its standard error, and the change from plain in %"
+    output.print_rows(title, columns, [*rows, {"task": "mean"} | result["mean"]], **facts)
 
 
 @app.command()
@@ -159,17 +147,12 @@ def judge(
 def _print_judgement(result: Row) -> None:
     if examined := result["judge"]:
         verdict = "usable" if examined["usable"] else f"unusable: {'; '.join(examined['reasons'])}"
-        output.say(f"The judge {examined['source']} is {verdict}.", style="bold")
-        output.say("A judge that ignores the texts scores 50 %.\n")
+        output.say(f"The judge {examined['source']} is {verdict}.\n", style="bold")
         output.print_facts(examined["preferred"] | {"order": examined["order"]})
-    if ratings := result["ratings"]:
-        if not ratings["readable"]:
-            output.say("\nRatings, to be ignored since the judge is unusable")
-        output.print_value(ratings)
+    output.print_value(result["ratings"] or {})
     if bleu := result["bleu"]:
         rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
-        title = "BLEU, and against the reference of another prompt"
-        output.print_value({title: rows})
+        output.print_value({"BLEU, and against the reference of another prompt": rows})
     output.say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
 
@@ -213,12 +196,7 @@ def glue(
         else:
             settings: dict[str, Any] = {"from_scratch": from_scratch, "progress": progress}
             result = study.run_glue(lm, directory, options, names, numbers, **settings)
-    if search and not as_json:
-        choice = {name: result[name] for name in ("learning_rate", "warmup")}
-        columns = "learning_rate:g warmup:g sst2:.3f mnli:.3f"
-        output.print_rows("Dev accuracies; below, the choice", columns, result["tried"], **choice)
-    else:
-        output.show(result, as_json, lambda: _print_glue(result))
+    output.show(result, as_json, None if search else lambda: _print_glue(result))
 
 
 def _parse_seeds(text: str) -> list[int]:
@@ -230,24 +208,16 @@ def _parse_seeds(text: str) -> list[int]:
 
 def _print_glue(result: Row) -> None:
     rows = [
-        {
-            "task": row["title"],
-            "trained_on": row["train"]["rows"],
-            "rows": row["measured"]["rows"],
-            "metric": metric,
-            "mean": row["fine_tuned"]["mean"][metric],
-            "least": min(row["fine_tuned"]["values"][metric]),
-            "most": max(row["fine_tuned"]["values"][metric]),
-            "constant": row["constant"][metric],
-            "from_scratch": row["from_scratch"] and row["from_scratch"]["mean"][metric],
-        }
+        row
+        | {"metric": metric, "mean": row["fine_tuned"]["mean"][metric]}
+        | {"constant": row["constant"][metric]}
+        | {"from_scratch": row["from_scratch"] and row["from_scratch"]["mean"][metric]}
         for row in result["tasks"]
         for metric in row["metrics"]
     ]
-    columns = "task trained_on:, rows:, metric mean:.3f least:.3f most:.3f constant:.3f"
+    columns = "title train.rows:, measured.rows:, metric mean:.3f constant:.3f from_scratch:.3f"
     facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
-    title = f"{result['name']}: means over seeds, on dev sets"
-    output.print_rows(title, f"{columns} from_scratch:.3f", rows, **facts)
+    output.print_rows(f"{result['name']}: means over seeds, on dev sets", columns, rows, **facts)
 
 
 @app.command()
@@ -315,28 +285,20 @@ def _print_robustness(result: Row) -> None:
     }
     columns = "name entropy:.3f temperature:.3f"
     output.print_rows("Models", columns, result["models"], **facts)
-    first = result["models"][0]["name"]
-    rows: list[Row] = []
-    for part in result["slices"]:
-        differences = [d for d in part["differences"] if d["of"][0] == first]
-        figures = part["models"] | {f"first − {d['of'][1]}": d for d in differences}
-        head = {"slice": part["name"], "pairs": part["pairs"]}
-        rows += [head | {"model": name} | values for name, values in figures.items()]
+    rows = [
+        {"slice": part["name"], "pairs": part["pairs"], "model": name} | values
+        for part in result["slices"]
+        for name, values in part["models"].items()
+    ]
     columns = "slice pairs model js:.3f js_matched:.3f overlap.value:.3f spearman.value:.3f"
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
     output.print_rows(title, f"{columns} same_top.value:.3f", rows)
 
 
 def _print_clamping(result: Row) -> None:
-    rows = [
-        {"slice": part["name"], "routing_of": of} | (part[key] or {"pairs": 0})
-        for part in result["slices"]
-        for of, key in (("original", "clamped"), ("random text", "control"))
-    ]
-    columns = "slice routing_of mean:+.3f pooled:+.3f base.value:.4f js.value:.4f pairs"
-    output.print_rows(f"PMR: {result['name']}, {result['routing']} clamped", columns, rows)
-    title = "Pairs left out; gain: JS with random routing minus the original's"
-    columns = "name of_equal_length unaligned below_floor gain:+.3f"
+    columns = "name pairs unaligned below_floor clamped.mean:+.3f clamped.pooled:+.3f"
+    columns += " control.mean:+.3f control.pooled:+.3f gain:+.3f"
+    title = f"PMR: {result['name']}, {result['routing']} clamped; control: of a random text"
     output.print_rows(title, columns, result["slices"])
 
 

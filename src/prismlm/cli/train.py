@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.errors import Interrupted
+from prismlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from prismlm.training import Recipe, TrainingResult, TrialResult
@@ -35,8 +34,9 @@ def train(
 
     loaded = training.load_recipe(recipe, settings or [])
     if dry_run:
-        cost = (training.estimate_search if search else training.estimate)(loaded, resume=resume)
-        output.print_cost(cost, as_json=as_json)
+        if search:
+            raise InputError("--dry-run is of one run: leave out --search.")
+        output.print_cost(training.estimate(loaded, resume=resume), as_json=as_json)
         return
     try:
         (_search if search else _train)(loaded, resume=resume, as_json=as_json)
@@ -56,8 +56,7 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     if not opt.is_first_process():
         run(recipe, resume=resume)
         return
-    warn = partial(typer.echo, err=True)
-    result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
+    result = run(recipe, resume=resume, progress=ConsoleReporter())
     output.show(result.to_dict(), as_json, lambda: _print_result(result, recipe.corpus))
 
 

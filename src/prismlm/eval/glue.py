@@ -1,9 +1,9 @@
 """GLUE: a decoder fine-tuned as a classifier on nine tasks of sentences and pairs of sentences.
 
-Rows come from Parquet files, ``TASK_SPLIT.parquet`` or ``TASK_SPLIT_subset.parquet`` for a part of
-a split, or from the hub (Wang et al. 2018). A linear layer reads the state of a row's last token.
-Rows are ``sentence EOS`` or ``first EOS second EOS``, after a BOS if the tokenizer adds one, so
-that the last token sees the complete row and is the same in all rows.
+Rows come from the hub (Wang et al. 2018), or from a copy of its Parquet files, ``TASK/SPLIT*``. A
+linear layer reads the state of a row's last token. Rows are ``sentence EOS`` or ``first EOS second
+EOS``, after a BOS if the tokenizer adds one, so that the last token sees the complete row and is
+the same in all rows.
 
 AdamW with linear warm-up and decay; embeddings, norms and biases are not decayed. Rows of a batch
 are of similar length, which halves the padding. Training stops early by the dev metric. Every task
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from scipy.stats import rankdata
 from tokenizers.processors import TemplateProcessing
@@ -74,14 +75,11 @@ MNLI_SPLITS = {
 
 
 class Task(NamedTuple):
-    """A task: its sentence columns, class names and official metrics.
-
-    Without class names, labels are scores from 0 to 5. Tables show the first metric.
-    """
+    """A task; tables show the first of its official metrics."""
 
     title: str
-    columns: tuple[str, ...]
-    labels: tuple[str, ...]
+    columns: tuple[str, ...]  # of its sentences
+    classes: int  # 0 for scores from 0 to 5
     metrics: tuple[str, ...]
 
     @property
@@ -94,31 +92,19 @@ class Task(NamedTuple):
         """The hub's names of the splits."""
         return MNLI_SPLITS if self.name == "mnli" else SPLITS
 
-    def files(self, split: str) -> list[str]:
-        """Return the names of a split's files."""
-        name = f"{self.name}_{self.splits[split].replace('validation', 'dev')}.parquet"
-        # GLUE's dev set of CoLA includes out-of-domain sentences, which come in their own file.
-        return [name, "cola_dev_ood.parquet"] if name == "cola_dev.parquet" else [name]
-
-    def split_title(self, split: str) -> str:
-        """Return the title of a split in tables."""
-        return "MNLI-MM" if split == "dev_mismatched" else self.title
-
 
 ONE, TWO = ("sentence",), ("sentence1", "sentence2")
-BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-NLI = ("entailment", "neutral", "contradiction")
 # In the order of ProtoT's tables (A.4, Table 10), with the metrics of these.
 TASKS = (
-    Task("CoLA", ONE, BINARY, ("matthews",)),
-    Task("SST-2", ONE, BINARY, ("accuracy",)),
-    Task("MRPC", TWO, BINARY, ("f1", "accuracy")),
-    Task("STS-B", TWO, (), ("pearson", "spearman")),
-    Task("RTE", TWO, ENTAILMENT, ("accuracy",)),
-    Task("WNLI", TWO, BINARY, ("accuracy",)),
-    Task("QQP", ("question1", "question2"), BINARY, ("f1", "accuracy")),
-    Task("QNLI", ("question", "sentence"), ENTAILMENT, ("accuracy",)),
-    Task("MNLI", ("premise", "hypothesis"), NLI, ("accuracy",)),
+    Task("CoLA", ONE, 2, ("matthews",)),
+    Task("SST-2", ONE, 2, ("accuracy",)),
+    Task("MRPC", TWO, 2, ("f1", "accuracy")),
+    Task("STS-B", TWO, 0, ("pearson", "spearman")),
+    Task("RTE", TWO, 2, ("accuracy",)),
+    Task("WNLI", TWO, 2, ("accuracy",)),
+    Task("QQP", ("question1", "question2"), 2, ("f1", "accuracy")),
+    Task("QNLI", ("question", "sentence"), 2, ("accuracy",)),
+    Task("MNLI", ("premise", "hypothesis"), 3, ("accuracy",)),
 )
 
 
@@ -138,73 +124,41 @@ class Rows(NamedTuple):
     source: str
 
 
-def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
-    """Return a split of a task, or None for a missing mismatched one.
-
-    ``data`` is a directory of Parquet files; None for the hub.
-    """
-    tables: list[Any]
+def read_split(task: Task, split: str, data: Path | None) -> Rows:
+    """Return a split of a task; ``data`` is a copy of the hub's files, None for the hub."""
+    hub = task.splits[split]
     if data is None:
         from datasets import load_dataset
 
-        hub = task.splits[split]
-        with fetching(f"the {split} set of {task.title}", "a directory of Parquet files"):
+        with fetching(f"the {split} set of {task.title}", "a copy of its files"):
             dataset: Any = load_dataset(HUB, task.name, split=hub)
-        tables, source = [dataset.with_format("arrow")[:]], f"{HUB} {task.name} {hub}"
+        table = dataset.with_format("arrow")[:]
     else:
-        files = _files(task, split, data)
+        files = sorted((data / task.name).glob(f"{hub}*.parquet"))
         if not files:
-            return None
-        expected = f"{', '.join(task.columns)} and label"
-        tables = [read_columns(path, task.columns, expected) for path in files]
-        source = " and ".join(path.name for path in files)
-    texts: list[tuple[str, ...]] = []
-    labels: list[Any] = []
-    for table in tables:
-        texts += zip(*(table[name].to_pylist() for name in task.columns), strict=True)
-        # Files of STS-B call the label a score.
-        label = next((name for name in ("label", "score") if name in table.column_names), None)
-        if label is None:
-            raise FormatError(f"{source} has no labels: expected a column label.")
-        labels += table[label].to_pylist()
-    for number, row in enumerate(texts):
-        if not all(isinstance(text, str) for text in row):
-            raise FormatError(f"row {number} of {source} is {shown(row)}: expected text.")
-    numbers = [_label(task, label, f"row {n} of {source}") for n, label in enumerate(labels)]
-    return Rows(texts, np.array(numbers), source)
-
-
-def _files(task: Task, split: str, data: Path) -> list[Path]:
-    """Return the files of a split; none for a missing mismatched one."""
-    if not data.is_dir():
-        raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
-    files = [data / name for name in task.files(split)]
-    subset = data / f"{task.name}_{split}_subset.parquet"
-    missing = [path.name for path in files if not path.is_file()]
-    if not missing:
-        return files
-    if subset.is_file():
-        return [subset]
-    if split == "dev_mismatched":
-        return []
-    raise InputError(
-        f"{data} has no {' and no '.join(missing)}, which {task.title} needs, nor {subset.name}. "
-        "Put it there, leave the task out with --tasks, or leave --data out to read from the hub."
-    )
-
-
-def _label(task: Task, value: Any, row: str) -> float:
-    """Return a class number, also from its name, or a score."""
-    if not task.labels:
-        if type(value) in (int, float) and MIN_SCORE <= value <= MAX_SCORE:
-            return value
-    elif value in task.labels:
-        return task.labels.index(value)
-    elif type(value) is int and 0 <= value < len(task.labels):
-        return value
-    names = f"{' or '.join(task.labels)}, or its number from 0 to {len(task.labels) - 1}"
-    expected = names if task.labels else f"{MIN_SCORE:g} to {MAX_SCORE:g}"
-    raise FormatError(f"{row} has the label {shown(value)}: {task.title} has {expected}.")
+            raise InputError(
+                f"{data / task.name} has no {hub}*.parquet, which {task.title} needs: expected a "
+                f"copy of {HUB}. Leave the task out with --tasks, or leave --data out to read from "
+                "the hub."
+            )
+        columns = (*task.columns, "label")
+        tables = [read_columns(path, columns, ", ".join(columns)) for path in files]
+        table = pa.concat_tables([one.select(columns) for one in tables])
+    source = f"{HUB} {task.name} {hub}"
+    texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
+    labels = table["label"].to_pylist()
+    for number, (row, label) in enumerate(zip(texts, labels, strict=True)):
+        if task.classes:
+            known = type(label) is int and 0 <= label < task.classes
+        else:
+            known = type(label) in (int, float) and MIN_SCORE <= label <= MAX_SCORE
+        if not known or not all(isinstance(text, str) for text in row):
+            expected = f"a class below {task.classes}" if task.classes else "a score from 0 to 5"
+            raise FormatError(
+                f"row {number} of {source} is {shown(row)} with the label {shown(label)}: expected "
+                f"text and {expected}."
+            )
+    return Rows(texts, np.array(labels), source)
 
 
 MAX_LENGTH = 512  # tokens per row
@@ -220,7 +174,7 @@ class GlueOptions:
     """Settings of every run.
 
     Attributes:
-        data: a directory of Parquet files; None for the hub.
+        data: a copy of the hub's files; None for the hub.
         limit: training rows, drawn by a run's seed, the same for every model; None for all.
         dev_limit: rows of each dev set, drawn by seed 0; None for all.
         learning_rate: the maximum; None for that of a stored search, by default ProtoT's.
@@ -261,18 +215,18 @@ class GlueModel:
         torch.manual_seed(seed)
         if from_scratch:
             fresh = build_model(self.model.config).to(self.model.device)  # pyright: ignore
-            return Classifier(fresh.float(), len(task.labels) or 1)
+            return Classifier(fresh.float(), task.classes or 1)
         self.model.load_state_dict(self._weights)
-        return Classifier(self.model, len(task.labels) or 1)
+        return Classifier(self.model, task.classes or 1)
 
     def _read_task(self, task: Task, data: Path | None, dev_limit: int | None) -> dict[str, Rows]:
         """Return the tokens and labels of the available splits of a task."""
         splits: dict[str, Rows] = {}
         for split in task.splits:
-            if (rows := read_split(task, split, data)) is not None:
-                chosen = sample_rows(len(rows.inputs), None if split == "train" else dev_limit, 0)
-                tokens = encode(self.tokenizer, [rows.inputs[row] for row in chosen], self.length)
-                splits[split] = Rows(tokens, rows.labels[chosen], rows.source)
+            rows = read_split(task, split, data)
+            chosen = sample_rows(len(rows.inputs), None if split == "train" else dev_limit, 0)
+            tokens = encode(self.tokenizer, [rows.inputs[row] for row in chosen], self.length)
+            splits[split] = Rows(tokens, rows.labels[chosen], rows.source)
         return splits
 
 
@@ -444,7 +398,7 @@ def run_glue(
 @cache
 def check_data(task: Task, data: Path | None) -> None:
     """Check once, before the first run, that the data of all tasks can be read."""
-    for split in ("train", "dev"):
+    for split in task.splits:
         read_split(task, split, data)
 
 
@@ -555,7 +509,7 @@ def figures(out: Path) -> list[dict[str, Any]]:
         rows.append(
             {
                 "task": task.name,
-                "title": task.split_title(split),
+                "title": "MNLI-MM" if split == "dev_mismatched" else task.title,
                 "split": split,
                 "metrics": list(task.metrics),
                 "train": matching[0]["train"],
@@ -604,7 +558,7 @@ def summarise(task: Task, split: str, runs: Sequence[Mapping[str, Any]]) -> dict
 
 def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
     """Return the answers of a classifier's outputs [N, C]: classes, or scores from 0 to 5."""
-    return outputs.argmax(-1) if task.labels else outputs[:, 0].clip(MIN_SCORE, MAX_SCORE)
+    return outputs.argmax(-1) if task.classes else outputs[:, 0].clip(MIN_SCORE, MAX_SCORE)
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

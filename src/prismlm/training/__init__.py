@@ -5,7 +5,7 @@ from prismlm.training.fit import FitOptions
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import LossWeights, Recipe, build_recipe, load_recipe
 from prismlm.training.run import TrainingResult, estimate, train
-from prismlm.training.search import SearchResult, TrialResult, estimate_search, search
+from prismlm.training.search import SearchResult, TrialResult, search
 from prismlm.training.trainer import PrismTrainer
 from prismlm.training.tuning import LoraOptions, TableOptions
 
@@ -26,7 +26,6 @@ __all__ = [
     "build_recipe",
     "estimate",
     "estimate_attach",
-    "estimate_search",
     "load_recipe",
     "search",
     "train",

@@ -174,8 +174,6 @@ class EvaluationRecipe(Section):
     """held-out tokens per evaluation during training"""
     final_tokens: PositiveInt = 100000
     """held-out tokens of the final evaluation"""
-    channel_tokens: NonNegativeInt = 8192
-    """held-out tokens for the gate statistics of prototype mixers; 0 for none"""
 
 
 class CheckpointRecipe(Section):

@@ -9,7 +9,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,7 +36,6 @@ from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
 from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
-from prismlm.training.layer_logs import layer_figures
 from prismlm.training.recipe import SHARDED, Recipe, flat
 from prismlm.training.setup import Prepared, describe_run, device_of, prepare, with_steps
 from prismlm.training.trainer import (
@@ -105,14 +104,12 @@ def train(
     resume: bool = False,
     without: Collection[int] = (),
     progress: Reporter = SILENT,
-    on_warning: Callable[[str], object] | None = None,
 ) -> TrainingResult:
     """Train a model and its prototypes; write the model directory ``recipe.out``.
 
     Ctrl-C finishes the current step and writes a checkpoint to ``out/checkpoints``.
     ``resume`` continues from the newest checkpoint in ``out``, if there is one; the documents
-    ``without``, by number, are not trained on; ``on_warning`` is called before the first step, for
-    example if the text is read too often.
+    ``without``, by number, are not trained on.
 
     Raises:
         InputError: the device is not available, the corpus does not fit, ``out`` holds something
@@ -130,8 +127,6 @@ def train(
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe, without)
         parallel.on_main(lambda: _begin(prepared))
-        if on_warning is not None and (warning := prepared.warning()):
-            on_warning(warning)
         trainer = PrismTrainer(prepared, out)
         try:
             _take_steps(trainer, progress)
@@ -139,7 +134,7 @@ def train(
             # On more text than the evaluations before it.
             last: dict[str, Any] = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
             last |= {"final_ce": quality.ce, "final_tokens": quality.tokens}
-            history = [*trainer.state.log_history, last | layer_figures(prepared)]
+            history = [*trainer.state.log_history, last]
         except NotFiniteError as error:
             raise trainer.diverged(str(error)) from error
         _write(trainer, quality, history)

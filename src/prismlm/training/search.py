@@ -8,7 +8,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import yaml
 
-from prismlm.cost import Cost
 from prismlm.errors import DivergenceError, InputError, PrismError, first_line, suggest
 from prismlm.files import atomic_file, read_json, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
@@ -30,7 +29,6 @@ from prismlm.training.run import (
     RUN_FILE,
     SEARCH,
     TENSORBOARD,
-    estimate,
     result_settings,
     train,
 )
@@ -380,22 +378,3 @@ def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
             temporary.write_text(head + text, encoding="utf-8")
     write_json(result.directory / RESULTS_FILE, run | result.to_dict())
     return result
-
-
-def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
-    """Estimate the cost of a search as that of one run times the runs left; write nothing."""
-    check_search(recipe, resume=resume)
-    search, file = recipe.search, recipe.out / SEARCH / RESULTS_FILE
-    # In a directory that no trial uses.
-    run = estimate(recipe_with(recipe, {}, out=recipe.out / SEARCH / TRIALS / "estimate"))
-    left = max(0, search.trials - (len(read_json(file)["trials"]) if file.is_file() else 0))
-    runs = left * search.seeds
-    return Cost(
-        runs * (run.seconds or 0.0),
-        run.memory_bytes,
-        run.disk_bytes,
-        {"trials": search.trials, "trials_left": left, "runs": runs},
-        parts=(replace(run, name="run"),),
-        basis=f"{run.basis} Each trial trains on as much text; evaluations and the sampler are "
-        "left out.",
-    )

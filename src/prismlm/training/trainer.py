@@ -32,7 +32,6 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
 from prismlm.models.uncertainty_feedback import TABLE
 from prismlm.training import parallel, sharding
 from prismlm.training.callbacks import recipe_callbacks
-from prismlm.training.layer_logs import layer_figures
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import SHARDED, Recipe
 from prismlm.training.setup import Prepared, decayed_names, device_of
@@ -197,11 +196,11 @@ class PrismTrainer(Trainer):
         return parallel.full(norm)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Measure model, layers and, once it is initialised, the head; log ``eval_…``."""
+        """Measure the model and, once it is initialised, the head; log ``eval_…``."""
         tokens = self.prepared.recipe.evaluation.tokens
         quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
         names = quality if self.model.initialised else ("tokens", "ce")
-        figures = {f"eval_{name}": quality[name] for name in names} | layer_figures(self.prepared)
+        figures = {f"eval_{name}": quality[name] for name in names}
         self.log(dict(figures))
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, figures
