@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.outputs import check_outputs, output_files, write_csv, write_text
+from prismlm.outputs import check_outputs, output_files, write_text
 from prismlm.run_state import writing
 
 
@@ -111,8 +111,3 @@ def test_several_files_are_written_together_or_not_at_all(tmp_path):
     assert not list((tmp_path / "new").iterdir())
     write_all("whole")
     assert [path.read_text() for path in paths] == ["whole", "whole"]
-
-
-def test_rows_as_csv(tmp_path):
-    write_csv(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"a": 2}])
-    assert (tmp_path / "t.csv").read_text() == 'a,b\n1,"x, y"\n2,\n'

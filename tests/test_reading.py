@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import prismlm
-from prismlm.corpus import Corpus, Document, build_corpus
+from prismlm.corpus import Document, build_corpus
 from prismlm.corpus.chat import as_chat, encode_chat
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
@@ -26,7 +26,7 @@ from prismlm.lens.states import read_states
 from prismlm.models.checkpoint import load_checkpoint
 from tests.conftest import made_once
 from tests.explorer.conftest import Served
-from tests.helpers.begun import WINDOW, begun_model, reading
+from tests.helpers.begun import begun_model, reading
 
 MARKED = "He wrote </s> and <s> and <|im_end|>\n<|im_start|>assistant\non the wall."
 TEXTS = (
@@ -107,23 +107,6 @@ def test_corpus_index_and_attach_read_the_same_tokens(
         options = IndexOptions(window=128, stride=96, split="all")
         read_states(model, corpus, tmp_path / "states", options, limit_bytes=1e9)
     assert all(document in rows for document in documents), "attach"
-
-
-def test_all_windows_of_index_and_audit_start_with_the_prefix(
-    lm: PrismLM, directory: Path, tmp_path: Path
-) -> None:
-    corpus = Corpus.open(directory.parent / "corpus")
-    model, _, sidecar = load_checkpoint(directory)
-    with reading(model) as rows:
-        options = IndexOptions(contexts=2, window=WINDOW, stride=WINDOW)
-        build_index(model, sidecar.head, corpus, tmp_path / "lens", options)
-    text = corpus.text(0)
-    with reading(lm.model) as audited:
-        (figures,) = read_texts(lm, [Document("a", text)], WINDOW)
-    assert len(audited) > 2
-    assert {row[0] for row in [*rows[1:], *audited]} == {lm.tokenizer.bos_token_id}
-    # Every token but the first is predicted once.
-    assert len(figures.losses) == len(tokens_of(lm, text)) - 1
 
 
 def test_probabilities_and_generated_text_are_the_models_own(lm: PrismLM) -> None:

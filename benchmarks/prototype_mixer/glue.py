@@ -15,6 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from benchmarks.shared.environment import environment
@@ -24,13 +26,19 @@ from prismlm.files import write_json
 from prismlm.models.device import device_named
 
 LARGE = ("sst2", "qqp", "qnli", "mnli")
+ENTAILMENT = ["entailment", "not_entailment"]
+CLASSES = {
+    "rte": ENTAILMENT,
+    "qnli": ENTAILMENT,
+    "mnli": ["entailment", "neutral", "contradiction"],
+}
 
 
 def main() -> None:
     """Fine-tune every model that is named."""
     parser = script_options(__doc__, RESULTS / "prototype_mixer" / "glue")
     parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
-    parser.add_argument("--data", type=Path, help="a copy of the hub's files; else the hub")
+    parser.add_argument("--data", type=Path, help="TASK_SPLIT.parquet, or the hub's own files")
     parser.add_argument("--tasks", nargs="*", help="else all nine")
     parser.add_argument("--limit", type=int, help="rows trained on")
     parser.add_argument("--large-limit", type=int, help="of large tasks; else as --limit")
@@ -48,10 +56,34 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.data is not None and any(args.data.glob("*.parquet")):
+        args.data = as_on_the_hub(args.data, args.work / args.data.name)
     for named in args.model:
         name, _, directory = named.partition("=")
         write_json(args.out / f"{name}.json", study_of(name, Path(directory), args))
         print(f"wrote {args.out / name}.json")
+
+
+def as_on_the_hub(data: Path, out: Path) -> Path:
+    """Write TASK_SPLIT.parquet, or TASK_SPLIT_subset.parquet for a part, as the hub has them."""
+    for path in sorted(data.glob("*.parquet")):
+        task, _, split = path.stem.partition("_")
+        whole = split.removesuffix("_subset")
+        if (task, whole) == ("mnli", "dev"):
+            whole = "dev_matched"
+        if split == "test" or (split != whole and (data / f"{task}_{whole}.parquet").is_file()):
+            continue
+        table = pq.read_table(path)
+        names = ["label" if name == "score" else name for name in table.column_names]
+        rows = table.rename_columns(names).to_pylist()
+        for row in rows:
+            if isinstance(row["label"], str):
+                known = CLASSES.get(task, ["0", "1"])
+                row["label"] = known.index(row["label"])
+        place = out / task / f"{whole.replace('dev', 'validation')}.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), place)
+    return out
 
 
 def study_of(name: str, directory: Path, args: argparse.Namespace) -> dict[str, Any]:

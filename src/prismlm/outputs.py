@@ -106,14 +106,6 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
         pq.write_table(table, temporary)
 
 
-def write_csv(
-    path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
-) -> None:
-    """Write rows as CSV, as :func:`output_files`; missing columns are empty."""
-    with output_file(path) as temporary:
-        put_csv(temporary, columns, rows)
-
-
 def put_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as CSV to a temporary path of :func:`output_files`."""
     with path.open("w", encoding="utf-8", newline="") as file:

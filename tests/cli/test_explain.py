@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from rich.cells import cell_len
 from safetensors.torch import load_file, save_file
 
 import prismlm
@@ -101,19 +100,6 @@ def test_tokens_limit_steps_and_shares(document, tiny_model, printed):
     for span, rows in (("1:3", slice(1, 3)), (":-2", slice(-2)), ("2", slice(2, 3))):
         some = document("explain", tiny_model, TEXT, *EXPLAIN, "--tokens", span)
         assert some["positions"] == printed["positions"][rows]
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_human_output_fits(prism, tiny_model, columns):
-    shown = prism("explain", tiny_model, TEXT * 3, "--tokens", "all", columns=columns).stdout
-    lines = shown.splitlines()
-    assert max(cell_len(line.rstrip()) for line in lines) <= columns
-    assert "\x1b" not in shown
-    head = next(n for n, line in enumerate(lines) if line.startswith("no token "))
-    rows = lines[head + 1 : lines.index("", head)]
-    # Each prediction takes one line.
-    assert [int(row.split()[0]) for row in rows] == list(range(len(rows)))
-    assert "no proof" in " ".join(lines[-4:])
 
 
 def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):

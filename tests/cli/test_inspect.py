@@ -198,21 +198,6 @@ def test_one_layer(prism, document, corpus, protot):
     assert "the channel each token writes and reads most" in shown
 
 
-def test_a_text_alone_needs_no_corpus(prism, protot, tmp_path):
-    page = tmp_path / "page.html"
-    result = prism(*CHANNEL, protot, "--text", MAPS, "--html", page)
-    assert result.stderr == f"wrote {page}\n"
-    assert result.stdout.count("channel  life") == LAYERS
-    assert "sparsity" not in result.stdout
-    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-def test_a_llama_has_heads(prism, corpus, llama):
-    shown = prism(*CHANNEL, llama, *ALL, "--corpus", corpus.path).stdout
-    assert "no channels" in shown
-    assert " values " in shown
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -232,13 +217,6 @@ def test_channels_refuses_other_models(refused, corpus, llama, tmp_path):
     assert "cannot be read" in refused(*CHANNEL, tmp_path)
     assert re.search("does not say which corpus.*--corpus", refused(*CHANNEL, llama))
     assert "no prototype mixer" in refused(*CHANNEL, llama, *page)
-
-
-def test_a_model_with_decays_by_token_is_read(prism, corpus, place):
-    model = make_model(len(corpus.tokenizer), decay_mode="token")
-    saved, page = save_model(model, corpus, place / "by-token"), place / "by-token.html"
-    prism(*CHANNEL, saved, *ALL, "--corpus", corpus.path, "--text", MAPS, "--html", page)
-    assert page.is_file()
 
 
 @pytest.fixture(scope="module")
@@ -329,23 +307,6 @@ def test_heads_in_json_are_the_report(document, tiny, signal_noise):
     assert len(value["models"][0]["comparison"]["rows"]) == 7
 
 
-def test_heads_as_tables(shown, signal_noise):
-    text = shown(*HEADS, signal_noise, *SOME)
-    for part in ("uniform", "length 48", "effect", "signal heads 4 · noise heads 4 · layers 2"):
-        assert part in text, part
-    assert text.count(" signal ") >= 8
-
-
-def test_heads_of_one_kind_have_no_comparison(shown, document, gpt2, tiny):
-    command = (*HEADS, gpt2, *SOME, "--corpus", tiny.path, "--length", 32)
-    text = shown(*command)
-    assert "heads are of one kind" in text
-    assert text.count("attention ") >= 8
-    (model,) = document(*command, "--layer", 1)["models"]
-    assert {head["layer"] for head in model["heads"]["rows"]} == {None, 1}
-    assert model["comparison"] is None
-
-
 def test_several_models_are_compared(shown, signal_noise):
     text = shown(*HEADS, signal_noise, signal_noise, *SOME)
     assert text.count("Signal against noise heads") == 2
@@ -360,14 +321,6 @@ def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
     assert (value["loss"]["length"], value["loss"]["trained_length"]) == (2 * ROW, ROW)
     assert len(value["cross_terms"]["rows"]) == 2
     assert all(math.isfinite(rates["gain"]) for rates in value["rates"]["rows"])
-
-
-def test_the_loss_of_any_decoder(shown, gpt2, tiny):
-    options = ("--corpus", tiny.path, "--loss-only", *ALL)
-    text = shown(*SPECTRA, gpt2, *options, "--context", 64)
-    assert "32–47" in text
-    assert "Coding rates" not in text
-    assert "trained length none" in text
 
 
 @pytest.mark.parametrize(

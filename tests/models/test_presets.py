@@ -50,12 +50,6 @@ def test_sizes_of_the_sources(name, vocabulary, count):
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_heads_of_gpt2():
-    """GPT-2's heads are 64 wide; the number of parameters does not depend on them."""
-    heads = {"gpt2-small": 12, "gpt2-medium": 16, "gpt2-large": 20, "gpt2-xl": 25}
-    assert {name: PRESETS[name]["n_head"] for name in heads} == heads
-
-
 def test_protot_with_and_without_unused_parameters():
     """W and τ of layer 0 and four convolutions: 256² + 1 + 4·5·128."""
     unused = 256**2 + 1 + 4 * 5 * 128

@@ -262,42 +262,27 @@ def _print_channels(report: ChannelReport, value: Row, layer: int | None) -> Non
         for table in report.tables:
             output.print_table(table)
     for figures in value["layers"]:
-        if figures["channels"]:
-            _print_layer(figures, all_channels=layer is not None)
+        channels = figures["channels"] or ()
+        rows = [
+            channel | {"writes_most": "  ".join(output.token_text(t["text"]) for t in tokens)}
+            for channel in channels[: MAX_CHANNELS if layer is None else None]
+            for tokens in [channel["tokens"][:MAX_TOKENS]]
+        ]
+        title = f"Layer {figures['layer']}: {len(rows)} of {len(channels)}; all with --layer"
+        columns = "channel half_life:.2f repetition:.2f writes_most"
+        if rows:
+            output.print_rows(title, columns, rows)
     if report.text is not None:
         _print_text(report.text)
 
 
-def _print_layer(layer: Row, *, all_channels: bool) -> None:
-    """Print all channels of a layer, or some, evenly spaced by half-life."""
-    chosen = sorted(layer["channels"], key=lambda channel: channel["half_life"] or 0.0)
-    if not all_channels:
-        chosen = chosen[:: -(-len(chosen) // MAX_CHANNELS)]
-
-    def join(tokens: list[Row]) -> str | None:
-        return "  ".join(output.token_text(token["text"]) for token in tokens) or None
-
-    rows = [
-        channel
-        | {
-            "writes_most": join(channel["tokens"][:MAX_TOKENS]),
-            "in_first_sequence": join((channel["sequences"] or [{"tokens": []}])[0]["tokens"]),
-        }
-        for channel in chosen
-    ]
-    title = f"Layer {layer['layer']}: {len(chosen)} of {len(layer['channels'])}; all with --layer"
-    columns = "channel half_life:.2f repetition:.2f writes_most in_first_sequence"
-    output.print_rows(title, columns, rows)
-
-
 def _print_text(text: Any) -> None:
-    """Print which channel each token writes and reads most."""
+    """Print which channel each token writes and reads most, in the last layers."""
     rows: list[Row] = [{"token": output.token_text(token)} for token in text.text.tokens]
     for curves in text.curves[-MAX_TEXT_LAYERS:]:
         for verb, gate in (("writes", curves.write), ("reads", curves.read)):
-            largest = (x.tolist() for x in gate.max(-1))
-            for row, value, number in zip(rows, *largest, strict=True):
-                row[f"layer_{curves.layer}_{verb}"] = f"#{number:<3} {value:.2f}"
+            for row, number in zip(rows, gate.argmax(-1).tolist(), strict=True):
+                row[f"layer_{curves.layer}_{verb}"] = f"#{number}"
     title = "The text: the channel each token writes and reads most"
     output.print_rows(title, " ".join(rows[0]), rows)
 

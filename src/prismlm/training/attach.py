@@ -135,14 +135,10 @@ class AttachResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        return {
-            "model": str(self.directory),
-            "lens": str(self.lens),
-            "corpus": str(self.corpus),
-            "states": self.states,
-            "quality": self.quality.to_dict(),
-            "uncertainty": self.uncertainty,
-        }
+        paths = {"model": self.directory, "lens": self.lens, "corpus": self.corpus}
+        figures = {"states": self.states, "quality": self.quality.to_dict()}
+        paths = {name: str(path) for name, path in paths.items()}
+        return paths | figures | {"uncertainty": self.uncertainty}
 
 
 def attach(
@@ -175,7 +171,11 @@ def attach(
     parallel.join()
     options, out = options or AttachOptions(), Path(out)
     base = parallel.on_main(lambda: find_base(model, options.revision))
-    _check_options(model, base, options)
+    if options.uncertainty and has_uncertainty(base.path):
+        raise InputError(
+            f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
+            "a head to it."
+        )
     parallel.on_main(lambda: check_ours(out, ATTACH_FILE, "attach"))
     with ExitStack() as stack:
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
@@ -199,15 +199,6 @@ def attach(
         quality=HeadQuality(**provenance["quality"]),
         uncertainty=provenance.get("uncertainty_feedback"),
     )
-
-
-def _check_options(model: str, base: BaseCheckpoint, options: AttachOptions) -> None:
-    """Raise InputError for options that this base does not allow."""
-    if options.uncertainty and has_uncertainty(base.path):
-        raise InputError(
-            f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
-            "a head to it."
-        )
 
 
 def _begin(
