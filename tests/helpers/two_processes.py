@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.errors import Interrupted
-from prismlm.training import build_recipe, parallel, train
+from prismlm.training import attach, build_recipe, parallel, train
 from prismlm.training.callbacks import ShuffledSignal
 from prismlm.training.sharding import Sharding
 from prismlm.training.trainer import latest_checkpoint
@@ -75,7 +75,9 @@ def main(directory):
         results[name] = spread_gradients_of(*how, batches[parallel.rank()])
     for name, parts in jobs.get("shuffled", {}).items():
         results[name] = ShuffledSignal(5)(parts[parallel.rank()])
-    for name, settings, stop_at in jobs["runs"]:
+    for arguments in jobs.get("attach", ()):
+        attach(*arguments)
+    for name, settings, stop_at in jobs.get("runs", ()):
         recipe = build_recipe(settings)
         if stop_at:
             try:
