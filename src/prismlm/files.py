@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import json
 import math
@@ -250,21 +249,15 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> BadRow:
-    """Return the error for bytes that are not UTF-8, or contain NUL; it names the encoding."""
-    begin, name = data[:4096], None
-    even, odd = (begin[offset::2].count(0) for offset in (0, 1))
-    if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        name = "utf-32"
-    elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        name = "utf-16"
-    elif max(even, odd) > 0.2 * len(begin):  # every other byte of Latin text in UTF-16 is 0
-        name = "utf-16be" if even > odd else "utf-16le"
-    if name is not None:
-        advice = f"Convert it first: iconv -f {name} -t utf-8 IN > OUT."
-        return BadRow(f"{where} is {name[:6].upper()}. {advice}", "not UTF-8")
+    """Return the error for bytes that are not UTF-8, or contain NUL."""
+    begin = data[:4096]
     controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in begin)
     if error is None or 0 in begin or controls > 0.05 * len(begin):
-        return BadRow(f"{where} is a binary file: expected text in UTF-8.", "binary")
+        return BadRow(
+            f"{where} is a binary file, or text in UTF-16 or UTF-32: expected text in UTF-8. "
+            "Convert text first: iconv -f UTF-16 -t utf-8 IN > OUT.",
+            "binary",
+        )
     return BadRow(
         f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}. "
         "Convert it with iconv -f NAME -t utf-8 IN > OUT; NAME is its encoding, such as cp1252.",
