@@ -101,7 +101,7 @@ def load_tasks(
     specs = [
         {"task": name, "num_fewshot": options.shots}
         | ({} if dataset is None else dataset(benchmark, name.removeprefix(prefix)))
-        | ({} if options.data is None else {"dataset_path": str(_copy_of(benchmark, options.data))})
+        | ({} if options.data is None else _copy_of(benchmark, options.data))
         for name in names
     ]
     fetch = fetching(f"the documents of {benchmark.name}", "a directory of copies")
@@ -113,7 +113,8 @@ def load_tasks(
     return [tasks[name] for name in names]
 
 
-def _copy_of(benchmark: Benchmark, data: Path) -> Path:
+def _copy_of(benchmark: Benchmark, data: Path) -> dict[str, Any]:
+    """Return lm-eval's settings for a copy of the dataset."""
     copy = data / benchmark.hub
     if not copy.is_dir():
         raise InputError(
@@ -121,7 +122,9 @@ def _copy_of(benchmark: Benchmark, data: Path) -> Path:
             f"which {benchmark.name} needs (hf download --repo-type dataset --local-dir). Leave "
             "the task out with --tasks, or leave --data out to read from the hub."
         )
-    return copy
+    # By default datasets takes another copy of that name from its cache.
+    anew = {"download_mode": "force_redownload"}
+    return {"dataset_path": str(copy), "dataset_kwargs": anew}
 
 
 class Question(NamedTuple):
