@@ -122,9 +122,12 @@ def _copy_of(benchmark: Benchmark, data: Path) -> dict[str, Any]:
             f"which {benchmark.name} needs (hf download --repo-type dataset --local-dir). Leave "
             "the task out with --tasks, or leave --data out to read from the hub."
         )
-    # By default datasets takes another copy of that name from its cache.
-    anew = {"download_mode": "force_redownload"}
-    return {"dataset_path": str(copy), "dataset_kwargs": anew}
+    from datasets import config
+
+    # By default another copy of that name would be taken from the cache.
+    files = [(str(path), path.stat().st_mtime_ns) for path in sorted(copy.resolve().rglob("*"))]
+    cache = Path(config.HF_DATASETS_CACHE) / fingerprints.of_json(files)
+    return {"dataset_path": str(copy), "dataset_kwargs": {"cache_dir": str(cache)}}
 
 
 class Question(NamedTuple):
