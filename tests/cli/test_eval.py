@@ -45,7 +45,7 @@ def test_suite(prism, document, refused, tiny_model, data, tmp_path):
     # A second run asks nothing and prints the table.
     again = prism(*command)
     assert "WinoGrande: " not in again.stderr
-    for words in ("ARC-Easy", "prototype only", "residual only", "mean"):
+    for words in ("ARC-Easy", "prototype", "residual", "stderr", "mean"):
         assert words in again.stdout
     assert "seed: 0 → 1" in refused(*command, "--seed", 1)
 
