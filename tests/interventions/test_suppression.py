@@ -229,7 +229,7 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
 
 
 def test_out_of_reach_nothing_is_chosen(lm, examples, keep):
-    options = replace(OPTIONS, target=1.0, max_cost=0.0, samples=8)
+    options = replace(OPTIONS, target=1.0, max_cost=0.0)
     result = suppress(lm, examples, keep, options)
     assert result.chosen is None
     assert result.controller is None
