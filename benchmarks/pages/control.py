@@ -38,8 +38,8 @@ SHARES = ("explained", "coverage", "coverage_own")
 RANKS = ("rank_own", "rank_all")
 
 WORDS = {
-    "random": "as many random prototypes",
-    "probe": "scales of principal directions",
+    "random": "random prototypes",
+    "probe": "principal directions",
     "lora": "LoRA of rank 1",
 }
 
