@@ -20,6 +20,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import load_from_disk
@@ -52,7 +53,8 @@ def run_bergson(work: Path, run: Path) -> None:
 def read_scores(scores: Path) -> np.ndarray:
     """Return bergson's scores, [documents, questions]."""
     info = read_json(scores / "info.json")
-    rows = np.memmap(scores / "scores.bin", dtype=info["dtype"], mode="r", shape=info["num_rows"])
+    kind: Any = np.dtype(info["dtype"])
+    rows: Any = np.memmap(scores / "scores.bin", dtype=kind, mode="r", shape=info["num_rows"])
     assert all(rows[f"written_{n}"].all() for n in range(info["num_scores"]))
     return np.stack([rows[f"score_{n}"] for n in range(info["num_scores"])], 1)
 
