@@ -25,11 +25,11 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
+from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences, WindowBatch
 from prismlm.errors import InputError
 from prismlm.files import write_json
-from prismlm.lens.labels.contexts import Vocabulary
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.protot import half_lives
 from prismlm.models.seam import run_decoder
@@ -235,7 +235,7 @@ def unselected(loaded: Loaded, gates: TokenGates, seed: int) -> list[Row]:
     lives = half_lives(loaded.model)
     places = [(layer, channel) for layer, life in enumerate(lives) for channel in range(len(life))]
     order = np.random.default_rng(seed).permutation(len(places))[:CHANNELS_SHOWN].tolist()
-    texts = Vocabulary(loaded.tokenizer, len(loaded.tokenizer)).texts
+    texts = [decode_token(loaded.tokenizer, t) for t in range(len(loaded.tokenizer))]
     eligible = gates.count >= LEAST_SHOWN
     return [
         {
@@ -389,7 +389,7 @@ def propose_concepts(
             f"{int(eligible.sum())} words occur {least} times or more in "
             f"{int(gates.count.sum()):,} tokens: expected {words}. Read more text, or rarer words."
         )
-    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    texts = [decode_token(tokenizer, token) for token in range(len(tokenizer))]
     concepts: list[Concept] = []
     for layer, sums in enumerate(gates.sums):
         for channel in range(sums.shape[1]):
