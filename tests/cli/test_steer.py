@@ -27,7 +27,7 @@ def lm(tiny_model):
 def test_json_of_a_text(document, tiny_model, lm):
     sizes = ("--generate", 5, "--draws", 3, "--heldout", 500)
     value = document("steer", tiny_model, TEXT, *CLAMP, *sizes)
-    expected = steer(lm, TEXT, [prismlm.Clamp(7, 0.3)], generate=5, draws=3).to_dict()
+    expected = asdict(steer(lm, TEXT, [prismlm.Clamp(7, 0.3)], generate=5, draws=3))
     cost = value.pop("cost")
     assert value == json.loads(json.dumps(expected)) | {
         "model": str(tiny_model),
@@ -54,7 +54,7 @@ def test_a_file_of_prompts(prism, document, tiny_model, lm, tmp_path):
     path.write_text("\n\n".join(prompts) + "\n", encoding="utf-8")
     command = ("steer", tiny_model, "--file", path, *CLAMP, "--draws", 2, "--heldout", 0)
     value = document(*command)
-    expected = measure_effects(lm, prompts, [prismlm.Clamp(7, 0.3)], draws=2).to_dict()
+    expected = asdict(measure_effects(lm, prompts, [prismlm.Clamp(7, 0.3)], draws=2))
     assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
     assert value["cost"] is None
     shown = prism(*command).stdout

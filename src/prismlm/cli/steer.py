@@ -137,7 +137,7 @@ def steer(
     if as_json:
         head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
         costs = {"cost": cost and asdict(cost), "cost_note": note}
-        output.print_json(head | {"only": only} | result.to_dict() | costs)
+        output.print_json(head | {"only": only} | asdict(result) | costs)
         return
     words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
     title = filter(None, (words.removeprefix("kind "), only and f"{only} only"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -174,7 +175,7 @@ def _steer(session: Session, job: Job, body: SteerRequest, edit: Edit, send: Sen
     strength = body.strength
     if isinstance(edit, (Clamp, Group)):
         strength = edit.fraction if isinstance(edit, Clamp) else edit.strength
-    data = steering.to_dict() | {"strength": strength, "cautions": cautions(steering)}
+    data = asdict(steering) | {"strength": strength, "cautions": cautions(steering)}
     for token in data["tokens"]:
         token["token"] = visible(token["token"])
         for leading in filter(None, (token["leading_before"], token["leading_after"])):

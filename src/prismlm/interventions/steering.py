@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -172,10 +172,6 @@ class Steering:
     draws: int  # of the control
     repeated: float  # R of the continuation
     active: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``prismlm steer --json``."""
-        return asdict(self)
 
     @property
     def repeats(self) -> bool:

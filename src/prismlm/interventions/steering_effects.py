@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,10 +60,6 @@ class SteeringEffects:
     predictions: int
     changed: float  # share of predictions that the edit changes
     draws: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``prismlm steer --file --json``."""
-        return asdict(self)
 
 
 @torch.no_grad()
