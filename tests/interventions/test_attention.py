@@ -67,7 +67,7 @@ def test_a_clamped_pass_has_the_recorded_weights():
         reading_attention(model, lambda layer, weights: read.update({layer: weights[0].clone()})),
     ):
         logits(model, A)
-    for layer, weights in enumerate(record.layers):
+    for layer, weights in enumerate(record):
         assert torch.allclose(read[layer], weights, atol=1e-6)
         assert weights.shape == (4, 9, 9)
 

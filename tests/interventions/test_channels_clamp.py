@@ -36,7 +36,7 @@ def run(model, ids=B, **inputs):
 def test_a_clamp_replaces_the_gates_and_keeps_the_values(model, record):
     with intervene(model, ClampGates(record)):
         output = run(model)
-    for gates, expected in zip(output.gates, record.layers, strict=True):
+    for gates, expected in zip(output.gates, record, strict=True):
         assert torch.equal(gates.write, expected.write)
         assert torch.equal(gates.read, expected.read)
     assert output.gates[0].read is output.gates[0].write
@@ -50,7 +50,7 @@ def test_an_alignment_names_the_recorded_positions(model, record):
     with intervene(model, ClampGates(record, alignment)):
         after = run(model, torch.stack([ids, ids])).gates
     positions, sources = [0, 2, 3], [3, 0, 0]
-    for gates, recorded in zip(after, record.layers, strict=True):
+    for gates, recorded in zip(after, record, strict=True):
         assert torch.equal(gates.write[1, positions], recorded.write[0, sources])
         assert torch.equal(gates.read[0, positions], recorded.read[0, sources])
     # What layer 0 writes depends on its token alone, so other positions are as before.
@@ -61,12 +61,12 @@ def test_masks_act_on_clamped_gates_and_the_last_clamp_wins(model, record):
     other = record_gates(model, tokens(LENGTH, seed=3))
     with intervene(model, ClampGates(record), ClampGates(other), MaskRead(1, 2)):
         gates = run(model).gates
-    assert torch.equal(gates[1].write, other.layers[1].write)
-    expected = other.layers[1].read.clone()
+    assert torch.equal(gates[1].write, other[1].write)
+    expected = other[1].read.clone()
     expected[..., 2] = 0
     assert torch.equal(gates[1].read, expected)
     with intervene(model, ClampGates(record)), intervene(model, ClampGates(other)):
-        assert torch.equal(run(model).gates[1].read, other.layers[1].read)
+        assert torch.equal(run(model).gates[1].read, other[1].read)
     # A clamped gate does not depend on prototypes.
     with intervene(model, ClampGates(record)):
         logits = run(model).logits
@@ -95,7 +95,7 @@ def test_passes_that_do_not_match_are_refused(model, record, ids, inputs):
             run(model, ids, **inputs)
         # An error in a pass does not end the block.
         cache = run(model, use_cache=True).past_key_values
-        assert torch.equal(run(model).gates[2].read, record.layers[2].read)
+        assert torch.equal(run(model).gates[2].read, record[2].read)
         with pytest.raises(InputError, match="without a cache"):
             run(model, past_key_values=cache, use_cache=True)
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,16 +26,8 @@ from prismlm.models.device import check_sequence
 from prismlm.models.watch import evaluating
 
 CLAMPED = "prismlm_clamped"
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionRecord:
-    """The attention weights of one text, [H, T, T] for each layer."""
-
-    input_ids: Int64[Tensor, " T"]
-    layers: tuple[Tensor, ...]
-
-
+# The attention weights of one text, [H, T, T] for each layer.
+AttentionRecord = tuple[Tensor, ...]
 # For each layer the recorded weights, and a(i) of each position.
 Clamps = dict[nn.Module, tuple[Tensor, Tensor]]
 _NONE: Clamps = {}
@@ -54,7 +45,7 @@ def record_attention(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> 
 
     with evaluating(model), reading_attention(model, record):
         model(input_ids=input_ids[None].to(model.device), use_cache=False)
-    return AttentionRecord(input_ids, tuple(recorded[layer] for layer in range(len(layers))))
+    return tuple(recorded[layer] for layer in range(len(layers)))
 
 
 @contextmanager
@@ -67,7 +58,7 @@ def clamp_attention(
     :func:`mapped_weights`. ``alignment`` has a(i) for each position, ascending, −1 for its own
     weights; None for a(i) = i in a text of equal length.
     """
-    length = len(record.input_ids)
+    length = record[0].shape[-1]
     sources = torch.arange(length) if alignment is None else torch.as_tensor(alignment)
     aligned = sources[sources >= 0]
     if bool((aligned.diff() <= 0).any()) or (aligned.numel() and int(aligned[-1]) >= length):
@@ -76,12 +67,12 @@ def clamp_attention(
             f"text, 0 to {length - 1}, and −1 for a position's own weights."
         )
     layers = _clampable_layers(model)
-    if len(layers) != len(record.layers):
+    if len(layers) != len(record):
         raise InputError(
             f"the model has {len(layers)} layers with attention and the record "
-            f"{len(record.layers)}: record it with the model that it is clamped onto."
+            f"{len(record)}: record it with the model that it is clamped onto."
         )
-    pairs = [(weights, sources.to(weights.device)) for weights in record.layers]
+    pairs = [(weights, sources.to(weights.device)) for weights in record]
     token = _clamps.set(dict(zip(layers, pairs, strict=True)))
     try:
         with attention_form(model, CLAMPED):

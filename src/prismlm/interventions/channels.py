@@ -82,18 +82,14 @@ class MaskRead(_ChannelIntervention):
     renormalise: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class GateRecord:
-    """The write and read gates of one text, [1, T, R] for each layer."""
-
-    input_ids: Int64[Tensor, " T"]
-    layers: tuple[MixerEvidence, ...]
+# The write and read gates of one text, [1, T, R] for each layer.
+GateRecord = tuple[MixerEvidence, ...]
 
 
 def record_gates(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> GateRecord:
     """Return the gates of one sequence under active interventions, for :class:`ClampGates`."""
     check_sequence(input_ids)
-    return GateRecord(input_ids, gates_of(model, input_ids[None]))
+    return gates_of(model, input_ids[None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +108,7 @@ class ClampGates:
     alignment: Sequence[int] | Tensor | None = None  # a(i); −1 for a position's own gate
 
     def __post_init__(self) -> None:
-        recorded, sources = len(self.record.input_ids), self.sources()
+        recorded, sources = self.record[0].write.shape[1], self.sources()
         valid = sources.ndim == 1 and sources.numel() > 0 and not sources.is_floating_point()
         if not valid or not OWN <= int(sources.min()) <= int(sources.max()) < recorded:
             raise InputError(
@@ -124,7 +120,7 @@ class ClampGates:
     def sources(self) -> Int64[Tensor, " T"]:
         """Return a(i) of each clamped position."""
         if self.alignment is None:
-            return torch.arange(len(self.record.input_ids))
+            return torch.arange(self.record[0].write.shape[1])
         return torch.as_tensor(self.alignment)
 
 
@@ -194,7 +190,7 @@ def _checked_layers(
     """Return the layers of an intervention, after checking it against the model."""
     if isinstance(intervention, ClampGates):
         channels = [mixer.channels for mixer in mixers]
-        recorded = [gates.write.shape[-1] for gates in intervention.record.layers]
+        recorded = [gates.write.shape[-1] for gates in intervention.record]
         if channels != recorded:
             raise InputError(
                 f"the model has {len(channels)} layers and the recorded gates {len(recorded)}, of "
@@ -274,7 +270,7 @@ def _change_gates(
 
 def _clamped(evidence: MixerEvidence, clamp: ClampGates, layer: int) -> MixerEvidence:
     """Return the gates of a pass with the recorded ones at clamped positions."""
-    sources, recorded = clamp.sources().to(evidence.write.device), clamp.record.layers[layer]
+    sources, recorded = clamp.sources().to(evidence.write.device), clamp.record[layer]
     own, rows = (sources < 0)[:, None], sources.clamp(min=0)
     write, read = (
         torch.where(own, gate, other[0].to(gate)[rows])
