@@ -38,7 +38,7 @@ def test_json_of_a_text(document, tiny_model, lm):
     }
     assert all(set(token) == TOKEN for token in value["tokens"])
     assert cost["edited"] > cost["perplexity"] > 1
-    assert cost["tokens"] == 500
+    assert 500 <= cost["tokens"] < 1000
 
 
 def test_a_strength_is_searched_by_default(document, tiny_model, lm):
