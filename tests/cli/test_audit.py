@@ -74,8 +74,14 @@ def test_sources(document, tiny_model, texts):
 def test_compare(prism, document, tiny_model, texts, tmp_path):
     value = document("compare", tiny_model, tiny_model, "--file", texts)
     assert value["texts"]["ce"]["difference"] == 0
+    assert value["prototypes"]["by_signature"]["mutual"] == 1
+    assert len(value["prototypes"]["pairs"]) == 10
     bare = shutil.copytree(tiny_model, tmp_path / "bare", ignore=lambda *_: ["lens"])
     assert "Shares" not in prism("compare", bare, tiny_model, "--file", texts).stdout
+    # A model without a lens has no names; prototypes are compared without texts too.
+    alone = prism("compare", bare, tiny_model, "--top", 1).stdout
+    assert "b name" in alone
+    assert "a name" not in alone
     assert "Shares by domain" in prism("compare", tiny_model, tiny_model, "--file", texts).stdout
 
 
@@ -126,12 +132,8 @@ def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):
         (("sources", tiny_model, "--doc", "no such"), "has no document 'no such'"),
         (("explain", tiny_model, "--file", texts, "--lines"), "leave out --lines"),
         (("explain", tiny_model, "x", "--method", "evidense"), "'evidence'"),
-        (("compare", tiny_model, tmp_path, "--file", texts), "not a prismlm model directory"),
-        (("compare", tiny_model, tiny_model), "--file"),
-        (
-            ("compare", tiny_model, tiny_model, "--file", texts, "--by", "document"),
-            "'source', 'domain', 'license'",
-        ),
+        (("compare", tiny_model, tmp_path), "not a prismlm model directory"),
+        (("compare", tiny_model, tiny_model, "--by", "document"), "'source', 'domain', 'license'"),
     ):
         assert words in refused(*arguments), arguments
         assert not list(tmp_path.glob(".*"))

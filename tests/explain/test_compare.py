@@ -1,4 +1,4 @@
-"""Two models on the same texts, against losses of transformers and single explanations."""
+"""Comparisons against whole signatures, losses of transformers and single explanations."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain.compare import compare_texts
+from prismlm.explain.compare import compare_prototypes, compare_texts, signature_matches
 
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
@@ -17,7 +17,42 @@ TEXTS = [
 ]
 
 
+def test_signatures_match_as_whole_vectors_do():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(13, 6, generator=generator), torch.randn(9, 4, generator=generator)
+    w_a, w_b = torch.randn(31, 6, generator=generator), torch.randn(31, 4, generator=generator)
+    found = signature_matches(a, w_a, b, w_b)
+    signatures = [(w @ p.T).T.double() for w, p in ((w_a, a), (w_b, b))]
+    left, right = (
+        torch.nn.functional.normalize(s - s.mean(1, keepdim=True), dim=1) for s in signatures
+    )
+    cosines = left @ right.T
+    assert found.best.tolist() == cosines.argmax(1).tolist()
+    np.testing.assert_allclose(found.similarity, cosines.max(1).values.numpy(), atol=1e-5)
+    back = cosines.argmax(0)
+    assert found.mutual.tolist() == [int(back[j]) == i for i, j in enumerate(found.best)]
+    assert 0 < found.mutual.sum() < 13
+
+
+def test_a_rotated_model_has_the_same_prototypes_in_another_order():
+    """The same function in other coordinates, its prototypes shuffled: all are found again."""
+    generator = torch.Generator().manual_seed(1)
+    a, w = torch.randn(40, 8, generator=generator), torch.randn(50, 8, generator=generator)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
+    order = torch.randperm(40, generator=generator)
+    found = signature_matches(a, w, (a @ turn)[order] * 3, w @ turn)
+    assert order[found.best].tolist() == list(range(40))
+    assert found.mutual.all()
+    assert found.similarity.min() > 0.9999
+
+
 def test_a_model_beside_itself(lm):
+    result = compare_prototypes(lm, lm)
+    assert result["by_signature"]["median"] == pytest.approx(1)
+    assert result["by_signature"]["mutual"] == 1
+    assert result["by_signature"]["chance"]["median"] < 0.9
+    assert result["by_signature"]["chance"]["mutual"] < 0.9
+    assert all(pair["a"] == pair["b"] for pair in result["pairs"])
     texts = compare_texts(lm, lm, TEXTS)
     assert texts["ce"]["difference"] == 0
     domains = texts["shares"]["domain"]
@@ -54,10 +89,12 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
     assert found["ce"]["a"] == pytest.approx(losses[0], rel=1e-4)
     assert found["ce"]["difference"] == pytest.approx(losses[1] - losses[0], abs=1e-3)
     assert found["shares"] is found["support"] is None
+    assert compare_prototypes(lm, other)["pairs"][0]["b_name"] is None
 
 
 def test_models_that_cannot_be_compared(lm, tiny_model):
     other = prismlm.load(tiny_model)
     other.tokenizer.add_tokens(["something new"])
-    with pytest.raises(InputError, match="different tokenizers"):
-        compare_texts(lm, other, TEXTS)
+    for call in (lambda: compare_texts(lm, other, TEXTS), lambda: compare_prototypes(lm, other)):
+        with pytest.raises(InputError, match="different tokenizers"):
+            call()

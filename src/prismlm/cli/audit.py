@@ -154,34 +154,41 @@ def sources(
 def compare(
     model_a: Annotated[Path, argument("MODEL_A", "A model or a checkpoint.")],
     model_b: Annotated[Path, argument("MODEL_B", "Another, same tokenizer.")],
-    file: Annotated[list[Path], option("FILE", "Texts to read; repeatable.", "--file")],
+    file: opt.TextFiles = None,
     lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
     lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,
     by: SharesBy = "domain",
-    top: Annotated[int, option("N", "Maximum number of shares.", min=0)] = 10,
+    top: Annotated[int, option("N", "Maximum number of pairs and shares.", min=0)] = 10,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare two models on the same texts: losses, sources and support."""
+    """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
     import prismlm
-    from prismlm.explain.compare import compare_texts
+    from prismlm.explain.compare import compare_prototypes, compare_texts
 
     a, b = prismlm.load(model_a, lens=lens_a), prismlm.load(model_b, lens=lens_b)
-    reader = _read_documents(file, a)
+    texts = None
+    if file:
+        reader = _read_documents(file, a)
+        texts = compare_texts(a, b, reader) | {"left_out": dict(reader.left_out)}
+    prototypes = compare_prototypes(a, b)
+    del prototypes["pairs"][top:]
     value: dict[str, Any] = {
         name: {"model": str(path), "lens": lm.lens and lm.lens.address}
         for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
-    value["texts"] = compare_texts(a, b, reader) | {"left_out": dict(reader.left_out)}
+    value |= {"texts": texts, "prototypes": prototypes}
     output.show(value, as_json, lambda: _print_comparison(value, by, top))
 
 
 def _print_comparison(value: dict[str, Any], by: str, top: int) -> None:
     output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
-    shares = value["texts"].pop("shares")
-    output.print_facts(value["texts"])
-    if shares is not None:
-        rest = shares[by]["unattributed"]
-        last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
-        rows = [*shares[by]["items"][:top], last]
+    if value["texts"] is not None:
+        shares = value["texts"].pop("shares")
+        output.print_facts(value["texts"])
         output.say("")
-        output.print_rows(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)
+        if shares is not None:
+            rest = shares[by]["unattributed"]
+            last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
+            rows = [*shares[by]["items"][:top], last]
+            output.print_rows(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)
+    output.print_value(value["prototypes"], top)

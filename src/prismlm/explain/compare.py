@@ -1,14 +1,16 @@
-"""Two models of one tokenizer side by side on the same texts: losses, sources and support."""
+"""Two models of one tokenizer side by side: losses, sources, and which prototypes correspond."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from itertools import tee
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from scipy import stats
+from torch import Tensor
 
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError
@@ -16,10 +18,25 @@ from prismlm.explain.attribution import AttributionSum, Sources
 from prismlm.explain.support import support_counts
 from prismlm.explain.texts import read_texts, window_of
 from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.models.sidecar import weight_of
 
 if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
+
+TILE = 1024
+
+
+class Matches(NamedTuple):
+    """For every prototype of A, its counterpart in B."""
+
+    best: np.ndarray  # the most similar prototype of B, int64 [K_A]
+    similarity: np.ndarray  # float64 [K_A]
+    mutual: np.ndarray  # whether A's prototype is in turn the most similar to it, bool [K_A]
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the median similarity, and the share of mutual matches."""
+        return {"median": float(np.median(self.similarity)), "mutual": float(self.mutual.mean())}
 
 
 def check_comparable(a: PrismLM, b: PrismLM) -> None:
@@ -27,8 +44,8 @@ def check_comparable(a: PrismLM, b: PrismLM) -> None:
     fingerprints = {tokenizer_fingerprint(lm.tokenizer) for lm in (a, b)}
     if len(fingerprints) > 1 or None in fingerprints:
         raise InputError(
-            f"{a.path} and {b.path} have different tokenizers, so losses per token cannot be "
-            "compared. Compare models of one tokenizer, or two checkpoints."
+            f"{a.path} and {b.path} have different tokenizers, so neither losses per token nor "
+            "signatures can be compared. Compare models of one tokenizer, or two checkpoints."
         )
 
 
@@ -83,4 +100,70 @@ def _shares(a: Sources, b: Sources) -> dict[str, Any]:
     return {
         "items": [{"key": k, "a": x, "b": y, "difference": y - x} for k, x, y in rows],
         "unattributed": {"a": a.unattributed, "b": b.unattributed},
+    }
+
+
+def signature_matches(
+    prototypes_a: Tensor, weight_a: Tensor, prototypes_b: Tensor, weight_b: Tensor
+) -> Matches:
+    """Match prototypes by the cosine of their centred signatures (W − W̄) p over the vocabulary.
+
+    With G = (W_a − W̄_a)ᵀ(W_b − W̄_b), the products of signatures are p_aᵀ G p_b, so that no
+    vector over the vocabulary is formed. Widths may differ; the vocabularies must not.
+    """
+    a, b = (w.double() - w.double().mean(0) for w in (weight_a, weight_b))
+
+    def unit(prototypes: Tensor, gram: Tensor) -> Tensor:
+        """Return prototypes scaled so that their signatures have length 1."""
+        squared = ((prototypes @ gram) * prototypes).sum(1, keepdim=True)
+        return prototypes / squared.clamp_min(1e-300).sqrt()
+
+    left = unit(prototypes_a.double(), a.T @ a) @ (a.T @ b)
+    right = unit(prototypes_b.double(), b.T @ b)
+    rows: list[tuple[Tensor, Tensor]] = []
+    highest = torch.full((len(right),), -torch.inf, dtype=torch.float64)
+    best_row = torch.zeros(len(right), dtype=torch.int64)
+    for number, tile in enumerate(left.split(TILE)):
+        cosines = tile @ right.T
+        largest, column = cosines.max(1)
+        rows.append((largest, column))
+        value, row = cosines.max(0)
+        best_row = torch.where(value > highest, row + number * TILE, best_row)
+        highest = torch.maximum(highest, value)
+    similarity, best = map(torch.cat, zip(*rows, strict=True))
+    mutual = best_row[best] == torch.arange(len(best))
+    return Matches(best.numpy(), similarity.numpy(), mutual.numpy())
+
+
+def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
+    """Return how many prototypes of A have a counterpart in B, and how many would by chance.
+
+    Chance is the same search after the rows of B's output embedding, its tokens, are shuffled.
+
+    Returns:
+        ``by_signature``, and ``pairs``: one for each prototype of A, the most similar first.
+    """
+    check_comparable(a, b)
+    weight_a, weight_b = weight_of(a.model).cpu(), weight_of(b.model).cpu()
+    tokens = min(len(weight_a), len(weight_b))
+    weight_a, weight_b = weight_a[:tokens], weight_b[:tokens]
+    prototypes_a, prototypes_b = (lm.head.prototypes.detach().cpu() for lm in (a, b))
+    signatures = signature_matches(prototypes_a, weight_a, prototypes_b, weight_b)
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    chance = signature_matches(prototypes_a, weight_a, prototypes_b, weight_b[order])
+    pairs = [
+        {
+            "a": i,
+            "b": (j := int(signatures.best[i])),
+            "a_name": None if a.lens is None else a.lens.names[i],
+            "b_name": None if b.lens is None else b.lens.names[j],
+            "cosine": float(signatures.similarity[i]),
+            "mutual": bool(signatures.mutual[i]),
+        }
+        for i in np.argsort(-signatures.similarity, kind="stable").tolist()
+    ]
+    return {
+        "prototypes": {"a": len(prototypes_a), "b": len(prototypes_b)},
+        "by_signature": signatures.to_dict() | {"chance": chance.to_dict()},
+        "pairs": pairs,
     }
