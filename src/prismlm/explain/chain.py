@@ -224,11 +224,10 @@ def read_direct_path(
     # What this thread's pass adds to the residual stream, by layer.
     with watch(hooks), capture(model, logits=False) as captured:
         model(**replay(input_ids[None], codes), use_cache=False)
-    flows: list[ChannelFlow] = []
-    for layer, mixer in enumerate(mixers):
-        flow = mixer.flow(seen["inputs", layer], seen["gates", layer])
-        tensors = {k: v.detach().cpu() for k, v in flow._asdict().items() if isinstance(v, Tensor)}
-        flows.append(flow._replace(**tensors))
+    flows = [
+        _on_cpu(mixer.flow(seen["inputs", layer], seen["gates", layer]))
+        for layer, mixer in enumerate(mixers)
+    ]
     return DirectPath(
         head=head,
         embedding=seen["embedding", 0],
@@ -241,6 +240,11 @@ def read_direct_path(
         gain=norm.weight.detach().cpu(),
         epsilon=norm.eps or 0.0,
     )
+
+
+def _on_cpu(flow: ChannelFlow) -> ChannelFlow:
+    tensors = {k: v.detach().cpu() for k, v in flow._asdict().items() if isinstance(v, Tensor)}
+    return flow._replace(**tensors)
 
 
 def chains(

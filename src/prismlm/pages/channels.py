@@ -17,7 +17,7 @@ from prismlm.files import finite
 from prismlm.pages.frame import html_page
 from prismlm.probes.channels.activations import LayerCurves, read_channels
 from prismlm.probes.channels.report import ChannelReport, LayerReport
-from prismlm.probes.results import Row, Table, figure_at, text_of
+from prismlm.probes.results import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,26 +49,9 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
         read = report.corpus
         facts.append(("corpus", f"{read['name']}, {read['split']}"))
         facts.append(("read", f"{read['positions']:,} tokens in sequences of {read['length']}"))
-    tables = [_table(table) for table in report.tables]
-    data = channels_data(model, corpus, report) | {"facts": facts, "tables": tables}
+    data = channels_data(model, corpus, report) | {"facts": facts}
     title = f"{TITLE}: {report.model}" if report.model else TITLE
     return html_page(title, "channels_page.js", data, styles=("trace.css", "channels.css"))
-
-
-def _table(table: Table) -> dict[str, Any]:
-    """Return a table with formatted figures."""
-    return {
-        "title": table.title,
-        "columns": [name.replace("_", " ") for name in table.columns],
-        "rows": [
-            [text_of(figure_at(row, name), form) for name, form in table.columns.items()]
-            for row in table.rows
-        ],
-        "facts": [
-            f"{name.replace('_', ' ')} {text_of(value, '' if isinstance(value, int) else '.3g')}"
-            for name, value in table.facts.items()
-        ],
-    }
 
 
 def channels_data(

@@ -92,7 +92,7 @@ class Metrics:
     def __init__(self, engine: Engine) -> None:
         self.registry = prometheus.CollectorRegistry()
 
-        def made(kind: type[T], name: str, text: str, *labels: str, **options: Any) -> T:
+        def made(kind: Callable[..., T], name: str, text: str, *labels: str, **options: Any) -> T:
             return kind(f"prismlm_{name}", text, labels, registry=self.registry, **options)
 
         self.requests = made(prometheus.Counter, "requests", "Requests answered.", "path", "status")

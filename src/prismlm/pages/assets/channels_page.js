@@ -8,14 +8,6 @@ const CAVEAT = "Sequences are those that write most into a channel; they show wh
 const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
 const data = JSON.parse(root.querySelector("script").textContent);
 
-const table = ({ title, columns, rows, facts: said }) => {
-  const kinds = columns.map((_, i) => (rows.some((row) => /^[a-z]/i.test(row[i])) ? "c-words" : "p-number"));
-  return html`<div><h2>${title}</h2><div class="c-scroll"><table>
-  <thead><tr>${columns.map((name, i) => html`<th scope="col" class=${kinds[i]}>${name}</th>`)}</tr></thead>
-  <tbody>${rows.map((row) => html`<tr>${row.map((figure, i) => html`<td class=${kinds[i]}>${figure}</td>`)}</tr>`)}</tbody></table></div>
-  <ul>${said.map((one) => html`<li>${one}</li>`)}</ul></div>`;
-};
-
 const address = {
   read: () => (location.hash.match(/^#l(\d+)c(\d+)$/) || []).slice(1),
   write: (layer, channel) => {
@@ -27,7 +19,7 @@ const address = {
   },
 };
 const { node, follow } = channels(data, address, html`<header class="p-head">${facts(data.facts)}</header>`,
-  html`${data.tables.length ? html`<section class="c-findings">${data.tables.map(table)}</section>` : ""}<p class="p-caveat">${CAVEAT}</p>`);
+  html`<p class="p-caveat">${CAVEAT}</p>`);
 render(node, root);
 addEventListener("hashchange", follow);
 root.dataset.ready = "yes";
