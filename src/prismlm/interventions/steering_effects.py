@@ -120,9 +120,14 @@ def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
     if np.isnan(control).any():
         return SteeringEffect(len(edit), float(edit.mean()))
     difference = edit - control
-    means = (float(column.mean()) for column in (edit, control, difference))
     interval = bootstrap(difference, seed=0) if len(edit) > 1 else None
-    return SteeringEffect(len(edit), *means, interval and (interval.low, interval.high))
+    return SteeringEffect(
+        len(edit),
+        float(edit.mean()),
+        float(control.mean()),
+        float(difference.mean()),
+        interval and (interval.low, interval.high),
+    )
 
 
 def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:

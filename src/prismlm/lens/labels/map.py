@@ -92,8 +92,6 @@ def regions(lens: Lens) -> list[Region]:
     for _, region, category in sorted(ranked, reverse=True):
         if region not in names and category not in names.values():
             names[region] = category
-    return [
-        Region(*map(float, np.median(points[region_of == region], axis=0).round(3)), names[region])
-        for region, _ in sizes.most_common()
-        if region in names
-    ]
+    centers = {r: np.median(points[region_of == r], axis=0).round(3).tolist() for r in names}
+    ordered = (region for region, _ in sizes.most_common() if region in names)
+    return [Region(centers[r][0], centers[r][1], names[r]) for r in ordered]
