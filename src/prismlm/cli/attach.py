@@ -21,6 +21,12 @@ HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "How prototype
 Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", min=1)]
 RATE_HELP = "Learning rate, in units of the prototypes' elements."
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
+Uncertainty = Annotated[bool, flag("--uncertainty", "Train a table of uncertainty feedback.")]
+UNCERTAINTY_LOSSES = {
+    "ce": "CE, uncertainty fed back",
+    "ce_without": "CE, nothing fed back",
+    "ce_shuffled": "CE, shuffled codes (control)",
+}
 
 
 def attach(
@@ -45,13 +51,16 @@ def attach(
     precision: opt.Precision = "auto",
     lora: Lora = False,
     lora_epochs: Annotated[float, option("N", "Epochs of fine-tuning.")] = 1.0,
+    uncertainty: Uncertainty = False,
+    uncertainty_epochs: Annotated[float, option("N", "Epochs of the table.")] = 1.0,
     seed: opt.Seed = 0,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
 ) -> None:
     """Attach prototypes to any Hugging Face model, and index text with them.
 
-    The model's weights stay as they are, unless --lora fine-tunes them first. Run again to resume.
+    The model's weights stay as they are, unless --lora fine-tunes them first. --uncertainty trains
+    a table that feeds the entropy of each prediction back to the next input. Run again to resume.
     Processes of torchrun divide the work.
     """
     if lora:
@@ -65,6 +74,9 @@ def attach(
     parts: dict[str, Any] = {
         "fit": opt.fill(training.FitOptions, locals()),
         "lora": training.LoraOptions(lora_epochs, seed=seed) if lora else None,
+        "uncertainty": training.TableOptions(uncertainty_epochs, seed=seed)
+        if uncertainty
+        else None,
     }
     options = opt.fill(training.AttachOptions, locals(), **parts)
     if dry_run:
@@ -78,5 +90,7 @@ def attach(
 
 
 def _print_result(result: AttachResult) -> None:
+    losses = result.uncertainty or {}
     facts = {"states": result.states, **output.quality_facts(result.quality)}
+    facts |= {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
     output.print_facts(facts | {"lens": str(result.lens)}, str(result.directory))

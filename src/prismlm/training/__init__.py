@@ -7,7 +7,7 @@ from prismlm.training.recipe import LossWeights, Recipe, build_recipe, load_reci
 from prismlm.training.run import TrainingResult, estimate, train
 from prismlm.training.search import SearchResult, TrialResult, search
 from prismlm.training.trainer import PrismTrainer
-from prismlm.training.tuning import LoraOptions
+from prismlm.training.tuning import LoraOptions, TableOptions
 
 __all__ = [
     "AttachOptions",
@@ -19,6 +19,7 @@ __all__ = [
     "PrismTrainer",
     "Recipe",
     "SearchResult",
+    "TableOptions",
     "TrainingResult",
     "TrialResult",
     "attach",

@@ -51,6 +51,7 @@ from prismlm.models.sidecar import (
     save_sidecar,
     weight_of,
 )
+from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertainty, uncertainty_of
 from prismlm.models.watch import evaluating
 from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
@@ -61,9 +62,10 @@ from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe import flat
 from prismlm.training.run import check_ours, write_history
 from prismlm.training.setup import versions
-from prismlm.training.tuning import LoraOptions
+from prismlm.training.tuning import LoraOptions, TableOptions
 
-ATTACH_FILE, CORPORA, ADAPTER = "attach.json", "corpora", "adapter"
+ATTACH_FILE, EFFECT_FILE = "attach.json", "uncertainty_feedback.json"
+CORPORA, ADAPTER = "corpora", "adapter"
 # A directory that is removed at the end, with hidden states and the model before fine-tuning.
 WORK, STATES, BASE = "attach", "states", "base"
 
@@ -93,14 +95,15 @@ class AttachOptions:
     revision: str | None = None  # of a model on the hub
     lora: LoraOptions | None = None  # fine-tune the model first
     skip_bad_rows: bool = False  # skip and count unusable rows of text files
+    uncertainty: TableOptions | None = None  # train a table of uncertainty codes
 
     def __post_init__(self) -> None:
         if not self.states_gb > 0:
             raise InputError(f"--states-gb is {self.states_gb:g}: expected a positive number.")
-        if self.device == BALANCED and self.lora:
+        if self.device == BALANCED and (self.lora or self.uncertainty):
             raise InputError(
-                "--device balanced may leave layers on disk, through which --lora cannot train: "
-                "choose one device, such as cuda or cpu."
+                "--device balanced may leave layers on disk, through which --lora and "
+                "--uncertainty cannot train: choose one device, such as cuda or cpu."
             )
 
     def index(self, model: PreTrainedModel) -> IndexOptions:
@@ -128,13 +131,14 @@ class AttachResult:
     corpus: Path
     states: int  # positions that the head was fitted to
     quality: HeadQuality
+    uncertainty: dict[str, float] | None = None  # effect of the table of uncertainty codes, if any
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         paths = {"model": self.directory, "lens": self.lens, "corpus": self.corpus}
         figures = {"states": self.states, "quality": self.quality.to_dict()}
         paths = {name: str(path) for name, path in paths.items()}
-        return paths | figures
+        return paths | figures | {"uncertainty": self.uncertainty}
 
 
 def attach(
@@ -167,6 +171,11 @@ def attach(
     parallel.join()
     options, out = options or AttachOptions(), Path(out)
     base = parallel.on_main(lambda: find_base(model, options.revision))
+    if options.uncertainty and has_uncertainty(base.path):
+        raise InputError(
+            f"{model} has a table of uncertainty codes already: leave out --uncertainty to attach "
+            "a head to it."
+        )
     parallel.on_main(lambda: check_ours(out, ATTACH_FILE, "attach"))
     with ExitStack() as stack:
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
@@ -177,6 +186,7 @@ def attach(
         if not parallel.on_main(lambda: has_sidecar(out) and lens.exists()):
             run.check()
             run.tune()
+            run.train_table()
             states = run.states()
             run.index(run.head(states), states, lens)
         parallel.on_main(lambda: run.finish(lens))
@@ -187,6 +197,7 @@ def attach(
         corpus=run.corpus.path,
         states=provenance["attached"]["states"],
         quality=HeadQuality(**provenance["quality"]),
+        uncertainty=provenance.get("uncertainty_feedback"),
     )
 
 
@@ -204,7 +215,7 @@ def _begin(
     settings |= {key: value for key, value in options_used if key not in FREE_TO_CHANGE}
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
-        parts = (ADAPTER, f"{WORK}/{STATES}/{META_FILE}")
+        parts = (ADAPTER, EFFECT_FILE, f"{WORK}/{STATES}/{META_FILE}")
         begun = has_sidecar(out) or any((out / part).exists() for part in parts)
         if begun or any(before.get(key) != settings[key] for key in ("model", "revision")):
             way_out = "Restore these settings, or choose another --out."
@@ -303,6 +314,23 @@ class _AttachRun:
         parallel.on_main(lambda: put_adapted(self.source, adapter, self.out))
         self._open(self.out)
 
+    def train_table(self) -> None:
+        """Train a table of uncertainty codes and measure its effect."""
+        options = self.options
+        done = parallel.on_main((self.out / EFFECT_FILE).is_file)
+        if options.uncertainty is None or done:
+            return
+        tuning.train_table(self.model, self.corpus, options.uncertainty, **self.passes)
+        feedback = uncertainty_of(self.model)
+        assert feedback is not None
+
+        def save() -> None:
+            effect = tuning.effect_of_table(self.model, self.heldout, options.heldout_tokens)
+            save_uncertainty(self.out, feedback)
+            keep_json(self.out / EFFECT_FILE, effect)
+
+        parallel.on_main(save)
+
     def states(self) -> HiddenStates:
         """Return the hidden states of the corpus, stored on disk; each process reads some."""
         limit, count, whole = self.options.states_gb * 1e9, parallel.world_size(), self._states
@@ -363,6 +391,8 @@ class _AttachRun:
         }
         if options.lora is not None:
             provenance["fine_tuned"] = read_json(self.out / ADAPTER / tuning.NOTE_FILE)
+        if options.uncertainty is not None:
+            provenance["uncertainty_feedback"] = read_json(self.out / EFFECT_FILE)
         return provenance
 
     def index(self, head: PrototypeHead, states: HiddenStates, lens: Path) -> None:
@@ -427,6 +457,9 @@ def estimate_attach(
     tokens -= documents
     reading = options.index(opened)
     per_token, sample = _time_reading(opened, reading)
+    if options.uncertainty is not None:
+        # A model with uncertainty feedback reads everything twice.
+        per_token *= 2
     states = options.states(tokens, sample.width)
     fit_options = options.fit.of_states(states)
     head = fit_options.head(sample.width)
@@ -435,7 +468,7 @@ def estimate_attach(
     rows = np.arange(min(fit_options.batch, len(sample)))
     per_step = seconds_of(lambda: fitting.take(rows), MEASURED_STEPS)
     steps = fit_options.steps(states)
-    epochs = options.lora.epochs if options.lora else 0.0
+    epochs = sum(stage.epochs for stage in (options.lora, options.uncertainty) if stage)
     unread = max(0, tokens - states)
     seconds = {
         "tune_seconds": TRAINING_FACTOR * tokens * per_token * epochs,

@@ -1,4 +1,4 @@
-"""Fine-tuning of an existing model with low-rank adapters before a head is attached."""
+"""Training on an existing model before a head is attached: adapters, or a table of codes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
+from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
+from prismlm.models.watch import evaluating
+from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
 from prismlm.training import parallel
+from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
 from prismlm.training.setup import supports_packed_documents
@@ -32,7 +36,7 @@ NOTE_FILE = "fine-tuning.json"
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """How parameters of a model are trained."""
+    """How adapters or a table are trained."""
 
     epochs: float = 1.0  # passes over the corpus; may be fractional
     learning_rate: float = 5e-4  # peak rate of Adam
@@ -58,6 +62,13 @@ class LoraOptions(TuningOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("lora blocks", self.blocks, "a fraction of at most 1", lambda x: x <= 1)
+
+
+@dataclass(frozen=True)
+class TableOptions(TuningOptions):
+    """How a table of uncertainty codes is trained: 64 rows, from zero, with two passes."""
+
+    learning_rate: float = 3e-3
 
 
 def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
@@ -127,6 +138,34 @@ def write_adapter(
         write_json(directory / NOTE_FILE, note)
 
 
+def train_table(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    options: TableOptions,
+    *,
+    window: int,
+    bf16: bool = False,
+    progress: Reporter = SILENT,
+) -> None:
+    """Add a table of uncertainty codes to a model and train it, and nothing else, on a corpus."""
+    if (earlier := uncertainty_of(model)) is not None:
+        # From a run that was interrupted before its table was measured.
+        earlier.detach()
+    rows = _training_rows(model, corpus, window, options.seed)
+    model.requires_grad_(False)
+    table = attach_uncertainty(model).embedding
+    dtype = table.weight.dtype
+    # bfloat16 would round Adam's steps away.
+    table.float().requires_grad_(True)
+    model.train()
+    training = Tuning(model, rows, options, bf16=bf16)
+    training.run_all("Training the table of uncertainty codes", progress)
+    # Each process has seen the codes of its own rows.
+    table.seen.copy_(parallel.sum_over_processes(table.seen.int()) > 0)
+    model.eval()
+    table.to(dtype).requires_grad_(False)
+
+
 def _training_rows(model: PreTrainedModel, corpus: Corpus, length: int, seed: int) -> PackedDataset:
     share_rows = supports_packed_documents(model)
     return pack(corpus, corpus.split("train"), length, seed, share_rows=share_rows)
@@ -176,3 +215,28 @@ class Tuning(Loop):
             logits = self._model(**inputs, use_cache=False).logits[:, :-1]
         flat = logits.flatten(0, 1).float()
         return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+@torch.no_grad()
+def effect_of_table(model: PreTrainedModel, text: HeldOut, tokens: int) -> dict[str, float]:
+    """Return the cross-entropy on held-out text, in nats per token, by the codes that are fed back.
+
+    ``ce`` is with the model's own codes, ``ce_without`` with none, and the control ``ce_shuffled``
+    with its codes permuted over the positions of a batch.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sums, count = dict.fromkeys(("ce", "ce_without", "ce_shuffled"), 0.0), 0
+    with evaluating(model):
+        for batch in text.batches(tokens):
+            ids, attended, scored = batch.scored_on(model.device)
+            inputs = {"input_ids": ids, "attention_mask": attended, "use_cache": False}
+            output = model(**inputs)
+            codes: Tensor = output[CODES]
+            controls = (torch.full_like(codes, NO_CODE), shuffle_codes(codes, generator))
+            logits = [output.logits, *(model(**inputs, **{CODES: c}).logits for c in controls)]
+            count += int(scored.sum())
+            for name, prediction in zip(sums, logits, strict=True):
+                predicted = prediction[:, :-1][scored].float()
+                loss = F.cross_entropy(predicted, ids[:, 1:][scored], reduction="sum")
+                sums[name] += loss.item()
+    return {name: total / count for name, total in sums.items()} | {"tokens": count}
