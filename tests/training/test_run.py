@@ -318,6 +318,18 @@ def test_a_run_ends_with_perplexity_a_verdict_and_the_next_command(settings, tmp
     if not head:
         following = f"attach {out} --corpus {corpus} --out {out}-attached"
     assert done.stdout.splitlines()[-1].strip() == f"prismlm {following}"
+    assert "passes over" not in done.stderr
+
+
+def test_many_passes_over_few_documents_are_warned_of_at_the_start(settings):
+    settings["data"]["documents"], warnings = 5, []
+    train(build_recipe(settings | {"steps": 60}), on_warning=warnings.append)
+    (warning,) = warnings
+    passes = float(warning.split()[0])
+    assert passes > 4.5
+    assert " passes over 5 documents: beyond 4, " in warning
+    enough = int(warning.split("--set steps=")[1].split(")")[0])
+    assert enough == pytest.approx(60 * 4 / passes, abs=60 * 4 / passes / 10 + 1)
 
 
 COMPILED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,8 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     if not opt.is_first_process():
         run(recipe, resume=resume)
         return
-    result = run(recipe, resume=resume, progress=ConsoleReporter())
+    warn = partial(typer.echo, err=True)
+    result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
     output.show(result.to_dict(), as_json, lambda: _print_result(result, recipe.corpus))
 
 

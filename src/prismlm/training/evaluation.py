@@ -17,6 +17,9 @@ from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096
 MAX_EXPONENT = 709
+# Up to four passes over a text are worth nearly as much as new text, further ones less and less
+# (Muennighoff et al. 2023, Scaling Data-Constrained Language Models).
+MAX_PASSES = 4
 # A run overfits if its last evaluation is this many nats (5 % of perplexity) above the best.
 OVERFITTING = 0.05
 # Token frequencies are counted on a sample of this many tokens.

@@ -9,7 +9,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -104,12 +104,14 @@ def train(
     resume: bool = False,
     without: Collection[int] = (),
     progress: Reporter = SILENT,
+    on_warning: Callable[[str], object] | None = None,
 ) -> TrainingResult:
     """Train a model and its prototypes; write the model directory ``recipe.out``.
 
     Ctrl-C finishes the current step and writes a checkpoint to ``out/checkpoints``.
     ``resume`` continues from the newest checkpoint in ``out``, if there is one; the documents
-    ``without``, by number, are not trained on.
+    ``without``, by number, are not trained on; ``on_warning`` is called before the first step if
+    the text is read too often.
 
     Raises:
         InputError: the device is not available, the corpus does not fit, ``out`` holds something
@@ -127,6 +129,8 @@ def train(
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe, without)
         parallel.on_main(lambda: _begin(prepared))
+        if on_warning is not None and (warning := prepared.warning()):
+            on_warning(warning)
         trainer = PrismTrainer(prepared, out)
         try:
             _take_steps(trainer, progress)

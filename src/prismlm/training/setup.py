@@ -27,7 +27,7 @@ from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.models.watch import evaluating
 from prismlm.training import parallel
-from prismlm.training.evaluation import HeldOut, token_counts
+from prismlm.training.evaluation import MAX_PASSES, HeldOut, token_counts
 from prismlm.training.model import PrismForCausalLM, VocabularySample
 from prismlm.training.parallel import blocks, unsharded
 from prismlm.training.recipe import EXEMPT, Exempt, Recipe
@@ -67,6 +67,21 @@ class Prepared:
             "head_placed": self.model.initialised,
             "versions": versions("torch", "transformers"),
         }
+
+    def warning(self) -> str | None:
+        """Return a warning if the run reads the same text more than four times."""
+        recipe, rows = self.recipe, self.rows
+        step = recipe.positions_per_step * parallel.world_size()
+        passes = recipe.steps * step / (len(rows) * recipe.data.length)
+        if passes < MAX_PASSES + 0.5:
+            return None
+        documents = recipe.data.documents or len(self.corpus.split("train"))
+        steps = max(1, round(recipe.steps * MAX_PASSES / passes))
+        return (
+            f"{passes:,.0f} passes over {documents:,} documents: beyond {MAX_PASSES}, repeated "
+            "text is worth less and less, and the model may memorise it. Use more text, or fewer "
+            f"steps (--set steps={steps})."
+        )
 
 
 def prepare(recipe: Recipe, without: Collection[int] = ()) -> Prepared:
