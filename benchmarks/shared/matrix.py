@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.shared.pages import RESULTS, measured_on, page_options, publish, table
 from prismlm.files import read_json
 
-BEGIN, END = "<!-- matrix: written by its tests -->\n", "<!-- end of the matrix -->"
+BEGIN, END = "<!-- matrix: of its JSON -->\n", "<!-- end of the matrix -->"
 REFUSED = "refused"
 
 
