@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.cells import cell_len
 
 from tests.helpers.html_reader import Reader
 
@@ -60,6 +61,19 @@ def test_an_audit_in_parts(document, refused, tiny_model, texts, tmp_path):
     assert not list(tmp_path.glob(".*"))
     assert "add --parquet" in refused("audit", tiny_model, texts, "--workers", "2")
     assert "torchrun" not in refused(*command, tmp_path / "x.parquet", "--engine", "slurm")
+
+
+def test_human_output_fits(prism, tiny_model, texts):
+    doc = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")["doc_id"][0].as_py()
+    for arguments in (
+        ("audit", tiny_model, texts, "--where", "license=CC0-1.0", "--by", "document"),
+        ("sources", tiny_model, "--doc", doc, "--file", texts),
+        ("compare", tiny_model, tiny_model, "--file", texts),
+        ("explain", tiny_model, "The patient was given a dose. " * 3, "--tokens", "all"),
+    ):
+        shown = prism(*arguments, columns=80).stdout
+        assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80, arguments[0]
+        assert "\x1b" not in shown
 
 
 def test_sources(document, tiny_model, texts):

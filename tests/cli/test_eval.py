@@ -200,6 +200,7 @@ def test_an_unusable_judge_is_reported_before_its_ratings(
         value = document(*command)
         assert len(server.requests) == requests <= 32
     assert result.stdout.startswith("The judge endpoint:m is unusable: it must prefer real text")
+    assert "Ratings, to be ignored since the judge is unusable" in result.stdout
     assert "\x1b[31m" not in result.stdout + result.stderr
     assert value == json.loads((tmp_path / "judge.json").read_text())
     assert value["judge"]["order"]["by_position"]["value"] == 1

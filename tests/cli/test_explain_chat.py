@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ from prismlm.cli.trace import PrintOptions, explain_and_print, repeats_question
 from prismlm.corpus import Corpus
 from prismlm.corpus.chat import as_chat
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
+from tests.helpers.lens_meta import change_meta
 
 SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
 UNANSWERED = {"chat without an answer": 2}
@@ -187,3 +189,13 @@ def test_a_chat_that_ends_with_the_user_is_answered(printed, document, model, lm
     shown = printed(model, "--file", chats, "--generate", 0)
     assert QUESTION in shown
     assert SUPPORT.search(shown)
+
+
+def test_a_lens_without_a_support_scale_says_how_to_get_one(printed, tiny_model, tmp_path):
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    change_meta(copy / "lens" / "sample", support=None)
+    shown = " ".join(printed(copy, "The patient was given a dose of the drug").split())
+    assert "this lens has no support scale." in shown
+    assert "prismlm index MODEL --corpus DIR --positions 1 --overwrite" in shown
+    assert "Documents behind it" in shown
+    assert not SUPPORT.search(shown)

@@ -198,6 +198,21 @@ def test_one_layer(prism, document, corpus, protot):
     assert "the channel each token writes and reads most" in shown
 
 
+def test_a_text_alone_needs_no_corpus(prism, protot, tmp_path):
+    page = tmp_path / "page.html"
+    result = prism(*CHANNEL, protot, "--text", MAPS, "--html", page)
+    assert result.stderr == f"wrote {page}\n"
+    assert result.stdout.count("channel  life") == LAYERS
+    assert "sparsity" not in result.stdout
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_llama_has_heads(prism, corpus, llama):
+    shown = prism(*CHANNEL, llama, *ALL, "--corpus", corpus.path).stdout
+    assert "no channels" in shown
+    assert " values " in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -321,6 +336,14 @@ def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
     assert (value["loss"]["length"], value["loss"]["trained_length"]) == (2 * ROW, ROW)
     assert len(value["cross_terms"]["rows"]) == 2
     assert all(math.isfinite(rates["gain"]) for rates in value["rates"]["rows"])
+
+
+def test_the_loss_of_any_decoder(shown, gpt2, tiny):
+    options = ("--corpus", tiny.path, "--loss-only", *ALL)
+    text = shown(*SPECTRA, gpt2, *options, "--context", 64)
+    assert "32–47" in text
+    assert "Coding rates" not in text
+    assert "trained length none" in text
 
 
 @pytest.mark.parametrize(

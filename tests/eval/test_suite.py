@@ -33,6 +33,24 @@ def test_an_unreachable_hub_is_reported():
         load_tasks(PIQA, SuiteOptions())
 
 
+def test_a_copy_that_is_not_whole_is_named(tmp_path):
+    copy = write_benchmarks(tmp_path, "piqa") / "baber" / "piqa"
+    options, file = SuiteOptions(data=tmp_path), copy / "validation.parquet"
+    rows = [{"goal": "To boil water", "label": 0}]
+
+    def refused():
+        with pytest.raises(FormatError, match=r"baber/piqa does not hold the questions of piqa \("):
+            select_questions(PIQA, options)
+
+    write_benchmarks(tmp_path, "piqa", rows=rows)
+    refused()
+    # As git without LFS leaves it.
+    file.write_text("version https://git-lfs.github.com/spec/v1\n")
+    refused()
+    file.unlink()
+    refused()
+
+
 # -- a suite on one model
 
 

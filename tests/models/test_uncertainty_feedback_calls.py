@@ -166,3 +166,20 @@ def test_the_mask_of_one_token(model):
     assert codes[0] == codes[1]
     assert min(codes[0]) >= 0
     assert codes[2] == (-1, -1)
+
+
+def test_a_cache_with_a_gradient(model):
+    attach_drawn(model, 64, passes=2)
+    cache = model(IDS, use_cache=True).past_key_values
+    model(IDS[:, :2], past_key_values=cache).logits.sum().backward()
+    assert cache.get_seq_length() == 7
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("setting", ["video_token_id", "audio_token_index"])
+def test_placeholders_of_video_and_audio_are_not_text(model, setting):
+    setattr(model.config, setting, 6)
+    attach_drawn(model, 64)
+    codes = model(input_ids=IDS, use_cache=False).uncertainty_codes
+    # No code at the start, at a placeholder, and after it.
+    assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]

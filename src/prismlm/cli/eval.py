@@ -147,9 +147,13 @@ def judge(
 def _print_judgement(result: Row) -> None:
     if examined := result["judge"]:
         verdict = "usable" if examined["usable"] else f"unusable: {'; '.join(examined['reasons'])}"
-        output.say(f"The judge {examined['source']} is {verdict}.\n", style="bold")
+        output.say(f"The judge {examined['source']} is {verdict}.", style="bold")
+        output.say("A judge that ignores the texts scores 50 %.\n")
         output.print_facts(examined["preferred"] | {"order": examined["order"]})
-    output.print_value(result["ratings"] or {})
+    if ratings := result["ratings"]:
+        if not ratings["readable"]:
+            output.say("\nRatings, to be ignored since the judge is unusable")
+        output.print_value(ratings)
     if bleu := result["bleu"]:
         rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
         output.print_value({"BLEU, and against the reference of another prompt": rows})

@@ -8,8 +8,8 @@ a_plain, since all predictors answer the same questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from prismlm import fingerprints
-from prismlm.errors import InputError, check_choice
+from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line
 from prismlm.eval.predictors import PredictorLM
 from prismlm.eval.runs import make_parts, read_part, sample_rows
 from prismlm.files import finite, keep_json
@@ -130,6 +130,22 @@ def _copy_of(benchmark: Benchmark, data: Path) -> dict[str, Any]:
     return {"dataset_path": str(copy), "dataset_kwargs": {"cache_dir": str(cache)}}
 
 
+@contextmanager
+def _reading(benchmark: Benchmark, data: Path) -> Iterator[None]:
+    """Name the copy in the error where datasets or lm-eval cannot use it."""
+    try:
+        yield
+    except PrismError:
+        raise
+    except Exception as error:  # their errors have no common base
+        raise FormatError(
+            f"{data / benchmark.hub} does not hold the questions of {benchmark.name} "
+            f"({type(error).__name__}: {first_line(error)}). Expected a whole copy of the hub's "
+            f"dataset {benchmark.hub}, with its README.md: download it again (hf download "
+            "--repo-type dataset --local-dir)."
+        ) from error
+
+
 class Question(NamedTuple):
     """One document, as lm-eval asks it."""
 
@@ -146,16 +162,18 @@ def select_questions(
 
     Questions of MMLU are drawn from all subjects together. ``dataset`` is of :func:`load_tasks`.
     """
-    tasks = load_tasks(benchmark, options, dataset)
-    rows = [(task, document) for task in tasks for document in task.task_docs]
     questions: list[Question] = []
-    for number in sample_rows(len(rows), options.limit, options.seed):
-        task, document = rows[number]
-        prefix = task.doc_to_prefix(document)
-        context = task.fewshot_context(document, options.shots, gen_prefix=prefix)
-        name = (task.task_name, number, 1)
-        requests = task.construct_requests(doc=document, ctx=context, metadata=name)
-        questions.append(Question(number, task, document, [request.args for request in requests]))
+    with nullcontext() if options.data is None else _reading(benchmark, options.data):
+        tasks = load_tasks(benchmark, options, dataset)
+        rows = [(task, document) for task in tasks for document in task.task_docs]
+        for number in sample_rows(len(rows), options.limit, options.seed):
+            task, document = rows[number]
+            prefix = task.doc_to_prefix(document)
+            context = task.fewshot_context(document, options.shots, gen_prefix=prefix)
+            name = (task.task_name, number, 1)
+            requests = task.construct_requests(doc=document, ctx=context, metadata=name)
+            pairs = [request.args for request in requests]
+            questions.append(Question(number, task, document, pairs))
     return questions, len(rows)
 
 
