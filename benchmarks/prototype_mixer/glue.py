@@ -80,7 +80,8 @@ def as_on_the_hub(data: Path, out: Path) -> Path:
             if isinstance(row["label"], str):
                 known = CLASSES.get(task, ["0", "1"])
                 row["label"] = known.index(row["label"])
-        place = out / task / f"{whole.replace('dev', 'validation')}.parquet"
+        part = "_subset" if split.endswith("_subset") else ""
+        place = out / task / f"{whole.replace('dev', 'validation')}{part}.parquet"
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), place)
     return out

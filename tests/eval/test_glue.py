@@ -51,7 +51,8 @@ def test_rows_of_a_split_are_read(tmp_path, name, label):
     for split in task.splits:
         texts, labels, source = read_split(task, split, tmp_path)
         assert texts == [("a", "b")[: len(task.columns)]]
-        assert (labels.tolist(), source) == ([label], f"nyu-mll/glue {name} {task.splits[split]}")
+        assert labels.tolist() == [label]
+        assert source == f"{name}/{task.splits[split]}-00000-of-00001.parquet"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_a_learnable_task_is_learned(models, data, tmp_path, family):
         assert row[arm]["seeds"] == seeds
         assert row[arm]["mean"]["accuracy"] > 0.9
     assert row["fine_tuned"]["low"] <= row["fine_tuned"]["mean"]["accuracy"]
-    assert row["train"] == {"rows": 128, "where": "nyu-mll/glue sst2 train"}
+    assert row["train"] == {"rows": 128, "where": "sst2/train-00000-of-00001.parquet"}
 
 
 def test_scores_are_fitted(models, tmp_path):

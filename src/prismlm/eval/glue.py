@@ -132,7 +132,7 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows:
 
         with fetching(f"the {split} set of {task.title}", "a copy of its files"):
             dataset: Any = load_dataset(HUB, task.name, split=hub)
-        table = dataset.with_format("arrow")[:]
+        table, source = dataset.with_format("arrow")[:], f"{HUB} {task.name} {hub}"
     else:
         files = sorted((data / task.name).glob(f"{hub}*.parquet"))
         if not files:
@@ -144,7 +144,7 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows:
         columns = (*task.columns, "label")
         tables = [read_columns(path, columns, ", ".join(columns)) for path in files]
         table = pa.concat_tables([one.select(columns) for one in tables])
-    source = f"{HUB} {task.name} {hub}"
+        source = " and ".join(f"{task.name}/{path.name}" for path in files)
     texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
     labels = table["label"].to_pylist()
     for number, (row, label) in enumerate(zip(texts, labels, strict=True)):
