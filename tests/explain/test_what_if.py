@@ -156,6 +156,26 @@ def test_what_cannot_be_left_out_is_refused(lm, leading):
         what_if(lm, TEXT, leading, generate=0)
 
 
+def test_held_out_documents_of_a_lens_of_all_are_not_left_out(tiny_model, leading, monkeypatch):
+    lm = prismlm.load(tiny_model)
+    lens, corpus = lm.lens, lm.lens.corpus
+    gone = [lens.cells.document_number(one) for one in leading[:2]]
+    splits = {"all": corpus.split("train"), "heldout": corpus.split("train")[gone]}
+    monkeypatch.setattr(corpus, "split", splits.__getitem__)
+    monkeypatch.setattr(lens, "meta", replace(lens.meta, split="all"))
+    with pytest.raises(InputError, match=f"the document '{leading[0]}' is held out"):
+        removed_documents(lm, leading)
+    names, codes = lens.cells.keys("source")
+    same = codes == codes[gone[0]]
+    expected = same.copy()
+    expected[gone] = False
+    source = f"source={names[codes[gone[0]]]}"
+    assert np.array_equal(removed_documents(lm, [source]), expected)
+    splits["heldout"] = splits["all"][same]
+    with pytest.raises(InputError, match="held-out documents alone"):
+        removed_documents(lm, [source])
+
+
 def test_a_model_that_was_not_trained_on_the_lens_is_refused(tiny_model, leading, monkeypatch):
     lm = prismlm.load(tiny_model)
     monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on=False))

@@ -95,7 +95,7 @@ def test_files_without_examples_are_refused(tmp_path, rows, message):
 
 def test_tasks_that_cannot_be_learned_are_refused(lm, tmp_path):
     one = cal.read_examples(write(tmp_path / "one.jsonl", [QUESTION] * 20))
-    with pytest.raises(InputError, match=r"every example has the label 0, from .*one.jsonl:\d+ on"):
+    with pytest.raises(InputError, match=r"have the label 0, such as .*one.jsonl:\d+: a"):
         cal.calibrate(lm, one)
     with pytest.raises(
         InputError, match="are 8 examples of up to 2 choices to fit: expected at least 10"
@@ -106,6 +106,8 @@ def test_tasks_that_cannot_be_learned_are_refused(lm, tmp_path):
     many = cal.read_examples(write(tmp_path / "many.jsonl", rows))
     with pytest.raises(InputError, match="12 examples of up to 29 choices to fit: expected at l"):
         cal.calibrate(lm, many, many)
+    with pytest.raises(InputError, match="no examples to test on"):
+        cal.calibrate(lm, cal.read_examples(write(tmp_path / "t.jsonl", numbered(12))), [])
 
 
 def test_files_that_cannot_be_read(tmp_path):

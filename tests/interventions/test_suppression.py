@@ -23,6 +23,7 @@ from prismlm.interventions.suppression import (
     like_random,
     marked_tokens,
     marking_prototypes,
+    most_tokens,
     phrase_marks,
     prompt_of,
     sample,
@@ -31,6 +32,7 @@ from prismlm.interventions.suppression import (
     using,
     words_of,
 )
+from prismlm.lens.opened_model import TooLongError
 
 TEXT = "The patient was given a dose of the drug, and the court"
 OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
@@ -75,6 +77,8 @@ def test_examples_are_divided(texts):
         ({"max_cost": -1.0}, "the allowed cost is -1.0"),
         ({"samples": 0}, "samples is 0"),
         ({"phrases": (" ",)}, "a phrase is empty"),
+        ({"phrases": "copper lantern"}, "phrases is 'copper lantern': expected texts in a tuple"),
+        ({"phrases": (3,)}, "a phrase is 3"),
     ],
 )
 def test_options_that_are_refused(fields, message):
@@ -158,6 +162,38 @@ def test_words_come_before_a_prompt(lm):
     plain, words = prompt_of(lm, TEXT), prompt_of(lm, TEXT, "Do not mention it.")
     assert words[-len(plain) :] == plain
     assert "Do not mention it." in lm.words(words)
+
+
+EACH = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+NONE = EACH.replace(
+    "{{ m.role", "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.role"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "expected"),
+    [
+        (EACH, (), "system: Hush.\nuser: Why?"),
+        (NONE, (), "user: Hush.\n\nWhy?"),
+        (EACH, ("Be kind.",), "system: Hush.\n\nBe kind.\nuser: Why?"),
+    ],
+)
+def test_words_of_a_chat_are_where_its_template_takes_them(
+    lm, monkeypatch, template, system, expected
+):
+    monkeypatch.setattr(lm.tokenizer, "chat_template", template)
+    chat = [{"role": "system", "content": content} for content in system]
+    chat += [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    assert lm.words(prompt_of(lm, chat, "Hush.")).strip() == expected
+
+
+def test_prompts_and_texts_fit_the_context(lm, monkeypatch):
+    monkeypatch.setattr(lm.model.config, "max_position_embeddings", 60)
+    assert len(encoded(lm, TEXT * 3).ids) == 30
+    corpus, _ = corpus_of(lm, None)
+    assert max(len(text.ids) for text in held_out(corpus, 400, 0, most_tokens(lm))) == 30
+    with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 are .* reads 60: shorten"):
+        sample(lm, [TEXT], 2, Way(), replace(OPTIONS, tokens=45), 0)
 
 
 def test_random_prototypes_are_as_active(lm, keep):

@@ -20,7 +20,7 @@ from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import token_alone
 from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.controller import Controller
-from prismlm.lens.labels.catalogue import Catalogue
+from prismlm.lens.lens import Lens
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import recording_codes, replay
@@ -87,13 +87,16 @@ def _moves(
     lm: PrismLM, controller: Controller, z: Tensor, contrast: Tensor
 ) -> list[dict[str, Any]]:
     routing, moves = lm.head(z).routing, list[dict[str, Any]]()
-    catalogue = None if lm.lens is None else Catalogue(lm.lens)
     active = dict(zip(routing.indices[0].tolist(), routing.activations[0].tolist(), strict=True))
     for i, s in controller.scales:
         if (alpha := active.get(i, 0.0)) > 0 and s != 1:
             along = lm.logit_map.scale * float(lm.head.prototypes[i].float() @ contrast)
             move = {"prototype": i, "name": None if lm.lens is None else lm.lens.names[i]}
             move |= {"scale": s, "activation": alpha, "gained": (s - 1) * alpha * along}
-            contexts = [] if catalogue is None else catalogue.card(i)["contexts"][:CONTEXTS]
-            moves.append(move | {"contexts": contexts})
+            moves.append(move | {"contexts": [] if lm.lens is None else _contexts(lm.lens, i)})
     return sorted(moves, key=lambda move: -abs(move["gained"]))
+
+
+def _contexts(lens: Lens, prototype: int) -> list[dict[str, Any]]:
+    rows = lens.rows_of(prototype)
+    return lens.index.slice(rows.start, min(CONTEXTS, rows.stop - rows.start)).to_pylist()

@@ -42,6 +42,7 @@ from prismlm.explain.trace import Trace
 from prismlm.files import read_json
 from prismlm.lens.cells import neighbours, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import write_after
 
 Method = Literal["evidence", "influence"]
@@ -162,14 +163,14 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
             f"{lm.path} was not trained on the documents of the lens {lens.name}: without them "
             "it is the same. Choose a lens of its training text with --lens."
         )
-    removed = np.zeros(len(lens.cells.starts), dtype=bool)
+    removed, unread = np.zeros(len(lens.cells.starts), dtype=bool), _held_out(lens)
     for one in without:
         column, _, value = check_text("what is left out", one).partition("=")
         if value and column in GROUP_COLUMNS:
             removed |= lens.cells.matching(normalised({column: value}))
-        elif (number := lens.cells.document_number(one)) >= 0:
+        elif (number := lens.cells.document_number(one)) >= 0 and not unread[number]:
             removed[number] = True
-        elif lens.corpus is not None and one in lens.corpus.doc_ids:
+        elif number >= 0 or (lens.corpus is not None and one in lens.corpus.doc_ids):
             raise InputError(
                 f"the document {one!r} is held out: the model was not trained on it, so that "
                 "without it nothing changes."
@@ -180,12 +181,25 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
                 f"the lens {lens.name} has no document {one!r}.{near} Expected an id, as `prismlm "
                 "explain --json` shows them, or such as source=NAME or license=NAME."
             )
-    if removed.all():
+    removed &= ~unread
+    if not removed.any():
         raise InputError(
-            f"{', '.join(without)} is all {len(removed):,} documents of the lens {lens.name}: "
-            "expected some that stay."
+            f"{', '.join(without)} is of held-out documents alone: the model was not trained on "
+            "them, so that without them nothing changes."
+        )
+    if (removed | unread).all():
+        raise InputError(
+            f"{', '.join(without)} is all {int(removed.sum()):,} documents that the model read by "
+            f"the lens {lens.name}: expected some that stay."
         )
     return removed
+
+
+def _held_out(lens: Lens) -> np.ndarray:
+    """Return which documents of a lens the model was not trained on, as far as its corpus says."""
+    if lens.meta.split != "all" or lens.corpus is None:
+        return np.zeros(len(lens.cells.starts), dtype=bool)
+    return np.isin(lens.corpus.split("all"), lens.corpus.split("heldout"))
 
 
 class Ends(NamedTuple):

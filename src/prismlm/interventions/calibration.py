@@ -136,8 +136,8 @@ def _check_examples(examples: Sequence[Example]) -> None:
         )
     if len({e.label for e in examples}) == 1 and not any(e.preferred for e in examples):
         raise InputError(
-            f"every example has the label {examples[0].label}, from {examples[0].where} on, so a "
-            "controller could only learn to prefer that place: put right answers in different ones."
+            f"all examples to fit have the label {examples[0].label}, such as {examples[0].where}: "
+            "a controller could only learn to prefer that place. Put right answers in several."
         )
 
 
@@ -346,6 +346,10 @@ def calibrate(
         held = len(examples) // FOLDS
         test, examples = ([examples[n] for n in part] for part in (order[:held], order[held:]))
     _check_examples(examples)
+    if not test:
+        raise InputError(
+            "there are no examples to test on: give some, or leave test out to hold out a fifth."
+        )
     answers = read_answers(lm, examples, progress)
     routed = route(lm, answers.z)
     log_p, slopes = log_probabilities(lm, answers.z, answers.tokens, slopes=True)

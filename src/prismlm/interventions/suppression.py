@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextlib import suppress as suppress_errors
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -34,15 +35,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from prismlm.corpus.chat import ASSISTANT, Messages
+from prismlm.corpus.chat import ASSISTANT, Messages, text_of
 from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_number, check_whole
+from prismlm.errors import (
+    InputError,
+    check_kind,
+    check_number,
+    check_text,
+    check_whole,
+)
 from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.states import STATES, Read, Text, read, route
 from prismlm.lens.layout import prototypes_fingerprint
-from prismlm.lens.opened_model import OpenedModel, write_after
+from prismlm.lens.opened_model import OpenedModel, TooLongError, write_after
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import Hook, watch
@@ -86,8 +93,10 @@ class SuppressOptions:
         check_number("the allowed cost", self.max_cost, "0 or more", lambda x: x >= 0)
         for name in ("tokens", "samples", "heldout"):
             check_whole(name, getattr(self, name), 1)
-        if not all(phrase.split() for phrase in self.phrases):
-            raise InputError("a phrase is empty: expected words that must not be written.")
+        expected = 'texts in a tuple, such as ("copper lantern",)'
+        for phrase in check_kind("phrases", self.phrases, (tuple, list), expected):
+            if not check_text("a phrase", phrase).split():
+                raise InputError("a phrase is empty: expected words that must not be written.")
 
 
 class Examples(NamedTuple):
@@ -199,9 +208,14 @@ def using(lm: OpenedModel, way: Way) -> Iterator[None]:
         yield
 
 
+def most_tokens(lm: OpenedModel) -> int:
+    """Return how many tokens of a text are read: half of the context leaves room for a prompt."""
+    return MAX_TOKENS if lm.context_length is None else min(MAX_TOKENS, lm.context_length // 2)
+
+
 def encoded(lm: OpenedModel, text: Prompt) -> Text:
     """Return a text's first tokens; of a chat, the last answer is predicted."""
-    ids = lm.tokens_of(text)[:MAX_TOKENS]
+    ids = lm.tokens_of(text)[: most_tokens(lm)]
     start = lm.answer_start(text, torch.tensor(ids))
     return Text(ids, start if 0 < start < len(ids) else 1)
 
@@ -209,25 +223,29 @@ def encoded(lm: OpenedModel, text: Prompt) -> Text:
 def prompt_of(lm: OpenedModel, text: Prompt, words: str = "") -> list[int]:
     """Return what is continued to see the behaviour: a chat without its last answer, or an opening.
 
-    ``words`` are the system prompt, or come before the text.
+    ``words`` are the system prompt, or come before the text. A chat that has a system prompt, or
+    whose template knows none, has them at the start of its first message.
     """
     if isinstance(text, str):
         before = lm.tokens_of(f"{words}\n\n") if words else []
         return before + lm.tokens_of(text)[:OPENING]
-    messages = [{"role": "system", "content": words}, *text] if words else [*text]
-    if len(text) > 1 and messages[-1]["role"] == ASSISTANT:
-        messages.pop()
-    return lm.tokens_of(messages)
+    first, *later = text[:-1] if len(text) > 1 and text[-1]["role"] == ASSISTANT else text
+    if words and first["role"] != "system":
+        with suppress_errors(InputError):
+            return lm.tokens_of([{"role": "system", "content": words}, first, *later])
+    if words:
+        first = {**first, "content": f"{words}\n\n{text_of(first['content'])}"}
+    return lm.tokens_of([first, *later])
 
 
-def held_out(corpus: Corpus, tokens: int, seed: int) -> list[Text]:
+def held_out(corpus: Corpus, tokens: int, seed: int, most: int = MAX_TOKENS) -> list[Text]:
     """Return held-out documents of a corpus, in random order, with so many tokens if it has them.
 
-    Long ones are cut.
+    Long ones are cut to ``most`` tokens.
     """
     texts = list[Text]()
     for number in np.random.default_rng(seed).permutation(corpus.split("heldout")).tolist():
-        length = min(int(corpus.lengths[number]), MAX_TOKENS)
+        length = min(int(corpus.lengths[number]), most)
         if tokens > 0 and length > 1:
             texts.append(Text(corpus.tokens(int(corpus.starts[number]), length).tolist(), 1))
             tokens -= length
@@ -254,8 +272,17 @@ def sample(
     options: SuppressOptions,
     seed: int,
 ) -> list[str]:
-    """Return ``count`` sampled continuations, of each prompt in turn, under a way to suppress."""
+    """Return ``count`` sampled continuations, of each prompt in turn, under a way to suppress.
+
+    TooLongError if the model cannot read a prompt and so many tokens more.
+    """
     ids = [torch.tensor(prompt_of(lm, prompt, way.words)) for prompt in prompts[:count]]
+    longest = max(map(len, ids))
+    if lm.context_length is not None and longest + options.tokens > lm.context_length:
+        raise TooLongError(
+            f"what an example asks has {longest} tokens, and {options.tokens} are to be sampled; "
+            f"{lm.path.name} reads {lm.context_length}: shorten it, or sample fewer (--tokens)."
+        )
     order = sorted(range(count), key=lambda n: len(ids[n % len(ids)]))
     texts = [""] * count
     how, padding = (options.tokens, options.temperature), cast("int", lm.tokenizer.eos_token_id)
