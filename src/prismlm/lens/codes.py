@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from prismlm.errors import InputError, check_choice
 from prismlm.lens import layout
@@ -27,6 +27,8 @@ PARTS = {"pq": 4, "pq12": 12}
 CENTRES = 256
 # Positions that the centers are learned from: the most that faiss uses.
 SAMPLE = 256 * CENTRES
+# States multiplied with all centers at once: enough to amortise a call, few enough for the cache.
+STATES_AT_ONCE = 64
 
 
 class Int8Codes:
@@ -44,8 +46,12 @@ class Int8Codes:
 
         ``owner`` is int64 [n] and ascends.
         """
+        products, codes = torch.empty(len(records)), torch.from_numpy(records["code"])
+        bounds = np.searchsorted(owner, np.arange(len(states) + 1)).tolist()
+        for state, (begin, end) in zip(states, pairwise(bounds), strict=True):
+            if begin < end:
+                products[begin:end] = codes[begin:end].float() @ state
         # There are fewer products to scale than codes.
-        products = _products(torch.from_numpy(records["code"]), states, owner)
         return (products * self._factors(records)).numpy()
 
     def put(self, states: np.ndarray, into: np.ndarray) -> None:
@@ -65,10 +71,11 @@ class ProductCodes:
 
     def __init__(self, width: int, centres: np.ndarray) -> None:
         self.width, self.centres = width, centres
-        parts, count, _ = centres.shape
+        parts, count, part = centres.shape
         self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
-        self._table = torch.from_numpy(centres).flatten(0, 1)
-        self._first = torch.arange(parts) * count
+        self._table, self._first = torch.from_numpy(centres), torch.arange(parts) * count
+        inside = pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
+        self._squares = (self._table * inside).square().sum(2).flatten()
 
     @classmethod
     def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
@@ -91,12 +98,24 @@ class ProductCodes:
 
     def states(self, records: np.ndarray) -> Tensor:
         """Return the concatenated centers, normalised: float32 [n, d]."""
-        centres = self._table[torch.from_numpy(records["code"]).long() + self._first]
+        centres = self._table.flatten(0, 1)[torch.from_numpy(records["code"]).long() + self._first]
         return normalize(centres.flatten(1)[:, : self.width], dim=-1)
 
     def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
-        """As :meth:`Int8Codes.cosines`."""
-        return _products(self.states(records), states, owner).numpy()
+        """As :meth:`Int8Codes.cosines`; products and squared lengths are sums over parts."""
+        parts, count, part = self.centres.shape
+        index = torch.from_numpy(records["code"]).long() + self._first
+        lengths = self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
+        products = torch.empty(len(records))
+        padded = pad(states, (0, -self.width % part)).view(-1, parts, part)
+        for first in range(0, len(states), STATES_AT_ONCE):
+            some = slice(first, first + STATES_AT_ONCE)
+            begin, end = np.searchsorted(owner, (some.start, some.stop))
+            if begin < end:
+                table = torch.einsum("qpd,pcd->qpc", padded[some], self._table).flatten()
+                offset = torch.from_numpy(owner[begin:end] - first) * (parts * count)
+                products[begin:end] = table[index[begin:end] + offset[:, None]].sum(1)
+        return (products / lengths).numpy()
 
     @cached_property
     def _quantiser(self) -> Any:
@@ -111,15 +130,6 @@ class ProductCodes:
 
 
 Codes = Int8Codes | ProductCodes
-
-
-def _products(rows: Tensor, states: Tensor, owner: np.ndarray) -> Tensor:
-    """Return the product of each of n rows with its owner among states; owners ascend."""
-    products, bounds = torch.empty(len(rows)), np.searchsorted(owner, np.arange(len(states) + 1))
-    for state, (begin, end) in zip(states, pairwise(bounds.tolist()), strict=True):
-        if begin < end:
-            products[begin:end] = rows[begin:end].float() @ state
-    return products
 
 
 def parts_of(width: int, name: str = "pq") -> int:
