@@ -193,7 +193,8 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= MIN_PERCENT else "less than 1%"
 
 
-class VerbatimSpan(NamedTuple):
+@dataclass(frozen=True)
+class VerbatimSpan:
     """A span of a text that occurs in the corpus, and lies in no longer one that does."""
 
     start: int  # its first token, counted from 0 in the text
@@ -219,7 +220,7 @@ class Quote:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        span = self.span._asdict()
+        span = asdict(self.span)
         del span["positions"]
         return {"text": self.text, **span, "places": list(self.places)}
 

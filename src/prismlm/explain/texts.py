@@ -88,7 +88,7 @@ class _Window(NamedTuple):
     ids: Tensor
     start: int
     rows: slice
-    count: int  # of its predictions
+    size: int  # the number of its predictions
     last: bool
 
 
@@ -101,7 +101,7 @@ def read_texts(
     gives it a quarter of context, or its text's start.
     """
     for batch in _batches(_windows(lm, documents, window_of([lm], window))):
-        if predicting := [window for window in batch if window.count]:
+        if predicting := [window for window in batch if window.size]:
             _run_batch(lm, predicting)
         yield from (window.text for window in batch if window.last)
 
@@ -170,13 +170,13 @@ def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
     figures = torch.stack([-split.scores.log_probabilities, parts.explained_share]).cpu()
     split, end = split.cpu(), 0
     for window in batch:
-        rows = slice(end, end := end + window.count)
+        rows = slice(end, end := end + window.size)
         text = window.text
         text.parts.append(figures[:, rows])
         if lm.lens is not None:
             carriers = spread(split[rows], lm.lens.cells, lm.lens.head, text.prior)
             # In a chat, predictions before the answer are its context and do not count.
             first = max(0, text.first - window.start - window.rows.start)
-            if first < window.count:
-                counted = carriers.select(range(first, window.count))
+            if first < window.size:
+                counted = carriers.select(range(first, window.size))
                 text.attributions.append(attribute(counted, lm.lens))
