@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.files import read_json
 
 BEFORE_NEW_OPERATIONS = ("041f69c2",)
 """Commits of GPU timings that are older than the operations as they are now."""
@@ -20,13 +19,6 @@ def page_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="write nothing, only compare")
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser
-
-
-def read_result(path: Path, written_by: str) -> Any:
-    """Return what a JSON file holds; exit with what writes it where it is missing."""
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing: `python -m benchmarks.{written_by}` writes it")
-    return read_json(path)
 
 
 def escaped(text: str) -> str:

@@ -6,12 +6,11 @@ temporary sibling that is renamed at the end.
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prismlm.errors import InputError, check_path
 from prismlm.files import atomic_file, existing_directory, room_to_write, temporary_sibling
@@ -104,14 +103,6 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 
     with output_file(path) as temporary:
         pq.write_table(table, temporary)
-
-
-def put_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as CSV to a temporary path of :func:`output_files`."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _same(one: Path | str, other: Path | str) -> bool:

@@ -14,8 +14,6 @@ from prismlm.probes.channels.activations import read_activations, value_norms
 from prismlm.probes.channels.report import (
     channel_report,
     entropy,
-    gate_use,
-    gate_uses,
     gini,
     lag_correlation,
     locality_table,
@@ -62,32 +60,17 @@ def test_information_by_hand():
     assert corrected - result == pytest.approx([1 / 8, -1 / 8, 0.0])
 
 
-# Two tokens that each use one channel alone, and a third that is undecided.
-GATE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
-UNEVEN = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.4, 0.4, 0.1, 0.1]])
-
-
-def test_gate_use_by_hand():
-    # G is 1/2, 1/2 and 0 of the tokens, and 0 of their mean (½, ½); the largest are 1, 1 and ½.
-    assert list(gate_use(GATE).values()) == pytest.approx([1 / 3, 0.0, 5 / 6, 0.5], abs=1e-7)
-    # Ascending 1 1 1 7 by weights 4 3 2 1: 16 tenths, (5 − 3.2) / 4 = 0.45; 1 1 4 4: 19 tenths,
-    # (5 − 3.8) / 4 = 0.3; their mean .1 .1 .25 .55: .4 + .3 + .5 + .55 = 1.75, (5 − 3.5) / 4.
-    expected = [(0.45 + 0.3) / 2, 0.375, 0.55, 0.55]
-    assert list(gate_use(UNEVEN).values()) == pytest.approx(expected, abs=1e-7)
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_groups_of_channels_are_measured_separately(corpus, sequences, groups):
     model = make_model(len(corpus.tokenizer), num_groups=groups)
-    uses = gate_uses(model, sequences.batches())
-    assert uses[0]["read"] == uses[0]["write"], "shared gates"
     for kind in ("write", "read"):
-        for use, metrics in zip(uses, measure_layers(model, sequences, kind), strict=True):
+        activations = read_activations(model, sequences.batches(), (kind,)).values
+        for layer, metrics in enumerate(measure_layers(model, sequences, kind)):
+            parts = activations[kind, layer].chunk(groups, dim=1)
             assert metrics["width"] == CHANNELS // groups
-            assert use["tokens"] == metrics["positions"]
-            assert use[kind]["gini"] == pytest.approx(metrics["gini"], rel=1e-6)
-            expected = metrics["sparsity_ratio"] / metrics["width"]
-            assert use[kind]["top_share"] == pytest.approx(expected, rel=1e-5)
+            for name, figure in (("gini", gini), ("sparsity_ratio", sparsity_ratio)):
+                expected = sum(figure(part).mean().item() for part in parts) / groups
+                assert metrics[name] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["write", "read"])

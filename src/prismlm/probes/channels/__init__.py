@@ -2,14 +2,13 @@
 
 from prismlm.probes.channels.activations import read_channels
 from prismlm.probes.channels.effects import effects_on, find_channels
-from prismlm.probes.channels.report import ChannelReport, channel_report, gate_uses, measure_layers
+from prismlm.probes.channels.report import ChannelReport, channel_report, measure_layers
 
 __all__ = [
     "ChannelReport",
     "channel_report",
     "effects_on",
     "find_channels",
-    "gate_uses",
     "measure_layers",
     "read_channels",
 ]

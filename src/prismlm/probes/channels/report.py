@@ -39,7 +39,6 @@ from prismlm.statistics import spearman
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from prismlm.corpus.windows import WindowBatch
     from prismlm.layers import PrototypeMixer
 
 GATES: tuple[Kind, ...] = ("write", "read")
@@ -81,30 +80,6 @@ def _magnitudes(activations: Tensor) -> Tensor:
             "padding out, and do not mask every channel."
         )
     return magnitudes
-
-
-def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
-    """Return :func:`gate_use` of each layer's ``write`` and ``read`` gates over ``tokens``."""
-    activations = read_activations(model, batches, GATES)  # pyright: ignore[reportArgumentType]
-    return [
-        {"tokens": len(activations.tokens)}
-        | {gate: gate_use(activations.values[gate, layer], mixer.groups) for gate in GATES}
-        for layer, mixer in enumerate(mixers_of(model))
-    ]
-
-
-def gate_use(gate: Float[Tensor, "N R"], groups: int = 1) -> dict[str, float]:
-    """Return how evenly a gate spreads over P channels of a group (ProtoT, A.7.1 and Table 15).
-
-    ``gini``: mean_n G(a_n), per token, and ``use_gini``: G(mean_n a_n), over all tokens, 0 to
-    1 − 1/P. ``top_share``: mean_n max_k a_nk, a token's largest gate, and ``top_channel_share``:
-    max_k mean_n a_nk, the share of the most used channel, 1/P to 1.
-    """
-    parts = gate.double().unflatten(-1, (groups, -1))
-    use = parts.mean(0)
-    figures = {"gini": gini(parts), "use_gini": gini(use)}
-    figures |= {"top_share": parts.amax(-1), "top_channel_share": use.amax(-1)}
-    return {name: figure.mean().item() for name, figure in figures.items()}
 
 
 def measure_layers(
