@@ -298,7 +298,9 @@ def main() -> None:
     if args.calibrate:
         estimates = {method: calibrations[method] for method in what_if.METHODS}
         ends = np.percentile(bank.mean(bank.full), [2.5, 97.5]).round(2).tolist()
-        stored = how | {"nats_per_token": ends, "estimates": estimates}
+        largest = round(float(bank.removed.mean(1).max()), 2)
+        limits = {"nats_per_token": ends, "largest_share": largest}
+        stored = how | limits | {"estimates": estimates}
         write_json(Path(what_if.__file__).with_suffix(".json"), stored)
 
 

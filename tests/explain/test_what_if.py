@@ -79,8 +79,10 @@ def test_only_answers_like_those_of_the_calibration_are_calibrated(lm, leading, 
     monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on="fine-tuned"))
     result = what_if(lm, TEXT, leading, generate=6)
     mean = result.log_probability / result.tokens
-    for low, high, calibrated in ((mean - 1, mean + 1, True), (mean + 0.1, 0, False)):
-        stored = calibration() | {"nats_per_token": [low, high]}
+    cases = ((1.0, -1, 1, True), (1.0, 0.1, 1, False), (result.share / 2, -1, 1, False))
+    for largest, low, high, calibrated in cases:
+        ends = [mean + low, mean + high]
+        stored = calibration() | {"nats_per_token": ends, "largest_share": largest}
         with monkeypatch.context() as patched:
             patched.setattr(module, "calibration", lambda stored=stored: stored)
             assert what_if(lm, TEXT, leading, generate=6).calibrated == calibrated

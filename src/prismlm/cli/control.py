@@ -39,12 +39,12 @@ Samples = Annotated[int, option("N", "Texts to sample for the report.", min=1)]
 WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; repeatable."
 RETRAIN_HELP = "Also train again without them; this can take long."
 CALIBRATED = (
-    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of −1.7 to "
-    "−0.1 nats a token."
+    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of {} to {} "
+    "nats a token, without up to {:.0%} of the text."
 )
 OTHERWISE = (
-    " This model or answer is not like that, and they may not hold: an answer that is known by "
-    "heart may lose much more."
+    " This model, answer or removal is not like that, and they may not hold: an answer that is "
+    "known by heart may lose much more."
 )
 
 
@@ -218,4 +218,8 @@ def _print_what_if(result: WhatIf) -> None:
     for one in every:
         words = "the answer stays the same" if one.text is None else f"“{one.text.strip()}”"
         output.say(f"By {one.method}: {words}")
-    output.say("\n" + CALIBRATED + OTHERWISE * (not result.calibrated), style="dim")
+    from prismlm.explain.what_if import calibration
+
+    ends = (f"{end:.1f}".replace("-", "−") for end in calibration()["nats_per_token"])
+    words = CALIBRATED.format(*ends, calibration()["largest_share"])
+    output.say(f"\n{words}{OTHERWISE * (not result.calibrated)}", style="dim")

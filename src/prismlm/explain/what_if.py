@@ -83,7 +83,8 @@ class WhatIf:
     documents: int  # that are left out
     share: float  # of the text that they are
     estimates: tuple[Estimate, ...]
-    # Whether the calibration is of such an answer: of a fine-tuned model, as likely as those were.
+    # Whether the calibration is of such a removal: from a fine-tuned model, of no larger share,
+    # with an answer as likely as those were.
     calibrated: bool
     retrained: Estimate | None = None
 
@@ -112,7 +113,9 @@ def what_if(
     rows = answer_rows(trace)
     ends = Ends.read(lm.model, trace.ids, rows)
     estimates = tuple(_estimate(trace, ends, method, removed) for method in METHODS)
-    low, high = calibration()["nats_per_token"]
+    share, limits = float(lens.cells.document_rates[removed].sum()), calibration()
+    low, high = limits["nats_per_token"]
+    alike = low <= ends.given.mean() <= high and share <= limits["largest_share"]
     retrained = None
     if retrain is not None:
         ids: list[str] = lens.cells.documents.column("doc_id").filter(pa.array(removed)).to_pylist()
@@ -128,9 +131,9 @@ def what_if(
         len(rows),
         tuple(without),
         int(removed.sum()),
-        float(lens.cells.document_rates[removed].sum()),
+        share,
         estimates,
-        calibrated=lens.meta.trained_on == "fine-tuned" and low <= ends.given.mean() <= high,
+        calibrated=lens.meta.trained_on == "fine-tuned" and alike,
         retrained=retrained,
     )
 

@@ -99,7 +99,7 @@ const removed = ({ answer, log_probability, tokens, documents, estimates, calibr
   <tbody>${estimates.map(({ method, change, low, high, text }) => html`<tr><th>${method}</th><td class="p-number">${nats(log_probability)} → ${nats(log_probability + change)}</td>
     <td class="p-number">${nats(low)} to ${nats(high)}</td><td><bdi>${text ?? "the same"}</bdi></td></tr>`)}</tbody></table></div>
   <p class="p-note">Of ${tokens} tokens, without ${documents} documents. ${calibrated ? "The intervals are calibrated on such answers of SmolLM2-135M with LoRA, by training again."
-    : "The intervals are calibrated on other answers, of SmolLM2-135M with LoRA, and may not hold: what is known by heart may lose much more."}</p>`;
+    : "The intervals are calibrated on other answers or smaller removals, of SmolLM2-135M with LoRA, and may not hold: what is known by heart may lose much more."}</p>`;
 
 /** The form after one of its fields was changed: with a strength that was set, none is searched for. @param {string} name */
 const moved = (request, name) => (name === "strength" ? { ...request, auto: undefined } : request);
