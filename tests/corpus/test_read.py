@@ -330,8 +330,33 @@ def test_corpora_and_saved_datasets_of_a_store_are_those_of_a_directory(store):
         (root / "saved" / "train").mkdir(parents=True)
         (root / "saved" / "train" / "f.txt").write_text("a text")
         (root / "saved" / "dataset_dict.json").write_text("{}")
-        with pytest.raises(InputError, match="saved is a saved dataset: name it with --dataset"):
+        with pytest.raises(
+            InputError, match=r"saved is a saved dataset: `corpus build`.*--dataset"
+        ):
             DocumentReader(root)
+        (root / "train.arrow").write_bytes(b"ARROW1")
+        with pytest.raises(InputError, match=r"Of a saved dataset, .*--dataset"):
+            DocumentReader(root / "train.arrow")
+
+
+def test_directories_of_a_store_have_marks_and_may_not_be_listed(store, monkeypatch):
+    (local, remote), denied = store, list[str]()
+    listing, expected = remote.fs.ls, DocumentReader(local)
+
+    def ls(_, path, detail=True, **options):
+        if path.rpartition("/")[2] in denied:
+            raise PermissionError(f"no access to {path}")
+        # In a store, an empty file may mark a directory.
+        mark = {"name": path, "type": "file", "size": 0}
+        return [mark, *listing(path, detail=detail, **options)]
+
+    monkeypatch.setattr(type(remote.fs), "ls", ls)
+    reader = DocumentReader(remote)
+    assert [file.name for file in reader.files] == [file.name for file in expected.files]
+    assert reader.ignored == expected.ignored
+    denied.append("sub")
+    with pytest.raises(PermissionError, match=r"no access to .*sub"):
+        DocumentReader(remote)
 
 
 def test_an_address_of_a_local_file(tmp_path):

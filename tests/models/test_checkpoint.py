@@ -156,3 +156,12 @@ def test_code_in_a_directory_is_never_run(save, tmp_path, part):
     with pytest.raises(InputError, match=r"needs custom code \(theirs.py\)"):
         read_checkpoint(directory)
     assert not marker.exists()
+
+
+def test_a_model_that_does_not_fit_on_the_gpu(save, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
+    with pytest.raises(InputError, match=r"does not fit into .*20.00 GiB.*--device balanced"):
+        read_checkpoint(save())

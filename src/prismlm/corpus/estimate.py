@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Document
@@ -18,9 +18,6 @@ from prismlm.corpus.writer import PART_FILE, PartWriter
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import check_path
 from prismlm.files import read_json
-
-if TYPE_CHECKING:
-    pass
 
 READING_SECONDS = 5.0
 # The most that is made a corpus, but for a single document.

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 # Reasons to leave out a valid row.
 NO_TEXT, NO_ANSWER = "no text", "chat without an answer"
 SKIP = "leave out and count such rows with --skip-bad-rows (in Python: skip_bad_rows=True)"
+SAVED_DATASET = (
+    "`corpus build` takes its directory as --dataset DIR (in Python: HubDataset); for other "
+    "commands write it as Parquet (Dataset.to_parquet)."
+)
 KINDS = {type(None): "null", bytes: "binary value", dict: "record"}
 KINDS |= dict.fromkeys((int, float, Decimal), "number")
 
@@ -323,6 +327,8 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
         raise InputError(f"{path} does not exist: expected a file or directory to read.")
     if path.is_file():
         if extension(path) is None:
+            if path.suffix.lower() == ".arrow":
+                known = f"Of a saved dataset, {SAVED_DATASET}"
             raise InputError(f"{path} does not have a supported extension. {known}")
         return [InputFile(path, path.name)]
     files: list[InputFile] = []
@@ -350,9 +356,19 @@ def _directories(path: Any) -> Iterator[tuple[Any, list[str], list[str]]]:
         for name, subdirectories, names in os.walk(path, followlinks=True):
             yield Path(name), subdirectories, names
         return
-    for name, subdirectories, names in path.fs.walk(path.path, on_error="raise"):
-        directory = type(path)(path.fs.unstrip_protocol(name), **path.storage_options)
-        yield directory, subdirectories, names
+    # The walk of fsspec leaves out subdirectories that cannot be listed, and counts the marks of
+    # directories as files.
+    pending = [path.path.rstrip("/")]
+    while pending:
+        parent = pending.pop()
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for entry in path.fs.ls(parent, detail=True):
+            name = entry["name"].rstrip("/")
+            if name != parent:
+                found[entry["type"] == "directory"].append(name.rpartition("/")[2])
+        directory = type(path)(path.fs.unstrip_protocol(parent), **path.storage_options)
+        yield directory, found[True], found[False]
+        pending += [f"{parent}/{name}" for name in found[True]]
 
 
 def _walk(path: Path) -> Iterator[Path]:
@@ -366,9 +382,7 @@ def _walk(path: Path) -> Iterator[Path]:
             subdirectories.clear()
             continue
         if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= set(names):
-            raise InputError(
-                f"{directory} is a saved dataset: name it with --dataset (in Python: HubDataset)."
-            )
+            raise InputError(f"{directory} is a saved dataset: {SAVED_DATASET}")
         identities = {name: _identity(directory / name) for name in sorted(subdirectories)}
         subdirectories.clear()
         for name, identity in identities.items():

@@ -95,7 +95,7 @@ def read_checkpoint(
         # Settings of the wrong type raise only when a text is encoded.
         tokenizer("a")
     _check_loaded(directory, model, info, has_adapter)
-    if hasattr(model, "hf_device_map"):
+    if spread and hasattr(model, "hf_device_map"):
         hold_embeddings(model)
         return_freed_memory()
     elif torch_device is not None:
@@ -141,6 +141,12 @@ def wrap_read_errors(directory: Path) -> Iterator[None]:
             yield
     except (InputError, MemoryError):
         raise
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"the model in {directory} does not fit into the memory of the GPU "
+            f"({first_line(error)}): free it, choose another --device, or spread the model with "
+            f"--device {BALANCED}."
+        ) from error
     except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
         if "device_map" in str(error):
             raise InputError(
