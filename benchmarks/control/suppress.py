@@ -102,7 +102,7 @@ def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> Kept:
     """
     corpus = corpus_of(lm, None)[0]
     assert corpus is not None
-    unseen = [t for t in held_out(corpus, tokens, 0) if word not in lm.words(t.ids).lower()]
+    unseen = [t for t in held_out(lm, corpus, tokens, 0) if word not in lm.words(t.ids).lower()]
     taught = [
         encoded(lm, row["messages"])
         for row in pq.read_table(pairs_path()).to_pylist()

@@ -23,7 +23,6 @@ from prismlm.interventions.suppression import (
     like_random,
     marked_tokens,
     marking_prototypes,
-    most_tokens,
     phrase_marks,
     prompt_of,
     sample,
@@ -52,7 +51,7 @@ def texts(lm):
 @pytest.fixture(scope="module")
 def keep(lm):
     corpus, _ = corpus_of(lm, None)
-    return held_out(corpus, 1600, 0)
+    return held_out(lm, corpus, 1600, 0)
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +190,16 @@ def test_prompts_and_texts_fit_the_context(lm, monkeypatch):
     monkeypatch.setattr(lm.model.config, "max_position_embeddings", 60)
     assert len(encoded(lm, TEXT * 3).ids) == 30
     corpus, _ = corpus_of(lm, None)
-    assert max(len(text.ids) for text in held_out(corpus, 400, 0, most_tokens(lm))) == 30
+    assert max(len(text.ids) for text in held_out(lm, corpus, 400, 0)) == 30
     with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 are .* reads 60: shorten"):
         sample(lm, [TEXT], 2, Way(), replace(OPTIONS, tokens=45), 0)
+
+
+def test_text_of_another_tokenizer_is_not_kept(lm, monkeypatch):
+    corpus, _ = corpus_of(lm, None)
+    monkeypatch.setitem(corpus.meta["tokenizer"], "fingerprint", "another")
+    with pytest.raises(InputError, match="built with another tokenizer"):
+        held_out(lm, corpus, 400, 0)
 
 
 def test_random_prototypes_are_as_active(lm, keep):

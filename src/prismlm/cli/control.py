@@ -135,8 +135,7 @@ def suppress(
         corpus, reason = corpus_of(lm, None)
         if corpus is None:
             raise InputError(f"no text to keep: {reason.replace('--corpus DIR', '--keep FILE')}")
-        most = suppression.most_tokens(lm)
-        kept = suppression.held_out(corpus, 2 * options.heldout, seed, most)
+        kept = suppression.held_out(lm, corpus, 2 * options.heldout, seed)
     how: dict[str, Any] = {"within_cost": within_cost, "progress": ConsoleReporter()}
     result = suppression.suppress(lm, split, kept, options, **how)
     value = {"model": str(model), "out": str(out), **result.to_dict()}

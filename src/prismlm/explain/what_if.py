@@ -192,8 +192,8 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
         )
     if (removed | unread).all():
         raise InputError(
-            f"{', '.join(without)} is all {int(removed.sum()):,} documents that the model read by "
-            f"the lens {lens.name}: expected some that stay."
+            f"{', '.join(without)} is all {int(removed.sum()):,} documents of the lens "
+            f"{lens.name} that the model was trained on: expected some that stay."
         )
     return removed
 

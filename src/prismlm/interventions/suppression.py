@@ -38,6 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.chat import ASSISTANT, Messages, text_of
 from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import (
     InputError,
     check_kind,
@@ -238,12 +239,13 @@ def prompt_of(lm: OpenedModel, text: Prompt, words: str = "") -> list[int]:
     return lm.tokens_of([first, *later])
 
 
-def held_out(corpus: Corpus, tokens: int, seed: int, most: int = MAX_TOKENS) -> list[Text]:
+def held_out(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[Text]:
     """Return held-out documents of a corpus, in random order, with so many tokens if it has them.
 
-    Long ones are cut to ``most`` tokens.
+    Long ones are cut. InputError for a corpus of another tokenizer.
     """
-    texts = list[Text]()
+    check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
+    texts, most = list[Text](), most_tokens(lm)
     for number in np.random.default_rng(seed).permutation(corpus.split("heldout")).tolist():
         length = min(int(corpus.lengths[number]), most)
         if tokens > 0 and length > 1:
@@ -509,7 +511,7 @@ class Suppressing:
         if len(keep) < MIN_KEPT:
             raise InputError(
                 f"there are {len(keep)} texts to keep: expected {MIN_KEPT} or more, of two tokens "
-                "or longer, half for the fit and half for the report."
+                "or longer, half for the fit and half for the report. Give more by --keep FILE."
             )
         self.lm, self.examples, self.options = lm, examples, options
         self.keep = keep[::2], keep[1::2]  # for the fit, and to report
