@@ -141,6 +141,10 @@ class Bank:
             influence = np.load(self.work / "ekfac.npz")["influence"] / self.sizes[:, None]
             influence /= influence.std()
             every["ekfac"] = lambda c: -c * (self.removed @ influence.T)
+            # Each in the form of the other: evidence as a sum, EK-FAC taken from logits.
+            every["ekfac_logits"] = by_tokens(np.repeat(influence, self.sizes, axis=0))
+            summed = np.stack([self.mean(one) for one in brought["evidence"].T])
+            every["evidence_sum"] = lambda c: -c * (self.removed @ summed)
         every["own_document"] = lambda c: -c * self.own
         every["zero"] = lambda _: np.zeros_like(self.true)
         return every

@@ -31,6 +31,8 @@ ESTIMATES = {
     "bm25": "BM25",
     "bm25_sharpened": "sharpened BM25",
     "ekfac": "EK-FAC",
+    "ekfac_logits": "EK-FAC, from logits",
+    "evidence_sum": "evidence, summed",
     "own_document": "own document",
     "zero": "no change",
 }
@@ -177,7 +179,9 @@ def of_removal(result: Row) -> Row:
     """Return the table of estimates and controls, and what the section begins with."""
     methods, ahead = result["methods"], result["ahead"]
     names = [name for name in ESTIMATES if name in methods]
-    controls = [name for name in names if name not in ("evidence", "influence", "zero")]
+    controls = [
+        name for name in names if name not in ("evidence", "evidence_sum", "influence", "zero")
+    ]
 
     def listed(key: str, decided: Callable[[Row], bool]) -> str:
         """Return the controls whose difference from the evidence is decided so."""
