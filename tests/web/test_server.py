@@ -217,7 +217,7 @@ def user(content):
         (
             "chat",
             {"messages": user([{"type": "text", "text": "What is this?"}, IMAGE])},
-            *(None, "messages.0.content.str", ""),
+            *(None, "messages.0.content.list[TextPart].1.type", "should be 'text'"),
         ),
         (
             "chat",
@@ -225,7 +225,7 @@ def user(content):
             *(None, "messages.0.role", "'system'"),
         ),
         ("chat", {"messages": user(LONG)}, TOO_LONG, "messages", ""),
-        ("complete", {"prompt": ["a", "b"]}, None, "prompt.str", ""),
+        ("complete", {"prompt": ["a", "b"]}, None, "prompt.list[str]", "at most 1"),
         ("complete", {"prompt": "drug " * 200_000}, TOO_LONG, "prompt", ""),
         ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "5000 to generate"),
         (

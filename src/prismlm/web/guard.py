@@ -132,6 +132,10 @@ def error_response(error: Exception) -> Response:
     return StrictJSON(body, status, {"Retry-After": "1"} if status == 429 else None)
 
 
+def _no_text(error: dict[str, Any]) -> bool:
+    return error["type"] == "string_type" and isinstance(error["input"], list)
+
+
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of an error, in OpenAI's form."""
     status, message, param, code = 500, f"{type(error).__name__} in the server.", None, None
@@ -141,7 +145,9 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         status, code = 429, "queue_full"
         message = "busy: too many requests are waiting for the model. Try again in a moment."
     elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
+        errors = error.errors()
+        # Of a list where a text is allowed as well, what is wrong with the list.
+        first = next((e for e in errors if not _no_text(e)), errors[0])
         param = ".".join(str(part) for part in first["loc"][1:]) or None
         status, message = 400, f"{param or 'the body'}: {first['msg']}."
     elif isinstance(error, HTTPException):
