@@ -78,6 +78,12 @@ def test_a_row_is_what_explain_says(lm, audited):
         assert row["ce"] == pytest.approx(loss, rel=1e-4)
 
 
+def test_an_empty_text_has_no_predictions(lm):
+    empty, whole = Audit(lm).read([Document("empty", ""), TEXTS[0]])
+    assert (empty["tokens"], empty["predictions"], empty["ce"]) == (0, 0, None)
+    assert whole["predictions"] > 0
+
+
 def test_the_summary_is_the_sum_of_the_rows(lm, audited):
     audit, rows = audited
     summary = audit.to_dict()

@@ -96,6 +96,8 @@ def test_the_card_tells_what_the_directory_knows(moved):
     card = prismlm.load(moved).push_to_hub(NAME, dry_run=True).card
     lens = prismlm.load(moved).lens
     assert f"{lens.meta.tokens:,} tokens of {lens.meta.documents:,} documents" in card
+    limit = "Training text that the lens does not hold is not shown."
+    assert (limit in card) == (lens.meta.trained_on is not True)
     for license in set(lens.cells.keys("license").names):
         assert f"| {license} |" in card
 

@@ -26,10 +26,11 @@ def test_texts_begin_held_out_documents_of_each_domain(tiny_corpus):
         assert text == whole or (len(text) >= 600 and whole[len(text)].isspace())
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_a_corpus_without_domains_is_told_by_titles(tiny_model, tmp_path, fraction):
+@pytest.mark.parametrize(("fraction", "domain"), [(0.0, None), (0.5, None), (0.5, "maps")])
+def test_a_corpus_of_at_most_one_domain_is_told_by_titles(tiny_model, tmp_path, fraction, domain):
+    own = {"domain": domain} if domain else {}
     rows = [
-        {"id": f"d{n}", "title": f"The\x1b[31m {n}\nth", "text": f"Begin\x00 with {n}. " * n}
+        {"id": f"d{n}", "title": f"The\x1b[31m {n}\nth", "text": f"Begin\x00 with {n}. " * n} | own
         for n in range(1, 60)
     ]
     source = tmp_path / "documents.jsonl"

@@ -15,9 +15,13 @@ def test_a_directory_that_does_not_say_or_says_otherwise(tmp_path):
     directory = save_model(model, corpus, tmp_path / "model", trained_on=False)
     with pytest.raises(InputError, match=r"does not say.*--corpus"):
         training_corpus(directory)
-    run = {"recipe": {"corpus": str(tmp_path / "gone")}}
+    run = {"recipe": {"corpus": str(tmp_path / "gone")}, "corpus": {"fingerprint": "x"}}
     (directory / "training.json").write_text(json.dumps(run))
     with pytest.raises(InputError, match=r"gone, which is not there.*--corpus"):
+        training_corpus(directory)
+    run["recipe"]["corpus"] = str(corpus.path)
+    (directory / "training.json").write_text(json.dumps(run))
+    with pytest.raises(InputError, match="another corpus than"):
         training_corpus(directory)
     # A head's own file comes before the run's.
     provenance = {"recipe": {"corpus": str(corpus.path)}, "corpus": {}}

@@ -199,6 +199,8 @@ def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
         "A share is the part of a prediction's evidence on this text, by the model's own hidden "
         "states. It does not prove that the answer would differ without the text."
     )
+    if lens is not None and lens.meta.trained_on is not True:
+        parts.append("Training text that the lens does not hold is not shown.")
     return "\n\n".join(parts) + "\n"
 
 

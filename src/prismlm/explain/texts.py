@@ -120,7 +120,7 @@ def _windows(lm: PrismLM, documents: Iterable[Document], size: int) -> Iterator[
             if start:
                 # As in an index, windows inside a text begin with the prefix of texts.
                 ids = torch.cat([opening, ids[len(prefix) :]])
-            stop = min(length, len(text.ids) - 1 - start)
+            stop = max(skip, min(length, len(text.ids) - 1 - start))
             last = number == len(grid) - 1
             yield _Window(text, ids, start, slice(skip, stop), stop - skip, last)
 

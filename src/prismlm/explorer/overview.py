@@ -122,7 +122,7 @@ def prompts_for(
 
 
 def held_out_texts(lens: Lens | None) -> dict[str, str]:
-    """Return the beginnings of some held-out documents: of each domain, or by title.
+    """Return the beginnings of some held-out documents: of each of several domains, or by title.
 
     Empty if the corpus is missing, has changed or has no held-out documents.
     """
@@ -135,10 +135,11 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
         numbers = numbers[numbers < len(corpus)]
         table = corpus.documents.take(numbers)
         held = np.flatnonzero(held_out(table, corpus.meta["split"]))
+        by_domain = len(set(table["domain"].take(held).to_pylist()) - {None}) > 1
         # Neighbours are often alike.
         for index in np.random.default_rng(0).permutation(held).tolist():
             (row,) = table.slice(index, 1).to_pylist()
-            label = _plain(row["domain"] or row["title"] or row["doc_id"])
+            label = _plain((by_domain and row["domain"]) or row["title"] or row["doc_id"])
             name = _cut(" ".join(label.split()), NAME)
             if name not in texts and len(texts) < TEXTS:
                 text = _cut(_plain(corpus.text(int(numbers[index]))[: 2 * TEXT]).strip(), TEXT)

@@ -87,12 +87,19 @@ def training_corpus(directory: Path | str) -> Corpus:
 
     A relative path in its recipe is relative to the current directory.
     """
-    path = (_training_record(Path(directory)).get("recipe") or {}).get("corpus")
-    if not isinstance(path, str) or not Path(path).is_dir():
-        known = f"was trained on {path}, which is not there"
-        problem = "does not say which corpus it was trained on" if path is None else known
-        raise InputError(f"{directory} {problem}. Name the corpus with --corpus DIR.")
-    return Corpus.open(path)
+    record = _training_record(Path(directory))
+    path = (record.get("recipe") or {}).get("corpus")
+    if path is None:
+        problem = "does not say which corpus it was trained on"
+    elif not Path(path).is_dir():
+        problem = f"was trained on {path}, which is not there"
+    else:
+        corpus = Corpus.open(path)
+        fingerprint = (record.get("corpus") or {}).get("fingerprint")
+        if fingerprint in (None, corpus.fingerprint):
+            return corpus
+        problem = f"was trained on another corpus than {path} is now: it was rebuilt or renamed"
+    raise InputError(f"{directory} {problem}. Name the corpus with --corpus DIR.")
 
 
 def trained_length(directory: Path | str) -> int | None:

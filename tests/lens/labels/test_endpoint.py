@@ -64,6 +64,16 @@ def test_a_server_that_fails_at_a_schema_gets_it_as_an_object(session):
     assert server.requests[-1]["response_format"]["schema"]["required"]
 
 
+def test_a_server_that_knows_no_formats_still_limits_its_answers(session):
+    def behave(request, number):
+        return (400, errors("response_format")) if "response_format" in request else GOOD
+
+    with ChatServer(behave) as server:
+        assert session(server.url).ask(QUESTION) == GOOD
+    assert server.requests[-1]["temperature"] == 0
+    assert server.requests[-1]["max_tokens"] > 0
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

@@ -190,7 +190,7 @@ def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
     limits = {"temperature": 0, "max_tokens": MAX_TOKENS}
     by_schema = {"response_format": {"type": "json_schema", "json_schema": named}}
     as_object = {"response_format": {"type": "json_object", "schema": schema}}
-    return [limits | by_schema, limits | as_object, {}]
+    return [limits | by_schema, limits | as_object, limits, {}]
 
 
 class Session:
