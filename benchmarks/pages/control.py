@@ -36,6 +36,8 @@ ESTIMATES = {
     "own_document": "own document",
     "zero": "no change",
 }
+# No controls: our own, what another form would give, and nothing.
+OWN = ("evidence", "influence", "evidence_sum", "ekfac_logits", "zero")
 SHARES = ("explained", "coverage", "coverage_own")
 RANKS = ("rank_own", "rank_all")
 
