@@ -181,9 +181,7 @@ def of_removal(result: Row) -> Row:
     """Return the table of estimates and controls, and what the section begins with."""
     methods, ahead = result["methods"], result["ahead"]
     names = [name for name in ESTIMATES if name in methods]
-    controls = [
-        name for name in names if name not in ("evidence", "evidence_sum", "influence", "zero")
-    ]
+    controls = [name for name in names if name not in OWN]
 
     def listed(key: str, decided: Callable[[Row], bool]) -> str:
         """Return the controls whose difference from the evidence is decided so."""
