@@ -270,6 +270,7 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
     assert random.perplexity == pytest.approx(before.perplexity * (1 + random.cost.value))
 
 
+@pytest.mark.slow  # what the command says and writes then is tried by default
 def test_out_of_reach_nothing_is_chosen(lm, examples, keep):
     options = replace(OPTIONS, target=1.0, max_cost=0.0)
     result = suppress(lm, examples, keep, options)
