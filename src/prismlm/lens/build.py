@@ -216,7 +216,7 @@ def index_in_parts(
     if jobs.divided:  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
         # A copy, without what it has read, since it is sent with each job.
-        counted = replace(jobs, counts=Counter(job.kind for job in jobs.jobs))
+        counted = replace(jobs, counts=dict(Counter(job.kind for job in jobs.jobs)))
         run_parts(counted, len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens
