@@ -227,6 +227,7 @@ def write_columns(
     with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
         layout.write_prototypes(table, temporary, lens.meta.files)
     layout.write_meta(lens.path, replace(lens.meta, **records))
+    lens.check_unchanged()  # which reads them
 
 
 def ask_for_names(
