@@ -71,17 +71,14 @@ def explain(
     if count := opt.count_parts(parts, workers, engine):
         return _explain_in_parts(prompts, count, locals())
     selection = _parse_span(tokens)
-    import prismlm
     from prismlm.cli.trace import PrintOptions
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
 
     conditions, edits = parse_where(where or []), opt.load_controller(controller)
-    with spinner("Opening the model"):
-        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-    if by or conditions or against or method != "evidence":
-        lm.lens_for("training text to point to")
+    needs_lens = bool(by or conditions or against or method != "evidence")
+    lm = _opened(model, lens, corpus, device, needs_lens)
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
     table = tokens is not None
     printed = opt.fill(PrintOptions, locals(), by=column, table=table, where=conditions)
@@ -93,6 +90,19 @@ def explain(
     output.write(parquet, partial(write_parquet, traces))
     if as_json:
         _print_json(traces, column, documents, moved, method, conditions, against)
+
+
+def _opened(
+    model: Path, lens: str | None, corpus: Path | None, device: str, needs_lens: bool
+) -> PrismLM:
+    """Open a model; with ``needs_lens``, InputError where it has none."""
+    import prismlm
+
+    with spinner("Opening the model"):
+        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
+    if needs_lens:
+        lm.lens_for("training text to point to")
+    return lm
 
 
 def _compare(
