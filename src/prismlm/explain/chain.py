@@ -221,7 +221,6 @@ def read_direct_path(
             Hook(mixer.gates, after=store("gates", layer)),
             Hook(block.mlp, after=store("mlp", layer)),
         ]
-    # What this thread's pass adds to the residual stream, by layer.
     with watch(hooks), capture(model, logits=False) as captured:
         model(**replay(input_ids[None], codes), use_cache=False)
     flows = [

@@ -70,8 +70,7 @@ def read_checkpoint(
     # Straight from the file to a GPU, without a copy of the whole model in memory.
     on_gpu = torch_device is not None and torch_device.type != "cpu"
     straight = on_gpu and importlib.util.find_spec("accelerate") is not None
-    # For the whole process: cuDNN's attention makes a plan for each cache length, which takes
-    # longer than the rest of a token.
+    # For the process: cuDNN would plan attention for each cache length, slower than a token's rest.
     torch.backends.cuda.enable_cudnn_sdp(False)
     refuse_pickles(directory)
     has_adapter = _check_adapter(directory)
