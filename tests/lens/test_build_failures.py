@@ -8,14 +8,19 @@ import time
 from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
+from prismlm.lens import assembly
 from prismlm.lens.build import build_index, check_index, write_lens
+from prismlm.lens.cells import Cells
 from prismlm.lens.layout import (
     CELL_FILES,
     COUNT_FILES,
+    INDEX_FILE,
     META_FILE,
     PROTOTYPES_FILE,
     cell_files,
@@ -95,6 +100,25 @@ def test_parts_make_the_same_ranges_of_cells(build, straight, tmp_path):
     check_files(out, read_meta(out))
 
 
+def test_contexts_and_documents_by_many_workers(build, tmp_path, monkeypatch):
+    """They are those of one; a table of more documents has several files, read as one."""
+    one = build(contexts=300).rename(tmp_path / "one")
+    monkeypatch.setattr(assembly, "PROTOTYPES_OF_A_JOB", 5)
+    assert_same_lens(build(contexts=300), one)
+    assert len(pq.ParquetFile(one / INDEX_FILE).metadata.to_dict()["row_groups"]) == 1
+    monkeypatch.setattr(assembly, "CONTEXT_ROWS", 7)
+    monkeypatch.setattr(assembly, "DOCUMENTS_OF_A_JOB", 40)
+    shutil.rmtree(tmp_path / "lens")
+    several = build(contexts=300)
+    tables = [pq.read_table(lens / INDEX_FILE) for lens in (one, several)]
+    assert tables[0] == tables[1]
+    cells = [Cells(lens, read_meta(lens).cells) for lens in (one, several)]
+    assert cells[1].meta == cells[0].meta
+    assert len([*several.glob("cell-documents-*.parquet")]) == 3
+    assert cells[0].documents.take(np.arange(90)) == cells[1].documents.take(np.arange(90))
+    check_files(several, read_meta(several))
+
+
 class KilledIn(Silent):
     """A reporter that kills this process at the second step of some work, if it says so."""
 
@@ -116,7 +140,7 @@ class KilledIn(Silent):
     [
         ("Indexing", set()),
         ("Sorting positions", {"part", "cells"}),
-        ("Measuring support", {"part", "cells", "text"}),
+        ("Measuring support", {"part", "cells", "contexts", "documents", "text"}),
     ],
 )
 @pytest.mark.parametrize("codes", ["int8", "pq"])
@@ -202,11 +226,17 @@ def test_a_full_disk_leaves_nothing_half_written(build, straight, tmp_path, size
                 build(shard=Shard(number, 3))
         shutil.rmtree(out)
     last = {"shard": Shard(2, 3)} if finished else {}
+
+    def write(*arguments):
+        limit_files(size)
+        write_lens(*arguments)
+
     with (
         limit_lifted_after(),
+        patch("prismlm.lens.build.write_lens", write),
         pytest.raises(PrismError, match=r"could not be written.*same command"),
     ):
-        build(progress=StopAfter(1, lambda: limit_files(size)), **last)
+        build(progress=StopAfter(1, lambda: finished or limit_files(size)), **last)
     assert not out.exists()
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
     assert len(Parts(out, 3).complete()) == finished

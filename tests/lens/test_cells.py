@@ -17,13 +17,13 @@ from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
 from prismlm.lens import cell_files as module
 from prismlm.lens import layout
+from prismlm.lens.assembly import write_documents
 from prismlm.lens.cell_files import (
     Run,
     Spool,
     cells_format,
     ranges_of,
     spooled_type,
-    write_documents,
 )
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import (
@@ -78,8 +78,9 @@ def write(directory, records, parts, codes="int8", tokens=2**63, range_bytes=2**
 def documents(tiny_corpus, tmp_path_factory):
     """The table of documents of a real corpus."""
     directory = tmp_path_factory.mktemp("documents")
-    write_documents(directory, Corpus.open(tiny_corpus), "heldout")
-    return directory / layout.CELL_DOCUMENTS_FILE
+    corpus, path = Corpus.open(tiny_corpus), directory / layout.CELL_DOCUMENTS_FILE
+    write_documents(path, corpus, corpus.split("heldout"))
+    return path
 
 
 @pytest.fixture

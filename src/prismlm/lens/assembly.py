@@ -1,12 +1,14 @@
 """The second stage of an index: files of a lens that are made from all parts, by any worker.
 
-A job writes a range of cells or a part of the text, and needs no model.
+A job writes a range of cells, the contexts of some prototypes, or a part of the documents or of the
+text, and needs no model.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from prismlm.corpus.layout import DOCUMENT_SCHEMA, FACTS
+from prismlm.corpus.windows import split_counts
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_directory, read_json, write_json
 from prismlm.lens import layout, suffixes
@@ -28,6 +34,7 @@ from prismlm.lens.cell_files import (
 )
 from prismlm.lens.cells import CellsMeta
 from prismlm.lens.scan import Scan, scanned_positions
+from prismlm.ops import top_contexts
 from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, Busy, writing
@@ -37,6 +44,11 @@ if TYPE_CHECKING:
 
 CENTRES = "centres"
 FILES_FILE = "files.json"
+# Prototypes whose contexts, and documents whose rows, are written by one job.
+PROTOTYPES_OF_A_JOB, DOCUMENTS_OF_A_JOB = 2**12, 2**20
+# Rows of a row group.
+CONTEXT_ROWS, DOCUMENT_ROWS = 2**13, 2**12
+CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 
 
 class Job(NamedTuple):
@@ -52,7 +64,7 @@ class Assembly:
     """The jobs of a lens whose parts are finished; a call makes some, as a step of datatrove.
 
     ``parts`` is the number of parts, ``range_bytes`` the size of a range of cells. Without a
-    ``corpus``, the lens has no text.
+    ``corpus`` there are only cells.
     """
 
     lens: Path
@@ -60,6 +72,7 @@ class Assembly:
     range_bytes: int
     corpus: Path | None
     split: Split
+    with_text: bool = True
     # The number of jobs of each kind, if it is known: counting them reads the parts and the corpus.
     counts: dict[str, int] | None = None
 
@@ -83,14 +96,30 @@ class Assembly:
             if directory.is_dir() or not self._parts.complete():
                 return
             with atomic_directory(directory) as made:
-                if kind == "cells":
-                    meta, runs = self._scanned
-                    write_range(made, runs, self.ranges, at, meta.vocabulary, progress)
-                else:
-                    suffixes.write_part(made, self._corpus, self.split, at)
+                self._write(made, kind, at, progress)
                 # So that nobody has to read them again.
                 write_json(made / FILES_FILE, layout.describe_files(made))
                 shutil.copy(self._parts.part(0) / RUN_FILE, made)
+
+    def _write(self, made: Path, kind: str, at: int, progress: Reporter) -> None:
+        if kind == "cells":
+            meta, runs = self._scanned
+            write_range(made, runs, self.ranges, at, meta.vocabulary, progress)
+        elif kind == "contexts":
+            first = at * PROTOTYPES_OF_A_JOB
+            top = self.scan(slice(first, first + PROTOTYPES_OF_A_JOB)).top
+            contexts = top_contexts.to_rows(top)
+            contexts = contexts._replace(prototype=contexts.prototype + first)
+            text = self.with_text
+            write_contexts(made, contexts, self._corpus, progress, with_text=text)
+        elif kind == "documents":
+            chosen = slice(at * DOCUMENTS_OF_A_JOB, (at + 1) * DOCUMENTS_OF_A_JOB)
+            name = layout.document_files(self._document_files)[at]
+            write_documents(made / name, self._corpus, self._corpus.split(self.split)[chosen])
+        else:
+            suffixes.write_part(made, self._corpus, self.split, at)
+            if at == 0:
+                suffixes.finish(made, self._corpus, self.split)
 
     @cached_property
     def ranges(self) -> list[Range]:
@@ -120,8 +149,18 @@ class Assembly:
 
     def counted(self) -> dict[str, int]:
         """Count the jobs of each kind."""
-        text = 0 if self.corpus is None else suffixes.count_parts(self._corpus, self.split)
-        return {"cells": len(self.ranges), "text": text}
+        counts = {"cells": len(self.ranges)}
+        if self.corpus is not None:
+            counts["contexts"] = -(-len(self.sizes) // PROTOTYPES_OF_A_JOB)
+            counts["documents"] = self._document_files
+        if self.corpus is not None and self.with_text:
+            counts["text"] = suffixes.count_parts(self._corpus, self.split)
+        return counts
+
+    @property
+    def _document_files(self) -> int:
+        documents, _ = split_counts(self._corpus, self.split)
+        return -(-documents // DOCUMENTS_OF_A_JOB)
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -139,11 +178,11 @@ class Assembly:
         """The positions of each cell, int64 [K]."""
         return total_counts(self._scanned[1])
 
-    def scan(self) -> Scan:
-        """Return the scan of the whole corpus, without positions."""
-        scan = Scan.load(self._parts.part(0))
+    def scan(self, prototypes: slice = slice(None), ranks: slice = slice(None)) -> Scan:
+        """Return the scan of the whole corpus, with the contexts of some prototypes and ranks."""
+        scan = Scan.load(self._parts.part(0), prototypes, ranks)
         for part in range(1, self.parts):
-            scan.merge(Scan.load(self._parts.part(part)))
+            scan.merge(Scan.load(self._parts.part(part), prototypes, ranks))
         return scan
 
     def collect(self, directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -152,24 +191,22 @@ class Assembly:
         Returns the entry of ``meta.json`` about cells, and sizes and digests of the files.
         """
         files: dict[str, dict[str, Any]] = {}
-        for made in [job.directory for job in self.jobs]:
-            listed = read_json(made / FILES_FILE)
-            for name, entry in listed.items():
-                size = (made / name).stat().st_size if (made / name).is_file() else 0
-                if size != entry["bytes"]:
-                    raise FormatError(
-                        f"{made / name} has {size} bytes, expected {entry['bytes']}: it was "
-                        f"damaged since it was written. Remove {made}, and give the same command "
-                        "again: only these files are written again."
-                    )
-                _link(made / name, directory / name)
-            files |= listed
+        for job in self.jobs:
+            listed = _checked_files(job.directory)
+            if job.kind != "contexts":
+                for name in listed:
+                    _link(job.directory / name, directory / name)
+                files |= listed
         centres = self._parts.path / CENTRES / layout.CELL_CENTRES_FILE
         if centres.is_file():
             _link(centres, directory / centres.name)
+        entry = cells_entry(*self._scanned, self.ranges)
         if self.corpus is not None:
-            suffixes.finish(directory, self._corpus, self.split)
-        return cells_entry(*self._scanned, self.ranges), files
+            made = [job.directory for job in self.jobs if job.kind == "contexts"]
+            join_contexts(made, directory)
+            if self._document_files > 1:
+                entry["document_files"] = self._document_files
+        return entry, files
 
     @property
     def _parts(self) -> Parts:
@@ -188,9 +225,95 @@ class Assembly:
         return meta, runs
 
 
+def _checked_files(made: Path) -> dict[str, dict[str, Any]]:
+    """Return what a job recorded of its files; FormatError if one has another size."""
+    listed = read_json(made / FILES_FILE)
+    for name, entry in listed.items():
+        size = (made / name).stat().st_size if (made / name).is_file() else 0
+        if size != entry["bytes"]:
+            raise FormatError(
+                f"{made / name} has {size} bytes, expected {entry['bytes']}: it was damaged since "
+                f"it was written. Remove {made}, and give the same command again: only these files "
+                "are written again."
+            )
+    return listed
+
+
 def _link(file: Path, to: Path) -> None:
     """Make a file appear in another place too, by a hard link, or a copy if there are none."""
     try:
         os.link(file, to)
     except OSError:
         shutil.copyfile(file, to)
+
+
+def write_contexts(
+    directory: Path,
+    contexts: top_contexts.Contexts,
+    corpus: Corpus,
+    progress: Reporter,
+    *,
+    with_text: bool,
+) -> None:
+    """Write ``index.parquet``, by prototype and then by rank."""
+    prototype = contexts.prototype.numpy()
+    rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
+    documents, row = np.unique(contexts.document.numpy(), return_inverse=True)
+    texts = [pa.nulls(len(row), pa.string())] * 3
+    if with_text:
+        texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
+    facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
+    columns = (contexts.cosine, contexts.activation, contexts.routed, contexts.position)
+    table = pa.table(
+        [
+            prototype.astype(np.int32),
+            rank.astype(np.int32),
+            *(column.numpy() for column in columns),
+            *facts.take(pa.array(row)).columns,
+            *texts,
+        ],
+        schema=layout.INDEX_SCHEMA,
+    )
+    layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=CONTEXT_ROWS)
+
+
+def _texts(
+    corpus: Corpus, documents: np.ndarray, row: np.ndarray, position: np.ndarray, progress: Reporter
+) -> list[pa.Array]:
+    """Return before, token and after for every context; each document is encoded once."""
+    before, token, after = ([""] * len(row) for _ in range(3))
+    order = np.argsort(row, kind="stable")
+    groups = np.split(order, np.searchsorted(row[order], np.arange(1, len(documents))))
+    with progress.task("Reading contexts", len(documents), "documents") as task:
+        for number, rows in zip(documents.tolist(), groups, strict=True):
+            text, spans, start = corpus.text(number), corpus.spans(number), corpus.starts[number]
+            for i in rows.tolist():
+                left, right = spans[position[i] - start]
+                before[i] = text[max(0, left - CHARACTERS_BEFORE) : left]
+                token[i] = text[left:right]
+                after[i] = text[right : right + CHARACTERS_AFTER]
+            task.advance()
+    return [pa.array(column, pa.string()) for column in (before, token, after)]
+
+
+def join_contexts(made: Sequence[Path], directory: Path) -> None:
+    """Write the contexts of all prototypes, from those of several jobs, one after the other."""
+    path, schema = directory / layout.INDEX_FILE, layout.INDEX_SCHEMA
+    with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+        rest = schema.empty_table()
+        for number, job in enumerate(made, 1):
+            rest = pa.concat_tables([rest, layout.read_table(job / layout.INDEX_FILE, schema)])
+            # Row groups of the lens are full, but for the last.
+            full = len(rest) if number == len(made) else len(rest) // CONTEXT_ROWS * CONTEXT_ROWS
+            if full:
+                writer.write_table(rest[:full].combine_chunks(), CONTEXT_ROWS)
+            rest = rest[full:]
+
+
+def write_documents(path: Path, corpus: Corpus, numbers: np.ndarray) -> None:
+    """Write the rows of some documents, in constant memory."""
+    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    with pq.ParquetWriter(path, DOCUMENT_SCHEMA, **options) as writer:
+        for first in range(0, len(numbers), DOCUMENT_ROWS):
+            table = corpus.documents.take(numbers[first : first + DOCUMENT_ROWS])
+            writer.write_table(table.select(DOCUMENT_SCHEMA.names))

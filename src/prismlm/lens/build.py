@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 import prismlm
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus.layout import FACTS
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, rate_of
@@ -31,7 +30,7 @@ from prismlm.files import atomic_directory, check_room, discard, room_to_write, 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import Spool, spooled_type, stored_type, write_documents
+from prismlm.lens.cell_files import Spool, spooled_type, stored_type
 from prismlm.lens.cells import Cells, CellsMeta
 from prismlm.lens.codes import learn_codes, open_codes
 from prismlm.lens.opened_model import check_embedded
@@ -52,7 +51,6 @@ from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.device import device_kind, device_named
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
-from prismlm.ops import top_contexts
 from prismlm.parts import Engine, Parts, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, Interrupts, writing
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 SECONDS_MEASURED = 10.0
-CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a context on disk: compressed text and columns, or columns alone.
 BYTES_WITH_TEXT, BYTES_WITHOUT_TEXT = 230, 30
 # Bytes of a position for the key and first row of its range, which some four positions share.
@@ -147,8 +144,7 @@ def build_index(
         if not merge:
             return None
         parts.check(run)
-        text = corpus.path if options.with_text else None
-        assembly = Assembly(out, parts.count, options.range_bytes, text, options.split)
+        assembly = assembly_of(out, parts.count, corpus.path, options)
         for number in range(len(assembly.jobs)):
             assembly.make(number, wait=False, progress=progress)
         if not assembly.finished():  # another process makes the others, and then writes the lens
@@ -211,8 +207,7 @@ def index_in_parts(
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
-    text = part.corpus if part.options.with_text else None
-    jobs = Assembly(part.lens, count, part.options.range_bytes, text, part.options.split)
+    jobs = assembly_of(part.lens, count, part.corpus, part.options)
     if jobs.divided:  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
         # A copy, without what it has read, since it is sent with each job.
@@ -220,6 +215,11 @@ def index_in_parts(
         run_parts(counted, len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens
+
+
+def assembly_of(lens: Path, parts: int, corpus: Path, options: IndexOptions) -> Assembly:
+    """Return the second stage of an index of so many parts."""
+    return Assembly(lens, parts, options.range_bytes, corpus, options.split, options.with_text)
 
 
 @contextmanager
@@ -288,11 +288,8 @@ def write_lens(
 ) -> None:
     """Write all files of a lens whose jobs are finished."""
     model, head, corpus, options = source.model, source.head, source.corpus, source.options
-    split, scan = options.split, assembly.scan()
-    contexts = top_contexts.to_rows(scan.top)
-    write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
+    split, scan = options.split, assembly.scan(ranks=slice(1))
     Probe.measure(model, corpus, split, options.window).save(directory)
-    write_documents(directory, corpus, split)
     entry, files = assembly.collect(directory)
     if "ranges" in entry:  # so that a reader, perhaps of a store, need not read all keys
         for name, counts in zip(layout.COUNT_FILES, (assembly.sizes, scan.following), strict=True):
@@ -316,55 +313,6 @@ def write_lens(
     }
     layout.write_meta(directory, layout.LensMeta(**meta))
     share(directory)
-
-
-def write_contexts(
-    directory: Path,
-    contexts: top_contexts.Contexts,
-    corpus: Corpus,
-    progress: Reporter,
-    *,
-    with_text: bool,
-) -> None:
-    """Write ``index.parquet``, by prototype and then by rank."""
-    prototype = contexts.prototype.numpy()
-    rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
-    documents, row = np.unique(contexts.document.numpy(), return_inverse=True)
-    texts = [pa.nulls(len(row), pa.string())] * 3
-    if with_text:
-        texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
-    facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
-    columns = (contexts.cosine, contexts.activation, contexts.routed, contexts.position)
-    table = pa.table(
-        [
-            prototype.astype(np.int32),
-            rank.astype(np.int32),
-            *(column.numpy() for column in columns),
-            *facts.take(pa.array(row)).columns,
-            *texts,
-        ],
-        schema=layout.INDEX_SCHEMA,
-    )
-    layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=8192)
-
-
-def _texts(
-    corpus: Corpus, documents: np.ndarray, row: np.ndarray, position: np.ndarray, progress: Reporter
-) -> list[pa.Array]:
-    """Return before, token and after for every context; each document is encoded once."""
-    before, token, after = ([""] * len(row) for _ in range(3))
-    order = np.argsort(row, kind="stable")
-    groups = np.split(order, np.searchsorted(row[order], np.arange(1, len(documents))))
-    with progress.task("Reading contexts", len(documents), "documents") as task:
-        for number, rows in zip(documents.tolist(), groups, strict=True):
-            text, spans, start = corpus.text(number), corpus.spans(number), corpus.starts[number]
-            for i in rows.tolist():
-                left, right = spans[position[i] - start]
-                before[i] = text[max(0, left - CHARACTERS_BEFORE) : left]
-                token[i] = text[left:right]
-                after[i] = text[right : right + CHARACTERS_AFTER]
-            task.advance()
-    return [pa.array(column, pa.string()) for column in (before, token, after)]
 
 
 def prototypes_table(

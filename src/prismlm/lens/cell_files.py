@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.files import atomic_file
 from prismlm.lens import layout
 from prismlm.lens.cells import CellsMeta, record_type
@@ -24,12 +22,8 @@ from prismlm.lens.codes import CodeName, Codes
 from prismlm.lens.options import IndexOptions
 from prismlm.progress import SILENT, Reporter
 
-if TYPE_CHECKING:
-    from prismlm.corpus.store import Corpus, Split
-
 # Records that are sorted in memory, at least those of one cell and next token.
 SORT_BYTES = 2**25
-DOCUMENTS_AT_ONCE = 2**12
 # A range may have this share of all positions, whatever its bytes: a reader maps its three files,
 # and Linux allows some 65,000 maps.
 RANGE_SHARE = 1 / 4096
@@ -203,13 +197,3 @@ def cells_entry(meta: CellsMeta, runs: Sequence[Run], ranges: Sequence[Range]) -
             {"first_cell": first, "rows": int(counts[first:last].sum())} for first, last in ranges
         ]
     return entry
-
-
-def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write ``cell-documents.parquet``: the documents of the split, in the order of the corpus."""
-    numbers, path = corpus.split(split), directory / layout.CELL_DOCUMENTS_FILE
-    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
-    with pq.ParquetWriter(path, DOCUMENT_SCHEMA, **options) as writer:
-        for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
-            table = corpus.documents.take(numbers[first : first + DOCUMENTS_AT_ONCE])
-            writer.write_table(table.select(DOCUMENT_SCHEMA.names))

@@ -144,6 +144,7 @@ class Cells:
         self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
         self._dtype = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
         self._stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
+        self._document_files = meta.get("document_files", 1)
         self._ranges = self._open_ranges()
         self._first_keys = np.array([part.first_key for part in self._ranges])
         self._first_rows = np.array([part.first_row for part in self._ranges])
@@ -224,10 +225,10 @@ class Cells:
 
     @cached_property
     def documents(self) -> ParquetTable:
-        """``cell-documents.parquet``: one row per document that was read, in corpus order."""
-        name = layout.CELL_DOCUMENTS_FILE
-        self._check_files([name])
-        files = {f"{self._files.address}/{name}": self._files.table_file(name)}
+        """One row per document that was read, in corpus order."""
+        names = layout.document_files(self._document_files)
+        self._check_files(names)
+        files = {f"{self._files.address}/{name}": self._files.table_file(name) for name in names}
         return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)
 
     def _read_facts(self, document: int) -> dict[str, Any]:

@@ -262,6 +262,12 @@ def cell_files(number: int, count: int) -> list[str]:
     return [name.removesuffix(".npy") + suffix for name in CELL_FILES]
 
 
+def document_files(count: int) -> list[str]:
+    """Return the names of the ``count`` files of the table of documents."""
+    name = CELL_DOCUMENTS_FILE
+    return [name.replace(".", f"-{n:05d}.") for n in range(count)] if count > 1 else [name]
+
+
 @contextmanager
 def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
     """Yield a function that appends to a file of one array [n].

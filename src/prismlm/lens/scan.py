@@ -145,11 +145,11 @@ class Scan:
         save_file(tensors, str(directory / SCAN_FILE), metadata={"noted": json_text(noted)})
 
     @classmethod
-    def load(cls, directory: Path) -> Scan:
-        """Read a saved scan; FormatError if it is damaged."""
+    def load(cls, directory: Path, prototypes: slice, ranks: slice) -> Scan:
+        """Read a saved scan, with some contexts of some prototypes; FormatError if damaged."""
         with _scan_file(directory) as (file, noted):
             fields = top_contexts.TopContexts._fields
-            top = top_contexts.TopContexts(*map(file.get_tensor, fields))
+            top = top_contexts.TopContexts(*(file.get_slice(f)[prototypes, ranks] for f in fields))
             sums: dict[str, Any] = {name: file.get_tensor(name) for name in SUMS}
             counts = {name: noted[name] for name in ("tokens", "half_tokens")}
             return cls(top=top, **sums, **counts)
