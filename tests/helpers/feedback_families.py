@@ -17,8 +17,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from prismlm.models.decoders.own_decoder import DeltaNetConfig
 from prismlm.models.decoders.protot import ProtoTConfig
-from prismlm.models.decoders.recurrent_decoder import DeltaNetConfig
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 

@@ -168,13 +168,6 @@ def test_the_mask_of_one_token(model):
     assert codes[2] == (-1, -1)
 
 
-def test_a_cache_with_a_gradient(model):
-    attach_drawn(model, 64, passes=2)
-    cache = model(IDS, use_cache=True).past_key_values
-    model(IDS[:, :2], past_key_values=cache).logits.sum().backward()
-    assert cache.get_seq_length() == 7
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("setting", ["video_token_id", "audio_token_index"])
 def test_placeholders_of_video_and_audio_are_not_text(model, setting):

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain.prediction import tolerance_of
 from prismlm.layers import PrototypeHead, PrototypeMixer
+from prismlm.models.decoders.own_decoder import RecurrentBlock, RecurrentModel
 from prismlm.models.decoders.protot import half_life
-from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
 from prismlm.models.device import check_sequence
 from prismlm.models.seam import capture
 from prismlm.models.uncertainty_feedback import replay

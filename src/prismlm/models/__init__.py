@@ -5,12 +5,12 @@ Importing this package registers prismlm's model types with Hugging Face's Auto 
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
-from prismlm.models.decoders.recurrent_decoder import (
+from prismlm.models.decoders.own_decoder import (
     DeltaNetConfig,
     DeltaNetForCausalLM,
     DeltaNetModel,
 )
+from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
 from prismlm.models.decoders.signal_noise import (
     SignalNoiseConfig,
     SignalNoiseForCausalLM,

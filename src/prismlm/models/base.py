@@ -6,8 +6,8 @@ import importlib.util
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError, first_line
-from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
+from prismlm.files import atomic_directory, read_json, room_to_write, share
 from prismlm.hub import hub_error
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
@@ -148,13 +148,14 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
     """
     if (out / CONFIG_FILE).is_file():
         return
-    out.mkdir(parents=True, exist_ok=True)
-    with room_to_write(f"the files of {base.name}", out, WAY_OUT):
+    with _putting(f"the files of {base.name}", out) as directory:
         if base.is_gguf:
             model, tokenizer = _read_gguf(base.path)
-            _save(out, model, lambda directory: tokenizer.save_pretrained(directory))
+            model.save_pretrained(directory)
+            tokenizer.save_pretrained(directory)
+            share(directory)
         else:
-            _copy(_files_of(base.path), out)
+            _copy(_files_of(base.path), directory)
 
 
 def put_adapted(base: Path, adapter: Path, out: Path) -> None:
@@ -163,25 +164,23 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
         return
     model, _ = read_checkpoint(base)
     merge_adapter(model, adapter)
-
-    def copy_others(directory: Path) -> None:
-        others = [path for path in _files_of(base) if not (directory / path.name).exists()]
-        _copy([path for path in others if "safetensors" not in path.name], directory)
-
-    with room_to_write("the fine-tuned model", out, WAY_OUT):
-        _save(out, model, copy_others)
+    with _putting("the fine-tuned model", out) as directory:
+        model.save_pretrained(directory)
+        share(directory)
+        others = [path for path in _files_of(base) if "safetensors" not in path.name]
+        _copy([path for path in others if not (directory / path.name).exists()], directory)
 
 
-def _save(out: Path, model: Any, save_others: Callable[[Path], Any]) -> None:
-    """Save a model, and the files that ``save_others`` writes, to ``out``."""
+@contextmanager
+def _putting(what: str, out: Path) -> Iterator[Path]:
+    """Yield a directory, whose files are moved into ``out`` after the block."""
     complete = out / ".complete"
-    with quiet_transformers(), atomic_directory(complete) as temporary:
-        model.save_pretrained(temporary)
-        save_others(temporary)
-        share(temporary)
-    for file in _files_of(complete):
-        os.replace(file, out / file.name)
-    shutil.rmtree(complete)
+    with room_to_write(what, out, WAY_OUT):
+        with quiet_transformers(), atomic_directory(complete) as temporary:
+            yield temporary
+        for file in _files_of(complete):
+            os.replace(file, out / file.name)
+        shutil.rmtree(complete)
 
 
 def _files_of(directory: Path) -> list[Path]:
@@ -206,18 +205,14 @@ def _files_of(directory: Path) -> list[Path]:
     return sorted(paths, key=lambda path: path.name == CONFIG_FILE)
 
 
-def _copy(files: list[Path], out: Path) -> None:
+def _copy(files: list[Path], directory: Path) -> None:
     for file in files:
-        temporary = temporary_sibling(out / file.name)
-        try:
-            if file.suffix == ".safetensors":
-                with suppress(OSError):
-                    os.link(file.resolve(), temporary)
-            if not temporary.exists():
-                shutil.copy(file, temporary)  # with its permissions
-            os.replace(temporary, out / file.name)
-        finally:
-            temporary.unlink(missing_ok=True)
+        copy = directory / file.name
+        if file.suffix == ".safetensors":
+            with suppress(OSError):
+                os.link(file.resolve(), copy)
+        if not copy.exists():
+            shutil.copy(file, copy)  # with its permissions
 
 
 def _read_gguf(path: Path) -> tuple[Any, Any]:
@@ -225,7 +220,7 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
     where: dict[str, Any] = {"gguf_file": path.name}
     try:
         # Its progress bars, which cannot be disabled, go to stderr.
-        with quiet_transformers(), redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent, **where, dtype=torch.float32
             )

@@ -188,23 +188,24 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
     """Raise FormatError unless all weights of model and adapter were loaded."""
     missing, unused = (sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected"))
     if has_adapter:
+        adapters = getattr(model, "peft_config", None)
+        if unused or not adapters:
+            raise FormatError(
+                f"transformers does not apply the adapter in {directory} to "
+                f"{type(model).__name__} ({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is "
+                f"for another model. Merge it with PEFT, or remove {ADAPTER_CONFIG} and "
+                f"{ADAPTER_WEIGHTS}."
+            )
         # Then ``info`` covers only the adapter; transformers flags the weights that it loads, but
         # not always those that it quantises.
         stored = {key for file in directory.glob("*.safetensors") for key in _keys(file)}
-        adapters = [f".{name}." for name in getattr(model, "peft_config", {})]
         missing += [
             name
             for name, weight in model.named_parameters()
             if not hasattr(weight, "_is_hf_initialized")
             and name.replace(".base_layer.", ".") not in stored
-            and not any(adapter in f"{name}." for adapter in adapters)
+            and not any(f".{adapter}." in f"{name}." for adapter in adapters)
         ]
-    if has_adapter and (unused or not getattr(model, "peft_config", None)):
-        raise FormatError(
-            f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
-            f"({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is for another model. Merge it "
-            f"with PEFT, or remove {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}."
-        )
     if missing:
         raise FormatError(
             f"the checkpoint in {directory} has no {', '.join(missing[:KEYS_NAMED])} for "
@@ -214,8 +215,11 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
 
 
 def _keys(file: Path) -> list[str]:
-    with safe_open(file, "pt") as opened:
-        return list(opened.keys())
+    try:
+        with safe_open(file, "pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise FormatError(f"{file} cannot be read: {error}.") from error
 
 
 def refuse_adapter_alone(directory: Path) -> None:
@@ -313,9 +317,10 @@ def read_output_layer(directory: Path) -> Checkpoint:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    keys = {key: file for file in sorted(directory.glob("*.safetensors")) for key in _keys(file)}
     for module in (output_embedding(model), _last_norm(model)):
         if module is not None:
-            _fill(model, module, directory)
+            _fill(model, module, keys, directory)
     sidecar = load_sidecar(directory, model)
     return Checkpoint(model.requires_grad_(False), tokenizer, sidecar)
 
@@ -342,29 +347,20 @@ def _last_norm(model: PreTrainedModel) -> nn.Module | None:
         decoder = children[0]
 
 
-def _fill(model: PreTrainedModel, module: nn.Module, directory: Path) -> None:
-    """Read the weights of one module from the checkpoint's files."""
-    modules = [module]
-    if module is output_embedding(model):
-        # A tied W is stored as the input embedding.
-        modules.append(model.get_input_embeddings())
-    paths = [path for own in modules for path, m in model.named_modules() if m is own]
-    # Some checkpoints omit the prefix of the decoder.
+def _fill(
+    model: PreTrainedModel, module: nn.Module, keys: dict[str, Path], directory: Path
+) -> None:
+    """Read the weights of one module from the files that have these ``keys``."""
+    # A tied W is stored as the input embedding, and some checkpoints omit the decoder's prefix.
+    tied = [model.get_input_embeddings()] if module is output_embedding(model) else []
+    paths = [path for own in (module, *tied) for path, m in model.named_modules() if m is own]
     paths += [path.removeprefix(f"{model.base_model_prefix}.") for path in paths]
-    state = {
-        key: _tensor(directory, [f"{path}.{key}" for path in paths]) for key in module.state_dict()
-    }
+    state: dict[str, Tensor] = {}
+    for key in module.state_dict():
+        names = [f"{path}.{key}" for path in paths]
+        name = next((name for name in names if name in keys), None)
+        if name is None:
+            raise FormatError(f"the checkpoint in {directory} has no {names[0]}.")
+        with safe_open(keys[name], framework="pt") as file:
+            state[key] = file.get_tensor(name)
     module.load_state_dict(state, assign=True)
-
-
-def _tensor(directory: Path, names: list[str]) -> Tensor:
-    files = [path for path in sorted(directory.glob("*.safetensors")) if path.name != HEAD_FILE]
-    try:
-        for name in names:
-            for path in files:
-                with safe_open(str(path), framework="pt") as file:
-                    if name in file.keys():  # noqa: SIM118
-                        return file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise FormatError(f"a weight in {directory} cannot be read: {error}.") from error
-    raise FormatError(f"the checkpoint in {directory} has no {names[0]}.")

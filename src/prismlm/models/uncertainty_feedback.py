@@ -25,7 +25,6 @@ from jaxtyping import Bool, Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -100,13 +99,17 @@ def carried_code(cache: Any) -> _CarriedCode | None:
     return getattr(cache, "prismlm_codes", None)
 
 
+def _cache_in(values: Any) -> Any:
+    """Return the cache in the arguments or the output of a call, or None."""
+    return next((values[name] for name in CACHES if values.get(name) is not None), None)
+
+
 def _length_of(cache: Any) -> int | None:
     """Return the length of a cache, or None if it is not known at no cost."""
-    if torch.compiler.is_compiling():
-        return None
-    with suppress(ValueError):  # caches of recurrent layers only have no length
-        length = cache.get_seq_length()
-        return length if isinstance(length, int) else None
+    if not torch.compiler.is_compiling():
+        with suppress(ValueError):  # caches of recurrent layers only have no length
+            length = cache.get_seq_length()
+            return length if isinstance(length, int) else None
     return None
 
 
@@ -116,57 +119,16 @@ def _has_seen(cache: Any) -> bool:
     return bool(cache.has_previous_state())
 
 
-class _Detached(TorchFunctionMode):
-    """Lets copy.deepcopy copy tensors with a gradient history, detached."""
+class _Tokens(NamedTuple):
+    """The decoder's new tokens; which are text, and which of them can have a code.
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        return memo.setdefault(id(tensor), tensor.detach().clone())
+    Padding and placeholders for images and the like are no text. Neither they, nor the token after
+    them, nor the first token of a sequence within a row have a code.
+    """
 
-
-class _Call(NamedTuple):
-    ids: Int64[Tensor, "B T"]  # the decoder's new tokens
-    text: Bool[Tensor, "B T"]  # neither padding nor placeholders for images and the like
-    starts: Bool[Tensor, "B T"] | None  # first tokens of sequences within a row
-    cache: Any
-    logits_to_keep: Any
-
-    def first_codes(self, start: Int64[Tensor, "B 1"], neutral: int) -> Int64[Tensor, "B T"]:
-        """Return ``start`` for the first new token and the neutral code for the others.
-
-        Padding, placeholders, the first token of a sequence and the token after a placeholder
-        have no code.
-        """
-        codes = torch.full_like(self.ids, neutral)
-        codes[:, 1:].masked_fill_(~self.text[:, :-1], NO_CODE)
-        codes[:, :1] = start
-        no_code = ~self.text if self.starts is None else ~self.text | self.starts
-        return codes.masked_fill_(no_code, NO_CODE)
-
-    def checked(self, codes: Tensor, levels: int) -> Int64[Tensor, "B T"]:
-        """Return replayed codes, checked, on the device of the call."""
-        fits = codes.shape == self.ids.shape and not codes.is_floating_point()
-        if not fits or int(codes.min()) < NO_CODE or int(codes.max()) >= levels:
-            raise InputError(
-                f"{CODES} are {codes.dtype} {list(codes.shape)}: expected whole numbers "
-                f"{list(self.ids.shape)}, one for each token, from {NO_CODE} (none) to "
-                f"{levels - 1}."
-            )
-        return codes.to(self.ids.device, torch.int64)
-
-    def last_logits(self, logits: Tensor) -> Tensor:
-        """Return the logits [B, 1, V] of the last position."""
-        keep = self.logits_to_keep
-        if isinstance(keep, Tensor) and keep[-1:].tolist() not in ([self.ids.shape[1] - 1], [-1]):
-            raise InputError(
-                "the logits of this call do not end with the last position, which the code of the "
-                "next token needs: put it last in logits_to_keep, or set use_cache=False."
-            )
-        return logits[:, -1:]
+    ids: Int64[Tensor, "B T"]
+    text: Bool[Tensor, "B T"]
+    coded: Bool[Tensor, "B T"]
 
 
 def codes_fed_back(
@@ -278,12 +240,14 @@ class UncertaintyFeedback:
         # Raises Python's errors for duplicate and surplus arguments.
         kwargs = dict(**dict(zip(self._names[: len(args)], args, strict=True)), **kwargs)
         replayed = kwargs.pop(CODES, None)
-        call = self._read(kwargs)
+        tokens, cache = self._read(kwargs), _cache_in(kwargs)
         if replayed is not None:
-            codes = call.checked(replayed, self.levels)
+            codes = self._checked(replayed, tokens.ids)
         else:
-            codes = call.first_codes(self._start(call), neutral_code(self.levels))
-            for _ in range(self.passes - 1 if call.ids.shape[1] > 1 else 0):
+            codes = torch.full_like(tokens.ids, neutral_code(self.levels))
+            codes[:, :1] = self._start(tokens.ids, cache)
+            codes.masked_fill_(~tokens.coded, NO_CODE)
+            for _ in range(self.passes - 1 if codes.shape[1] > 1 else 0):
                 codes = codes_fed_back(codes, self._predicted(forward, codes, kwargs))
             if self.model.training and self.rearrange is not None:
                 codes = self.rearrange(codes)
@@ -293,10 +257,12 @@ class UncertaintyFeedback:
                 "return_dict=False is not possible with uncertainty feedback: leave it out."
             )
         output[CODES] = codes
-        self._carry(call, output)
+        # Some models do not return the cache that they were given.
+        if (cache := _cache_in(output) or cache) is not None:
+            self._carry(tokens, cache, output.logits, kwargs.get("logits_to_keep"))
         return output
 
-    def _read(self, kwargs: dict[str, Any]) -> _Call:
+    def _read(self, kwargs: dict[str, Any]) -> _Tokens:
         model: Any = self.model
         ids = kwargs.get(f"{self._prefix}input_ids")
         mask = kwargs.get(f"{self._prefix}attention_mask")
@@ -324,23 +290,31 @@ class UncertaintyFeedback:
             text = mask[:, -ids.shape[1] :].bool()
         for token in self._placeholders:
             text = text & (ids != token)
-        starts, positions = None, kwargs.get("position_ids")
+        coded, positions = text.clone(), kwargs.get("position_ids")
+        coded[:, 1:] &= text[:, :-1]
         if isinstance(positions, Tensor) and positions.shape[1:] == ids.shape[1:]:
-            starts = torch.zeros_like(ids, dtype=torch.bool)
-            starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
-        return _Call(ids, text, starts, _cache_in(kwargs), kwargs.get("logits_to_keep"))
+            coded[:, 1:] &= positions[:, 1:] == positions[:, :-1] + 1
+        return _Tokens(ids, text, coded)
 
-    def _start(self, call: _Call) -> Int64[Tensor, "B 1"]:
+    def _checked(self, codes: Tensor, ids: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
+        """Return replayed codes, checked, on the device of the call."""
+        fits = codes.shape == ids.shape and not codes.is_floating_point()
+        if not fits or int(codes.min()) < NO_CODE or int(codes.max()) >= self.levels:
+            raise InputError(
+                f"{CODES} are {codes.dtype} {list(codes.shape)}: expected whole numbers "
+                f"{list(ids.shape)}, one for each token, from {NO_CODE} (none) to "
+                f"{self.levels - 1}."
+            )
+        return codes.to(ids.device, torch.int64)
+
+    def _start(self, ids: Int64[Tensor, "B T"], cache: Any) -> int | Int64[Tensor, "B 1"]:
         """Return the code of the first new token."""
-        carried, rows = carried_code(call.cache), len(call.ids)
-        if carried is None:
-            seen = call.cache is not None and _has_seen(call.cache)
-            return call.ids.new_full((rows, 1), neutral_code(self.levels) if seen else NO_CODE)
-        pairs = {
-            "rows": (len(carried.following), rows),
-            "positions": (carried.length, _length_of(call.cache)),
-        }
-        for name, (before, now) in pairs.items():
+        if (carried := carried_code(cache)) is None:
+            return neutral_code(self.levels) if cache is not None and _has_seen(cache) else NO_CODE
+        for name, before, now in (
+            ("rows", len(carried.following), len(ids)),
+            ("positions", carried.length, _length_of(cache)),
+        ):
             if before is not None and now is not None and before != now:
                 raise InputError(
                     f"the cache carries codes of {before} {name}, and this call has {now}: use a "
@@ -356,11 +330,9 @@ class UncertaintyFeedback:
     ) -> Int64[Tensor, "B T"]:
         """Return the codes of the predictions at the new positions, by a pass with ``codes``."""
         kwargs = {name: value for name, value in kwargs.items() if name not in NOT_IN_FIRST_PASS}
-        caches = [name for name in CACHES if kwargs.get(name) is not None]
-        with _Detached():
-            # This pass must not change the cache.
-            kwargs |= {name: copy.deepcopy(kwargs[name]) for name in caches}
-        kwargs |= {"use_cache": bool(caches), "return_dict": True}
+        # This pass must not change the cache.
+        kwargs |= {name: copy.deepcopy(kwargs[name]) for name in CACHES if name in kwargs}
+        kwargs |= {"use_cache": _cache_in(kwargs) is not None, "return_dict": True}
         with unwatched():
             logits: Tensor = self._fed(forward, codes, kwargs).logits
         return entropy_codes(logits, self.levels)
@@ -381,15 +353,16 @@ class UncertaintyFeedback:
             )
         return output
 
-    def _carry(self, call: _Call, output: Any) -> None:
-        """Store the code of the next token in the cache, if there is one."""
-        # Some models do not return the cache that they were given.
-        cache = _cache_in(output) or call.cache
-        if cache is None:
-            return
-        row, last = call.last_logits(output.logits), call.ids.shape[1] - 1
-        following = entropy_codes(row, self.levels, first_position=last)
-        following = torch.where(call.text[:, -1:], following, NO_CODE)
+    def _carry(self, tokens: _Tokens, cache: Any, logits: Tensor, keep: Any) -> None:
+        """Store the code of the next token in the cache."""
+        last = tokens.ids.shape[1] - 1
+        if isinstance(keep, Tensor) and keep[-1:].tolist() not in ([last], [-1]):
+            raise InputError(
+                "the logits of this call do not end with the last position, which the code of the "
+                "next token needs: put it last in logits_to_keep, or set use_cache=False."
+            )
+        following = entropy_codes(logits[:, -1:], self.levels, first_position=last)
+        following = torch.where(tokens.text[:, -1:], following, NO_CODE)
         if not isinstance(cache, _CarriesCodes):
             cache.__class__ = _carrying(type(cache))
         cache.prismlm_codes = _CarriedCode(following, _length_of(cache))
@@ -416,11 +389,6 @@ class UncertaintyFeedback:
         assert codes is not None
         self.state.added = True
         return self.embedding(codes).to(inputs)
-
-
-def _cache_in(values: Any) -> Any:
-    """Return the cache in the arguments or the output of a call, or None."""
-    return next((values[name] for name in CACHES if values.get(name) is not None), None)
 
 
 class _WithUncertainty:

@@ -1,10 +1,14 @@
-"""The base classes of this package's decoders: settings, inputs, caches, output embedding."""
+"""This package's decoders: settings, inputs, caches, output embedding; recurrent ones; DeltaNet.
+
+Without mask and filled cache, a new sequence starts wherever position ids do not increase by one,
+as in Hugging Face's decoders: documents packed into one training row do not see each other.
+"""
 
 # No postponed annotations: huggingface_hub checks settings by their types.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, Any, ClassVar, no_type_check
 
 import torch
 from huggingface_hub.dataclasses import as_validated_field, strict
@@ -12,10 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from prismlm.errors import InputError
+from prismlm.layers import PrototypeMixer
+from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.delta_mixer import DeltaMixer
+
+INNER_MULTIPLE = 16
 
 
 def number(expected: str, allowed: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -79,17 +90,13 @@ class _RecurrentLayer(CacheLayerMixin):
     def rows(self) -> int | None:
         return next((len(leaf) for leaf in tree_leaves(self.state) if leaf is not None), None)
 
-    def advance(self, state: Any, tokens: int) -> None:
-        """Set the state after ``tokens`` more positions."""
-        self.state = state
-        self.tokens += tokens
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+    def lazy_initialization(self, *_: Any) -> None:
         pass  # there are no keys and values
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        raise InputError("a recurrent layer's cache has a state, not keys and values.")
+    def update(self, state: Any, tokens: int) -> None:  # pyright: ignore
+        """Set the state after ``tokens`` more positions."""
+        self.state, self.is_initialized = state, True
+        self.tokens += tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.tokens + query_length, 0
@@ -115,8 +122,7 @@ class _RecurrentLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map(lambda leaf: leaf.index_select(0, indices.to(leaf.device)))
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
+    reorder_cache = batch_select_indices
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._map(lambda leaf: leaf.repeat_interleave(repeats, 0))
@@ -154,17 +160,6 @@ class OwnCache(Cache):
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[self.layer_class() for _ in range(num_layers)])
 
-    def check(self, layers: int, batch: int) -> None:
-        """Raise InputError for a model with another depth, or another batch size."""
-        rows = next((layer.rows for layer in self.layers), None)
-        if len(self.layers) != layers or rows not in (None, batch):
-            raise InputError(
-                f"the cache has {len(self.layers)} layers and {rows or 'no'} rows, and the model "
-                f"{layers} layers and its input {batch} rows: give the cache that this model "
-                "returned, and select or repeat its rows with batch_select_indices or "
-                "batch_repeat_interleave."
-            )
-
 
 class RecurrentCache(OwnCache):
     """The cache of a recurrent decoder: a state per layer."""
@@ -180,11 +175,7 @@ class ProjectionCache(OwnCache):
 
 @dataclass
 class OwnOutput(ModelOutput):
-    """Hugging Face's usual fields, and, if requested, evidence.
-
-    Attributes:
-        gates: each layer's evidence, of ProtoT and DeltaNet.
-    """
+    """Hugging Face's usual fields, and, if requested, each layer's ``gates`` (evidence)."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -240,7 +231,14 @@ class OwnModel(OwnDecoder):
         **kwargs: Any,
     ) -> OwnOutput:
         """Run the decoder; see the language model's forward."""
-        embedded = self._embed(input_ids, inputs_embeds)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("give input_ids or inputs_embeds, and not both.")
+        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if embedded.ndim != 3 or 0 in embedded.shape[:2]:
+            raise InputError(
+                f"the input is {list(embedded.shape[:-1])}: expected [B, T], at least one row of "
+                "at least one token; a single sequence is input_ids[None]."
+            )
         cache = self._cache_for(past_key_values, use_cache, embedded.shape[0])
         requested, arguments = self._block_arguments(
             embedded, attention_mask, position_ids, cache, kwargs
@@ -261,17 +259,6 @@ class OwnModel(OwnDecoder):
             gates=tuple(evidence) if requested else None,
         )
 
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("give input_ids or inputs_embeds, and not both.")
-        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if embedded.ndim != 3 or 0 in embedded.shape[:2]:
-            raise InputError(
-                f"the input is {list(embedded.shape[:-1])}: expected [B, T], at least one row of "
-                "at least one token; a single sequence is input_ids[None]."
-            )
-        return embedded
-
     def _cache_for(
         self, cache: Cache | None, use_cache: bool | None, batch: int
     ) -> OwnCache | None:
@@ -280,24 +267,32 @@ class OwnModel(OwnDecoder):
         As in Hugging Face's decoders there is none with gradient checkpointing; a cache with
         positions is refused then, since its context would be ignored.
         """
-        config = self.config
-        if cache is not None and not isinstance(cache, self.cache_class):
+        layers, kind = self.config.num_hidden_layers, self.cache_class
+        if cache is None:
+            use_cache = self.config.use_cache if use_cache is None else use_cache
+            without = not use_cache or (self.gradient_checkpointing and self.training)
+            return None if without else kind(layers)
+        if not isinstance(cache, kind):
             raise InputError(
                 f"past_key_values is a {type(cache).__name__}: models of type "
-                f"{config.model_type!r} take the {self.cache_class.__name__} that they return."
+                f"{self.config.model_type!r} take the {kind.__name__} that they return."
             )
         if self.gradient_checkpointing and self.training:
-            if cache is not None and cache.get_seq_length():
+            if cache.get_seq_length():
                 raise InputError(
                     "past_key_values has positions, which training with gradient checkpointing "
                     "cannot use: give whole sequences, or call gradient_checkpointing_disable() or "
                     "eval()."
                 )
             return None
-        if cache is None and (config.use_cache if use_cache is None else use_cache):
-            cache = self.cache_class(config.num_hidden_layers)
-        if cache is not None:
-            cache.check(config.num_hidden_layers, batch)
+        rows = next((layer.rows for layer in cache.layers), None)
+        if len(cache.layers) != layers or rows not in (None, batch):
+            raise InputError(
+                f"the cache has {len(cache.layers)} layers and {rows or 'no'} rows, and the model "
+                f"{layers} layers and its input {batch} rows: give the cache that this model "
+                "returned, and select or repeat its rows with batch_select_indices or "
+                "batch_repeat_interleave."
+            )
         return cache
 
 
@@ -348,31 +343,216 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
 
         Args:
             attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
-            position_ids: int64 [B, T]; without a mask and with an empty cache, a new sequence
-                starts wherever they do not increase by one. ProtoT and DeltaNet use them only for
-                that.
+            position_ids: int64 [B, T]. ProtoT and DeltaNet use them only for the starts of packed
+                sequences.
             logits_to_keep: how many of the last positions, or which positions; 0 for all.
             **kwargs: ``num_items_in_batch`` of the loss; ``output_gates`` returns each layer's
                 evidence, of ProtoT and DeltaNet.
         """
         options = {name: kwargs.pop(name) for name in self.model.options if name in kwargs}
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-            **options,
-        )
+        inputs = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds
+        outputs = self.model(*inputs, use_cache, output_hidden_states, return_dict=True, **options)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None
+        logits, loss = self.lm_head(outputs.last_hidden_state[:, keep]), None
         if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
-        fields = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
-        return OwnOutput(**fields)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        return OwnOutput(
+            loss, logits, None, outputs.past_key_values, outputs.hidden_states, outputs.gates
+        )
+
+
+@no_type_check
+@strict
+class RecurrentConfig(OwnConfig):
+    """Settings of recurrent decoders, in addition to :class:`OwnConfig`.
+
+    ``dropout`` also acts inside SwiGLU. ``intermediate_size`` defaults to 8/3 d, rounded up to a
+    multiple of 16. ``rms_norm_eps`` is added to the mean square.
+    """
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gates"]
+
+    rms_norm_eps: float | int = positive(default=1e-6)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            multiples = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
+            self.intermediate_size = multiples * INNER_MULTIPLE
+        super().__post_init__(**kwargs)
+
+
+class SwiGLU(nn.Module):
+    """W_down dropout(silu(W_gate x) ⊙ W_up x)."""
+
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the network."""
+        inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(F.dropout(inner, self.dropout, self.training))
+
+
+class RecurrentBlock(GradientCheckpointingLayer):
+    """A mixer and a SwiGLU, each with RMSNorm and skip connection.
+
+    h ← h + dropout(mixer(RMSNorm(h))),   h ← h + dropout(SwiGLU(RMSNorm(h)))
+    """
+
+    def __init__(self, config: Any, mixer: nn.Module, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mixer = mixer
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.dropout)
+        self.dropout = config.dropout
+
+    def forward(
+        self, hidden_states: Tensor, past_key_values: RecurrentCache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        """Return the next hidden states, and the mixer's evidence if requested."""
+        cached = None if past_key_values is None else past_key_values.layers[self.layer]
+        state = None if cached is None else cached.state
+        mixed = self.mixer(self.mixer_norm(hidden_states), state=state, **kwargs)
+        if cached is not None:
+            cached.update(mixed.state, hidden_states.shape[1])
+        hidden_states = hidden_states + F.dropout(mixed.output, self.dropout, self.training)
+        added = self.mlp(self.mlp_norm(hidden_states))
+        return hidden_states + F.dropout(added, self.dropout, self.training), mixed.evidence
+
+
+class RecurrentPreTrainedModel(OwnDecoder):
+    """Initialisation, and declarations for transformers."""
+
+    config_class = RecurrentConfig
+    _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012
+    cache_class = RecurrentCache
+    # A state cannot be rolled back, as assisted generation requires.
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, CausalConvolution):
+            bound = module.width**-0.5
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, PrototypeMixer):
+            for name, value in module.initial_values().items():
+                init.copy_(getattr(module, name), value)
+
+
+class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
+    """Embeddings, blocks and the last norm; padding is ignored wherever it stands in a row.
+
+    ``mixer_of(config, layer)`` returns the mixer of a layer, which is called with ``(x, state,
+    mask, starts, return_evidence)``.
+    """
+
+    options = ("output_gates",)
+    mixer_of: Callable[[Any, int], nn.Module]
+
+    def __init__(self, config: Any) -> None:
+        def block(layer: int) -> RecurrentBlock:
+            return RecurrentBlock(config, self.mixer_of(config, layer), layer)
+
+        super().__init__(config, block, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+        self.post_init()
+
+    def _block_arguments(
+        self,
+        embedded: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: RecurrentCache | None,
+        options: dict[str, Any],
+    ) -> tuple[bool, dict[str, Any]]:
+        cached = 0 if cache is None else cache.get_seq_length()
+        mask, starts = _mask(attention_mask, embedded, cached), None
+        if attention_mask is None and not cached:
+            starts = _starts(position_ids, embedded)
+        evidence = bool(options.get("output_gates"))
+        return evidence, {"mask": mask, "starts": starts, "return_evidence": evidence}
+
+
+def _mask(attention_mask: Tensor | None, embedded: Tensor, cached: int) -> Tensor | None:
+    """Return which of the new positions are tokens, or None if all are.
+
+    ``attention_mask`` covers the new positions, or the ``cached`` ones too.
+    """
+    if attention_mask is None:
+        return None
+    batch, length = embedded.shape[:2]
+    if attention_mask.shape not in ((batch, length), (batch, cached + length)):
+        raise InputError(
+            f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}], or "
+            f"[{batch}, {cached + length}] including the cache. A recurrent model takes no mask "
+            "over pairs."
+        )
+    mask = attention_mask[:, -length:].bool()
+    return None if _is_true(mask.all()) else mask
+
+
+def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
+    """Return where sequences start within the rows, or None if nowhere."""
+    if position_ids is None:
+        return None
+    batch, length = embedded.shape[:2]
+    if position_ids.shape not in ((batch, length), (1, length)):
+        raise InputError(
+            f"position_ids are {list(position_ids.shape)}: expected [{batch}, {length}], or "
+            f"[1, {length}] for all rows alike."
+        )
+    starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
+    return None if _is_true(~starts.any()) else starts.expand(batch, -1)
+
+
+def _is_true(flag: Tensor) -> bool:
+    """Return the value of a flag; False during export, which must not depend on values."""
+    return not torch.compiler.is_exporting() and bool(flag)
+
+
+class RecurrentForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
+    """A recurrent decoder with an output embedding."""
+
+
+@no_type_check
+@strict
+class DeltaNetConfig(RecurrentConfig):
+    """Configuration of :class:`DeltaNetForCausalLM`, in addition to RecurrentConfig.
+
+    Attributes:
+        num_heads: H, a divisor of the hidden size.
+        convolution_width: width of the convolutions on queries, keys and values.
+    """
+
+    model_type = "prismlm_deltanet"
+
+    num_heads: int = count(default=4)
+    convolution_width: int = 4
+
+
+class DeltaNetModel(RecurrentModel):
+    """DeltaNet without its output embedding."""
+
+    config_class = DeltaNetConfig
+
+    @staticmethod
+    def mixer_of(config: Any, layer: int) -> DeltaMixer:  # noqa: D102
+        width = config.convolution_width
+        return DeltaMixer(config.hidden_size, config.num_heads, convolution_width=width)
+
+
+class DeltaNetForCausalLM(RecurrentForCausalLM):
+    """A language model of delta rules, RMSNorm and SwiGLU.
+
+    Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (2024), with the
+    settings of ProtoT, §4.
+    """
+
+    config_class = DeltaNetConfig
+    decoder_class = DeltaNetModel

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
-from prismlm.models.decoders.own_decoder import count, finite
-from prismlm.models.decoders.recurrent_decoder import (
+from prismlm.models.decoders.own_decoder import (
     RecurrentConfig,
     RecurrentForCausalLM,
     RecurrentModel,
+    count,
+    finite,
 )
 from prismlm.models.seam import run_decoder
 
