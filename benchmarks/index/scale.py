@@ -55,12 +55,13 @@ def main() -> None:
     args = parser.parse_args()
     set_environment()
     torch.set_num_threads(1)
-    rows = read_json(args.out)["measured"] if args.out.exists() else []
+    before = read_json(args.out) if args.out.exists() else {}
+    rows = before.get("measured", [])
     for positions in map(int, args.positions):
         row = measured(args.lens.absolute(), args.work.absolute() / "scale", positions)
         rows = sorted([*(r for r in rows if r["positions"] != positions), row], key=size_of)
         computed = [extrapolated(rows[-1], *size) for size in COMPUTED.items()]
-        write_json(args.out, {"measured": rows, "computed": computed})
+        write_json(args.out, before | {"measured": rows, "computed": computed})
         print(row)
 
 

@@ -12,17 +12,22 @@ import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from prismlm.corpus.packing import pack
+from prismlm.corpus.store import Corpus
 from prismlm.errors import Interrupted
+from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import attach, build_recipe, parallel, train
 from prismlm.training.callbacks import ShuffledSignal
-from prismlm.training.sharding import Sharding
+from prismlm.training.sharding import Sharding, shard_frozen
 from prismlm.training.trainer import latest_checkpoint
+from prismlm.training.tuning import Tuning, with_adapters
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
 
@@ -65,6 +70,21 @@ def spread_gradients_of(arguments, spread, recompute, batches):
     return gradients, parallel.sum_over_processes(total) / parallel.world_size()
 
 
+def losses_of_tuning(base, corpus, options, batch, shards=None):
+    """Return the losses of some steps of fine-tuning, the adapters, and the share of the base."""
+    model, _ = read_checkpoint(base)
+    rows = pack(Corpus.open(corpus), np.arange(20), 64, seed=0, share_rows=True)
+    adapted = with_adapters(model, options)
+    if shards is not None:
+        shard_frozen(model, shards)
+    tuning = Tuning(adapted, rows, options, bf16=False)
+    losses = [tuning.take(np.arange(first, first + batch))["loss"] for first in range(4)]
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    held = sum(getattr(p, "to_local", p.detach)().numel() for p in frozen)
+    learned = [p.detach() for p in tuning.learned]
+    return losses, learned, held / sum(p.numel() for p in frozen)
+
+
 def main(directory):
     """Do every job of ``jobs.pickle``; write the results of all processes to ``rank-N.pickle``."""
     torch.set_num_threads(1)
@@ -75,6 +95,8 @@ def main(directory):
         results[name] = spread_gradients_of(*how, batches[parallel.rank()])
     for name, parts in jobs.get("shuffled", {}).items():
         results[name] = ShuffledSignal(5)(parts[parallel.rank()])
+    for arguments in jobs.get("tuning", ()):
+        results["tuning"] = losses_of_tuning(*arguments)
     for arguments in jobs.get("attach", ()):
         attach(*arguments)
     for name, settings, stop_at in jobs.get("runs", ()):

@@ -100,10 +100,10 @@ class AttachOptions:
     def __post_init__(self) -> None:
         if not self.states_gb > 0:
             raise InputError(f"--states-gb is {self.states_gb:g}: expected a positive number.")
-        if self.device == BALANCED and (self.lora or self.uncertainty):
+        if self.device == BALANCED and self.uncertainty:
             raise InputError(
-                "--device balanced may leave layers on disk, through which --lora and "
-                "--uncertainty cannot train: choose one device, such as cuda or cpu."
+                "--device balanced may leave layers on disk, through which --uncertainty cannot "
+                "train: choose one device, such as cuda or cpu."
             )
 
     def index(self, model: PreTrainedModel) -> IndexOptions:
@@ -156,7 +156,8 @@ def attach(
     and the lens is written. Running the same command again keeps finished parts.
 
     The processes of ``torchrun``, which need one file system, divide the reading, the rows of each
-    step of a fit, and the lens.
+    step of a fit, and the lens. With the device ``balanced`` they divide the weights and the rows
+    of fine-tuning, and the first does the rest, with the model spread over all GPUs.
 
     Args:
         model: a directory, a GGUF file or a name on the hub.
@@ -186,9 +187,10 @@ def attach(
         if not parallel.on_main(lambda: has_sidecar(out) and lens.exists()):
             run.check()
             run.tune()
-            run.train_table()
-            states = run.states()
-            run.index(run.head(states), states, lens)
+            if run.spread:
+                parallel.alone(lambda: run.attach_head(lens))
+            else:
+                run.attach_head(lens)
         parallel.on_main(lambda: run.finish(lens))
     provenance = load_sidecar(out).provenance
     return AttachResult(
@@ -222,6 +224,13 @@ def _begin(
             check_same(f"{out} was begun with other settings", before, settings, way_out)
         if before.get("corpus") != settings["corpus"]:
             shutil.rmtree(out / CORPORA, ignore_errors=True)
+    alone, adapted = parallel.world_size() == 1, (out / ADAPTER).exists()
+    if options.device == BALANCED and options.lora and alone and not adapted:
+        raise InputError(
+            "--device balanced may leave layers on disk, through which one process cannot train "
+            "for --lora: start several, which divide the model among their GPUs (torchrun "
+            "--nproc-per-node N -m prismlm attach …), or choose one device, such as cuda or cpu."
+        )
     keep_json(out / ATTACH_FILE, settings)
 
 
@@ -241,6 +250,8 @@ class _AttachRun:
     ) -> None:
         self.out, self.base, self.options, self.progress = out, base, options, progress
         self.device = device_named(options.device)
+        # Several processes divide fine-tuning only; then the first spreads the model.
+        self.spread = self.device == BALANCED and parallel.world_size() > 1
         if self.device == "cuda" and parallel.world_size() > 1:
             self.device = f"cuda:{torch.cuda.current_device()}"
         # With --lora, out holds the fine-tuned weights, once there are any.
@@ -260,7 +271,9 @@ class _AttachRun:
             parallel.on_main(lambda: put_base(self.base, source))
         # Opened before it is copied, so that errors name the original.
         copied = parallel.on_main(lambda: (source / CONFIG_FILE).is_file())
-        opened = read_checkpoint(source if copied else self.base.path, device=self.device)
+        # In memory, processes of a machine share the pages of its files.
+        device = "cpu" if self.spread and parallel.world_size() > 1 else self.device
+        opened = read_checkpoint(source if copied else self.base.path, device=device)
         parallel.on_main(lambda: put_base(self.base, source))
         self.source, self.model, self.tokenizer = source, *opened
         self.logit_map = LogitMap.of(self.model)
@@ -309,10 +322,21 @@ class _AttachRun:
         if lora is None or self.tuned:
             return
         if not parallel.on_main(adapter.exists):
-            base = self.base.name
-            tuning.adapt(self.model, self.corpus, lora, adapter, base=base, **self.passes)
+            base, shards = self.base.name, device_named("auto") if self.spread else None
+            how = {"base": base, "shards": shards, **self.passes}
+            tuning.adapt(self.model, self.corpus, lora, adapter, **how)
         parallel.on_main(lambda: put_adapted(self.source, adapter, self.out))
         self._open(self.out)
+        # Of the weights of each process.
+        torch.cuda.empty_cache()
+
+    def attach_head(self, lens: Path) -> None:
+        """Do the other parts with the model that is opened, or in one process with it spread."""
+        if self.spread:
+            self._open(self.source)
+        self.train_table()
+        states = self.states()
+        self.index(self.head(states), states, lens)
 
     def train_table(self) -> None:
         """Train a table of uncertainty codes and measure its effect."""

@@ -50,9 +50,13 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
+# Whether the first process works within alone().
+_alone = False
+
+
 def world_size() -> int:
-    """Return the number of processes, 1 without ``torchrun``."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    """Return the number of processes, 1 without ``torchrun`` or within :func:`alone`."""
+    return dist.get_world_size() if dist.is_initialized() and not _alone else 1
 
 
 def rank() -> int:
@@ -120,6 +124,20 @@ def on_main(function: Callable[[], T]) -> T:
     if isinstance(outcome[0], Exception):
         raise outcome[0]
     return outcome[0]
+
+
+def alone(function: Callable[[], object]) -> None:
+    """Run a function in the first process, as if it were the only one; the others wait for it."""
+
+    def run() -> None:
+        global _alone
+        _alone = True
+        try:
+            function()
+        finally:
+            _alone = False
+
+    on_main(run)
 
 
 @torch.no_grad()

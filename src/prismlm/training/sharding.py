@@ -152,6 +152,16 @@ class Sharding:
         self._initial.clear()
 
 
+def shard_frozen(model: Any, device: str) -> None:
+    """Shard the frozen weights of a model by block, in place; the others stay whole."""
+    mesh = init_device_mesh(device, (parallel.world_size(),))
+    learned = {p for p in model.parameters() if p.requires_grad}
+    for parameter in learned:
+        parameter.data = parameter.data.to(device)
+    for module in (*parallel.blocks(model), model):
+        fully_shard(module, mesh=mesh, ignored_params=learned)
+
+
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Return a state dict in which tied weights have one name."""
     state = module.state_dict(keep_vars=True)

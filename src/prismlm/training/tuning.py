@@ -22,7 +22,7 @@ from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncer
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
-from prismlm.training import parallel
+from prismlm.training import parallel, sharding
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
@@ -106,14 +106,23 @@ def adapt(
     base: str,
     window: int,
     bf16: bool = False,
+    shards: str | None = None,
     progress: Reporter = SILENT,
 ) -> None:
-    """Train adapters on the training documents of a corpus and write them to ``out``."""
+    """Train adapters on the training documents of a corpus and write them to ``out``.
+
+    With ``shards``, a device, the frozen weights are divided among the processes, one shard on the
+    device of each.
+    """
     rows = _training_rows(model, corpus, min(options.length or window, window), options.seed)
     if bf16:
         # Frozen weights need not be cast in every pass; adapters stay float32.
-        model.bfloat16()
+        for weight in model.parameters():
+            # Not model.bfloat16(), which would round the angles of rotary positions too.
+            weight.data = weight.data.bfloat16()
     adapted = with_adapters(model, options)
+    if shards is not None:
+        sharding.shard_frozen(model, shards)
     training = Tuning(adapted, rows, options, bf16=bf16)
     training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
@@ -200,11 +209,17 @@ class Tuning(Loop):
         count = max(1, int(parallel.sum_over_processes(torch.tensor(labelled))))
         total = 0.0
         size = max(1, TOKENS_PER_PASS // self._rows.length)
-        for first in range(0, len(batch), size):
-            loss = self._summed_loss(batch[first : first + size]) / count
+        # Processes that share a model make every pass together, if need be without a label.
+        passes = int(parallel.largest(torch.tensor(-(-len(batch) // size))))
+        for first in range(0, passes * size, size):
+            loss = self._summed_loss(batch[first : first + size] or self._unlabelled()) / count
             loss.backward()
             total += loss.item()
         return {"ce": total, "loss": total}
+
+    def _unlabelled(self) -> list[dict[str, Tensor]]:
+        row = self._rows[0]
+        return [row | {"labels": torch.full_like(row["labels"], IGNORED)}]
 
     def _summed_loss(self, rows: list[dict[str, Tensor]]) -> Tensor:
         device = self._model.device
