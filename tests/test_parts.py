@@ -9,8 +9,6 @@ import pytest
 from prismlm.errors import InputError, PrismError
 from prismlm.parts import ENGINES, run_parts
 
-pytestmark = pytest.mark.slow
-
 
 def make(directory, data, number, count):
     """Make a part; the first attempt at part 1 is killed if the file ``kill`` is there."""
@@ -23,6 +21,7 @@ def make(directory, data, number, count):
     (directory / f"device-{os.environ.get('CUDA_VISIBLE_DEVICES')}").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_parts_are_made_by_other_processes(engine, tmp_path):
     if engine != "local":
@@ -33,6 +32,7 @@ def test_all_parts_are_made_by_other_processes(engine, tmp_path):
     assert str(os.getpid()) not in {process for _, process in texts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_worker_refuses_is_raised(engine, tmp_path):
     if engine != "local":
@@ -42,23 +42,41 @@ def test_what_a_worker_refuses_is_raised(engine, tmp_path):
         run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
 
 
-def test_a_killed_worker(tmp_path):
-    """Ray gives its part to another; of this machine's processes, the next run makes it."""
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_killed_worker(engine, tmp_path):
+    """Ray gives its part to another; with the other engines, the next run makes it."""
+    if engine != "local":
+        pytest.importorskip(engine)
     (tmp_path / "kill").touch()
-    with pytest.raises(PrismError, match="run it again to resume"):
-        run_parts(partial(make, tmp_path), 4, workers=2)
-    run_parts(partial(make, tmp_path), 4, workers=2)
+    if engine != "ray":
+        with pytest.raises(PrismError, match="run it again to resume"):
+            run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
+    run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
     assert len(list(tmp_path.glob("part-*"))) == 4
-    pytest.importorskip("ray")
-    (tmp_path / "kill").touch()
-    (tmp_path / "part-1").unlink()
-    run_parts(partial(make, tmp_path), 4, engine="ray", workers=2)
-    assert (tmp_path / "part-1").exists()
 
 
-def test_each_worker_has_one_of_the_gpus_that_the_user_chose(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_worker_of_a_cluster_without_the_package(tmp_path):
+    ray = pytest.importorskip("ray")
+    (tmp_path / "prismlm").mkdir()
+    (tmp_path / "prismlm" / "__init__.py").write_text("raise ImportError('nothing here')")
+    there = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
+    ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env=there)
+    try:
+        with pytest.raises(PrismError, match=r"could not start .*nothing here.*every machine"):
+            run_parts(partial(make, tmp_path), 4, engine="ray", workers=2)
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "datatrove"])
+def test_each_worker_has_one_of_the_gpus_that_the_user_chose(engine, tmp_path, monkeypatch):
+    if engine != "local":
+        pytest.importorskip(engine)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    run_parts(partial(make, tmp_path), 6, workers=2, gpus=True)
+    run_parts(partial(make, tmp_path), 6, engine=engine, workers=2, gpus=True)
     assert {path.name for path in tmp_path.glob("device-*")} <= {"device-4", "device-5"}
 
 

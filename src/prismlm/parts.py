@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -145,7 +146,7 @@ def _threads(workers: int) -> int:
 
 def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayError, RayTaskError
     from ray.util import ActorPool
 
     class Worker:
@@ -173,6 +174,12 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:
+        if isinstance(error, RayActorError) and error.actor_init_failed:
+            why = str(error).strip().splitlines()[-1]
+            raise PrismError(
+                f"a worker could not start ({why}): install the same prismlm on every machine of "
+                "the cluster, with what it needs."
+            ) from error
         raise PrismError(KILLED) from error
     finally:
         if started:
@@ -180,23 +187,16 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
 
 
 def _datatrove(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
+    # The pool of its local executor waits in vain for a process that was killed.
+    with TemporaryDirectory() as logs:
+        _local(partial(_datatrove_task, work, logs), count, workers, gpus, task)
+
+
+def _datatrove_task(work: Work, logs: str, data: Any, number: int, count: int) -> None:
     from datatrove.executor import LocalPipelineExecutor
 
-    if gpus and workers > 1:
-        raise InputError(
-            "datatrove's local executor gives no worker a GPU of its own: use --engine local or "
-            "ray, or datatrove's Slurm executor (docs/clusters.md)."
-        )
-    with TemporaryDirectory() as logs:
-        LocalPipelineExecutor(
-            [work],
-            tasks=count,
-            workers=workers,
-            logging_dir=logs,
-            skip_completed=False,
-            start_method="spawn",
-        ).run()
-    task.advance(count)
+    # What ``run`` calls for each task; a local rank of 1 does not print.
+    LocalPipelineExecutor([work], tasks=count, logging_dir=logs)._run_for_rank(number, 1)
 
 
 def located(step: Step, *names: str) -> Step:

@@ -2,10 +2,11 @@
 
 import os
 import pickle
+import shutil
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from prismlm.errors import InputError, PrismError
 from prismlm.lens.build import IndexPart, index, index_in_parts
 from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
-from prismlm.parts import Parts
+from prismlm.parts import ENGINES, Parts, run_parts
 from tests.lens.test_build import assert_same_lens
 
 OPTIONS = IndexOptions(contexts=4, window=32, positions=0.5)
@@ -92,10 +93,62 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
         replace(assembly, lens=part.lens.with_name("other"))(None, 0, 2)
 
 
-def drive(part):
+@dataclass(frozen=True)
+class FirstPartElsewhere:
+    """Parts of an index, of which a worker unlike the others makes the first."""
+
+    part: IndexPart
+    unlike: str
+
+    def index(self, engine, workers):
+        run_parts(self, 3, engine=engine, workers=workers)
+        self.part(None, 0, 3)
+
+    def __call__(self, data, number, count):
+        part = replace(self.part, merge=False)
+        with pytest.MonkeyPatch.context() as patch:
+            if number == 0 and self.unlike == "model":
+                part = replace(part, model=part.model / "nowhere")
+            if number == 0 and self.unlike == "prismlm":
+                patch.setattr("prismlm.__version__", "9")
+            if number == 0 and self.unlike == "device":
+                patch.setattr("prismlm.lens.build.device_kind", lambda device: "NVIDIA H200")
+            part(None, number, count)
+
+
+@pytest.mark.parametrize(
+    ("engine", "workers"),
+    [("local", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ENGINES)],
+)
+def test_workers_unlike_each_other_are_refused(part, straight, engine, workers):
+    """At the latest before the lens is written; the parts of the others are good."""
+    if engine != "local":
+        pytest.importorskip(engine)
+    for unlike, named in (
+        ("model", "nowhere is not a directory"),
+        ("prismlm", r"prismlm: .* → "),
+        ("device", "device: .* → "),
+    ):
+        one = replace(part, lens=part.lens / unlike)
+        with pytest.raises(InputError, match=named):
+            FirstPartElsewhere(one, unlike).index(engine, workers)
+        assert not one.lens.exists()
+    shutil.rmtree(Parts(one.lens, 3).part(0))
+    assert_same_lens(straight, index_in_parts(one, 3))
+
+
+def test_clocks_of_machines_may_differ(part, straight):
+    for number, year in enumerate((1971, 2100)):
+        replace(part, merge=False)(None, number, 3)
+        for path in Parts(part.lens, 3).path.rglob("*"):
+            os.utime(path, ((year - 1970) * 31_556_952,) * 2)
+    assert_same_lens(straight, index_in_parts(part, 3))
+
+
+def drive(part, engine="local"):
     """Index as a command of its own does, in a process group of its own."""
     os.setsid()
-    index_in_parts(part, 4, workers=2)
+    index_in_parts(part, 4, engine=engine, workers=2)
 
 
 def wait_for(condition, seconds=120):
@@ -106,52 +159,71 @@ def wait_for(condition, seconds=120):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["part", "cells"])
-@pytest.mark.parametrize("who", ["worker", "driver"])
-def test_the_same_command_after_a_kill(part, in_ranges, stage, who):
-    """Finished parts are kept, whoever is killed; workers do not outlive who started them."""
+@pytest.mark.parametrize(
+    ("engine", "stage", "who"),
+    [
+        *(("local", stage, who) for stage in ("part", "cells") for who in ("worker", "driver")),
+        *((engine, "part", who) for engine in ("ray", "datatrove") for who in ("worker", "driver")),
+    ],
+)
+def test_the_same_command_after_a_kill(part, in_ranges, engine, stage, who):
+    """Finished parts are kept, whoever is killed; workers do not outlive who started them.
+
+    Ray goes on by itself when a worker is killed.
+    """
+    if engine != "local":
+        pytest.importorskip(engine)
     part = replace(part, options=RANGES)
-    driver = get_context("spawn").Process(target=drive, args=(part,))
+    driver = get_context("spawn").Process(target=drive, args=(part, engine))
     driver.start()
     assert driver.pid is not None
     partial = Parts(part.lens, 4).path
     wait_for(lambda: list(partial.glob(f"{stage}-*")))
-    workers = [child for child in children(driver.pid) if "spawn_main" in child[1]]
+    before = {path: path.stat().st_mtime_ns for path in partial.glob(f"{stage}-*")}
+    name = "ray::Worker" if engine == "ray" else "spawn_main"
+    workers = [pid for pid, command in descendants(driver.pid) if name in command]
     assert len(workers) == 2
-    os.kill(driver.pid if who == "driver" else workers[0][0], signal.SIGKILL)
-    driver.join(60)
-    assert driver.exitcode
-    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid, _ in workers), 30)
-    before = {path: path.stat().st_mtime_ns for path in partial.glob("[!.]*")}
-    assert any(path.name.startswith(stage) for path in before)
-    assert not part.lens.exists()
-    written = []
-    with patch("prismlm.lens.build.discard", lambda path: written.extend(path.glob("[!.]*"))):
-        index_in_parts(part, 4, workers=2)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert len(written) > len(before)
+    os.kill(driver.pid if who == "driver" else workers[0], signal.SIGKILL)
+    driver.join(120)
+    goes_on = engine == "ray" and who == "worker"
+    assert (driver.exitcode == 0) == goes_on
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers), 30)
+    if not goes_on:
+        assert not part.lens.exists()
+        written = {}
+
+        def note(path):
+            written.update((p, p.stat().st_mtime_ns) for p in path.glob("[!.]*"))
+
+        with patch("prismlm.lens.build.discard", note):
+            index_in_parts(part, 4, engine=engine, workers=2)
+        assert before.items() < written.items()
     assert_same_lens(in_ranges, part.lens)
 
 
-def children(parent):
-    """Return ids and command lines of the processes that a process started."""
+def descendants(parent):
+    """Return ids and command lines of the processes that a process started, and theirs."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             status = (path / "status").read_text(encoding="utf-8")
             if f"PPid:\t{parent}\n" in status:
-                found.append((int(path.name), (path / "cmdline").read_text(encoding="utf-8")))
+                command = (path / "cmdline").read_text(encoding="utf-8")
+                found += [(int(path.name), command), *descendants(int(path.name))]
     return found
 
 
 @pytest.mark.slow
-def test_two_commands_on_one_lens(part, in_ranges):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_commands_on_one_lens(part, in_ranges, engine):
     """The second makes what the first does not, or waits; one of them writes the lens.
 
     The other may find it written, which it says.
     """
+    if engine != "local":
+        pytest.importorskip(engine)
     part = replace(part, options=RANGES)
-    both = [get_context("spawn").Process(target=drive, args=(part,)) for _ in range(2)]
+    both = [get_context("spawn").Process(target=drive, args=(part, engine)) for _ in range(2)]
     for driver in both:
         driver.start()
     for driver in both:
