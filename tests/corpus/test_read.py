@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -371,10 +372,13 @@ def test_an_address_of_a_local_file(tmp_path):
     [
         ("memory://bucket/none", "does not exist"),
         ("nowhere://bucket", r"nowhere://bucket cannot be read .*prismlm\[remote\]"),
+        ("gs://bucket/texts", r"gs://bucket/texts cannot be read .*install gcsfs"),
+        ("hf://datasets/acme/texts", r"hf://datasets/acme/texts cannot be read .*offline"),
     ],
 )
-def test_stores_that_cannot_be_read(address, match):
+def test_stores_that_cannot_be_read(address, match, monkeypatch):
     pytest.importorskip("upath")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(InputError, match=match):
         DocumentReader(address)
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
@@ -304,7 +305,8 @@ def _located(given: Any) -> Path:
         from upath import UPath
 
         remote = UPath(remote)
-        remote.exists()
+        with suppress(FileNotFoundError):  # which is named later
+            remote.stat()  # some file systems do not exist while they cannot be reached
     except Exception as error:  # each file system has its own errors
         raise InputError(
             f"{remote} cannot be read ({first_line(error)}). Remote input needs "
