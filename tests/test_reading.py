@@ -16,10 +16,9 @@ import prismlm
 from prismlm.corpus import Document, build_corpus
 from prismlm.corpus.chat import as_chat, encode_chat
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit
+from prismlm.explain.audit import Audit, read_texts
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.texts import read_texts
 from prismlm.interventions.steering import steer
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.states import read_states

@@ -28,7 +28,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
 from prismlm.explain.prediction import OutputLayer
-from prismlm.explain.quality import HeadQuality, QualitySums
+from prismlm.explain.quality import HeadQuality, quality_of
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
@@ -158,11 +158,9 @@ def measure_states(
     The model is not run: its logits are those of its output embedding.
     """
     output = OutputLayer.from_model(model, LogitMap.of(model))
-    sums, device = QualitySums(output, head), output.weight.device
-    for z, targets in states:
-        z = z.to(device).float()
-        sums.add(z, output.logits(z), targets.to(device))
-    return sums.result()
+    device = output.weight.device
+    pairs = ((z.to(device).float(), targets.to(device)) for z, targets in states)
+    return quality_of(output, head, ((z, output.logits(z), targets) for z, targets in pairs))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,6 @@ def test_passages_by_hand(lens, table):
     assert found.document_share("c") == 0
     assert first.cosine == pytest.approx(1, abs=0.01)
     assert first.text is None  # the corpus is not at hand
-    assert first.for_or_against == "for"
     assert [p.doc_id for p in found.passages(where={"license": "CC0"})] == ["a", "a"]
     assert [d.doc_id for d in found.documents()] == ["a", "b"]
     assert found.documents()[0].position == 11

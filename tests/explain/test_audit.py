@@ -7,10 +7,9 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit
+from prismlm.explain.audit import Audit, read_texts
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import check_document, document_sources, texts_that_rely
-from prismlm.explain.texts import read_texts
 from prismlm.pages.audit import audit_page
 
 EVIL = "</title><script>alert(1)</script>"

@@ -7,8 +7,7 @@ import prismlm
 from prismlm.corpus import Document
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit
-from prismlm.explain.texts import read_texts
+from prismlm.explain.audit import Audit, read_texts
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
 
 

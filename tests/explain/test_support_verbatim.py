@@ -38,7 +38,7 @@ def test_a_hand_written_example(suffixes):
     first, second = verbatim_spans(answer, suffixes, minimum=4)
     # Seven words of the first text; "blood through the body and" goes on in the third alone.
     assert (first.start, first.length, first.count, first.positions) == (2, 7, 1, (0,))
-    assert (second.start, second.end, second.count, second.positions) == (5, 10, 1, (14,))
+    assert (second.start, second.length, second.count, second.positions) == (5, 5, 1, (14,))
     shares = {word: ids(" ".join(TEXTS)).count(ids(word)[0]) / 20 for word in WORDS}
     drawn = [shares[word] for word in ["blood", "through", "the", "body", "and"]]
     assert second.rarity == pytest.approx(-sum(map(math.log2, drawn)))
@@ -82,7 +82,7 @@ def test_the_spans_are_those_that_trying_all_of_them_gives(texts, tokens, start,
     with TemporaryDirectory() as directory:
         write_suffixes(Path(directory), corpus, "all")
         spans = verbatim_spans(tokens, Suffixes(Path(directory)), start, minimum=minimum)
-    found = {(span.start, span.end, span.count) for span in spans}
+    found = {(span.start, span.start + span.length, span.count) for span in spans}
     assert found == naive(corpus, tokens, bounds, minimum)
     assert len(found) == len(spans)
     order = [(-span.length, -span.rarity, span.start) for span in spans]
@@ -92,10 +92,11 @@ def test_the_spans_are_those_that_trying_all_of_them_gives(texts, tokens, start,
 
 
 def assert_stands_and_cannot_grow(corpus, tokens, span: VerbatimSpan, bounds):
-    places = corpus.places(tokens[span.start : span.end])
+    end = span.start + span.length
+    places = corpus.places(tokens[span.start : end])
     assert span.positions == tuple(places[:5])
-    left, right = bounds.index(span.start), bounds.index(span.end)
+    left, right = bounds.index(span.start), bounds.index(end)
     if left:
-        assert not corpus.places(tokens[bounds[left - 1] : span.end])
+        assert not corpus.places(tokens[bounds[left - 1] : end])
     if right + 1 < len(bounds):
         assert not corpus.places(tokens[span.start : bounds[right + 1]])

@@ -71,7 +71,7 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
 
 
 def test_a_filter_and_a_lens_without_a_scale(opened, audit):
-    one = Audit(audit._lm, where={"domain": "law"})
+    one = Audit(audit.lm, where={"domain": "law"})
     list(one.read(TEXTS[:2]))
     summary = one.to_dict() | {"support": None, "least_supported": []}
     with opened(audit_page(summary)) as tab:

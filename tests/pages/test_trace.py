@@ -123,9 +123,9 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
     data, shared = one_of(trace, against=4)
     whole = data["whole"]
     quotes = trace.verbatim(6)
-    assert quotes[0].span.length >= 19
+    assert quotes[0].length >= 19
     assert [(q["text"], q["length"], q["count"]) for q in whole["verbatim"]] == [
-        (q.text, q.span.length, q.span.count) for q in quotes
+        (q.text, q.length, q.count) for q in quotes
     ]
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
     documents = worth_showing(trace.documents(5))

@@ -17,7 +17,6 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
-    from prismlm.explain.audit_parts import AuditPart
     from prismlm.explain.language_model import PrismLM
 
 IdColumn = Annotated[str | None, option("NAME", "Column of the ids (default: file, row).")]
@@ -62,7 +61,7 @@ def audit(
     opt.check_output_files(model, lens, *files, overwrite=overwrite, html=html, **tables)
     from prismlm.corpus.documents import Columns
     from prismlm.explain.audit import write_audit
-    from prismlm.explain.audit_parts import AuditPart, audit_in_parts
+    from prismlm.explain.parts import AuditJob, audit_in_parts
     from prismlm.lens.cells import parse_where
     from prismlm.outputs import write_text
     from prismlm.pages.audit import audit_page
@@ -72,7 +71,7 @@ def audit(
         raise InputError("finished parts are kept beside a file: add --parquet FILE.")
     columns, conditions = Columns(text=text_column, id=id_column), parse_where(where or [])
     fixed = {"out": paths[0] if paths else Path(), "files": tuple(files)}
-    one: AuditPart = opt.fill(AuditPart, locals(), columns=columns, where=conditions, **fixed)
+    one: AuditJob = opt.fill(AuditJob, locals(), columns=columns, where=conditions, **fixed)
     reader = one.reader()
     with orderly_end():
         if count:
@@ -81,7 +80,7 @@ def audit(
             report, left_out = audit_in_parts(one, count, paths, **how)
         else:
             report = one.empty()
-            reader.tokenizer = report.tokenizer
+            reader.tokenizer = report.lm.tokenizer
             write_audit(_rows(report, reader), paths)
             left_out = dict(reader.left_out)
         summary = report.to_dict() | {"left_out": left_out}

@@ -181,17 +181,17 @@ def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[s
             "and --engine."
         )
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.explain.trace_parts import TracePart, explain_in_parts
+    from prismlm.explain.parts import TraceJob, explain_in_parts
 
     generate = options["generate"]
     texts = [(p, _tokens(p, generate)) for p in prompts]
-    part: TracePart = opt.fill(TracePart, options, texts=tuple(texts), out=options["parquet"])
+    job: TraceJob = opt.fill(TraceJob, options, texts=tuple(texts), out=options["parquet"])
     how: dict[str, Any] = {name: options[name] for name in ("engine", "overwrite")}
     with orderly_end():
         explain_in_parts(
-            part, count, **how, workers=options["workers"] or 1, progress=ConsoleReporter()
+            job, count, **how, workers=options["workers"] or 1, progress=ConsoleReporter()
         )
-    output.report_written(part.out)
+    output.report_written(job.out)
 
 
 def _print_json(

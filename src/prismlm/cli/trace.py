@@ -341,7 +341,7 @@ def _print_quotes(quotes: Sequence[Quote]) -> None:
     for quote in quotes:
         first = quote.places[0]
         name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
-        more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
+        more = f" and {quote.count - 1:,} more" if quote.count > 1 else ""
         half = console.width // 2 - INDENT
         text = f"“{shorten(quote.text.strip(), half)}”  {shorten(name, half)}{more}"
         console.print(" " * INDENT + text, soft_wrap=True)

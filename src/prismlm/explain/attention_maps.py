@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError, check_choice, check_finite, check_whole
-from prismlm.models.attention import (
-    Group,
-    attention_layers,
-    head_groups,
-    reading_attention,
-)
+from prismlm.models.attention import Group, attention_layers, head_groups, reading_attention
 from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.device import learned_positions
 from prismlm.models.watch import evaluating
@@ -85,10 +80,8 @@ def heads_of(
     ``layer`` selects one layer, ``group`` the ``signal`` or ``noise`` heads, and ``head`` the head
     of this index in each layer, or in ``group`` of each layer.
     """
-    layers = chosen_layers(
-        len(attention_layers(model)),
-        None if layer is None else (check_whole("the layer", layer, None),),
-    )
+    chosen = None if layer is None else (check_whole("the layer", layer, None),)
+    layers = chosen_layers(len(attention_layers(model)), chosen)
     groups = head_groups(model)
     if group is not None:
         check_choice("the group of heads", group, [kind.name for kind in groups])
@@ -106,10 +99,7 @@ def heads_of(
 
 
 def read_maps(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    heads: Sequence[Head],
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, heads: Sequence[Head]
 ) -> tuple[AttentionMap, ...]:
     """Return the attention of ``heads`` along ``text``.
 

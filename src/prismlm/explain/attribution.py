@@ -1,59 +1,31 @@
 """From prototypes to training text: which positions, documents and sources carry predictions.
 
-The output layer of a trained model is, up to its regularisation λ, a sum over its training
-positions n (representer theorem, Yeh et al. 2018, with next tokens y_n and hidden states z_n):
-
-    logit_y(z) = Σ_n (1[y_n = y] − p_n(y)) z_n·z / λ
-
-So the text that supports y at a state z is where y came next and the state was near. Prototypes
-say where to look: cell i holds the positions whose nearest prototype is i. In the cells of the
-prototypes with positive evidence e⁺_i for y, each position n with y_n = y has the weight
+Prototypes say where to look: cell i holds the positions whose nearest prototype is i. In the cells
+of the prototypes with positive evidence e⁺_i for the token y, each position n with y_n = y has
 
     w_n = k_n · r_t(d_n)        k_n = exp((cos(z, z_n) − 1) / T) · (B if x_n = x else 1)
 
-with the tokens x_n and x that were read last: what a training step on position n changes in the
-embedding of x_n is not used by predictions after another token. The positive evidence is spread
-over all these positions together in proportion to w_n; by prototype, a cell with one poor position
-would give it everything. The evidence of a prototype is spread only if one of the four heaviest
-positions relies on the prototype too: it is at least as near to it as the prediction is to the last
-of its own k, or, with fitted weights, nine tenths as near as the prediction is. The evidence of the
-other prototypes, of the residual and of the bias is unattributed.
-
-The factor r is a context prior: texts stay on topic, so a domain, and in it a document, that
-carried the predictions before is likelier to carry this one than its size alone suggests. Domains
-are the states of a hidden Markov model (Rabiner 1989, the forward pass). With π(g) a domain's share
-of all positions, a text is of domain g with probability p_t(g), at first π(g). A prediction is of
-the text's domain or, with probability ρ, of any; L_t(g) says how likely it is in domain g; and the
-text turns to a domain drawn from π once in h predictions:
-
-    L_t(g) = Σ_{n of g} k_n / (π(g) Σ_n k_n)
-    p_{t+1}(g) = (1 − 1/h) p_t(g) (ρ + (1 − ρ) L_t(g)) / Z_t + π(g) / h
-
-Documents are too many and too small for a model of states: with q_s(d) the part of an earlier
-prediction s that fell on document d, π(d) its share of all positions,
-
-    A(d) = Σ_{s<t} 2^{−(t−1−s)/h} q_s(d)            A = Σ_d A(d)
-    r_t(d) = (C p_t(g) / π(g) + A(d) / π(d)) / (C + A)        d a document of domain g
-
-which is the mean of a Dirichlet posterior about the domains, divided by the document's share. The
-first prediction of a text has r = 1. What carries a prediction does not depend on later ones.
+with the tokens x_n and x that were read last and the context prior r (:class:`ContextPrior`). The
+positive evidence is spread over all these positions together in proportion to w_n; by prototype, a
+cell with one poor position would give it everything. The evidence of a prototype is spread only if
+one of the four heaviest positions relies on the prototype too: it is at least as near to it as the
+prediction is to the last of its own k, or, with fitted weights, nine tenths as near as the
+prediction is. The evidence of the other prototypes, of the residual and of the bias is
+unattributed. docs/concepts.md derives this from the representer theorem (Yeh et al. 2018).
 
 With a_n the evidence on position n and w_t the information of a token (:mod:`prismlm.explain.
 support`), shares of documents, sources, domains and licences s are
 
     share(s) = Σ_n∈s a_n / Σ_t w_t (Σ_i e⁺_ti + e⁺_residual + e⁺_bias)
 
-The method ``source`` is the measure of PRISM instead, normalised to a sum of 1:
+The method ``source`` is PRISM's A_t instead: with μ uniform over the stored contexts S_i,
 
     A_t = Σ_i α_ti μ_{S_i},   share(s) = Σ_t A_t(s) / Σ_t Σ_i α_ti
-
-with S_i the stored contexts of prototype i and μ uniform over them. It depends neither on the
-predicted token nor on the residual, so only prototypes without contexts are unattributed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -122,8 +94,7 @@ class Carriers(NamedTuple):
     cosine: np.ndarray  # of that state to the prediction's, float32 [u]
     weight: np.ndarray  # its part of the prediction's evidence, float64 [u]
     tokens: np.ndarray  # the predicted tokens, int64 [T]
-    unplaced: np.ndarray  # evidence of prototypes that no position carries, float64 [T]
-    beside: np.ndarray  # positive evidence of residual and bias, float64 [T]
+    rest: np.ndarray  # evidence that no position carries, float64 [T]
     # The largest cosine, −1 if there is none, NaN for a state of zero, float32 [T].
     nearest: np.ndarray
 
@@ -138,7 +109,17 @@ class Carriers(NamedTuple):
 
 
 class ContextPrior:
-    """r_t(d): domains, or else sources, and documents that carried the predictions so far."""
+    """r_t(d): domains, or else sources, and documents that carried the predictions so far.
+
+    A text is of domain g with probability p_t(g), at first its share π(g) of all positions. Domains
+    are the states of a hidden Markov model (Rabiner 1989, the forward pass); documents are counted,
+    with q_s(d) the part of an earlier prediction s that fell on document d of domain g:
+
+        L_t(g) = Σ_{n of g} k_n / (π(g) Σ_n k_n)
+        p_{t+1}(g) = (1 − 1/h) p_t(g) (ρ + (1 − ρ) L_t(g)) / Z_t + π(g) / h
+        A(d) = Σ_{s<t} 2^{−(t−1−s)/h} q_s(d)            A = Σ_d A(d)
+        r_t(d) = (C p_t(g) / π(g) + A(d) / π(d)) / (C + A)
+    """
 
     def __init__(self, cells: Cells) -> None:
         column = "domain" if len(cells.keys("domain").names) > 1 else "source"
@@ -215,7 +196,7 @@ def spread(
     shared = shared[predictions.evidence > 0].numpy()
     # A position relies on the prototype of its own cell, however its state is coded.
     shared[nearby.pair[heavy]] = True
-    evidence, unplaced = (
+    evidence, uncovered = (
         np.bincount(uses.prediction[chosen], uses.weight[chosen], minlength=count)
         for chosen in (shared, ~shared)
     )
@@ -229,8 +210,7 @@ def spread(
         nearby.cosine[positive],
         part[positive] * evidence[prediction],
         targets,
-        unplaced,
-        predictions.other_evidence,
+        uncovered + predictions.other_evidence,
         nearest,
     )
 
@@ -267,7 +247,6 @@ def _contexts(predictions: Predictions, lens: Lens) -> Carriers:
         (uses.weight / np.maximum(counts, 1))[use],
         predictions.targets.numpy(),
         np.bincount(uses.prediction[empty], uses.weight[empty], minlength=count),
-        np.zeros(count),
         np.full(count, np.nan, dtype=np.float32),
     )
 
@@ -355,11 +334,6 @@ class Passage:
     # Positions of further marked tokens.
     others: Sequence[int] | np.ndarray = field(default=(), repr=False, compare=False)
 
-    @property
-    def for_or_against(self) -> Literal["for", "against"]:
-        """Whether it supports or opposes the predictions."""
-        return "for" if self.predicted is None else "against"
-
     @cached_property
     def around(self) -> Around | None:
         """The sentence around the marked token; None if the text is not at hand."""
@@ -381,7 +355,7 @@ class Passage:
         value = {name: getattr(self, name) for name in (*names, "position", "cosine")} | {
             "token": None if self.around is None else self.around.token,
             "also": [list(span) for span in self.also],
-            "for_or_against": self.for_or_against,
+            "for_or_against": "for" if self.predicted is None else "against",
         }
         if self.predicted is not None:
             value |= {"predicted": self.predicted, "probability": self.probability}
@@ -402,12 +376,13 @@ class Places(NamedTuple):
     cosine: np.ndarray  # the largest to a prediction's state, float32 [n]
 
 
-class Documents(NamedTuple):
-    """Amounts by document, distinct and ascending."""
+class Groups(NamedTuple):
+    """Groups of successive positions: documents, or passages."""
 
-    number: np.ndarray  # rows of the table of documents, int64 [n]
+    number: np.ndarray  # the document of each, a row of the table of documents, int64 [n]
     value: np.ndarray  # amounts, float64 [n]
     best: np.ndarray  # the index of each one's heaviest position, int64 [n]
+    first: np.ndarray  # the index of each one's first position, int64 [n]
 
 
 @dataclass(frozen=True)
@@ -438,7 +413,7 @@ class Attribution:
         """Return shares by source, domain, license or document."""
         check_choice("the column that shares are by", by, COLUMNS)
         conditions, cells, total = normalised(where), self.lens.cells, self.total
-        number, value, _ = self.by_document
+        number, value = self.by_document[:2]
         matching = cells.matching(conditions)[number] if conditions else np.ones(len(number), bool)
         if total <= 0:
             return Sources(by, (), 1.0, 0.0, conditions, self.method)
@@ -461,27 +436,16 @@ class Attribution:
 
     def documents(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
         """Return the documents with the largest shares, each with its heaviest position."""
-        number, value, best = self.by_document
-        return [
-            self._passage(int(best[i]), float(value[i] / self.total))
-            for i in self._largest(value, number, limit, where)
-        ]
+        return self._largest(self.by_document, limit, where)
 
     def passages(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
         """Return the passages with the largest shares; positions near one another are one."""
-        (place, value, _), number, total = self.places, self._numbers, self.total
-        if not len(place):
+        if not len(place := self.places.place):
             return []
-        first = _first_positions(place, number)
-        sums, end = np.add.reduceat(value, first), np.append(first[1:], len(place))
-        passages: list[Passage] = []
-        for i in self._largest(sums, number[first], limit, where):
-            span = slice(int(first[i]), int(end[i]))
-            best = span.start + int(value[span].argmax())
-            marked = place[span][value[span] >= MARKED_WEIGHT_RATIO * value[best]] + 1
-            length = int(place[span][-1] - place[span][0]) + 1
-            passages.append(self._passage(best, float(sums[i] / total), length, marked))
-        return passages
+        apart = np.append(True, (np.diff(place) > GAP) | (np.diff(self._numbers) > 0))
+        piece = (place - place[np.flatnonzero(apart)[np.cumsum(apart) - 1]]) // MAX_PASSAGE
+        groups = self._grouped(apart | (np.diff(piece, prepend=0) != 0))
+        return self._largest(groups, limit, where, np.append(groups.first[1:], len(place)))
 
     def document_share(self, doc_id: str) -> float:
         """Return the share of one document; 0 for an unknown id."""
@@ -489,55 +453,52 @@ class Attribution:
         amount = float(self.by_document.value[matching].sum())
         return amount / self.total if self.total > 0 else 0.0
 
-    def _passage(
-        self, index: int, share: float, length: int = 1, others: Sequence[int] | np.ndarray = ()
-    ) -> Passage:
-        """Return the passage that is marked at one of the positions."""
-        return Passage(
-            **self.lens.cells.facts(int(self._numbers[index])),
-            share=share,
-            position=int(self.places.place[index]) + (self.method == "evidence"),
-            cosine=float(self.places.cosine[index]),
-            length=length,
-            lens=self.lens,
-            others=others,
-        )
-
     def _largest(
-        self, value: np.ndarray, number: np.ndarray, limit: int, where: Where | None
-    ) -> list[int]:
-        """Return the indices of the largest amounts in documents that match a filter."""
-        conditions = normalised(where)
+        self, groups: Groups, limit: int, where: Where | None, end: np.ndarray | None = None
+    ) -> list[Passage]:
+        """Return the largest of documents, or of passages up to the positions ``end``."""
+        (place, value, cosine), conditions = self.places, normalised(where)
+        amounts, total, result = groups.value, self.total, list[Passage]()
         if conditions:
-            value = np.where(self.lens.cells.matching(conditions)[number], value, 0)
-        order = largest(value, limit)
-        return order[value[order] > 0].tolist()
+            amounts = np.where(self.lens.cells.matching(conditions)[groups.number], amounts, 0)
+        for i in largest(amounts, limit).tolist():
+            if amounts[i] <= 0:
+                break
+            best, length, others = int(groups.best[i]), 1, ()
+            if end is not None:
+                span = slice(int(groups.first[i]), int(end[i]))
+                others = place[span][value[span] >= MARKED_WEIGHT_RATIO * value[best]] + 1
+                length = int(place[span][-1] - place[span][0]) + 1
+            passage = Passage(
+                **self.lens.cells.facts(int(groups.number[i])),
+                share=float(amounts[i] / total),
+                position=int(place[best]) + (self.method == "evidence"),
+                cosine=float(cosine[best]),
+                length=length,
+                lens=self.lens,
+                others=others,
+            )
+            result.append(passage)
+        return result
 
     @cached_property
-    def by_document(self) -> Documents:
+    def by_document(self) -> Groups:
         """The amounts by document."""
-        value, number = self.places.value, self._numbers
-        first = np.flatnonzero(np.diff(number, prepend=-1))
+        return self._grouped(np.diff(self._numbers, prepend=-1) != 0)
+
+    def _grouped(self, begins: np.ndarray) -> Groups:
+        """Return groups by which positions begin one, bool [positions]."""
+        value, first = self.places.value, np.flatnonzero(begins)
         if not len(first):
-            return Documents(number, value, number)
+            return Groups(first, value, first, first)
         sums, maxima = (f.reduceat(value, first) for f in (np.add, np.maximum))
-        sizes = np.diff(np.append(first, len(number)))
-        heaviest = np.flatnonzero(value == np.repeat(maxima, sizes))
-        return Documents(number[first], sums, heaviest[np.searchsorted(heaviest, first)])
+        heaviest = np.flatnonzero(value == maxima[np.cumsum(begins) - 1])
+        best = heaviest[np.searchsorted(heaviest, first)]
+        return Groups(self._numbers[first], sums, best, first)
 
     @cached_property
     def _numbers(self) -> np.ndarray:
         return self.lens.cells.document_of(self.places.place)
-
-
-def _first_positions(place: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Return which of some positions, in documents of these numbers, begin a passage."""
-    apart = np.zeros(len(place), dtype=bool)
-    apart[1:] = (np.diff(place) > GAP) | (np.diff(number) > 0)
-    runs = np.append(0, np.flatnonzero(apart))
-    piece = (place - place[runs[np.cumsum(apart)]]) // MAX_PASSAGE
-    apart[1:] |= np.diff(piece) != 0
-    return np.append(0, np.flatnonzero(apart))
 
 
 def added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places:
@@ -554,7 +515,7 @@ def added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places
 
 def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> Attribution:
     """Return the sum over predictions of the positions that carry them."""
-    prediction, place, cosine, value, tokens, unplaced, beside, nearest = carriers
+    prediction, place, cosine, value, tokens, rest, nearest = carriers
     coverage, information = None, np.ones(len(tokens))
     if method == "evidence":
         information = token_information(lens.cells.token_rates[tokens], len(lens.cells))
@@ -563,7 +524,7 @@ def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> At
         pairs = np.stack([prediction[near], documents], axis=1)
         coverage = Coverage(tokens, information, nearest, pairs)
     places = added_up(place, value * information[prediction], cosine)
-    return Attribution(lens, places, float((unplaced + beside) @ information), coverage, method)
+    return Attribution(lens, places, float(rest @ information), coverage, method)
 
 
 def joined(parts: Sequence[Attribution]) -> Attribution:
@@ -585,26 +546,31 @@ class AttributionSum:
 
     def add(self, attribution: Attribution) -> None:
         """Add the attribution of another text."""
-        (number, value, best), places = attribution.by_document, attribution.places
-        self._add(number, value, places.value[best], places.place[best], attribution.rest)
+        number, value, best, _ = attribution.by_document
+        place, weight, _ = attribution.places
+        self.add_amounts(number, value, weight[best], place[best], attribution.rest)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the sum over the documents that are in it, for :meth:`add_arrays`."""
-        number = np.flatnonzero(self._place >= 0)
-        columns = {"value": self._value, "weight": self._weight, "place": self._place}
-        columns = {name: column[number] for name, column in columns.items()}
-        return {"number": number, "rest": np.array(self._rest), **columns}
-
-    def add_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add another sum of the same lens."""
-        self._add(*(arrays[name] for name in ("number", "value", "weight", "place", "rest")))
-
-    def _add(self, number: Any, value: Any, weight: Any, place: Any, rest: Any) -> None:
+    def add_amounts(
+        self,
+        number: np.ndarray,
+        value: np.ndarray,
+        weight: np.ndarray,
+        place: np.ndarray,
+        rest: Any,
+    ) -> None:
+        """Add amounts of distinct documents, the weights and places of their heaviest positions."""
         self._rest += float(rest)
         self._value[number] += value
         heavier = weight > self._weight[number]
         self._weight[number[heavier]] = weight[heavier]
         self._place[number[heavier]] = place[heavier]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what :meth:`add_amounts` of another sum takes."""
+        number = np.flatnonzero(self._place >= 0)
+        columns = {"value": self._value, "weight": self._weight, "place": self._place}
+        columns = {name: column[number] for name, column in columns.items()}
+        return {"number": number, "rest": np.array(self._rest), **columns}
 
     def result(self) -> Attribution:
         """Return the attribution of all texts so far."""

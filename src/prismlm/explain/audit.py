@@ -1,4 +1,7 @@
-"""What a model's predictions over many texts rely on: one row per text, sums, and their files."""
+"""What a model's predictions over many texts rely on: one row per text, sums, and their files.
+
+Texts are read in batches of windows from any of them, in the memory of one batch.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,51 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from safetensors.numpy import load_file, save_file
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from prismlm.corpus.chat import encode_chat
+from prismlm.corpus.encode import around_text, encode_text
 from prismlm.corpus.layout import strings
-from prismlm.explain.attribution import Attribution, AttributionSum
-from prismlm.explain.prediction import misfit
-from prismlm.explain.support import support_counts
-from prismlm.explain.texts import TextFigures, read_texts, window_of
+from prismlm.corpus.windows import document_windows
+from prismlm.errors import InputError
+from prismlm.explain.attribution import (
+    Attribution,
+    AttributionSum,
+    ContextPrior,
+    attribute,
+    joined,
+    spread,
+)
+from prismlm.explain.prediction import misfit, split_states
+from prismlm.explain.support import Support, support_counts
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
-from prismlm.lens.layout import GROUP_COLUMNS, key_of
+from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.lens.opened_model import check_embedded
+from prismlm.models.seam import capture
 from prismlm.outputs import output_files
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
 
+MAX_DEFAULT_WINDOW = 1024
+TOKENS_PER_BATCH = 1024
 CORPUS_FIELDS = ("split", "documents", "tokens", "share_read", "trained_on")
 MAX_KEYS = 20  # of each column and text; the rest is summed as "others"
-MAX_TEXTS = 20
-MAX_DOCUMENTS = 20
+MAX_TEXTS, MAX_DOCUMENTS = 20, 20
 MIN_SHARE = 0.01  # of a document in a row
 # Characters that identify a text; more in the lists, whose texts may begin alike.
 OPENING, LISTED_OPENING = 120, 400
@@ -73,6 +92,163 @@ SCHEMA = pa.schema(
         ("other_documents", pa.float64()),
     ]
 )
+# The row of a text without predictions, but for its name and length.
+NOTHING: dict[str, Any] = {
+    name: None if name in OWN.names else 0.0 if name.startswith("other_") else []
+    for name in SCHEMA.names
+}
+
+
+def window_of(models: Sequence[PrismLM], window: int | None = None) -> int:
+    """Return a window that suits every model; by default the longest, up to 1,024 tokens."""
+    longest = min((lm.context_length for lm in models if lm.context_length), default=None)
+    if window is None:
+        window = min(longest or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
+    if longest is not None and window > longest:
+        raise InputError(
+            f"a window of {window} tokens does not fit a model that reads {longest}: pass "
+            f"--window {longest} or less."
+        )
+    if window < 2:
+        raise InputError(f"a window of {window} tokens predicts nothing: expected at least 2.")
+    return window
+
+
+@dataclass(eq=False)
+class TextFigures:
+    """What a model's predictions along one text rely on; of a chat, along its last answer."""
+
+    document: Document  # the text
+    ids: Tensor  # its tokens; each but the first is predicted
+    first: int  # the first prediction that counts
+    prior: ContextPrior | None
+    # Of its windows so far: losses and explained shares, [2, n], and attributions.
+    parts: list[Tensor] = field(default_factory=lambda: [torch.empty(2, 0)])
+    attributions: list[Attribution] = field(default_factory=list[Attribution])
+
+    @property
+    def losses(self) -> np.ndarray:
+        """−log p of every prediction that counts, float32."""
+        return torch.cat(self.parts, 1)[0, self.first :].numpy()
+
+    @property
+    def explained(self) -> np.ndarray:
+        """The explained share at every such position, for the model's top token there."""
+        return torch.cat(self.parts, 1)[1, self.first :].numpy()
+
+    @cached_property
+    def attribution(self) -> Attribution | None:
+        """The attribution of all these; None without a lens or predictions."""
+        return joined(self.attributions) if self.attributions else None
+
+    @property
+    def support(self) -> Support | None:
+        """How well the corpus supports it; None if unknown, or if the head does not fit."""
+        if self.attribution is None or misfit(float(np.median(self.explained))):
+            return None
+        return self.attribution.support
+
+
+class _Window(NamedTuple):
+    """Some tokens of a text, from ``start`` on; it gives the predictions ``rows`` of them."""
+
+    text: TextFigures
+    ids: Tensor
+    start: int
+    rows: slice
+    last: bool
+
+
+def read_texts(
+    lm: PrismLM, documents: Iterable[Document], window: int | None = None
+) -> Iterator[TextFigures]:
+    """Yield the figures of every text, in order; the target of each prediction is the text's own.
+
+    Windows begin every three quarters of one: a prediction comes from the earliest window that
+    gives it a quarter of context, or its text's start.
+    """
+    for batch in _batches(_windows(lm, documents, window_of([lm], window))):
+        if predicting := [one for one in batch if one.rows.start < one.rows.stop]:
+            _run_batch(lm, predicting)
+        yield from (one.text for one in batch if one.last)
+
+
+def _windows(lm: PrismLM, documents: Iterable[Document], size: int) -> Iterator[_Window]:
+    prefix = around_text(lm.tokenizer)[0]
+    zero, opening = np.zeros(1, dtype=np.int64), torch.tensor(prefix, dtype=torch.int64)
+    for document in documents:
+        text = _unread(lm, document)
+        # The last token predicts no token of the text, so it gets no window of its own.
+        predictions = len(text.ids) - 1
+        lengths = np.array([max(1, predictions)])
+        grid = document_windows(zero, zero, lengths, size, size * 3 // 4, prefix)
+        columns = (grid.start.tolist(), grid.length.tolist(), grid.skip.tolist())
+        for start, length, skip in zip(*columns, strict=True):
+            ids = text.ids[start:][:length]
+            if start:
+                # As in an index, windows inside a text begin with the prefix of texts.
+                ids = torch.cat([opening, ids[len(prefix) :]])
+            rows = slice(skip, max(skip, min(length, predictions - start)))
+            yield _Window(text, ids, start, rows, last=start == columns[0][-1])
+
+
+def _unread(lm: PrismLM, document: Document) -> TextFigures:
+    """Encode a text or a chat; InputError for a token without an embedding."""
+    if document.messages:
+        tokens = encode_chat(lm.tokenizer, document.messages)
+    else:
+        tokens = encode_text(lm.tokenizer, document.text)
+    check_embedded(lm.model, lm.tokenizer, tokens, lm.path, f"the text {document.doc_id!r}")
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    before = lm.answer_start(document.messages, ids) if document.messages else 0
+    prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
+    return TextFigures(document, ids, max(0, before - 1), prior)
+
+
+def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
+    batch: list[_Window] = []
+    widest = 0
+    for window in windows:
+        widest = max(widest, len(window.ids))
+        if batch and widest * (len(batch) + 1) > TOKENS_PER_BATCH:
+            yield batch
+            batch, widest = [], len(window.ids)
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+@torch.no_grad()
+def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
+    """Run the model once, and add the figures of each window to its text."""
+    device, output = lm.model.device, lm.output_layer
+    ids = pad_sequence([window.ids for window in batch], batch_first=True)
+    attended = pad_sequence([torch.ones_like(window.ids) for window in batch], batch_first=True)
+    with capture(lm.model) as seen:
+        lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
+    assert seen.embedded is not None
+    z, raw = (
+        torch.cat([states[row, window.rows] for row, window in enumerate(batch)])
+        for states in (seen.z, seen.embedded)
+    )
+    tokens, targets = (
+        torch.cat([w.text.ids[w.start + by :][w.rows] for w in batch]) for by in (0, 1)
+    )
+    split = split_states(output, lm.head, z, tokens, targets.to(device), raw_logits=raw)
+    top = output.parts(lm.head.prototypes, z.float(), split.routing, split.scores.top)
+    figures = torch.stack([-split.scores.log_probabilities, top.explained_share]).cpu()
+    split, end = split.cpu(), 0
+    for window in batch:
+        text, size = window.text, window.rows.stop - window.rows.start
+        rows = slice(end, end := end + size)
+        text.parts.append(figures[:, rows])
+        if lm.lens is not None:
+            carriers = spread(split[rows], lm.lens.cells, lm.lens.head, text.prior)
+            # In a chat, predictions before the answer are its context and do not count.
+            first = max(0, text.first - window.start - window.rows.start)
+            if first < size:
+                counted = carriers.select(range(first, size))
+                text.attributions.append(attribute(counted, lm.lens))
 
 
 class Audit:
@@ -85,9 +261,9 @@ class Audit:
     def __init__(
         self, lm: PrismLM, *, window: int | None = None, where: Where | None = None
     ) -> None:
-        self.lens = lm.lens_for("training text to point to")
+        self.lm, self.lens = lm, lm.lens_for("training text to point to")
         self.model, self.window = str(lm.path), window_of([lm], window)
-        self.where, self._lm = normalised(where), lm
+        self.where = normalised(where)
         # Texts, tokens, predictions, loss, and levels and score of support.
         self.sums: Counter[str] = Counter()
         # How many predictions have which explained share: memory is the same for any text.
@@ -99,24 +275,13 @@ class Audit:
         # A filter that matches no text is refused before the work.
         self.attribution().sources(where=dict(self.where))
 
-    @property
-    def identity(self) -> dict[str, str]:
-        """The model and lens of this audit."""
-        meta = self.lens.meta
-        return {"lens": key_of(meta.files), "prototypes": meta.prototypes, "corpus": meta.corpus}
-
     def read(self, documents: Iterable[Document]) -> Iterator[dict[str, Any]]:
         """Yield one row per text, in order, with the columns that docs/attribution.md lists.
 
         ``ce`` and the shares are None for a text of one token, which has no prediction. The sums
         include the rows yielded so far.
         """
-        return map(self._add, read_texts(self._lm, documents, self.window))
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return self._lm.tokenizer
+        return map(self._add, read_texts(self.lm, documents, self.window))
 
     def save(self, directory: Path) -> None:
         """Write the sums so far, for :meth:`add_saved`."""
@@ -128,8 +293,8 @@ class Audit:
         saved = read_json(directory / SUMS_FILE)
         self.sums.update(saved["sums"])
         arrays = load_file(directory / ARRAYS_FILE)
-        self._explained += arrays["explained"]
-        self._sum.add_arrays(arrays)
+        self._explained += arrays.pop("explained")
+        self._sum.add_amounts(**arrays)
         for name, rows in saved["listed"].items():
             for amount, entry in rows:
                 self._list(name, amount, entry)
@@ -173,23 +338,19 @@ class Audit:
     def _add(self, text: TextFigures) -> dict[str, Any]:
         """Add a text to the sums, and return its row."""
         losses, explained, support = text.losses, text.explained, text.support
-        count, loss = len(losses), float(losses.sum(dtype=np.float64))
-        opening = text.document.opening[:LISTED_OPENING]
+        count, opening = len(losses), text.document.opening[:LISTED_OPENING]
         self.sums.update({"texts": 1, "tokens": len(text.ids), "predictions": count})
-        row: dict[str, Any] = dict.fromkeys(SCHEMA.names) | {
+        row: dict[str, Any] = NOTHING | {
             "text_id": text.document.doc_id,
             "opening": opening[:OPENING],
             "tokens": len(text.ids),
             "predictions": count,
-            "ce": loss / count if count else None,
-            "explained_share": float(np.median(explained)) if count else None,
-            "support": support and support.level,
-            "support_score": support and support.score,
         }
-        row |= {name: [] for name in row if name.startswith("by_")} | {"documents": []}
-        row |= {name: 0.0 for name in row if name.startswith("other_")}
         if text.attribution is None:
             return row
+        loss, score = float(losses.sum(dtype=np.float64)), support and support.score
+        row |= {"ce": loss / count, "explained_share": float(np.median(explained))}
+        row |= {"support": support and support.level, "support_score": score}
         row |= self._shares_of(text.attribution)
         self.sums.update({"loss": loss, **(support.sums if support else {})})
         self._sum.add(text.attribution)
@@ -197,15 +358,13 @@ class Audit:
         np.add.at(self._explained, bins.clip(0, SHARE_BINS - 1).astype(np.int64), 1)
         entry, rest = {"text_id": row["text_id"], "opening": opening}, row["unattributed"]
         self._list("least_attributed", rest, entry | {"share": rest})
-        sources = row["by_source"]
         if self.where:
             matching = 1 - rest - row["elsewhere"]
             self._list("most_matching", matching, entry | {"share": matching})
-        elif sources:
+        elif sources := row["by_source"]:
             self._list("most_matching", sources[0]["share"], entry | sources[0])
         if support is not None:
-            level = {"level": support.level, "score": support.score}
-            self._list("least_supported", -support.score, entry | level)
+            self._list("least_supported", -support.score, entry | support.to_dict())
         return row
 
     def _shares_of(self, attribution: Attribution) -> dict[str, Any]:
@@ -273,12 +432,9 @@ def _csv(path: Path) -> Iterator[Write]:
 
 def _cells(row: dict[str, Any]) -> list[Any]:
     cells = [row[name] for name in OWN.names]
-    for kind, key in [
-        *((f"by_{column}", "key") for column in GROUP_COLUMNS),
-        ("documents", "doc_id"),
-    ]:
+    for kind in (*(f"by_{column}" for column in GROUP_COLUMNS), "documents"):
         largest = row[kind][0] if row[kind] else {}
-        cells += [largest.get(key), largest.get("share")]
+        cells += [largest.get("doc_id" if kind == "documents" else "key"), largest.get("share")]
     # A spreadsheet runs text that starts like a formula; a quote before it makes it text.
     formula = ("=", "+", "-", "@", "\t", "\r")
     return [f"'{one}" if isinstance(one, str) and one[:1] in formula else one for one in cells]

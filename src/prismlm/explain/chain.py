@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain.prediction import tolerance_of
 from prismlm.layers import PrototypeHead, PrototypeMixer
-from prismlm.models.decoders.own_decoder import RecurrentBlock, RecurrentModel
+from prismlm.models.decoders.own_decoder import RecurrentModel
 from prismlm.models.decoders.protot import half_life
 from prismlm.models.device import check_sequence
 from prismlm.models.seam import capture
@@ -42,7 +42,8 @@ CHANNELS_NAMED = 3
 TOKENS_NAMED = 3
 
 
-class ChannelSource(NamedTuple):
+@dataclass(frozen=True)
+class ChannelSource:
     """The ``part`` of a channel's ``activation_part`` that came from one earlier token."""
 
     position: int
@@ -50,7 +51,8 @@ class ChannelSource(NamedTuple):
     part: float
 
 
-class ChannelUse(NamedTuple):
+@dataclass(frozen=True)
+class ChannelUse:
     """What one channel added directly to a prototype's activation."""
 
     layer: int  # from 0
@@ -63,7 +65,8 @@ class ChannelUse(NamedTuple):
     tokens: tuple[ChannelSource, ...]
 
 
-class PrototypeChain(NamedTuple):
+@dataclass(frozen=True)
+class PrototypeChain:
     """A prototype's activation at one position: embedding + Σ mlps + Σ mixers + edit."""
 
     prototype: int  # its number
@@ -74,15 +77,6 @@ class PrototypeChain(NamedTuple):
     mixers: tuple[float, ...]
     edit: float  # the part that an edit of the hidden state added
     channels: tuple[ChannelUse, ...]  # those with the parts of largest size, of all layers
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``prismlm explain --json`` prints them."""
-        channels = [
-            use._asdict() | {"tokens": [source._asdict() for source in use.tokens]}
-            for use in self.channels
-        ]
-        lists = {"mlps": list(self.mlps), "mixers": list(self.mixers), "channels": channels}
-        return self._asdict() | lists
 
 
 class ActivationParts(NamedTuple):
@@ -160,23 +154,13 @@ class DirectPath:
         return unit, unit * self.gain.double() * (mean_square + self.epsilon).rsqrt()
 
 
-class MixerDecoder(NamedTuple):
-    """The modules of a decoder of prototype mixers that the residual stream is read from."""
-
-    blocks: list[RecurrentBlock]
-    mixers: list[PrototypeMixer]
-    norm: nn.RMSNorm
-
-
-def mixer_decoder_of(model: nn.Module) -> MixerDecoder | None:
+def mixer_decoder_of(model: nn.Module) -> RecurrentModel | None:
     """Return the decoder in a model, or None unless all of its layers have prototype mixers."""
     decoder = next((part for part in model.modules() if isinstance(part, RecurrentModel)), None)
-    if decoder is None or not isinstance(decoder.norm, nn.RMSNorm):
+    if decoder is None or not isinstance(decoder.norm, nn.RMSNorm) or not len(decoder.layers):
         return None
-    blocks = [block for block in decoder.layers if isinstance(block, RecurrentBlock)]
-    mixers = [block.mixer for block in blocks if isinstance(block.mixer, PrototypeMixer)]
-    complete = mixers and len(mixers) == len(decoder.layers)
-    return MixerDecoder(blocks, mixers, decoder.norm) if complete else None
+    mixers = (getattr(block, "mixer", None) for block in decoder.layers)
+    return decoder if all(isinstance(mixer, PrototypeMixer) for mixer in mixers) else None
 
 
 @torch.no_grad()
@@ -191,14 +175,13 @@ def read_direct_path(
     Edits and interventions in force apply. Memory grows with T, not with T². ``codes`` are those
     of uncertainty feedback from an earlier pass over the sequence, to be fed again.
     """
-    decoder = mixer_decoder_of(model)
+    decoder: Any = mixer_decoder_of(model)
     if decoder is None:
         raise InputError(
             f"{type(model).__name__} is not a decoder of prototype mixers, so it has no channels "
             "to split its states over."
         )
     check_sequence(input_ids)
-    blocks, mixers, norm = decoder
     seen: dict[tuple[str, int], Any] = {}
 
     def store(name: str, layer: int = 0) -> Callable[..., None]:
@@ -211,28 +194,29 @@ def read_direct_path(
 
         return hook
 
+    blocks, norm = list(decoder.layers), decoder.norm
     hooks = [
         Hook(blocks[0], before=store("embedding")),
         Hook(norm, before=store("hidden"), after=store("normed")),
     ]
-    for layer, (block, mixer) in enumerate(zip(blocks, mixers, strict=True)):
+    for layer, block in enumerate(blocks):
         hooks += [
-            Hook(mixer, before=store("inputs", layer)),
-            Hook(mixer.gates, after=store("gates", layer)),
+            Hook(block.mixer, before=store("inputs", layer)),
+            Hook(block.mixer.gates, after=store("gates", layer)),
             Hook(block.mlp, after=store("mlp", layer)),
         ]
     with watch(hooks), capture(model, logits=False) as captured:
         model(**replay(input_ids[None], codes), use_cache=False)
     flows = [
-        _on_cpu(mixer.flow(seen["inputs", layer], seen["gates", layer]))
-        for layer, mixer in enumerate(mixers)
+        block.mixer.flow(seen["inputs", layer], seen["gates", layer])
+        for layer, block in enumerate(blocks)
     ]
     return DirectPath(
         head=head,
         embedding=seen["embedding", 0],
         mlps=tuple(seen["mlp", layer] for layer in range(len(blocks))),
-        flows=tuple(flows),
-        outputs=tuple(mixer.output_map.detach().cpu() for mixer in mixers),
+        flows=tuple(map(_on_cpu, flows)),
+        outputs=tuple(block.mixer.output_map.detach().cpu() for block in blocks),
         hidden=seen["hidden", 0],
         normed=seen["normed", 0],
         states=captured.z[0].detach().cpu(),
@@ -251,48 +235,55 @@ def chains(
 ) -> tuple[PrototypeChain, ...]:
     """Split the activations of some prototypes at one position, and check the sums."""
     parts = path.parts(position, torch.tensor([use.id for use in uses], dtype=torch.int64))
-    for use, total in zip(uses, parts.total.tolist(), strict=True):
-        _check_sum(path, position, total, use.activation)
-
-    def channel(use: PrototypeUse, layer: int, number: int, part: float) -> ChannelUse:
-        ids, channels = torch.tensor([use.id]), torch.tensor([number])
-        token_parts = path.token_parts(position, ids, layer, channels)[0]
-        _check_sum(path, position, float(token_parts.sum()), part)
-        largest = token_parts.abs().topk(min(TOKENS_NAMED, len(token_parts))).indices.tolist()
-        return ChannelUse(
-            layer,
-            number,
-            _half_life(path.flows[layer], position, number),
-            part,
-            use.contribution * part / use.activation,
-            part / use.activation,
-            tuple(ChannelSource(s, tokens[s], float(token_parts[s])) for s in map(int, largest)),
-        )
-
     result: list[PrototypeChain] = []
-    for use, embedding, mlps, by_channel, edit in zip(uses, *parts, strict=True):
-        flat = by_channel.flatten()
-        largest = flat.abs().topk(min(CHANNELS_NAMED, len(flat))).indices.tolist()
-        named = [
-            (*divmod(i, by_channel.shape[1]), float(flat[i])) for i in map(int, largest) if flat[i]
-        ]
+    for i, (use, total) in enumerate(zip(uses, parts.total.tolist(), strict=True)):
+        _check_sum(path, position, total, use.activation)
+        by_channel = parts.channels[i]
+        places = (
+            divmod(flat, by_channel.shape[1]) for flat in _largest(by_channel, CHANNELS_NAMED)
+        )
+        named = [(*place, float(by_channel[place])) for place in places if by_channel[place]]
         chain = PrototypeChain(
             use.id,
             use.activation,
-            float(embedding),
-            tuple(mlps.tolist()),
+            float(parts.embedding[i]),
+            tuple(parts.mlps[i].tolist()),
             tuple(by_channel.sum(1).tolist()),
-            float(edit),
-            tuple(channel(use, *place) for place in named),
+            float(parts.edit[i]),
+            tuple(_channel_use(path, position, use, tokens, *channel) for channel in named),
         )
         result.append(chain)
     return tuple(result)
 
 
-def _half_life(flow: ChannelFlow, position: int, channel: int) -> float:
-    """Return −ln 2 / ln β of the decay before a position, from 1."""
-    last = flow.log_decay[position - 1 : position + 1, channel]
-    return float(half_life((last[1:] - last[:1]).exp()))
+def _channel_use(
+    path: DirectPath,
+    position: int,
+    use: PrototypeUse,
+    tokens: Sequence[str],
+    layer: int,
+    channel: int,
+    part: float,
+) -> ChannelUse:
+    ids, channels = torch.tensor([use.id]), torch.tensor([channel])
+    by_token = path.token_parts(position, ids, layer, channels)[0]
+    _check_sum(path, position, float(by_token.sum()), part)
+    decays = path.flows[layer].log_decay[position - 1 : position + 1, channel]
+    named = _largest(by_token, TOKENS_NAMED)
+    return ChannelUse(
+        layer,
+        channel,
+        float(half_life((decays[1:] - decays[:1]).exp())),
+        part,
+        use.contribution * part / use.activation,
+        part / use.activation,
+        tuple(ChannelSource(s, tokens[s], float(by_token[s])) for s in named),
+    )
+
+
+def _largest(values: Tensor, count: int) -> list[int]:
+    """Return the flat indices of the values of largest size."""
+    return values.flatten().abs().topk(min(count, values.numel())).indices.tolist()
 
 
 def _check_sum(path: DirectPath, position: int, total: float, expected: float) -> None:

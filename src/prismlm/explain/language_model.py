@@ -22,12 +22,7 @@ from prismlm.corpus.chat import Messages, question_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError, check_path, check_whole
 from prismlm.explain.chain import mixer_decoder_of, read_direct_path
-from prismlm.explain.prediction import (
-    OutputLayer,
-    Predictions,
-    split_predictions,
-    split_states,
-)
+from prismlm.explain.prediction import OutputLayer, Predictions, split_predictions, split_states
 from prismlm.explain.sharing import push
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
@@ -56,19 +51,16 @@ class PrismLM(OpenedModel):
 
         It holds a float32 copy of half-precision weights, which all traces share.
         """
-        embedding: Any = output_embedding(self.model)
-        weight, bias = embedding.weight, getattr(embedding, "bias", None)
-        versions = [None if tensor is None else _version(tensor) for tensor in (weight, bias)]
-        cached = self._output_layers.get(0)
-        if cached is None or cached[0] is not weight or cached[1] != versions:
+        embedding = output_embedding(self.model)
+        versions = [_version(tensor) for tensor in embedding.parameters()]
+        if not self._cached or self._cached[0][0] != versions:
             # Replaced in one assignment: other threads may read meanwhile.
-            cached = weight, versions, OutputLayer.from_model(self.model, self.logit_map)
-            self._output_layers[0] = cached
-        return cached[2]
+            self._cached[:] = [(versions, OutputLayer.from_model(self.model, self.logit_map))]
+        return self._cached[0][1]
 
     @cached_property
-    def _output_layers(self) -> dict[int, tuple[Tensor, list[Any], OutputLayer]]:
-        return {}
+    def _cached(self) -> list[tuple[list[Any], OutputLayer]]:
+        return []
 
     @cached_property
     def _has_chains(self) -> bool:
@@ -160,8 +152,8 @@ class PrismLM(OpenedModel):
 def _version(weight: Tensor) -> tuple[Any, ...]:
     """Return what differs once a weight has changed.
 
-    Changes through ``weight.data``, as of an adapter that is merged, and tensors of inference mode
-    have no version, so the sum of some rows is in it.
+    Neither changes through ``weight.data``, as of an adapter that is merged, nor tensors of
+    inference mode have a version, so the sum of some rows is in it.
     """
     version = None if weight.is_inference() else weight._version
     rows = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]

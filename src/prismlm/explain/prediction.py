@@ -88,9 +88,16 @@ class OutputLayer(NamedTuple):
         top = self.logit_map(raw[-1:].float()).argmax(-1)
         return torch.cat([ids[1:], top])[: len(raw)]
 
-    def scores(self, z: Tensor, targets: Tensor) -> Scores:
-        """Return the scores of targets at states [N, d]."""
-        return Scores.from_raw_logits(self.logit_map, F.linear(z, self.weight, self.bias), targets)
+    def scores(self, raw: Tensor, targets: Tensor) -> Scores:
+        """Return the scores of targets, from W z + b, [N, V]."""
+        raw = raw.float()
+        uncapped, logits = self.logit_map.before_softcap(raw), self.logit_map(raw)
+        # log_softmax and max take a fraction of the time of logsumexp and argmax on a CPU.
+        target_logits, log_probabilities = (
+            column.gather(1, targets[:, None])[:, 0]
+            for column in (uncapped, logits.log_softmax(-1))
+        )
+        return Scores(target_logits, log_probabilities, logits.max(-1).indices)
 
     def parts(
         self, prototypes: Tensor, z: Tensor, routing: Nearest | Routing, targets: Tensor
@@ -128,18 +135,6 @@ class Scores(NamedTuple):
     log_probabilities: Tensor
     top: Tensor  # the model's top tokens
 
-    @classmethod
-    def from_raw_logits(cls, logit_map: LogitMap, raw: Tensor, targets: Tensor) -> Scores:
-        """Return the scores of targets, from W z + b, [N, V]."""
-        raw = raw.float()
-        uncapped, logits = logit_map.before_softcap(raw), logit_map(raw)
-        # log_softmax and max take a fraction of the time of logsumexp and argmax on a CPU.
-        target_logits, log_probabilities = (
-            column.gather(1, targets[:, None])[:, 0]
-            for column in (uncapped, logits.log_softmax(-1))
-        )
-        return cls(target_logits, log_probabilities, logits.max(-1).indices)
-
 
 @dataclass(frozen=True)
 class Predictions:
@@ -171,16 +166,13 @@ class Predictions:
         return self._map(Tensor.cpu)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Predictions:
-        columns: dict[str, Any] = {
-            "score": lambda: Scores(*map(change, self.scores)),
-            "codes": None if self.codes is None else change(self.codes),
-        }
-        for name in ("routing", "parts"):
-            value = getattr(self, name)
-            columns[name] = value._make(map(change, value))
-        for name in ("tokens", "targets", "states"):
-            columns[name] = change(getattr(self, name))
-        return replace(self, **columns)
+        return Predictions(
+            Nearest(*map(change, self.routing)),
+            Parts(*map(change, self.parts)),
+            lambda: Scores(*map(change, self.scores)),
+            *map(change, (self.tokens, self.targets, self.states)),
+            codes=None if self.codes is None else change(self.codes),
+        )
 
     @property
     def evidence(self) -> Tensor:
@@ -217,15 +209,12 @@ class Predictions:
         return misfit(float(self.parts.explained_share.median()))
 
 
-def is_plausible(explained_share: float) -> bool:
-    """Say whether a median explained share can be that of a head fitted to the model."""
-    return MIN_EXPLAINED <= explained_share <= MAX_EXPLAINED
-
-
 def misfit(explained_share: float) -> list[str]:
-    """Return a warning unless a median explained share is plausible."""
+    """Return a warning unless a median explained share can be of a head fitted to the model."""
+    if MIN_EXPLAINED <= explained_share <= MAX_EXPLAINED:
+        return []
     why = f"the median explained share is {explained_share:,.0%}, where 0% to 100% can be"
-    return [] if is_plausible(explained_share) else [MISFIT.format(why)]
+    return [MISFIT.format(why)]
 
 
 class Uses(NamedTuple):
@@ -250,10 +239,13 @@ def split_states(
 
     Of the model's own figures, either W z + b [N, V] or the logits of the last targets are given.
     """
-    z, score = z.float(), lambda: output.scores(z, targets)
-    if raw_logits is not None:
-        scores = Scores.from_raw_logits(output.logit_map, raw_logits, targets)
-        target_logits, score = scores.logits, lambda: scores
+    z = z.float()
+    scores = None if raw_logits is None else output.scores(raw_logits, targets)
+
+    def score() -> Scores:
+        return scores or output.scores(F.linear(z, output.weight, output.bias), targets)
+
+    target_logits = scores.logits if scores else target_logits
     assert target_logits is not None
     routing = head.nearest(z)
     parts = output.parts(head.prototypes, z, routing, targets)

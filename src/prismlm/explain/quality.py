@@ -6,7 +6,7 @@ z is the state that enters the output embedding, ẑ its reconstruction from pro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,23 +52,20 @@ class HeadQuality:
         return asdict(self)
 
 
-class QualitySums:
-    """The sums of :class:`HeadQuality`, batch by batch."""
+@torch.no_grad()
+def quality_of(
+    output: OutputLayer, head: PrototypeHead, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
+) -> HeadQuality:
+    """Measure a head on float32 states z [N, d], the model's logits [N, V] and next tokens [N].
 
-    def __init__(self, output: OutputLayer, head: PrototypeHead) -> None:
-        self._output, self._head = output, head
-        sizes = head.num_prototypes, head.width, len(output.weight)
-        self._usage, self._mean, self._targets = (
-            torch.zeros(n, dtype=torch.float64) for n in sizes
-        )
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        self._shares: list[Tensor] = []
-
-    @torch.no_grad()
-    def add(self, z: Tensor, logits: Tensor, targets: Tensor) -> None:
-        """Add float32 states z [N, d], the model's logits [N, V] and the next tokens [N]."""
-        routing, rebuilt = self._head(z)
-        from_prototypes, top = self._output.logits(rebuilt), logits.argmax(-1)
+    InputError without any.
+    """
+    sizes = head.num_prototypes, head.width, len(output.weight)
+    usage, total, counts = (torch.zeros(n, dtype=torch.float64) for n in sizes)
+    sums, explained = defaultdict[str, float](float), list[Tensor]()
+    for z, logits, targets in batches:
+        routing, rebuilt = head(z)
+        from_prototypes, top = output.logits(rebuilt), logits.argmax(-1)
         for name, amount in (
             ("ce", F.cross_entropy(logits, targets, reduction="sum")),
             ("prototype_only_ce", F.cross_entropy(from_prototypes, targets, reduction="sum")),
@@ -76,58 +73,51 @@ class QualitySums:
             ("residual", (z - rebuilt).double().square().sum()),
             ("squared_z", z.double().square().sum()),
         ):
-            self._sums[name] += amount.item()
-        self._mean += z.double().sum(0).cpu()
-        self._targets += torch.bincount(targets, minlength=len(self._targets)).cpu()
+            sums[name] += amount.item()
+        total += z.double().sum(0).cpu()
+        counts += torch.bincount(targets, minlength=len(counts)).cpu()
         used = routing.indices[routing.activations > 0]
-        self._usage += torch.bincount(used, minlength=len(self._usage)).cpu()
-        shares = self._output.parts(self._head.prototypes, z, routing, top).explained_share
-        self._shares.append(shares.cpu())
-
-    def result(self) -> HeadQuality:
-        """Return the metrics over all batches; raise InputError without any."""
-        if not self._shares:
-            raise InputError(
-                "the held-out text has no prediction to measure: expected a document of at least "
-                "two tokens. Build the corpus again with longer held-out documents."
-            )
-        shares, sums = torch.cat(self._shares), self._sums
-        count = len(shares)
-        mean = (self._mean / count).to(self._output.weight.device, torch.float32)
-        # The mean state gives every position the same log-probabilities: counts of targets suffice.
-        log_probabilities = self._output.logits(mean[None])[0].log_softmax(-1).double().cpu()
-        variance = sums["squared_z"] - (self._mean.square().sum() / count).item()
-        used = self._usage > 0
-        shares_of_use = self._usage[used] / self._usage.sum()
-        return HeadQuality(
-            tokens=count,
-            **{name: sums[name] / count for name in ("ce", "prototype_only_ce", "agreement")},
-            explained_share=shares.median().item(),
-            fvu=sums["residual"] / max(variance, 1e-30),
-            in_use=used.double().mean().item(),
-            usage_perplexity=torch.exp(torch.special.entr(shares_of_use).sum()).item(),
-            mean_state_ce=-(self._targets @ log_probabilities).item() / count,
+        usage += torch.bincount(used, minlength=len(usage)).cpu()
+        explained.append(output.parts(head.prototypes, z, routing, top).explained_share.cpu())
+    if not explained:
+        raise InputError(
+            "the held-out text has no prediction to measure: expected a document of at least "
+            "two tokens. Build the corpus again with longer held-out documents."
         )
+    shares = torch.cat(explained)
+    count = len(shares)
+    # The mean state gives every position the same log-probabilities: counts of targets suffice.
+    mean = (total / count).to(output.weight.device, torch.float32)
+    log_probabilities = output.logits(mean[None])[0].log_softmax(-1).double().cpu()
+    variance = sums["squared_z"] - (total.square().sum() / count).item()
+    shares_of_use = usage[usage > 0] / usage.sum()
+    return HeadQuality(
+        tokens=count,
+        **{name: sums[name] / count for name in ("ce", "prototype_only_ce", "agreement")},
+        explained_share=shares.median().item(),
+        fvu=sums["residual"] / max(variance, 1e-30),
+        in_use=(usage > 0).double().mean().item(),
+        usage_perplexity=torch.exp(torch.special.entr(shares_of_use).sum()).item(),
+        mean_state_ce=-(counts @ log_probabilities).item() / count,
+    )
 
 
-@torch.no_grad()
 def measure_quality(
-    model: nn.Module,
-    head: PrototypeHead,
-    logit_map: LogitMap,
-    batches: Iterable[WindowBatch],
+    model: nn.Module, head: PrototypeHead, logit_map: LogitMap, batches: Iterable[WindowBatch]
 ) -> HeadQuality:
     """Measure a head on the predictions that window batches own; one forward pass each."""
     output = OutputLayer.from_model(model, logit_map)
-    sums, device = QualitySums(output, head), output.weight.device
-    with evaluating(model):
+
+    def passes() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for batch in batches:
-            ids, attended, scored = batch.scored_on(device)
+            ids, attended, scored = batch.scored_on(output.weight.device)
             if not scored.any():
                 continue
             with capture(model) as seen:
                 model(input_ids=ids, attention_mask=attended, use_cache=False)
             assert seen.embedded is not None
             logits = logit_map(seen.embedded[:, :-1][scored].float())
-            sums.add(seen.z[:, :-1][scored].float(), logits, ids[:, 1:][scored])
-    return sums.result()
+            yield seen.z[:, :-1][scored].float(), logits, ids[:, 1:][scored]
+
+    with evaluating(model):
+        return quality_of(output, head, passes())

@@ -52,4 +52,4 @@ def html_table(rows: Any) -> str | None:
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: Path | str) -> None:
     """Write rows as Parquet."""
-    write_table(path, pa.Table.from_pylist([dict(row) for row in rows]))
+    write_table(path, pa.Table.from_pylist(list(rows)))

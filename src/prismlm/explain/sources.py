@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from prismlm.errors import InputError, suggest
-from prismlm.explain.audit import OPENING
-from prismlm.explain.texts import read_texts
+from prismlm.explain.audit import OPENING, read_texts
 from prismlm.lens.lens import Lens
 
 if TYPE_CHECKING:

@@ -193,8 +193,7 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= MIN_PERCENT else "less than 1%"
 
 
-@dataclass(frozen=True)
-class VerbatimSpan:
+class VerbatimSpan(NamedTuple):
     """A span of a text that occurs in the corpus, and lies in no longer one that does."""
 
     start: int  # its first token, counted from 0 in the text
@@ -204,25 +203,21 @@ class VerbatimSpan:
     # The first places it begins at, ascending global token offsets of the corpus.
     positions: tuple[int, ...]
 
-    @property
-    def end(self) -> int:
-        """The token after its last one."""
-        return self.start + self.length
-
 
 @dataclass(frozen=True)
 class Quote:
-    """The text of a verbatim span, with doc_id, title, source, license and position of places."""
+    """The text of a verbatim span, and doc_id, title, source, license and position of places."""
 
     text: str
-    span: VerbatimSpan
+    start: int  # these as of VerbatimSpan
+    length: int
+    count: int
+    rarity: float
     places: tuple[dict[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        span = asdict(self.span)
-        del span["positions"]
-        return {"text": self.text, **span, "places": list(self.places)}
+        return asdict(self)
 
 
 def quotes(
@@ -232,7 +227,7 @@ def quotes(
     assert lens.suffixes is not None
     distinct: dict[str, VerbatimSpan] = {}
     for span in verbatim_spans(ids, lens.suffixes, start):
-        distinct.setdefault("".join(tokens[span.start : span.end]), span)
+        distinct.setdefault("".join(tokens[span.start : span.start + span.length]), span)
 
     def place(position: int) -> dict[str, Any]:
         facts = lens.cells.facts(int(lens.cells.document_of(np.array([position]))[0]))
@@ -240,7 +235,7 @@ def quotes(
         return {name: facts[name] for name in names} | {"position": position}
 
     return [
-        Quote(text, span, tuple(map(place, span.positions)))
+        Quote(text, *span[:4], tuple(map(place, span.positions)))
         for text, span in list(distinct.items())[:limit]
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -99,19 +99,18 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``; chains only if there are any."""
-        value = self._figures() | {"prototypes": [use._asdict() for use in self.prototypes]}
+        value = {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
+        value["prototypes"] = [use._asdict() for use in self.prototypes]
         if self.chains is not None:
-            value["chains"] = [chain.to_dict() for chain in self.chains]
+            value["chains"] = [asdict(chain) for chain in self.chains]
         return value
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a table row for each prototype in use, the step's own figures repeated."""
-        figures = {name: value for name, value in self._figures().items() if name != "prototypes"}
+        figures = {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
+        del figures["prototypes"]
         for use in self.prototypes:
             yield figures | {f"prototype_{k}": v for k, v in use._asdict().items()}
-
-    def _figures(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:

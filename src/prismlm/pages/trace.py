@@ -243,7 +243,7 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
         data["against"] = [pool.shared(passage) for passage in trace.against(against)]
     if trace.lens.suffixes is not None:
         data["verbatim"] = [
-            {"text": q.text, "length": q.span.length, "count": q.span.count, "place": q.places[0]}
+            {"text": q.text, "length": q.length, "count": q.count, "place": q.places[0]}
             for q in trace.verbatim(QUOTES)
         ]
     return data

@@ -1,0 +1,130 @@
+"""Audits and explanations in parts against those of the same texts in one process."""
+
+import json
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+
+from prismlm.corpus import Columns
+from prismlm.errors import InputError
+from prismlm.explain.audit import Audit
+from prismlm.explain.parts import AuditJob, TraceJob, audit_in_parts, explain_in_parts
+from prismlm.explain.trace import write_parquet
+
+TEXT = "the court ruled that a patient was given once upon time little girl in woods"
+WORDS = TEXT.split()
+PROMPTS = ["the court ruled that", "a", "a patient was given", "once upon a time", "little girl in"]
+ENGINES = pytest.mark.parametrize("engine", ["local", "ray", "datatrove"])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rows = [" ".join(WORDS[i % 7 : 8 + i % 8]) for i in range(150)] + ["", "a"]
+    path.write_text(
+        "".join(json.dumps({"text": text, "id": str(i)}) + "\n" for i, text in enumerate(rows))
+    )
+    return path
+
+
+@pytest.fixture
+def audited(lm, texts, tmp_path):
+    columns = Columns(id="id")
+    return AuditJob(lm.path, tmp_path / "a.parquet", files=(texts,), columns=columns, window=16)
+
+
+@pytest.fixture
+def explained(lm, tmp_path):
+    prompts = tuple((prompt, 2 * (number % 2)) for number, prompt in enumerate(PROMPTS))
+    return TraceJob(lm.path, tmp_path / "e.parquet", texts=prompts)
+
+
+@pytest.fixture(scope="module")
+def straight(lm, texts):
+    audit = Audit(lm, window=16)
+    reader = AuditJob(lm.path, texts, files=(texts,), columns=Columns(id="id")).reader()
+    return audit, list(audit.read(reader)), dict(reader.left_out)
+
+
+def close(value, expected):
+    """Compare JSON; batches of other texts round differently."""
+    if isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(
+            close(value[k], expected[k]) for k in expected
+        )
+    if isinstance(expected, (list, tuple)):
+        return len(value) == len(expected) and all(map(close, value, expected))
+    if isinstance(expected, float):
+        return value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    return value == expected
+
+
+def check_audit(job, straight, count, **how):
+    found, left_out = audit_in_parts(job, count, **how)
+    audit, rows, expected_left_out = straight
+    assert left_out == expected_left_out == {"no text": 1}
+    written = pq.read_table(job.out).to_pylist()
+    assert [row["text_id"] for row in written] == [row["text_id"] for row in rows]
+    assert close(written, rows)
+    summary, expected = found.to_dict(), audit.to_dict()
+    lists = ("least_supported", "least_attributed", "most_matching")
+    for name in lists:  # of equal texts, others may be listed
+        for side in (summary, expected):
+            side[name] = [row.get("share", row.get("score")) for row in side[name]]
+    assert close(summary, expected)
+    assert list(job.out.parent.iterdir()) == [job.out]
+
+
+def check_traces(lm, job, count, **how):
+    explain_in_parts(job, count, **how)
+    one = job.out.with_name("one.parquet")
+    write_parquet([lm.explain(text, generate=tokens) for text, tokens in job.texts], one)
+    assert rows_of(job.out) == rows_of(one)
+    assert sorted(job.out.parent.iterdir()) == [job.out, one]
+
+
+def rows_of(path):
+    rows = pq.read_table(path).to_pylist()
+    return [{k: v for k, v in row.items() if v is not None} for row in rows]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_parts_have_the_sums_and_rows_of_one(lm, audited, explained, straight, count):
+    check_audit(audited, straight, count)
+    check_traces(lm, explained, count)
+
+
+@pytest.mark.slow
+@ENGINES
+def test_workers(lm, audited, explained, straight, engine):
+    if engine != "local":
+        pytest.importorskip(engine)
+    check_audit(audited, straight, 3, engine=engine, workers=2)
+    check_traces(lm, explained, 3, engine=engine, workers=2)
+
+
+@pytest.mark.parametrize("kind", [AuditJob, TraceJob])
+def test_finished_parts_are_kept_and_those_of_other_inputs_refused(
+    audited, explained, monkeypatch, kind
+):
+    job, run = (audited, audit_in_parts) if kind is AuditJob else (explained, explain_in_parts)
+    made, make = [], kind.make
+
+    def interrupted(self, directory, rank, count):
+        made.append(rank)
+        if len(made) in (2, 4):
+            raise KeyboardInterrupt
+        make(self, directory, rank, count)
+
+    monkeypatch.setattr(kind, "make", interrupted)
+    other = {"window": 8} if kind is AuditJob else {"texts": job.texts[:3]}
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(job, **other), 2)
+    with pytest.raises(InputError, match=f"{next(iter(other))}.*--overwrite"):
+        run(job, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, 2, overwrite=True)
+    run(job, 2)
+    assert made == [0, 1, 0, 1, 1]
+    assert list(job.out.parent.iterdir()) == [job.out]
