@@ -133,7 +133,7 @@ class Search:
         return replace(
             attribution,
             places=added_up(carriers.place, carriers.weight, carriers.cosine),
-            rest=float((carriers.unplaced + carriers.beside).sum()),
+            rest=float(carriers.rest.sum()),
         )
 
     def rank(self, order: str, trace: prismlm.Trace, query: str, document: str) -> int:

@@ -7,7 +7,7 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 from typer.testing import CliRunner
 
 import prismlm
@@ -60,13 +60,18 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
+def leave(server):
+    """End a server, and the connections to it that this process keeps."""
+    server.shutdown()
+    server.server_close()
+    close_session()
+
+
 def push(*arguments):
     return CliRunner().invoke(app, ["push", *map(str, arguments)])
 
 
-def test_what_is_pushed_explains_the_same_elsewhere_without_its_corpus(
-    moved, server, tmp_path, monkeypatch
-):
+def test_what_is_pushed_explains_the_same_elsewhere_without_its_corpus(moved, server, tmp_path):
     trace = prismlm.load(moved).explain(TEXT, generate=3)
     pushed = push(moved, NAME, "--private")
     assert pushed.exit_code == 0, pushed.output
@@ -82,8 +87,7 @@ def test_what_is_pushed_explains_the_same_elsewhere_without_its_corpus(
     assert named == {"peft_type": "LORA", "base_model_name_or_path": "base"}
     assert b"library_name: prismlm" in files["README.md"]
     fetched = [prismlm.load(NAME), prismlm.load(NAME, revision=sha(1))]
-    server.shutdown()
-    server.server_close()
+    leave(server)
     # Without the server, what was fetched is in the cache.
     fetched.append(prismlm.load(NAME))
     before = json.loads(json.dumps(trace.to_dict()))
@@ -152,7 +156,6 @@ def test_what_is_neither_here_nor_on_the_hub(moved, server):
     server.repositories[NAME] = [{"config.json": b"{}"}]
     with pytest.raises(InputError, match="acme/tiny at no-such-tag is neither"):
         prismlm.load(NAME, revision="no-such-tag")
-    server.shutdown()
-    server.server_close()
+    leave(server)
     with pytest.raises(InputError, match="was not uploaded"):
         lm.push_to_hub(NAME)

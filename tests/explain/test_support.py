@@ -6,13 +6,12 @@ import pytest
 from prismlm.explain.support import MIN_WEIGHT, Coverage, token_information
 from tests.helpers.token_corpus import excerpt
 
-NEAREST = np.array([0.95, 0.95, -1.0, 0.6])
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
 
 
 def level_of(*carried):
     pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
-    return Coverage(TOKENS, TELLING, NEAREST, pairs).support()
+    return Coverage(TOKENS, TELLING, pairs).support()
 
 
 def test_levels_by_hand():
@@ -31,7 +30,7 @@ def test_levels_by_hand():
 def test_an_answer_of_common_words_is_neither_strong_nor_none():
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
         carried = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        assert Coverage(TOKENS, TELLING / 100, NEAREST, carried).support().level == "weak"
+        assert Coverage(TOKENS, TELLING / 100, carried).support().level == "weak"
 
 
 def test_text_of_the_corpus_is_nearer_than_noise(lm):

@@ -47,7 +47,6 @@ from prismlm.lens.cells import (
     Where,
     group_members,
     largest,
-    nearest_of,
     neighbours,
     normalised,
 )
@@ -95,8 +94,7 @@ class Carriers(NamedTuple):
     weight: np.ndarray  # its part of the prediction's evidence, float64 [u]
     tokens: np.ndarray  # the predicted tokens, int64 [T]
     rest: np.ndarray  # evidence that no position carries, float64 [T]
-    # The largest cosine, −1 if there is none, NaN for a state of zero, float32 [T].
-    nearest: np.ndarray
+    zero: np.ndarray  # whether the prediction's state is zero, so that nothing is near, bool [T]
 
     def select(self, rows: Sequence[int]) -> Carriers:
         """Return the carriers of some predictions, renumbered."""
@@ -200,8 +198,8 @@ def spread(
         np.bincount(uses.prediction[chosen], uses.weight[chosen], minlength=count)
         for chosen in (shared, ~shared)
     )
-    nearest = nearest_of(nearby.cosine, prediction, count)
-    nearest[~predictions.states.any(dim=1).numpy()] = np.nan
+    residual, bias = predictions.parts.residual_evidence, predictions.parts.bias_evidence
+    other = residual.double().clamp_min(0) + bias.double().clamp_min(0)
     positive = part > 0
     prediction = prediction[positive]
     return Carriers(
@@ -210,8 +208,8 @@ def spread(
         nearby.cosine[positive],
         part[positive] * evidence[prediction],
         targets,
-        uncovered + predictions.other_evidence,
-        nearest,
+        uncovered + other.numpy(),
+        ~predictions.states.any(dim=1).numpy(),
     )
 
 
@@ -247,7 +245,7 @@ def _contexts(predictions: Predictions, lens: Lens) -> Carriers:
         (uses.weight / np.maximum(counts, 1))[use],
         predictions.targets.numpy(),
         np.bincount(uses.prediction[empty], uses.weight[empty], minlength=count),
-        np.full(count, np.nan, dtype=np.float32),
+        np.zeros(count, dtype=bool),
     )
 
 
@@ -392,7 +390,7 @@ class Attribution:
     lens: Lens
     places: Places
     rest: float  # the amount that no position carries
-    coverage: Coverage | None = None  # None for a sum over many texts
+    coverage: Coverage | None = None  # None for a sum over many texts, and with a state of zero
     method: Method = "evidence"
 
     @property
@@ -406,8 +404,7 @@ class Attribution:
         scale, coverage = self.lens.support, self.coverage
         if coverage is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
-        known = len(coverage.tokens) and np.isfinite(coverage.nearest).all()
-        return coverage.support() if known else None
+        return coverage.support() if len(coverage.tokens) else None
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document."""
@@ -515,14 +512,14 @@ def added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places
 
 def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> Attribution:
     """Return the sum over predictions of the positions that carry them."""
-    prediction, place, cosine, value, tokens, rest, nearest = carriers
+    prediction, place, cosine, value, tokens, rest, zero = carriers
     coverage, information = None, np.ones(len(tokens))
     if method == "evidence":
         information = token_information(lens.cells.token_rates[tokens], len(lens.cells))
         near = cosine >= (1 if lens.support is None else lens.support.median)
         documents = lens.cells.document_of(place[near])
         pairs = np.stack([prediction[near], documents], axis=1)
-        coverage = Coverage(tokens, information, nearest, pairs)
+        coverage = None if zero.any() else Coverage(tokens, information, pairs)
     places = added_up(place, value * information[prediction], cosine)
     return Attribution(lens, places, float(rest @ information), coverage, method)
 
@@ -531,7 +528,7 @@ def joined(parts: Sequence[Attribution]) -> Attribution:
     """Return the attribution of successive predictions from parts, of one lens."""
     columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
     coverages = [part.coverage for part in parts if part.coverage is not None]
-    coverage = Coverage.joined(coverages) if coverages else None
+    coverage = Coverage.joined(coverages) if len(coverages) == len(parts) else None
     rest = sum(part.rest for part in parts)
     return Attribution(parts[0].lens, added_up(*columns), rest, coverage)
 

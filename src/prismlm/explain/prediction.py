@@ -179,12 +179,6 @@ class Predictions:
         """The evidence of each prototype for the target, [T, k]."""
         return self.parts.evidence
 
-    @property
-    def other_evidence(self) -> np.ndarray:
-        """Positive evidence of residual and bias, which no training text carries: float64 [T]."""
-        residual, bias = self.parts.residual_evidence.double(), self.parts.bias_evidence.double()
-        return (residual.clamp_min(0) + bias.clamp_min(0)).numpy()
-
     def uses(self, method: Literal["evidence", "source"] = "evidence") -> Uses:
         """Return the uses of prototypes with positive evidence, or activation."""
         weights = self.evidence if method == "evidence" else self.routing.activations

@@ -100,7 +100,6 @@ class Coverage(NamedTuple):
 
     tokens: np.ndarray  # the predicted tokens, int64 [T]
     weights: np.ndarray  # w of each, float64 [T]
-    nearest: np.ndarray  # the nearest cosine of each, float32 [T]
     carried: np.ndarray  # (prediction, document) pairs, int64 [m, 2]
 
     @classmethod
