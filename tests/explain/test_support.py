@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prismlm.explain.support import MIN_WEIGHT, Coverage, token_information
+from prismlm.explain.attribution import MIN_WEIGHT, Coverage, token_information
 from tests.helpers.token_corpus import excerpt
 
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])

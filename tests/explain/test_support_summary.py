@@ -6,7 +6,7 @@ import torch
 
 import prismlm
 from prismlm.explain.attribution import Passage, Share, Sources
-from prismlm.explain.support import summarise
+from prismlm.explain.trace import summarise
 from prismlm.lens.cells import UNKNOWN
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 

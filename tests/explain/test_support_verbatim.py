@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.explain.support import VerbatimSpan, verbatim_spans
+from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
 from prismlm.lens.suffixes import Suffixes
 from tests.helpers.token_corpus import TokenCorpus
 from tests.helpers.written_suffixes import write_suffixes

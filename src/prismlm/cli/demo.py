@@ -55,7 +55,7 @@ def demo(
 
 
 def _print_summary(result: DemoResult) -> None:
-    from prismlm.explain.support import percent
+    from prismlm.explain.trace import percent
     from prismlm.models.sidecar import load_sidecar
     from prismlm.pages.trace import CAVEAT
 
@@ -86,7 +86,8 @@ def _print_summary(result: DemoResult) -> None:
 
 def _print_answer(prompt: str, trace: Trace) -> None:
     from prismlm.cli.trace import print_passage
-    from prismlm.explain.support import percent, sentence
+    from prismlm.explain.attribution import sentence
+    from prismlm.explain.trace import percent
 
     output.say(f"\n{prompt}", style="dim")
     output.say(trace.answer.strip(), style="bold")

@@ -26,8 +26,8 @@ from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError
 from prismlm.explain.attribution import Method, Passage, Sources, worth_showing
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.support import MIN_PERCENT, Quote
-from prismlm.explain.trace import Step, Trace
+from prismlm.explain.trace import MIN_PERCENT, Step, Trace
+from prismlm.explain.verbatim import Quote
 from prismlm.lens.cells import UNKNOWN, Where
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens

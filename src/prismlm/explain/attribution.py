@@ -13,10 +13,12 @@ prediction is to the last of its own k, or, with fitted weights, nine tenths as 
 prediction is. The evidence of the other prototypes, of the residual and of the bias is
 unattributed. docs/concepts.md derives this from the representer theorem (Yeh et al. 2018).
 
-With a_n the evidence on position n and w_t the information of a token (:mod:`prismlm.explain.
-support`), shares of documents, sources, domains and licences s are
+A prediction of the token y counts by the information of y, with p(y) the share of positions after
+which y came next, so that names count, and "the" hardly does. With a_n the evidence on position n,
+shares of documents, sources, domains and licences s are
 
-    share(s) = Σ_n∈s a_n / Σ_t w_t (Σ_i e⁺_ti + e⁺_residual + e⁺_bias)
+    w_t = ε + max(0, −ln p(y_t) − c)²
+    share(s) = Σ_n∈s w_t a_n / Σ_t w_t (Σ_i e⁺_ti + e⁺_residual + e⁺_bias)
 
 The method ``source`` is PRISM's A_t instead: with μ uniform over the stored contexts S_i,
 
@@ -39,7 +41,6 @@ from torch.nn import functional
 from prismlm.errors import check_choice
 from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import frame, html_table
-from prismlm.explain.support import Coverage, Support, token_information
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import (
     Cells,
@@ -82,6 +83,20 @@ MARKED_WEIGHT_RATIO = 0.1
 # Of documents with at least this share of an answer, most are about its subject; of those with
 # less, few (docs/results/asked.md).
 WORTH_SHOWING = 0.03
+
+# c in nats, and ε. This c and the square ranked the document that holds an answer first most often,
+# on questions to a model that half knew its texts (docs/results/asked.md).
+COMMON, MIN_WEIGHT = 5.0, 0.01
+# docs/results/asked.md has the error rates, on questions that these bounds were not chosen on.
+STRONG, NONE = 0.8, 0.25
+MIN_INFORMATION = 1.0
+Level = Literal["strong", "weak", "none"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+WORDS: dict[Level, str] = {
+    "strong": "one document of this corpus holds nearly all that the answer tells",
+    "weak": "this corpus holds only parts of what the answer tells",
+    "none": "nothing in this corpus is about the answer",
+}
 
 
 class Carriers(NamedTuple):
@@ -372,6 +387,95 @@ class Places(NamedTuple):
     place: np.ndarray  # global positions of hidden states, int64 [n]
     value: np.ndarray  # amounts, float64 [n]
     cosine: np.ndarray  # the largest to a prediction's state, float32 [n]
+
+
+@dataclass(frozen=True)
+class Support:
+    """The support of an answer."""
+
+    level: Level  # strong from 0.8 on, none below 0.25
+    score: float  # s, the largest part of the answer's information that one document carries
+
+    @property
+    def sentence(self) -> str:
+        """The level as a sentence."""
+        return sentence(self.level)
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """The level, as a count of one, and the score: to be summed over texts."""
+        return {self.level: 1, "score": self.score}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part of ``prismlm explain --json``."""
+        return asdict(self)
+
+
+def sentence(level: Level) -> str:
+    """Return a level as a sentence."""
+    return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
+
+
+class Coverage(NamedTuple):
+    """Which documents carry which of T predictions, and with that the support of an answer.
+
+    A document carries a prediction if one of its positions came before the same token, in a state
+    at least as near as the nearest of half the predictions of unseen text (:mod:`prismlm.lens.
+    support`). Each distinct token y of the answer counts once, and support is the largest part of
+    the answer's information that one document carries:
+
+        s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
+
+    Many documents that share a word each are not about the answer; one document that has its names
+    and terms together is. An answer of common words alone, with Σ_y w(y) < 1, has nothing that a
+    document could hold, and is weak.
+    """
+
+    tokens: np.ndarray  # the predicted tokens, int64 [T]
+    weights: np.ndarray  # w of each, float64 [T]
+    carried: np.ndarray  # (prediction, document) pairs, int64 [m, 2]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Coverage]) -> Coverage:
+        """Return the coverage of successive predictions."""
+        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        shifted = [
+            part._replace(carried=part.carried + np.array([first, 0]))
+            for part, first in zip(parts, firsts, strict=False)
+        ]
+        return cls(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
+
+    def by_document(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return documents, int [m], the part of Σ_y w(y) that each carries, and Σ_y w(y)."""
+        distinct, number = np.unique(self.tokens, return_inverse=True)
+        weight = np.zeros(len(distinct))
+        weight[number] = self.weights
+        prediction, document = self.carried.T
+        pairs = np.unique(document * len(distinct) + number[prediction])
+        documents, owner = np.unique(pairs // len(distinct), return_inverse=True)
+        sums = np.bincount(owner, weight[pairs % len(distinct)], minlength=len(documents))
+        return documents, sums / weight.sum(), float(weight.sum())
+
+    def support(self) -> Support:
+        """Return the support of the predictions."""
+        _, shares, information = self.by_document()
+        score = float(shares.max(initial=0))
+        if information < MIN_INFORMATION or NONE <= score < STRONG:
+            return Support("weak", score)
+        return Support("strong" if score >= STRONG else "none", score)
+
+
+def token_information(rates: np.ndarray, positions: int) -> np.ndarray:
+    """Return w of tokens with these rates; one that never comes next counts as half a position."""
+    nats = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - COMMON)
+    return MIN_WEIGHT + nats**2
+
+
+def support_counts(sums: Mapping[str, float]) -> dict[str, Any] | None:
+    """Return how many texts have each level, and their mean score, from summed ``Support.sums``."""
+    levels = {level: int(sums[level]) for level in LEVELS}
+    texts = sum(levels.values())
+    return {"levels": levels, "score": sums["score"] / texts} if texts else None
 
 
 class Groups(NamedTuple):

@@ -32,12 +32,13 @@ from prismlm.explain.attribution import (
     Attribution,
     AttributionSum,
     ContextPrior,
+    Support,
     attribute,
     joined,
     spread,
+    support_counts,
 )
 from prismlm.explain.prediction import misfit, split_states
-from prismlm.explain.support import Support, support_counts
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS

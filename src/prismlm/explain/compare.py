@@ -14,9 +14,8 @@ from torch import Tensor
 
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError
-from prismlm.explain.attribution import AttributionSum, Sources
+from prismlm.explain.attribution import AttributionSum, Sources, support_counts
 from prismlm.explain.audit import read_texts, window_of
-from prismlm.explain.support import support_counts
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.models.sidecar import weight_of
 

@@ -187,6 +187,7 @@ def audit_in_parts(
         columns=asdict(job.columns),
         skip_bad_rows=job.skip_bad_rows,
         texts=[fingerprints.of_file(file.path) for file in reader.files],
+        count=job.texts,
     )
     parts = job.finish(count, overwrite=overwrite, **how)
     for part in parts:

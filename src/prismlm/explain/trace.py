@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,20 +18,24 @@ from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.errors import InputError, check_whole
 from prismlm.explain.against import opposing_passages
 from prismlm.explain.attribution import (
+    MIN_INFORMATION,
+    STRONG,
     Attribution,
     Carriers,
     Method,
     Passage,
+    Share,
     Sources,
+    Support,
     attribute,
     carriers_of,
 )
 from prismlm.explain.chain import DirectPath, PrototypeChain, chains
 from prismlm.explain.prediction import Predictions, fed_back
 from prismlm.explain.rows import Rows, frame, write_rows
-from prismlm.explain.support import MIN_INFORMATION, STRONG, Quote, Support, quotes, summarise
+from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
-from prismlm.lens.cells import Where
+from prismlm.lens.cells import UNKNOWN, Where
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.text import sentences
@@ -42,6 +47,15 @@ if TYPE_CHECKING:
 SHOWN = 10
 AGAINST_SHOWN = 5
 PROTOTYPES_CHAINED = 3
+# A summary says "mostly" of a domain with more than half of the attributed evidence. How often such
+# a domain is the text's own is in docs/results/domains.md.
+HALF = 0.5
+# With less of the evidence attributed, the summary names no source.
+MIN_ATTRIBUTED = 0.05
+# A domain with a smaller lift is as frequent as usual.
+MIN_LIFT = 1.25
+# A smaller share is "less than 1%".
+MIN_PERCENT = 0.005
 TargetFrom = Literal["text", "generated", "argmax"]
 
 
@@ -490,3 +504,50 @@ def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
         ),
         path,
     )
+
+
+def summarise(
+    subject: str, shares: Sources, document: Passage | None, support: Support | None, documents: int
+) -> str:
+    """Return what some predictions draw on, in at most two sentences with one figure each.
+
+    The domain named has the largest p log(p / q), with its part p of what is attributed and its
+    share q of the corpus: a large part of a large domain has little information. Figures are shares
+    of all evidence, as in tables. ``subject`` is such as "the answer", ``shares`` are by domain, or
+    by source if all documents have one domain, and ``document`` has the largest share.
+    """
+    if support is not None and support.level == "none":
+        return support.sentence
+    attributed = 1 - shares.unattributed
+    if not shares.items or attributed < MIN_ATTRIBUTED:
+        return f"Almost none of the evidence for {subject} could be traced to this corpus."
+    traced = f"{percent(attributed)} of the evidence for {subject} was traced to"
+    if documents == 1:
+        return f"{traced} the only document of this corpus."
+
+    def information(share: Share) -> float:
+        p = share.share / attributed
+        return p * math.log(p / share.base_rate) if share.base_rate else p
+
+    leading = max(shares.items, key=information)
+    if leading.base_rate is not None and leading.base_rate > 1 - 1e-9:
+        text = f"{traced} this corpus."
+    elif leading.lift and leading.lift < attributed * MIN_LIFT:
+        text = f"{subject} draws on no {shares.by} much more than the corpus holds of it."
+    else:
+        known = f"the {shares.by} “{leading.key}”"
+        name = known if leading.key != UNKNOWN else f"text of unknown {shares.by}"
+        degree = "mostly" if leading.share > HALF * attributed else "more than usual"
+        first = leading is shares.items[0]
+        text = f"{subject} draws {degree if first else 'more than usual'} on {name}: "
+        text += f"{percent(leading.share)} of its evidence."
+    if document is not None:
+        title = " ".join((document.title or document.doc_id).split())
+        share = percent(document.share)
+        text += f" The document that contributes most is “{title}”, with {share}."
+    return text[0].upper() + text[1:]
+
+
+def percent(share: float) -> str:
+    """Return a share in whole per cent, for a sentence."""
+    return f"{share:.0%}" if share >= MIN_PERCENT else "less than 1%"

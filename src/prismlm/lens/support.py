@@ -4,13 +4,14 @@ The nearest position of a prediction of y at a state z is the one with the large
 among those in the active cells whose next token is y. The scale has the nearest cosines of excerpts
 of the corpus's other split, each read by itself; if that is too small, of its own documents, each
 leaving itself out. At the median or above, a document is near enough to carry a prediction;
-:mod:`prismlm.explain.support` uses this.
+:mod:`prismlm.explain.attribution` uses this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +43,7 @@ class SupportScale:
     nearest: list[float]  # percentiles 0 to 100 over predictions
     predictions: int
 
-    @property
+    @cached_property
     def median(self) -> float:
         """The nearest cosine of the median prediction."""
         return self.nearest[len(self.nearest) // 2]
