@@ -33,8 +33,7 @@ from prismlm.lens.cells import STRETCH, Where, compared, largest
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.probe import PROBE_FILE, Probe
-from prismlm.lens.states import probabilities
-from prismlm.models.seam import capture
+from prismlm.lens.states import probabilities, states_of
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -165,12 +164,10 @@ def probabilities_at(
         width = int(length[members[0]])
         batch, members = np.split(members, [max(1, TOKENS_PER_BATCH // width)])
         inputs = batch_of(grid, corpus, batch, width, corpus.eos_token_id)
-        ids, attended, _ = inputs.scored_on(lm.model.device)
-        with capture(lm.model, logits=False) as seen:
-            lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
+        z = states_of(lm.model, inputs, inputs.owned)
         entries = np.flatnonzero(np.isin(window, batch))
         rows = np.argmax(batch == window[entries, None], axis=1)
-        states = seen.z[rows, place[entries] - grid.start[window[entries]]]
+        states = z[rows, place[entries] - grid.start[window[entries]]]
         targets = torch.from_numpy(tokens[entries]).to(states.device)
         result[entries] = probabilities(lm.model, states, targets).cpu().numpy()
     return result

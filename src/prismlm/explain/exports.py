@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +173,8 @@ def _rounded(values: Tensor) -> list[float]:
 
 
 def _write_batches(directory: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write the rows of each ``FEATURES_IN_A_FILE`` prototypes to one file."""
+    """Write the rows of each ``FEATURES_IN_A_FILE`` prototypes, which ascend, to one file."""
     directory.mkdir()
-    lines: dict[int, list[str]] = {}
-    for row in rows:
-        lines.setdefault(int(row["index"]) // FEATURES_IN_A_FILE, []).append(json_text(row))
-    for batch, rows_of_batch in lines.items():
-        text = "\n".join(rows_of_batch) + "\n"
+    for batch, group in groupby(rows, lambda row: int(row["index"]) // FEATURES_IN_A_FILE):
+        text = "".join(json_text(row) + "\n" for row in group)
         (directory / f"batch-{batch}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
