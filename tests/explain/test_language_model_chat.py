@@ -68,6 +68,12 @@ def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
         assert found.losses.mean() == pytest.approx(float(loss.loss), rel=1e-4)
 
 
+def test_windows_read_a_chat_longer_than_any_prompt(lm, before, monkeypatch):
+    monkeypatch.setattr("prismlm.lens.opened_model.MAX_CHARACTERS", 40)
+    (found,) = read_texts(lm, [Document("chat", ANSWERED, messages=CHAT)])
+    assert len(found.losses) == len(found.ids) - before
+
+
 def test_an_answer_of_no_token_has_no_attribution(lm, monkeypatch):
     """As of a template that writes nothing around an answer without words."""
     monkeypatch.setattr(type(lm), "answer_start", lambda _, text, ids: len(ids))

@@ -138,7 +138,8 @@ class OpenedModel:
         """Return how many of ``ids`` [T] precede the assistant's last message; 0 in a text."""
         if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
             return 0
-        before = self.tokens_of(text[:-1])
+        # The whole chat was read, perhaps in windows, so that its beginning has no limit.
+        before = encode_chat(self.tokenizer, text[:-1])
         # A template may write earlier messages differently if the last one is not answered yet.
         return len(before) if ids[: len(before)].tolist() == before else 0
 
