@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -34,7 +34,6 @@ from prismlm.run_state import RUN_FILE, writing
 ROWS_FILE = "rows.parquet"
 # Successive texts of an audit share batches.
 RUN_LENGTH = 16
-Job = TypeVar("Job", bound="_Job")
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,17 @@ class _Job:
         """Open the model."""
         return load(self.model, lens=self.lens, corpus=self.corpus, device=self.device)
 
-    def started(self: Job, lm: PrismLM, **run: Any) -> Job:
-        """Return the job with paths that hold anywhere, and with its ``run``."""
+    def make_all(
+        self, lm: PrismLM, run: dict[str, Any], count: int, *, overwrite: bool, **how: Any
+    ) -> list[Path]:
+        """Have the missing parts made, and return all; ``overwrite`` discards those of others."""
         run["lens"] = None if lm.lens is None else key_of(lm.lens.meta.files)
         # Another version, or device, may round differently.
         run |= {"prismlm": prismlm.__version__, "device": device_named(self.device)}
-        job = located(self, "model", "corpus")
-        return replace(job, out=self.out.absolute(), run=run)
-
-    def finish(self, count: int, *, overwrite: bool, **how: Any) -> list[Path]:
-        """Have the missing parts made, and return all; ``overwrite`` discards those of others."""
-        parts = Parts(self.out, count)
-        parts.check(self.run, overwrite=overwrite)
-        run_parts(self, count, gpus=device_named(self.device) == "cuda", **how)
+        job = replace(located(self, "model", "corpus"), out=self.out.absolute(), run=run)
+        parts = Parts(job.out, count)
+        parts.check(run, overwrite=overwrite)
+        run_parts(job, count, gpus=run["device"] == "cuda", **how)
         return [parts.part(number) for number in range(count)]
 
 
@@ -122,10 +119,13 @@ def explain_in_parts(job: TraceJob, count: int, *, overwrite: bool = False, **ho
     """
     # On the CPU, since the first worker needs the GPU.
     lm = replace(job, device="cpu").open()
-    settings = {"temperature": job.temperature, "seed": job.seed}
-    texts, model = fingerprints.of_json(job.texts), fingerprints.of_model(lm.model)
-    job = job.started(lm, model=model, texts=texts, **settings)
-    parts = job.finish(count, overwrite=overwrite, **how)
+    run = {
+        "model": fingerprints.of_model(lm.model),
+        "texts": fingerprints.of_json(job.texts),
+        "temperature": job.temperature,
+        "seed": job.seed,
+    }
+    parts = job.make_all(lm, run, count, overwrite=overwrite, **how)
     files = [part / ROWS_FILE for part in parts]
     # A column without a value has no type in the file of a part.
     schema = pa.unify_schemas([pq.read_schema(file) for file in files])
@@ -184,18 +184,17 @@ def audit_in_parts(
     reader = job.reader(audit.lm.tokenizer)
     # This reports a bad row before a worker starts.
     job = replace(job, texts=sum(1 for _ in reader))
-    job = job.started(
-        audit.lm,
-        prototypes=audit.lens.meta.prototypes,
-        corpus=audit.lens.meta.corpus,
-        window=audit.window,
-        where={column: list(values) for column, values in audit.where},
-        columns=asdict(job.columns),
-        skip_bad_rows=job.skip_bad_rows,
-        texts=[fingerprints.of_file(file.path) for file in reader.files],
-        count=job.texts,
-    )
-    parts = job.finish(count, overwrite=overwrite, **how)
+    run = {
+        "prototypes": audit.lens.meta.prototypes,
+        "corpus": audit.lens.meta.corpus,
+        "window": audit.window,
+        "where": {column: list(values) for column, values in audit.where},
+        "columns": asdict(job.columns),
+        "skip_bad_rows": job.skip_bad_rows,
+        "texts": [fingerprints.of_file(file.path) for file in reader.files],
+        "count": job.texts,
+    }
+    parts = job.make_all(audit.lm, run, count, overwrite=overwrite, **how)
     for part in parts:
         audit.add_saved(part)
     rows = ds.dataset([str(part / ROWS_FILE) for part in parts]).to_batches()
