@@ -23,7 +23,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import parallel, sharding
+from prismlm.training import parallel
 
 SHAPE = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
 SHAPE |= {"num_attention_heads": 32, "num_key_value_heads": 8}
@@ -86,7 +86,7 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
 
     config = build_config(SHAPE | {"num_hidden_layers": blocks}, VOCABULARY, 0)
     config.dtype = torch.bfloat16
-    shards = sharding.Sharding(init_device_mesh("cpu", (parallel.world_size(),)))
+    shards = parallel.Sharding(init_device_mesh("cpu", (parallel.world_size(),)))
     model = timed("build", lambda: shards.build(lambda: build_model(config)))
     timed("shard", lambda: shards.apply(model))
     weights = list(model.parameters())
@@ -94,16 +94,16 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
     for p in weights:
         moments = {name: torch.ones_like(p) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[p] = {"step": torch.tensor(1.0), **moments}
-    timed("save", lambda: sharding.save(directory / "shards", model, optimizer))
+    timed("save", lambda: parallel.save_shards(directory / "shards", model, optimizer))
     sums = [p.to_local().sum() for p in weights]
     optimizer.state.clear()
     for p in weights:
         p.detach().to_local().zero_()
-    timed("load", lambda: sharding.load_model(directory / "shards", model))
-    state = timed("load_moments", lambda: sharding.load_optimizer(directory / "shards", weights))
+    timed("load", lambda: parallel.load_shards(directory / "shards", model))
+    state = timed("load_moments", lambda: parallel.load_optimizer(directory / "shards", weights))
     assert [p.to_local().sum() for p in weights] == sums
     assert all(bool((one["exp_avg"].to_local() == 1).all()) for one in state.values())
-    timed("write_model", lambda: sharding.save_pretrained(model, directory / "model"))
+    timed("write_model", lambda: parallel.save_pretrained(model, directory / "model"))
     share = sum(p.to_local().numel() for p in weights)
     files = {name: list((directory / name).iterdir()) for name in ("shards", "model")}
     return {

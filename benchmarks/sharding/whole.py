@@ -30,7 +30,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import parallel, sharding
+from prismlm.training import parallel
 
 TILE = 2**20
 
@@ -79,11 +79,11 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
     parameters = sum(p.numel() for p in model.parameters())
     share = sum(p.to_local().nbytes for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters())
-    timed("save", lambda: sharding.save(directory, model, optimizer))
+    timed("save", lambda: parallel.save_shards(directory, model, optimizer))
     del model, optimizer
     gc.collect()
     other = timed("build_again", lambda: build(blocks))
-    timed("load", lambda: sharding.load_model(directory, other))
+    timed("load", lambda: parallel.load_shards(directory, other))
     assert digests(other) == written
     return {
         "parameters": parameters,

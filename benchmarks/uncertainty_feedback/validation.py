@@ -20,7 +20,7 @@ from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, wi
 from prismlm.models.uncertainty_feedback import codes_fed_back, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 from prismlm.statistics import bootstrap
-from prismlm.training.callbacks import PreviousBatch
+from prismlm.training.setup import PreviousBatch
 
 WINDOWS, SAMPLE = 384, 64
 SEED = 0

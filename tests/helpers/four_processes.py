@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from prismlm.errors import InputError, Interrupted
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, parallel, train
+from prismlm.training.parallel import Sharding
 from prismlm.training.setup import prepare
-from prismlm.training.sharding import Sharding
 from prismlm.training.trainer import latest_checkpoint
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.two_processes import fork

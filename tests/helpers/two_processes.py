@@ -24,8 +24,8 @@ from prismlm.corpus.store import Corpus
 from prismlm.errors import Interrupted
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import attach, build_recipe, parallel, train
-from prismlm.training.callbacks import ShuffledSignal
-from prismlm.training.sharding import Sharding, shard_frozen
+from prismlm.training.parallel import Sharding, shard_frozen
+from prismlm.training.setup import ShuffledSignal
 from prismlm.training.trainer import latest_checkpoint
 from prismlm.training.tuning import Tuning, with_adapters
 from tests.helpers.runs import InterruptAfter

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
-from prismlm.training.callbacks import ShuffledSignal
 from prismlm.training.parallel import blocks, recompute_activations
+from prismlm.training.setup import ShuffledSignal
 from tests.helpers import forked
 from tests.helpers.micro_batches import WEIGHTS, uneven_rows
 from tests.helpers.spread_runs import (

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,14 @@ from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.run_state import writing
 from prismlm.training import build_recipe, estimate, train
-from prismlm.training.callbacks import recipe_callbacks
 from prismlm.training.run import result_settings
 from prismlm.training.setup import describe_run
-from prismlm.training.trainer import latest_checkpoint, list_checkpoints, step_of
+from prismlm.training.trainer import (
+    PrismTrainer,
+    latest_checkpoint,
+    list_checkpoints,
+    step_of,
+)
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
 
@@ -232,13 +237,11 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
             if state.global_step == step:
                 kwargs["model"].get_parameter(weight).data.view(-1)[0] = value
 
-    def callbacks(prepared):
-        return [*recipe_callbacks(prepared), Poison()]
-
     recipe = build_recipe(settings)
     checkpoint = recipe.out / "checkpoints" / "checkpoint-10"
     with monkeypatch.context() as patched:
-        patched.setattr("prismlm.training.trainer.recipe_callbacks", callbacks)
+        poisoned = partial(PrismTrainer, callbacks=[Poison()])
+        patched.setattr("prismlm.training.run.PrismTrainer", poisoned)
         with pytest.raises(PrismError) as error:
             train(recipe)
     assert message in str(error.value)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import build_recipe, sharding, train
+from prismlm.training import build_recipe, parallel, train
 from prismlm.training.trainer import SHARDS, latest_checkpoint
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter
@@ -164,9 +164,9 @@ def test_a_failed_write_raises_its_cause(tmp_path, background):
     (tmp_path / "file").write_text("")
     shards = tmp_path / "file" / "shards"
 
-    @sharding.cause_raised()
+    @parallel.cause_raised()
     def save():
-        if future := sharding.save(shards, model, optimizer, background=background):
+        if future := parallel.save_shards(shards, model, optimizer, background=background):
             future.result()
 
     with pytest.raises(OSError, match="file"):
@@ -185,14 +185,14 @@ def test_a_damaged_shard_is_named(launched, tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_written_in_several_files(tmp_path, monkeypatch, tied):
-    monkeypatch.setattr(sharding, "FILE_BYTES", 8000)
+    monkeypatch.setattr(parallel, "FILE_BYTES", 8000)
     settings = FAMILIES["llama"] | {"tie_word_embeddings": tied}
     model = build_model(build_config(settings, 50, 0))
-    sharding.save_pretrained(model, tmp_path)
+    parallel.save_pretrained(model, tmp_path)
     files = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(files) > 2
     assert not (tmp_path / "model.safetensors").exists()
-    index = json.loads((tmp_path / sharding.INDEX_FILE).read_text())["weight_map"]
+    index = json.loads((tmp_path / parallel.INDEX_FILE).read_text())["weight_map"]
     assert {name for file in files for name in load_file(file)} == index.keys()
     assert ("lm_head.weight" in index) == (not tied)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -10,13 +10,13 @@ from transformers import Trainer
 from prismlm.errors import InputError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe, train
-from prismlm.training.callbacks import (
-    PreviousBatch,
+from prismlm.training.setup import PreviousBatch, prepare, set_training_signal
+from prismlm.training.trainer import (
+    PrismTrainer,
+    list_checkpoints,
     noise_weight_at,
-    set_training_signal,
+    training_arguments,
 )
-from prismlm.training.setup import prepare
-from prismlm.training.trainer import PrismTrainer, list_checkpoints, training_arguments
 
 # Losses of the first steps of the recipe below, seed 0, float32 on one core.
 GOLDEN = (7.6218, 7.6096, 7.6303, 7.4971, 7.3736, 7.2193,

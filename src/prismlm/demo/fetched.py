@@ -20,13 +20,7 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
-from prismlm.demo.prompts import (
-    DemoResult,
-    check_claim,
-    claim,
-    explain_prompts,
-    parts_there,
-)
+from prismlm.demo.prompts import DemoResult, check_claim, claim, explain_prompts, parts_there
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write
@@ -40,13 +34,9 @@ ADAPTER, LENS = "adapter", "lens"
 
 
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
-    """Build the demo's model, unless it is there; then explain the prompts.
+    """Build the demo's model in ``out``, unless it is there; then explain the prompts.
 
     Every part is complete or absent: an interrupted demo resumes with the first missing part.
-
-    Args:
-        out: where to build; a directory that the demo made, or a new or empty one.
-        progress: reports each step.
 
     Raises:
         Unreachable: the model could not be fetched; nothing was written.
@@ -118,11 +108,7 @@ def _unpack(directory: Path) -> None:
 
 
 def _put_lens(unpacked: Path, lens: Path, corpus_path: Path) -> None:
-    """Write the lens, with what the archive leaves out: its corpus.
-
-    Raises:
-        FormatError: the corpus does not have the tokens that the lens was built from.
-    """
+    """Write the lens, with its corpus, which must have the tokens that the lens was built from."""
     # Not read_meta: the archive's record lacks the path of the corpus, so its digest is stale.
     meta = read_json(unpacked / layout.META_FILE)
     for name in ("format_version", "prismlm", "digest"):

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 import prismlm
+from prismlm.corpus import sample_path
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
@@ -22,7 +23,7 @@ STATE_FILE = "demo.json"
 REPORT_FILE = "report.html"
 TEMPERATURE = 0.5
 
-# What a model goes on with, in so many tokens.
+# Tokens that the model generates.
 GENERATED = 12
 PROMPTS = {
     "biology": "The expression of these genes in cells",
@@ -39,8 +40,8 @@ PROMPTS = {
     "software": "This function returns a pointer to the",
 }
 
-# For models that answer, in more. By topic: six that a pair of the demo's texts answers, two that a
-# plain text does, two that nothing in the corpus is about.
+# Six that a pair of the demo's texts answers, two that a plain text does, and two that nothing in
+# the corpus is about.
 ANSWERED = 64
 QUESTIONS = {
     "varicose veins": "Why do people get varicose veins?",
@@ -59,31 +60,18 @@ ABSENT = ("bicycle tyre", "wine")
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Where everything is.
-
-    Attributes:
-        model: the model directory.
-        corpus: the corpus directory.
-        report: the page with every explanation.
-        answers: what the model wrote after each prompt, explained.
-        cached: whether all of it was there already.
-        chat: whether the prompts are questions.
-    """
+    """The directories of a demo, and its explanations."""
 
     model: Path
     corpus: Path
-    report: Path
-    answers: dict[str, prismlm.Trace]
-    cached: bool
-    chat: bool = False
+    report: Path  # the page with every explanation
+    answers: dict[str, prismlm.Trace]  # by prompt
+    cached: bool  # whether all of it was there already
+    chat: bool = False  # whether the prompts are questions
 
 
 def check_claim(out: Path, identity: dict[str, Any]) -> None:
-    """Check that a demo may be built in a directory.
-
-    Raises:
-        InputError: it holds something else, or a demo of another size or version.
-    """
+    """Refuse a directory that holds something else, or a demo of another size or version."""
     state = out / STATE_FILE
     if not state.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -96,14 +84,14 @@ def check_claim(out: Path, identity: dict[str, Any]) -> None:
 
 
 def claim(out: Path, identity: dict[str, Any]) -> None:
-    """Note whose directory this is, once :func:`check_claim` lets it pass."""
+    """Mark a directory as that of a demo."""
     check_claim(out, identity)
     if not (out / STATE_FILE).is_file():
         keep_json(out / STATE_FILE, identity)
 
 
 def parts_there(out: Path) -> dict[str, bool]:
-    """Say of corpus, model and lens whether each is there; what is there is whole."""
+    """Return which of corpus, model and lens are there, and complete."""
     model = out / "model"
     return {
         "corpus": (out / "corpus" / "corpus.json").is_file(),
@@ -114,8 +102,6 @@ def parts_there(out: Path) -> dict[str, bool]:
 
 def documents(path: Path, every: int) -> Path:
     """Return the bundled sample, or write one in ``every`` of its documents to ``path``."""
-    from prismlm.corpus import sample_path
-
     if every == 1:
         return sample_path()
     table = pq.read_table(sample_path())
@@ -127,10 +113,7 @@ def documents(path: Path, every: int) -> Path:
 def explain_prompts(
     out: Path, *, chat: bool = False, cached: bool, progress: Reporter
 ) -> DemoResult:
-    """Explain what the model writes after the prompt of each domain, and write the page.
-
-    With ``chat`` they are questions, put by the model's chat template.
-    """
+    """Explain what the model writes after each prompt (``chat``: question), and write the page."""
     prompts, generated = (QUESTIONS, ANSWERED) if chat else (PROMPTS, GENERATED)
     model, corpus, report = out / "model", out / "corpus", out / REPORT_FILE
     lm = prismlm.load(model)

@@ -1,7 +1,7 @@
 """The texts of the demo's model: question-answer pairs, and some of the bundled sample.
 
 ``benchmarks/corpus/demo_pairs.py`` (in the history, commit e3ded294) chose the pairs. Those whose
-``split`` is ``heldout`` were neither taught nor indexed.
+``split`` is ``heldout`` were neither trained on nor indexed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from prismlm.corpus import sample_path
 from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.lens.cells import Cells
 
 PAIRS = "pairs.parquet"
-# Of each domain of the sample, texts of at most so many characters, and so many in all.
+# Characters of a text of the sample at most, and of all texts of a domain.
 LONGEST, PER_DOMAIN = 6_000, 9_000
 # Pairs are of the same documents.
 LEFT_OUT = "medquad/"
@@ -32,13 +33,7 @@ def pairs_path() -> Path:
 
 
 def plain_texts(path: Path) -> Path:
-    """Write the texts of the sample that the model was taught to ``path``, and return it.
-
-    Raises:
-        PrismError: the disk is full.
-    """
-    from prismlm.corpus import sample_path
-
+    """Write the texts of the sample that the model was fine-tuned on to ``path``; return it."""
     table = pq.read_table(sample_path())
     rows = table.select(["id", "text", "domain", "source", "title"]).to_pylist()
     order = sorted(range(len(rows)), key=lambda i: hashlib.sha256(rows[i]["id"].encode()).digest())
@@ -58,6 +53,6 @@ def plain_texts(path: Path) -> Path:
 
 
 def holds_pairs(cells: Cells) -> bool:
-    """Say whether the documents of a lens hold the pairs that were taught."""
+    """Return whether the pairs are among the documents of a lens."""
     first = pq.read_table(pairs_path(), columns=["id"])["id"][0].as_py()
     return cells.document_number(first) >= 0

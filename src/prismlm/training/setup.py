@@ -1,4 +1,4 @@
-"""From a recipe to what a run needs: device, corpus, rows, decoder and head."""
+"""From a recipe to what a run needs: device, corpus, rows, decoder, head and control signals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from prismlm import __version__
 from prismlm.corpus.packing import PackedDataset, pack
@@ -24,14 +25,14 @@ from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
-from prismlm.models.uncertainty_feedback import attach_uncertainty
+from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
 from prismlm.models.watch import evaluating
+from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code, shuffle_codes
 from prismlm.training import parallel
 from prismlm.training.evaluation import MAX_PASSES, HeldOut, token_counts
 from prismlm.training.model import PrismForCausalLM, VocabularySample
-from prismlm.training.parallel import blocks, unsharded
+from prismlm.training.parallel import Sharding, blocks, unsharded
 from prismlm.training.recipe import EXEMPT, Exempt, Recipe
-from prismlm.training.sharding import Sharding
 
 # By model type: the modules of a block that add to the residual stream, and the last matrices of
 # its feed-forward network.
@@ -306,6 +307,74 @@ def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausal
     if settings.enabled:
         model.vocabulary = vocabulary_sample(recipe, corpus, vocabulary)
     return model
+
+
+class ShuffledSignal:
+    """A control: permutes the codes of a micro-batch over its positions in all processes.
+
+    The permutation depends on the seed, the step and the number of the micro-batch.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._step = self._calls = 0
+
+    def begin(self, step: int) -> None:
+        """Begin a step."""
+        self._step, self._calls = step, 0
+
+    def __call__(self, codes: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
+        """Return permuted codes for this process's rows; every process has to call."""
+        sequence = np.random.SeedSequence([self._seed, self._step, self._calls])
+        generator = torch.Generator().manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+        self._calls += 1
+        shuffled = shuffle_codes(parallel.concatenate(codes), generator)
+        return shuffled[parallel.rank() * len(codes) :][: len(codes)]
+
+
+class PreviousBatch:
+    """A control: feeds back the codes of the previous batch, as the source's pseudo-code does.
+
+        c_t of batch n = code of the entropy at position t − 1 of the same row of batch n − 1
+
+    Missing codes are neutral, all of them if the number of rows changes; first tokens have none.
+
+    Source: PRISMA, "Forward Pass Modifications".
+    """
+
+    def __init__(self, levels: int) -> None:
+        self._levels = levels
+        self._codes: Int64[Tensor, "B S"] | None = None
+
+    def __call__(self, codes: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
+        """Return what is fed back in place of a batch's own codes."""
+        previous = torch.full_like(codes, neutral_code(self._levels))
+        if self._codes is not None and len(self._codes) == len(codes):
+            known = self._codes[:, : codes.shape[1] - 1]
+            previous[:, 1 : known.shape[1] + 1] = known
+        previous[:, 0] = NO_CODE
+        return previous
+
+    def remember(self, logits: Float[Tensor, "B S V"]) -> None:
+        """Keep the codes of a batch's predictions for the next batch."""
+        self._codes = entropy_codes(logits, self._levels)
+
+    def after_forward(self, model: Any, args: Any, output: Any) -> None:
+        """Keep the codes of a forward pass in training: a forward hook."""
+        if model.training:
+            self.remember(output.logits)
+
+
+def set_training_signal(recipe: Recipe, feedback: UncertaintyFeedback) -> ShuffledSignal | None:
+    """Set what a recipe feeds back in training; return a signal that has to know the step."""
+    settings = recipe.uncertainty_feedback
+    if settings.signal == "previous_batch":
+        feedback.rearrange = signal = PreviousBatch(settings.levels)
+        feedback.model.register_forward_hook(signal.after_forward)
+    elif settings.signal == "shuffled":
+        feedback.rearrange = shuffled = ShuffledSignal(recipe.seed)
+        return shuffled
+    return None
 
 
 def vocabulary_sample(recipe: Recipe, corpus: Corpus, vocabulary: int) -> VocabularySample | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -30,11 +31,16 @@ from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
 from prismlm.models.uncertainty_feedback import TABLE
-from prismlm.training import parallel, sharding
-from prismlm.training.callbacks import recipe_callbacks
-from prismlm.training.model import PrismForCausalLM
-from prismlm.training.recipe import SHARDED, Recipe
-from prismlm.training.setup import Prepared, decayed_names, device_of
+from prismlm.training import parallel
+from prismlm.training.model import PrismForCausalLM, initialise_prototypes
+from prismlm.training.recipe import SHARDED, NoiseWeightRecipe, Recipe
+from prismlm.training.setup import (
+    Prepared,
+    ShuffledSignal,
+    decayed_names,
+    device_of,
+    set_training_signal,
+)
 
 # In a checkpoint, SHARDS has model and optimizer of a run with fsdp2 or hsdp.
 CHECKPOINTS, SHARDS = "checkpoints", "shards"
@@ -90,11 +96,11 @@ class PrismTrainer(Trainer):
             train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
-            callbacks=[*recipe_callbacks(prepared), *callbacks],
+            callbacks=[EachStep(self), *callbacks],
         )
         self.remove_callback(PrinterCallback)
         several = parallel.world_size() > 1
-        self.sharded = sharding.is_sharded(model.model)
+        self.sharded = isinstance(model.model, FSDPModule)
         self.ddp = several and not self.sharded
         # Of one process too, so that several can resume.
         self._writes_shards = recipe.parallel in SHARDED
@@ -103,7 +109,9 @@ class PrismTrainer(Trainer):
         self._writers: Any = None
         if recipe.checkpoint.asynchronous:
             self._writers = dist.new_group(backend="gloo") if several else None
-            self.add_callback(PublishWhenWritten(self))
+        self._shuffled: ShuffledSignal | None = None
+        if model.uncertainty is not None:
+            self._shuffled = set_training_signal(recipe, model.uncertainty)
         # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
 
@@ -146,6 +154,29 @@ class PrismTrainer(Trainer):
             # No weight decay, so that rows without a gradient stay unchanged.
             groups.append({"params": table, "weight_decay": 0.0})
         return groups
+
+    def begin_step(self) -> None:
+        """Initialise the prototypes before step t₀, then scale their losses; set λ and codes.
+
+        s(t) = min(1, (t − t₀) / (warmup · steps − t₀))
+        """
+        recipe, model, step = self.prepared.recipe, self.model, self.state.global_step
+        if recipe.head.enabled:
+            start = recipe.initialisation_step
+            if step >= start and not model.initialised:
+                generator = torch.Generator().manual_seed(recipe.seed)
+                rows, method = self.prepared.rows, recipe.head.initialise
+                initialise_prototypes(model, rows, generator, method)
+                for parameter in model.prototype_head.parameters():
+                    parallel.broadcast(parameter)
+            rising = recipe.losses.warmup * recipe.steps - start
+            model.loss_scale = min(1.0, max(0, step - start) / rising) if rising > 0 else 1.0
+            model.step = step
+        if isinstance(model.model, SignalNoiseForCausalLM):
+            ends = (recipe.noise_weight or NoiseWeightRecipe()).model_dump()
+            model.model.set_noise_weight(noise_weight_at(step, recipe.steps, **ends))
+        if self._shuffled is not None:
+            self._shuffled.begin(step)
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Return a context for the forward pass, with autocast that keeps logits in bf16."""
@@ -296,7 +327,7 @@ class PrismTrainer(Trainer):
         done = parallel.sum_over_processes(torch.tensor(int(self._writing.done())))
         if wait or int(done) == parallel.world_size():
             writing, self._writing = self._writing, None
-            with self._unfinished_removed(), sharding.cause_raised():
+            with self._unfinished_removed(), parallel.cause_raised():
                 writing.result()
             self._publish(self._written_step)
 
@@ -327,7 +358,7 @@ class PrismTrainer(Trainer):
         """Write checkpoint, tokenizer and, if enabled, the head; every process has to call."""
         decoder, weight = self.model.model, parallel.full(weight_of(self.model.model))
         if self.sharded:
-            sharding.save_pretrained(decoder, directory)
+            parallel.save_pretrained(decoder, directory)
         if parallel.is_main():
             if not self.sharded:
                 decoder.save_pretrained(directory)
@@ -344,7 +375,7 @@ class PrismTrainer(Trainer):
             return
         assert self.optimizer is not None
         self._written_step = self.state.global_step
-        self._writing = sharding.save(
+        self._writing = parallel.save_shards(
             Path(output_dir) / SHARDS,
             self.model,
             self.optimizer,
@@ -361,7 +392,7 @@ class PrismTrainer(Trainer):
         with resumable(Path(checkpoint)):
             saved = torch.load(Path(checkpoint) / STATE_FILE, weights_only=True)
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-            state = sharding.load_optimizer(Path(checkpoint) / SHARDS, parameters)
+            state = parallel.load_optimizer(Path(checkpoint) / SHARDS, parameters)
             groups = saved["optimizer_groups"]
             self.optimizer.load_state_dict({"state": state, "param_groups": groups})
             scheduler.load_state_dict(saved["scheduler"])
@@ -378,7 +409,7 @@ class PrismTrainer(Trainer):
         with resumable(directory):
             state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
             if (directory / SHARDS).is_dir():
-                sharding.load_model(directory / SHARDS, prism)
+                parallel.load_shards(directory / SHARDS, prism)
             else:
                 decoder: PreTrainedModel = type(prism.model).from_pretrained(
                     directory, dtype=prism.model.dtype, local_files_only=True
@@ -399,19 +430,37 @@ class PrismTrainer(Trainer):
         )
 
 
-class PublishWhenWritten(TrainerCallback):
-    """Publishes a checkpoint that is written in the background once all processes have done so."""
+class EachStep(TrainerCallback):
+    """Calls a trainer before and after each step, which Trainer has no methods for."""
 
     def __init__(self, trainer: PrismTrainer) -> None:
         self._trainer = trainer
 
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Set what changes from step to step."""
+        self._trainer.begin_step()
+
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Publish it if it is complete."""
+        """Publish a checkpoint that has been written; evaluate, but not after the last step."""
         self._trainer.finish_checkpoint(wait=False)
+        every = self._trainer.prepared.recipe.evaluation.every
+        if every and state.global_step < state.max_steps and state.global_step % every == 0:
+            control.should_evaluate = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Wait for it."""
+        """Wait for a checkpoint that is being written."""
         self._trainer.finish_checkpoint()
+
+
+def noise_weight_at(step: int, steps: int, *, initial: float, final: float) -> float:
+    """Return λ at a step.
+
+        λ(t) = λ₀ + (λ₁ − λ₀) (1 − cos(π t / (T − 1))) / 2,   t = 0 … T − 1
+
+    A run of a single step has λ₁. Source: Prism, §3, where λ rises from 0.01 to 0.1.
+    """
+    progress = min(1.0, step / (steps - 1)) if steps > 1 else 1.0
+    return initial + (final - initial) * (1 - math.cos(math.pi * progress)) / 2
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncer
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
-from prismlm.training import parallel, sharding
+from prismlm.training import parallel
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
@@ -122,7 +122,7 @@ def adapt(
             weight.data = weight.data.bfloat16()
     adapted = with_adapters(model, options)
     if shards is not None:
-        sharding.shard_frozen(model, shards)
+        parallel.shard_frozen(model, shards)
     training = Tuning(adapted, rows, options, bf16=bf16)
     training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))

@@ -15,7 +15,7 @@ from benchmarks.uncertainty_feedback.validation import (
 )
 from prismlm.corpus.windows import WindowBatch
 from prismlm.ops.uncertainty_feedback import entropy_codes
-from prismlm.training.callbacks import PreviousBatch
+from prismlm.training.setup import PreviousBatch
 from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
 
 
