@@ -356,7 +356,7 @@ def test_directories_of_a_store_have_marks_and_may_not_be_listed(store, monkeypa
     assert [file.name for file in reader.files] == [file.name for file in expected.files]
     assert reader.ignored == expected.ignored
     denied.append("sub")
-    with pytest.raises(PermissionError, match=r"no access to .*sub"):
+    with pytest.raises(InputError, match=r"sub cannot be read: no access to .*sub"):
         DocumentReader(remote)
 
 

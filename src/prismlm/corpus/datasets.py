@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prismlm.corpus.read import PART_BYTES, DocumentReader, InputFile, Located
+from prismlm.corpus.formats import InputFile, Row
+from prismlm.corpus.read import PART_BYTES, DocumentReader
 from prismlm.errors import InputError, PrismError, check_text, first_line
 from prismlm.hub import hub_error
 
@@ -117,16 +118,15 @@ class DatasetReader(DocumentReader):
             prefix = f"{file + 1}:" if size > 1 else ""
             yield from ((f"{prefix}{n}", row) for n, row in enumerate(rows, start=1))
 
-    def _rows(self) -> Iterator[Located]:
+    def _rows(self) -> Iterator[Row]:
         label = self._dataset.label
         names: dict[str, str] = {}
         try:
             for done, (number, record) in enumerate(self._records_of_part(), start=1):
-                self.done = done
                 location = f"{self._dataset} ({self._dataset.split}), row {number}"
                 names = names or self._columns.resolve(record, location)
                 values = {role: record[name] for role, name in names.items()}
-                yield self._document(values, location, f"{label}:{number}", label), location
+                yield Row(values, location, f"{label}:{number}", label, done)
         except PrismError:
             raise
         except Exception as error:  # network, Arrow, a dozen libraries
@@ -147,15 +147,14 @@ class PipelineReader(DocumentReader):
         """The input, for error messages."""
         return "the steps before"
 
-    def _rows(self) -> Iterator[Located]:
-        for document in self._stream:
-            self.done += 1
+    def _rows(self) -> Iterator[Row]:
+        for done, document in enumerate(self._stream, start=1):
             location = f"document {document.id}"
             record = {**document.metadata, "text": document.text, "id": document.id}
             names = self._columns.resolve(record, location)
             values = {role: record[name] for role, name in names.items()}
             source = Path(str(record.get("file_path", "datatrove"))).name
-            yield self._document(values, location, document.id, source), location
+            yield Row(values, location, document.id, source, done)
 
 
 def _load(dataset: HubDataset) -> Any:

@@ -9,11 +9,10 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, AnyStr, NamedTuple
 
@@ -26,16 +25,15 @@ from prismlm.errors import BadRow, InputError, first_line
 from prismlm.files import LARGEST_TEXT, decoded, not_utf8, read_text, too_large
 
 WHOLE_FILES = (".txt", ".md")
-PACKINGS = ("", ".gz", ".zst")
-LINES = tuple(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in PACKINGS)
-EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *LINES, ".parquet")
+# Files that parts share; the others belong to one part.
+DIVISIBLE = (".jsonl", ".ndjson", ".parquet")
+PACKED = (".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
+EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *PACKED, *DIVISIBLE)
 # What stores say of the version of a file.
 VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
 ROWS_AT_ONCE = 64
 # A .json file is parsed as a whole.
 MAX_JSON = 2**30
-# Files that parts share; the others belong to one part.
-DIVISIBLE = (".jsonl", ".ndjson", ".parquet")
 # Up to this size the lines before a part are counted, to number its own.
 MAX_COUNTED = 2**30
 
@@ -61,6 +59,11 @@ class InputFile:
         """Its bytes."""
         return self.state[0]
 
+    @property
+    def kind(self) -> str:
+        """Its readable extension, or ""."""
+        return extension(self.path) or ""
+
     def check(self) -> None:
         """Raise InputError if it is no longer as it was listed."""
         if self.listed is None:
@@ -76,9 +79,14 @@ class InputFile:
                 "back, or start over with --overwrite (in Python: overwrite=True)."
             )
 
+    def open(self) -> Any:
+        """Open it; files of stores have only part of the methods, such as readline(size)."""
+        file: Any = self.path.open("rb")
+        return io.BufferedReader(file, 1 << 20) if is_remote(self.path) else file
+
 
 def _state(path: Any) -> tuple[int, str]:
-    if isinstance(path, Path):
+    if not is_remote(path):
         status = path.stat()
         return status.st_size, str(status.st_mtime_ns)
     info = path.fs.info(path.path)
@@ -90,6 +98,12 @@ def is_remote(path: Any) -> bool:
     return not isinstance(path, os.PathLike) and hasattr(path, "fs")
 
 
+def extension(path: Path) -> str | None:
+    """Return the readable extension that ``path`` ends with, or None."""
+    name = path.name.lower()
+    return next((known for known in EXTENSIONS if name.endswith(known)), None)
+
+
 class Span(NamedTuple):
     """The records of a file whose first byte lies in [start, stop)."""
 
@@ -97,38 +111,42 @@ class Span(NamedTuple):
     stop: float = math.inf
 
 
-WHOLE = Span()
-
-
 class Row(NamedTuple):
-    """One record: its number in the file from 1, its values by role or the error, bytes read.
+    """One record.
 
-    In large files of JSON lines, ``@`` and the offset of its line stand for the number.
+    Attributes:
+        values: by role, or what is wrong with them.
+        location: for messages.
+        doc_id, source: of the document, unless the record has them.
+        done: how much of the input has been read so far.
     """
 
-    number: int | str
     values: dict[str, Any] | BadRow
-    bytes_read: int
+    location: str
+    doc_id: str
+    source: str
+    done: int
 
 
-def extension(path: Path) -> str | None:
-    """Return the readable extension that ``path`` ends with, or None."""
-    name = path.name.lower()
-    return next((known for known in EXTENSIONS if name.endswith(known)), None)
+# The number of a record in its file, its values by role, and the bytes read.
+Record = tuple[int | str, dict[str, Any] | BadRow, int]
 
 
-def read_rows(file: InputFile, columns: Columns, span: Span = WHOLE) -> Iterator[Row]:
+def read_rows(file: InputFile, columns: Columns, span: Span | None = None) -> Iterator[Row]:
     """Yield the rows of one file, in order, a batch of them at a time.
 
-    Only divisible files have a ``span``. Raises BadRow for a file that is not UTF-8 or not valid
-    JSON as a whole.
+    Only divisible files have a ``span``. A file that is not UTF-8, or not valid JSON as a whole,
+    is one bad row. Rows are numbered from 1; in large files of JSON lines, ``@`` and the offset of
+    the line stand for the number.
     """
-    readers = {".json": _json, ".csv": _csv} | dict.fromkeys(WHOLE_FILES, _whole)
-    path, kind = file.path, extension(file.path) or ""
-    parts = partial(_parquet if kind == ".parquet" else _json_lines, span=span)
+    path, source = file.path, file.path.name[: -len(file.kind)]
     try:
         file.check()
-        yield from readers.get(kind, parts)(path, columns, file.size)
+        for number, values, done in _records(file, columns, span or Span()):
+            doc_id = file.name if file.kind in WHOLE_FILES else f"{file.name}:{number}"
+            yield Row(values, f"{path}:{number}", doc_id, source, done)
+    except BadRow as bad:
+        yield Row(bad, str(path), file.name, source, file.size)
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -146,7 +164,7 @@ def read_rows(file: InputFile, columns: Columns, span: Span = WHOLE) -> Iterator
             f"({first_line(error)}). Fetch or write the file again."
         ) from error
     except Exception as error:  # each store has its own errors
-        if isinstance(path, Path):
+        if not is_remote(path):
             raise
         raise InputError(
             f"{path} could not be read to its end ({first_line(error)}). Try again when its store "
@@ -154,47 +172,51 @@ def read_rows(file: InputFile, columns: Columns, span: Span = WHOLE) -> Iterator
         ) from error
 
 
-def _opened(path: Path) -> Any:
-    """Open a file; those of stores have only part of the methods, such as readline(size)."""
-    file: Any = path.open("rb")
-    return file if isinstance(path, Path) else io.BufferedReader(file, 1 << 20)
+def _records(file: InputFile, columns: Columns, span: Span) -> Iterator[Record]:
+    if file.kind == ".json":
+        yield from _json(file, columns)
+        return
+    with file.open() as opened:
+        if file.kind in WHOLE_FILES:
+            yield 1, {"text": read_text(str(file.path), opened)}, file.size
+        elif file.kind == ".csv":
+            yield from _csv(file, opened, columns)
+        elif file.kind == ".parquet":
+            yield from _parquet(file, opened, columns, span)
+        else:
+            yield from _json_lines(file, opened, columns, span)
 
 
-def _whole(path: Path, columns: Columns, size: int) -> Iterator[Row]:
-    with _opened(path) as file:
-        yield Row(1, {"text": read_text(str(path), file)}, size)
-
-
-def _json_lines(path: Path, columns: Columns, size: int, span: Span) -> Iterator[Row]:
-    with ExitStack() as stack:
-        # Progress is the position in the compressed file.
-        raw = stack.enter_context(_opened(path))
-        stream: Any = raw
-        is_packed = extension(path) not in DIVISIBLE
-        counted = size <= MAX_COUNTED or is_packed
-        first = _first_line(raw, span.start, counted=counted) if span.start else 1
-        offset = raw.tell()
-        if path.name.lower().endswith(".gz"):
-            # gzip, not Arrow: it notices a missing end and checks the CRC.
-            stream = io.BufferedReader(stack.enter_context(gzip.GzipFile(fileobj=raw)), 1 << 16)
-        elif path.name.lower().endswith(".zst"):
-            unpacked: Any = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
-            stream = io.BufferedReader(stack.enter_context(unpacked), 1 << 16)
-        for count, line in enumerate(_lines(stream, path, first), start=first):
-            if offset >= span.stop:
-                return
-            number = count if counted else f"@{offset}"
-            offset += len(line)
-            done = raw.tell() if is_packed else offset
-            where = f"{path}:{number}"
-            try:
-                text = decoded(line, where).strip()
-                record = _parsed(text, where, "one JSON object on each line") if text else None
-            except BadRow as bad:
-                yield Row(number, bad, done)
-                continue
+def _json_lines(file: InputFile, raw: Any, columns: Columns, span: Span) -> Iterator[Record]:
+    is_packed = file.kind in PACKED
+    counted = file.size <= MAX_COUNTED or is_packed
+    first = _first_line(raw, span.start, counted=counted) if span.start else 1
+    offset = raw.tell()
+    for count, line in enumerate(_lines(_unpacked(raw, file.kind), file.path, first), start=first):
+        if offset >= span.stop:
+            return
+        number = count if counted else f"@{offset}"
+        offset += len(line)
+        # Of a compressed file, the compressed bytes.
+        done = raw.tell() if is_packed else offset
+        where = f"{file.path}:{number}"
+        try:
+            text = decoded(line, where).strip()
             if text:
-                yield Row(number, _values(record, where, columns), done)
+                record = _parsed(text, where, "one JSON object on each line")
+                yield number, _values(record, where, columns), done
+        except BadRow as bad:
+            yield number, bad, done
+
+
+def _unpacked(raw: Any, kind: str) -> Any:
+    if kind.endswith(".gz"):
+        # gzip, not Arrow: it notices a missing end and checks the CRC.
+        return io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16)
+    if kind.endswith(".zst"):
+        unpacked: Any = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
+        return io.BufferedReader(unpacked, 1 << 16)
+    return raw
 
 
 def _first_line(raw: IO[bytes], start: int, *, counted: bool) -> int:
@@ -227,21 +249,22 @@ def _parsed(text: str, where: str, expected: str) -> Any:
         raise BadRow(message, "not valid JSON") from error
 
 
-def _values(record: Any, where: str, columns: Columns) -> dict[str, Any] | BadRow:
-    """Return the values of a JSON record by role."""
+def _values(record: Any, where: str, columns: Columns) -> dict[str, Any]:
+    """Return the values of a JSON record by role, or raise BadRow."""
     if not isinstance(record, dict):
         message = (
             f"{where} holds a JSON {type(record).__name__}. Expected one JSON object on each line, "
             "or a list of objects in a .json file."
         )
-        return BadRow(message, "not a JSON object")
+        raise BadRow(message, "not a JSON object")
     try:
         return {role: record[name] for role, name in columns.resolve(record, where).items()}
     except InputError as error:
-        return BadRow(str(error), "a column is missing")
+        raise BadRow(str(error), "a column is missing") from error
 
 
-def _json(path: Path, columns: Columns, size: int) -> Iterator[Row]:
+def _json(file: InputFile, columns: Columns) -> Iterator[Record]:
+    path, size = file.path, file.size
     if size > MAX_JSON:
         raise InputError(
             f"{path} is larger than {MAX_JSON >> 20:,} MiB, and .json is read as a whole: write "
@@ -251,54 +274,45 @@ def _json(path: Path, columns: Columns, size: int) -> Iterator[Row]:
     value = _parsed(decoded(path.read_bytes(), str(path)), str(path), hint)
     records: list[Any] = value if isinstance(value, list) else [value]
     for number, record in enumerate(records, start=1):
-        values = _values(record, f"{path}:{number}", columns)
-        yield Row(number, values, size * number // len(records))
+        try:
+            values = _values(record, f"{path}:{number}", columns)
+        except BadRow as bad:
+            values = bad
+        yield number, values, size * number // len(records)
 
 
-def _csv(path: Path, columns: Columns, size: int) -> Iterator[Row]:
+def _csv(file: InputFile, raw: Any, columns: Columns) -> Iterator[Record]:
     # The default limit is 128 KB.
     csv.field_size_limit(LARGEST_TEXT)
-    with _opened(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
-        rows = csv.DictReader(_lines(lines, path), strict=True)
-        names = columns.resolve(rows.fieldnames or [], str(path))
+    with io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
+        rows = csv.DictReader(_lines(lines, file.path), strict=True)
+        names = columns.resolve(rows.fieldnames or [], str(file.path))
         for number, record in enumerate(rows, start=1):
             values: dict[str, Any] | BadRow = {role: record[names[role]] for role in names}
             if None in record:
                 message = (
-                    f"{path}:{number} has more values than the header has columns. Put texts with "
-                    "commas in double quotes."
+                    f"{file.path}:{number} has more values than the header has columns. Put texts "
+                    "with commas in double quotes."
                 )
                 values = BadRow(message, "more values than columns")
-            yield Row(number, values, raw.tell())
+            yield number, values, raw.tell()
 
 
-def _parquet(path: Path, columns: Columns, size: int, span: Span) -> Iterator[Row]:
-    with _opened(path) as file, pq.ParquetFile(file) as table:
-        metadata, names = table.metadata, columns.resolve(table.schema_arrow.names, str(path))
-        used = sorted(set(names.values()))
-        groups = list(map(metadata.row_group, range(metadata.num_row_groups)))
-        chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+def _parquet(file: InputFile, raw: Any, columns: Columns, span: Span) -> Iterator[Record]:
+    with pq.ParquetFile(raw) as table:
+        names = columns.resolve(table.schema_arrow.names, str(file.path))
+        used, rows = sorted(set(names.values())), table.metadata.num_rows
+        groups = [table.metadata.row_group(n) for n in range(table.num_row_groups)]
+        chunks = (group.column(n) for group in groups for n in range(group.num_columns))
         chunks = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in used)
         largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
         # A single row may be as large as all of its column.
         at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
-        mine = [
-            n
-            for n, group in enumerate(groups)
-            if span.start <= first_byte(group.column(0)) < span.stop
-        ]
-        if mine:
-            before = sum(group.num_rows for group in groups[: mine[0]])
-            batches = table.iter_batches(at_once, row_groups=mine, columns=used)
-            yield from _table_rows(batches, names, size, metadata.num_rows, before)
-
-
-def _table_rows(
-    batches: Iterable[pa.RecordBatch], names: dict[str, str], size: int, rows: int, before: int = 0
-) -> Iterator[Row]:
-    number = before
-    for batch in batches:
-        lists = [batch.column(name).to_pylist() for name in names.values()]
-        for values in zip(*lists, strict=True):
-            number += 1
-            yield Row(number, dict(zip(names, values, strict=True)), size * number // rows)
+        firsts = [first_byte(group.column(0)) for group in groups]
+        mine = [n for n, first in enumerate(firsts) if span.start <= first < span.stop]
+        number = sum(group.num_rows for group in groups[: mine[0]]) if mine else 0
+        for batch in table.iter_batches(at_once, row_groups=mine, columns=used) if mine else ():
+            lists = [batch.column(name).to_pylist() for name in names.values()]
+            for values in zip(*lists, strict=True):
+                number += 1
+                yield number, dict(zip(names, values, strict=True)), file.size * number // rows

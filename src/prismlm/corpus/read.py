@@ -20,8 +20,8 @@ from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_m
 from prismlm.corpus.formats import (
     DIVISIBLE,
     EXTENSIONS,
-    WHOLE_FILES,
     InputFile,
+    Row,
     Span,
     extension,
     is_remote,
@@ -44,8 +44,6 @@ KINDS = {type(None): "null", bytes: "binary value", dict: "record"}
 KINDS |= dict.fromkeys((int, float, Decimal), "number")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-# A document or what is wrong with its row, and the location of the row for error messages.
-Located = tuple[Document | BadRow, str]
 # Input of a part, unless it is chosen: the most that an interruption loses.
 PART_BYTES = 2**28
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
@@ -105,8 +103,7 @@ class DocumentReader:
         self._columns = check_kind("columns", columns, Columns, expected)
         self.tokenizer = tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
-        self._share, self._file = share, ""
-        self._used, self._seen = used, set[int]()
+        self._share, self._used, self._seen, self._file = share, used, set[int](), ""
         self.ignored, self.left_out = Counter[str](), Counter[str]()
         self.documents = Counter[str]()
         self.done = self.number = 0
@@ -117,16 +114,16 @@ class DocumentReader:
         is_one = isinstance(inputs, (str, os.PathLike)) or is_remote(inputs)
         paths: Any = [inputs] if is_one else inputs
         check_kind("the input", paths, Iterable, "a path, or a list of paths")
-        if paths and all(isinstance(path, InputFile) for path in paths):
-            return list(paths), sum(file.size for file in paths)
-        files = [file for path in paths for file in _expand(_located(path), self.ignored)]
+        files: list[Any] = list(paths)
         if not files:
             raise InputError("No input was named: give files or directories to read.")
-        # A file with several names or links is read once.
-        distinct: dict[object, InputFile] = {}
-        for file in files:
-            distinct.setdefault(_identity(file.path), file)
-        return [*distinct.values()], sum(file.size for file in distinct.values())
+        if not all(isinstance(file, InputFile) for file in files):
+            # A file with several names or links is read once.
+            distinct: dict[object, InputFile] = {}
+            for file in (file for path in files for file in _expand(_located(path), self.ignored)):
+                distinct.setdefault(_identity(file.path), file)
+            files = list(distinct.values())
+        return files, sum(file.size for file in files)
 
     def default_parts(self) -> int:
         """Return the number of parts that a build divides this input into."""
@@ -139,24 +136,26 @@ class DocumentReader:
         return f"{names}{' …' if len(self.files) > 3 else ''}"
 
     def __iter__(self) -> Iterator[Document]:
-        self.done, self.number = 0, -1
+        self.done, self.number, self._seen = 0, -1, set(self._used or ())
         self.left_out.clear()
         self.documents.clear()
-        rows, seen = self._rows(), set(self._used or ())
-        self._seen = seen
-        for document, location in rows:
-            problem = self._problem(document, location, seen)
-            if isinstance(problem, BadRow):
+        for row in self._rows():
+            self.done = row.done
+            try:
+                document = self._document(row)
+                reason = self._reason(document, row.location)
+            except BadRow as bad:
                 if not self._skip_bad_rows:
                     skip = f", or {SKIP}" if self._skip_bad_rows is not None else ""
-                    raise InputError(f"{problem} Fix the row{skip}.")
-                problem = problem.reason
-            if problem is not None:
-                self.left_out[problem] += 1
-            elif isinstance(document, Document):
-                self._file = location.rpartition(":")[0]
-                self.documents[self._file] += 1
-                yield document
+                    raise InputError(f"{bad} Fix the row{skip}.") from bad
+                self.left_out[bad.reason] += 1
+                continue
+            if reason is not None:
+                self.left_out[reason] += 1
+                continue
+            self._file = row.location.rpartition(":")[0]
+            self.documents[self._file] += 1
+            yield document
         # Of several parts, some may be empty.
         if not self.documents and self._share[1] == 1:
             left_out = f" Left out: {count_list(self.left_out)}." if self.left_out else ""
@@ -169,53 +168,42 @@ class DocumentReader:
 
     def ids(self) -> np.ndarray:
         """Return the sorted hashes of the ids of this pass: uint64, without those used before."""
-        ids = np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
-        return np.setdiff1d(ids, np.array(self._used or (), np.uint64), assume_unique=True)
+        ids = np.fromiter(self._seen, np.uint64, len(self._seen))
+        return np.setdiff1d(ids, np.array(self._used or (), np.uint64))
 
     def locate(self, hashes: Collection[int]) -> tuple[str, str]:
         """Return the location and id of the first document with one of these hashes of ids."""
-        return next(
-            (location, document.doc_id)
-            for document, location in self._rows()
-            if isinstance(document, Document) and id_hash(document.doc_id) in hashes
-        )
+        for row in self._rows():
+            try:
+                document = self._document(row)
+            except BadRow:
+                continue
+            if id_hash(document.doc_id) in hashes:
+                return row.location, document.doc_id
+        raise AssertionError("no row has one of these ids")
 
-    def _rows(self) -> Iterator[Located]:
+    def _rows(self) -> Iterator[Row]:
         (number, count), size = self._share, self.total or 0
         begin, end = size * number // count, size * (number + 1) // count
         before = 0
         for file in self.files:
             # Files without bytes may come after the last byte.
             start, stop = begin - before, math.inf if number == count - 1 else end - before
-            is_shared = (extension(file.path) or "") in DIVISIBLE and start < file.size and stop > 0
+            is_shared = file.kind in DIVISIBLE and start < file.size and stop > 0
             if start <= 0 < stop or is_shared:
-                yield from self._rows_of(file, Span(max(0, start), stop), before - begin)
+                for row in read_rows(file, self._columns, Span(max(0, start), stop)):
+                    yield row._replace(done=max(0, row.done - start))
             before += file.size
 
-    def _rows_of(self, file: InputFile, span: Span, before: int) -> Iterator[Located]:
-        ending = extension(file.path) or ""
-        source = file.path.name[: -len(ending)]
-        try:
-            for row in read_rows(file, self._columns, span):
-                self.done = max(0, before + row.bytes_read)
-                location = f"{file.path}:{row.number}"
-                doc_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
-                yield self._document(row.values, location, doc_id, source), location
-        except BadRow as bad:
-            yield bad, str(file.path)
-        self.done = max(0, before + int(min(file.size, span.stop)))
-
-    def _document(
-        self, values: dict[str, Any] | BadRow, location: str, doc_id: str, source: str
-    ) -> Document | BadRow:
-        """Make a document of a record's values by role; ``doc_id`` and ``source`` are defaults."""
-        if isinstance(values, BadRow):
-            return values
-        text, messages, marks = values.get("text"), None, None
+    def _document(self, row: Row) -> Document:
+        """Return the document of a row, or raise BadRow."""
+        if isinstance(row.values, BadRow):
+            raise row.values
+        values, location, text = row.values, row.location, row.values.get("text")
+        messages, marks, reason = None, None, "not a chat"
         # A named text column may hold chats as well.
         is_chat = MESSAGES in values or is_messages(text)
         tokenizer = self._with_template(location) if is_chat else None
-        reason = "not a chat"
         try:
             if tokenizer is not None:
                 messages = as_messages(values.get(MESSAGES, text))
@@ -230,32 +218,24 @@ class DocumentReader:
             check_text(f"{location}: the text", text)
             reason = "column is not text or a number"
             metadata = {role: as_metadata(values.get(role), location, role) for role in METADATA}
-            doc_id = as_metadata(values.get("id"), location, "id") or doc_id
+            doc_id = as_metadata(values.get("id"), location, "id") or row.doc_id
         except InputError as error:
-            message = str(error)
-            message = message if message.startswith(location) else f"{location}: {message}"
-            return BadRow(message, reason)
-        metadata["source"] = metadata["source"] or source
+            message = str(error).removeprefix(f"{location}: ")
+            raise BadRow(f"{location}: {message}", reason) from error
+        metadata["source"] = metadata["source"] or row.source
         return Document(doc_id, text, **metadata, messages=messages, marks=marks)
 
     def _with_template(self, location: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is not None and self.tokenizer.chat_template:
             return self.tokenizer
-        problem = "there is no tokenizer with a chat template"
-        if self.tokenizer is not None:
-            problem = f"the tokenizer of {self.tokenizer.name_or_path} has no chat template"
         raise InputError(
-            f"{location} has no text but messages, and {problem}: "
+            f"{location} has no text but messages, and there is no tokenizer with a chat template: "
             "name the model that they are for (corpus build: --tokenizer MODEL), add its "
             "chat_template.jinja to the tokenizer, or name a text column with --text-column."
         )
 
-    def _problem(
-        self, document: Document | BadRow, location: str, seen: set[int]
-    ) -> BadRow | str | None:
-        """Return what is wrong with a row, or why it is left out; None for a document."""
-        if isinstance(document, BadRow):
-            return document
+    def _reason(self, document: Document, location: str) -> str | None:
+        """Return why a document is left out, or None; raise BadRow for an id used before."""
         if not document.text or document.text.isspace():
             return NO_TEXT
         if self._answered_chats and document.messages is not None:
@@ -263,13 +243,12 @@ class DocumentReader:
             if all(one["role"] != ASSISTANT for one in answers):
                 return NO_ANSWER
         self.number += 1
-        if self._used is None:
-            return None
-        # Eight bytes of each id use less memory than the ids.
-        key = id_hash(document.doc_id)
-        if key in seen:
-            return repeated_id(location, document.doc_id)
-        seen.add(key)
+        if self._used is not None:
+            # Eight bytes of each id use less memory than the ids.
+            key = id_hash(document.doc_id)
+            if key in self._seen:
+                raise repeated_id(location, document.doc_id)
+            self._seen.add(key)
         return None
 
 
@@ -289,9 +268,9 @@ def count_list(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
 
 
-def _located(given: Any) -> Path:
+def _located(given: Any) -> Any:
     """Return a path of this machine, or of a store that has an address, such as s3://bucket/dir."""
-    remote: Any = given
+    remote = given
     if not is_remote(given):
         path = check_path("the input", given)
         # A path on the command line has lost one of the two slashes.
@@ -316,14 +295,14 @@ def _located(given: Any) -> Path:
     return remote
 
 
-def _identity(path: Path) -> object:
-    if not isinstance(path, Path):
+def _identity(path: Any) -> object:
+    if is_remote(path):
         return str(path)
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
-def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
+def _expand(path: Any, ignored: Counter[str]) -> list[InputFile]:
     known = f"Expected one of: {', '.join(EXTENSIONS)}."
     if not path.exists():
         raise InputError(f"{path} does not exist: expected a file or directory to read.")
@@ -334,11 +313,11 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
             raise InputError(f"{path} does not have a supported extension. {known}")
         return [InputFile(path, path.name)]
     files: list[InputFile] = []
-    for file in _walk(path):
+    for name, file in _walk(path, "", {_identity(path)}):
         if extension(file) is None:
             ignored[file.suffix.lower() or "without extension"] += 1
-        elif not isinstance(path, Path) or file.is_file():
-            files.append(InputFile(file, _name_in(file, path)))
+        elif is_remote(file) or file.is_file():
+            files.append(InputFile(file, name))
         else:
             raise InputError(f"{file} is a broken link or a special file: remove or fix it.")
     if not files:
@@ -348,47 +327,42 @@ def _expand(path: Path, ignored: Counter[str]) -> list[InputFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def _name_in(file: Any, directory: Any) -> str:
-    return str(file).removeprefix(str(directory)).lstrip("/")
+def _walk(directory: Any, prefix: str, seen: set[object]) -> Iterator[tuple[str, Any]]:
+    """Yield the files below a directory with their names in it, except hidden ones.
 
-
-def _directories(path: Any) -> Iterator[tuple[Any, list[str], list[str]]]:
-    """Yield each directory, its subdirectories and its files, as ``os.walk`` does."""
-    if isinstance(path, Path):
-        for name, subdirectories, names in os.walk(path, followlinks=True):
-            yield Path(name), subdirectories, names
-        return
-    # The walk of fsspec leaves out subdirectories that cannot be listed, and counts the marks of
-    # directories as files.
-    pending = [path.path.rstrip("/")]
-    while pending:
-        parent = pending.pop()
-        found: dict[bool, list[str]] = {True: [], False: []}
-        for entry in path.fs.ls(parent, detail=True):
-            name = entry["name"].rstrip("/")
-            if name != parent:
-                found[entry["type"] == "directory"].append(name.rpartition("/")[2])
-        directory = type(path)(path.fs.unstrip_protocol(parent), **path.storage_options)
-        yield directory, found[True], found[False]
-        pending += [f"{parent}/{name}" for name in found[True]]
-
-
-def _walk(path: Path) -> Iterator[Path]:
-    """Yield the files below a directory, visiting each directory once, whatever links to it.
-
-    Hidden files and finished corpora are ignored.
+    Each directory is visited once, whatever links to it; finished corpora are not.
     """
-    seen = {_identity(path)}
-    for directory, subdirectories, names in _directories(path):
-        if "corpus.json" in names:
-            subdirectories.clear()
+    try:
+        entries = sorted(_entries(directory))
+    except OSError as error:
+        raise InputError(f"{directory} cannot be read: {error.strerror or error}.") from error
+    names = {name for name, _ in entries}
+    if "corpus.json" in names:
+        return
+    if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names:
+        raise InputError(f"{directory} is a saved dataset: {SAVED_DATASET}")
+    subdirectories = list[str]()
+    for name, is_directory in entries:
+        path = directory / name
+        if name.startswith("."):
             continue
-        if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= set(names):
-            raise InputError(f"{directory} is a saved dataset: {SAVED_DATASET}")
-        identities = {name: _identity(directory / name) for name in sorted(subdirectories)}
-        subdirectories.clear()
-        for name, identity in identities.items():
-            if not name.startswith(".") and identity not in seen:
-                seen.add(identity)
-                subdirectories.append(name)
-        yield from (directory / name for name in names if not name.startswith("."))
+        if not is_directory:
+            yield f"{prefix}{name}", path
+        elif (identity := _identity(path)) not in seen:
+            seen.add(identity)
+            subdirectories.append(name)
+    for name in subdirectories:
+        yield from _walk(directory / name, f"{prefix}{name}/", seen)
+
+
+def _entries(directory: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the names in a directory, and whether they are directories."""
+    if not is_remote(directory):
+        yield from ((path.name, path.is_dir()) for path in directory.iterdir())
+        return
+    own = directory.path.rstrip("/")
+    for entry in directory.fs.ls(own, detail=True):
+        name = entry["name"].rstrip("/")
+        # A store may have a mark of the directory itself.
+        if name != own:
+            yield name.rpartition("/")[2], entry["type"] == "directory"

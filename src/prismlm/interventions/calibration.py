@@ -93,7 +93,7 @@ def read_examples(path: Path | str) -> list[Example]:
     """
     file = InputFile(path := check_path("the task", path), path.name)
     every: Any = SimpleNamespace(resolve=lambda names, _: {name: name for name in names})
-    examples = [_example(row.values, f"{path}:{row.number}") for row in read_rows(file, every)]
+    examples = [_example(row.values, row.location) for row in read_rows(file, every)]
     if not examples:
         raise InputError(f"{path} has no rows: expected {EXPECTED}.")
     return examples
