@@ -39,25 +39,17 @@ class Interval:
         return self.high < 0
 
 
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's ρ of n pairs, with its two-sided p by Student's distribution."""
+def spearman(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Return Spearman's ρ of n ≥ 3 finite pairs, and its two-sided p by Student's distribution.
 
-    rho: float
-    p: float
-    count: int
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> RankCorrelation:
-    """Return Spearman's ρ of n ≥ 3 finite pairs; 0, with p = 1, if x or y is constant."""
-    if x.shape != y.shape or x.ndim != 1 or len(x) < 3:
-        raise InputError(f"{list(x.shape)} and {list(y.shape)} figures: expected 3 pairs or more.")
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise InputError("figures to be ranked are not finite.")
+    ρ is 0, with p = 1, if x or y is constant.
+    """
+    if len(x) < 3 or not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise InputError(f"{len(x)} pairs of figures to rank: expected 3 finite ones or more.")
     if not (np.ptp(x) and np.ptp(y)):
-        return RankCorrelation(0.0, 1.0, len(x))
+        return 0.0, 1.0
     result: Any = stats.spearmanr(x, y)
-    return RankCorrelation(float(result.statistic), float(result.pvalue), len(x))
+    return float(result.statistic), float(result.pvalue)
 
 
 def bootstrap(

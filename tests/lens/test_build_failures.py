@@ -29,7 +29,7 @@ from prismlm.lens.layout import (
 )
 from prismlm.lens.options import Shard
 from prismlm.parts import Parts
-from prismlm.progress import Silent
+from prismlm.progress import Reporter
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import OPTIONS, index_in_child, make_corpus, make_model
 from tests.lens.test_build import assert_same_lens
@@ -56,13 +56,13 @@ def build(corpus, model, tmp_path):
 
     def build(*, inputs=(*model, corpus), progress=None, overwrite=False, **changed):
         options = replace(OPTIONS, **changed)
-        settings = {"overwrite": overwrite, "progress": progress or Silent()}
+        settings = {"overwrite": overwrite, "progress": progress or Reporter()}
         return build_index(*inputs, tmp_path / "lens", options, **settings)
 
     return build
 
 
-class StopAfter(Silent):
+class StopAfter(Reporter):
     """A reporter that sends a signal, or raises, when so many advances are made."""
 
     def __init__(self, advances, act):
@@ -119,7 +119,7 @@ def test_contexts_and_documents_by_many_workers(build, tmp_path, monkeypatch):
     check_files(several, read_meta(several))
 
 
-class KilledIn(Silent):
+class KilledIn(Reporter):
     """A reporter that kills this process at the second step of some work, if it says so."""
 
     def __init__(self, work):

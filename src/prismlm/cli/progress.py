@@ -28,7 +28,7 @@ def _write_line(text: str) -> None:
         sys.stderr.write(f"{line}\n")
 
 
-class ConsoleReporter:
+class ConsoleReporter(progress.Reporter):
     """Shows every task on stderr with its progress, speed and remaining time."""
 
     @contextmanager

@@ -177,7 +177,7 @@ def rank_correlation(log_p: Tensor, log_q: Tensor, ranked: int = RANKED) -> Tens
     """Return Spearman's ρ of p and q, row by row, over the ``ranked`` most probable of either."""
     count = min(ranked, log_p.shape[-1])
     rho = [
-        spearman(p[tokens].numpy(), q[tokens].numpy()).rho
+        spearman(p[tokens].numpy(), q[tokens].numpy())[0]
         for p, q in zip(log_p, log_q, strict=True)
         for tokens in [torch.cat([p.topk(count).indices, q.topk(count).indices]).unique()]
     ]

@@ -388,7 +388,7 @@ def locality_table(channels: Iterable[Row]) -> Table:
     if len(pairs) < 4:
         return Table(title, columns, (), {"channels": len(pairs)})
     lives, scores = np.array(pairs, dtype=np.float64).T
-    correlation = spearman(lives, scores)
+    rho, p = spearman(lives, scores)
     bounds = np.quantile(lives, [0.25, 0.5, 0.75, 1])
     parts = [scores[np.searchsorted(bounds, lives) == number] for number in range(4)]
     rows = tuple(
@@ -397,7 +397,7 @@ def locality_table(channels: Iterable[Row]) -> Table:
         for number, (bound, part) in enumerate(zip(bounds, parts, strict=True), 1)
         if len(part)
     )
-    facts = {"channels": len(pairs), "rho": correlation.rho, "p": correlation.p}
+    facts = {"channels": len(pairs), "rho": rho, "p": p}
     first, last = parts[0], parts[3]
     if min(len(first), len(last)) > 1:
         freedom = len(first) + len(last) - 2
