@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Columns, Corpus, HubDataset, build_corpus, estimate_build
-from prismlm.corpus import estimate as module
+from prismlm.corpus import part as module
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError
 from prismlm.run_state import writing

@@ -2,10 +2,9 @@
 
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
-from prismlm.corpus.estimate import estimate_build
 from prismlm.corpus.filters import Filters
 from prismlm.corpus.packing import PackedDataset, pack
-from prismlm.corpus.part import build_corpus
+from prismlm.corpus.part import build_corpus, estimate_build
 from prismlm.corpus.read import DocumentReader, sample_path
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer

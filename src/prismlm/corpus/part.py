@@ -7,11 +7,15 @@ together. Documents are in the order of the input, whatever the numbers of parts
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +31,7 @@ from prismlm.corpus.read import DocumentReader, InputFile, Paths, repeated_id
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.writer import PART_FILE, PartWriter, merge_parts
+from prismlm.cost import Cost, peak_memory
 from prismlm.errors import (
     InputError,
     Interrupted,
@@ -35,24 +40,15 @@ from prismlm.errors import (
     check_path,
     check_whole,
 )
-from prismlm.files import (
-    atomic_directory,
-    check_room,
-    discard,
-    read_json,
-    room_to_write,
-    write_json,
-)
+from prismlm.files import atomic_directory, discard, read_json, room_to_write, write_json
 from prismlm.outputs import check_outputs
-from prismlm.parts import Engine, Parts, check_workers, run_parts
+from prismlm.parts import Engine, Parts, Work, check_workers, run_parts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Bytes of a corpus, tokens and compressed text, per byte of text; compressed input gives more.
-OUTPUT_PER_INPUT = 0.9
 MINHASH, PARTS = "minhash", "part-*"
 # A file of a part: sorted hashes of the ids that it has read, also of documents left out.
 IDS_FILE = "ids.npy"
@@ -61,6 +57,8 @@ IDS_AT_ONCE = 2**25
 # A tokenizer is trained on the beginnings of at most so many equal parts of the input, of so many
 # bytes or one file of a dataset at least.
 TRAINING_CHARACTERS, PLACES, PLACE_BYTES = 64_000_000, 16, 2**22
+# An estimate reads for so long, and makes a corpus of so much at most, but for a single document.
+READING_SECONDS, SAMPLE_CHARACTERS = 5.0, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -152,52 +150,46 @@ class CorpusPart:
             tokenizer = Path(tokenizer).absolute()
         if reader is None and inputs is not None:
             reader = self.open_inputs()
+        paths = list[Path]()
         if isinstance(inputs, HubDataset):
             inputs = inputs.absolute()
+            paths = [*map(Path, (inputs.name, *inputs.data_files))]
         elif reader is not None:
             inputs = [InputFile(_absolute(f.path), f.name, f.state) for f in reader.files]
+            paths = [file.path for file in inputs if isinstance(file.path, Path)]
             listed = {"not_read": dict(sorted(reader.ignored.items()))}
+        _check_not_replaced(paths, self.out)
         changed: dict[str, Any] = {"tokenizer": tokenizer, "inputs": inputs, "listed": listed}
         part = replace(self, out=self.out.absolute(), **changed)
-        part._check_inputs()
-        run, parts = part._run(count), Parts(self.out, count)
-        parts.check(run, overwrite=self.overwrite, names=PARTS)
+        run = part._run(count)
+        Parts(self.out, count).check(run, overwrite=self.overwrite, names=PARTS)
         for path in (self.trained, self.partial / MINHASH):
             note = path / RUN_FILE
             if path.is_dir() and (not note.is_file() or read_json(note) != run):
                 discard(path)
         return replace(part, run=run)
 
-    def _check_inputs(self) -> None:
-        """Raise InputError if the corpus would replace its own input."""
-        if isinstance(self.inputs, HubDataset):
-            paths = [*map(Path, (self.inputs.name, *self.inputs.data_files))]
-        else:
-            paths = [file.path for file in self.inputs or () if isinstance(file.path, Path)]
-        for path in paths if self.out.exists() else ():
-            real = Path(os.path.realpath(path))
-            if path.exists() and real.is_relative_to(os.path.realpath(self.out)):
-                raise InputError(
-                    f"{path} lies in {self.out}, which the corpus would replace. Choose another "
-                    "directory."
-                )
-
     def _run(self, count: int) -> dict[str, Any]:
         """Return what all parts share."""
         tokenizer: Any = {"vocab_size": self.vocab_size}
         if self.tokenizer is not None:
             tokenizer = fingerprint(load_tokenizer(self.tokenizer))
-        names = ("heldout_fraction", "skip_bad_rows")
-        run = {name: getattr(self, name) for name in names} | {"tokenizer": tokenizer}
-        run |= {"parts": count, "filters": asdict(self.filters), "prismlm": prismlm.__version__}
-        run["filters"]["languages"] = list(self.filters.languages)
+        run = {
+            "heldout_fraction": self.heldout_fraction,
+            "skip_bad_rows": self.skip_bad_rows,
+            "tokenizer": tokenizer,
+            "parts": count,
+            "filters": asdict(self.filters) | {"languages": list(self.filters.languages)},
+            "prismlm": prismlm.__version__,
+            "columns": asdict(self.columns),
+        }
         if isinstance(self.inputs, HubDataset):
-            return run | {"columns": asdict(self.columns)} | self.inputs.described()
+            return run | self.inputs.described()
         files = [[str(file.path), file.name, file.state] for file in self.inputs or ()]
         size = sum(state[0] for _, _, state in files)
         # Names and versions of many files would be long.
         listing = f"{len(files):,} files, {size:,} bytes, listing {fingerprints.of_json(files)}"
-        return run | {"columns": asdict(self.columns), "files": listing}
+        return run | {"files": listing}
 
     def check(self) -> None:
         """Raise InputError for arguments that a build would refuse, before anything is read."""
@@ -277,9 +269,8 @@ class CorpusPart:
             if not directory.is_dir():
                 self._write(directory, rank, count, data)
 
-    def _room(self) -> Any:
-        kept = Parts(self.out, 1).kept
-        what = f"the corpus {self.out}"
+    def _room(self) -> AbstractContextManager[None]:
+        kept, what = Parts(self.out, 1).kept, f"the corpus {self.out}"
         return room_to_write(what, self.out.parent, lambda: f"Make room. {kept()}")
 
     def _write(self, directory: Path, rank: int, count: int, data: Any = None) -> None:
@@ -307,50 +298,57 @@ class CorpusPart:
             np.save(new / IDS_FILE, reader.ids())
             write_json(new / RUN_FILE, self.run)
 
-    def build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
+    def build(self, count: int, engine: Engine, workers: int) -> None:
         """Make all parts with workers, and write the corpus."""
-        try:
-            self._build(count, engine, workers, progress)
-        except InputError:
-            # Another input, or settings, cannot use the steps before the parts.
-            if self.partial.is_dir() and not any(self.partial.glob(PARTS)):
-                discard(self.partial)
-            raise
-        except KeyboardInterrupt as error:
-            raise Interrupted(Parts(self.out, count).kept()) from error
-
-    def _build(self, count: int, engine: Engine, workers: int, progress: Reporter) -> None:
         alone = workers == 1 and engine == "local"
-        part = replace(self, progress=progress if alone else SILENT)
+        # Either a part shows its progress, or how many parts are made is shown.
+        part = self if alone else replace(self, progress=SILENT)
+        reporter = SILENT if alone else self.progress
 
-        def run(work: Callable[[Any, int, int], object], tasks: int = count) -> None:
-            reporter = SILENT if alone else progress
+        def run(work: Work, tasks: int = count) -> None:
             # Other tasks than parts may be fewer than the workers.
             started = workers if tasks == count else min(workers, tasks)
             run_parts(work, tasks, engine=engine, workers=started, progress=reporter)
 
         near = self.near_duplicates
-        if self.filters.near_duplicates and not near.directory.is_dir():
-            run(part.sign)
-            run(near.compare, near.buckets())
-            near.cluster()
-            write_json(near.directory / RUN_FILE, self.run)
-        replace(self, progress=progress).train()
-        run(part.make)
-        if repeated := part.drop_repeated(count):
-            run(replace(part, used=repeated).make)
-        part.finish(count)
+        try:
+            if self.filters.near_duplicates and not near.directory.is_dir():
+                run(part.sign)
+                run(near.compare, near.buckets())
+                near.cluster()
+                write_json(near.directory / RUN_FILE, self.run)
+            self.train()
+            run(part.make)
+            part.finish(count, run)
+        except KeyboardInterrupt as error:
+            raise Interrupted(Parts(self.out, count).kept()) from error
+        except InputError:
+            # Another input, or settings, cannot use the steps before the parts.
+            if self.partial.is_dir() and not any(self.partial.glob(PARTS)):
+                discard(self.partial)
+            raise
 
-    def finish(self, count: int) -> None:
-        """Write the corpus of all parts, unless another process has just done so."""
+    def finish(self, count: int, run: Callable[[Work], None] | None = None) -> None:
+        """Write the corpus of all parts, unless another process has just done so.
+
+        Parts with an id of an earlier part are made again without it, by ``run`` if it is given.
+        An id is judged before the filters: the first document in the order of the input keeps it.
+        InputError for such an id, unless bad rows are left out.
+        """
         parts = Parts(self.out, count)
         if not parts.path.is_dir():
             return
         parts.check(self.run or {}, names=PARTS)
+        repeated = _repeated_ids([parts.part(number) / IDS_FILE for number in range(count)])
+        if repeated and (not self.skip_bad_rows or self.inputs is None):
+            number = min(repeated)
+            problem = repeated_id(*self._locate(parts, number, {*repeated[number]}))
+            raise InputError(f"{problem} Fix the row.")
+        for number in repeated:
+            discard(parts.part(number))
+        if repeated:
+            (run or partial(run_parts, count=count))(replace(self, used=repeated).make)
         with self._room():
-            repeated = self.drop_repeated(count)
-            for number in repeated:
-                replace(self, used=repeated)._write(parts.part(number), number, count)
             self._merge(parts)
         discard(parts.path)
 
@@ -372,23 +370,6 @@ class CorpusPart:
             more["read"] = {"files": files} | (self.listed or {})
         with atomic_directory(self.out) as new:
             merge_parts(directories, new, tokenizer, self.heldout_fraction, **more)
-
-    def drop_repeated(self, count: int) -> dict[int, list[int]]:
-        """Remove parts with an id of an earlier part, which are made again without it.
-
-        Return the hashes of these ids, by part. An id is judged before the filters: the first
-        document in the order of the input keeps it. InputError for such an id, unless bad rows are
-        left out.
-        """
-        parts = Parts(self.out, count)
-        repeated = _repeated_ids([parts.part(number) / IDS_FILE for number in range(count)])
-        if repeated and (not self.skip_bad_rows or self.inputs is None):
-            number = min(repeated)
-            problem = repeated_id(*self._locate(parts, number, {*repeated[number]}))
-            raise InputError(f"{problem} Fix the row.")
-        for number in repeated:
-            discard(parts.part(number))
-        return repeated
 
     def _locate(self, parts: Parts, number: int, keys: set[int]) -> tuple[str, str]:
         """Return where a part first has one of these hashes of ids, and the id."""
@@ -442,22 +423,30 @@ def build_corpus(
     target, columns = check_path("the corpus to write", out), columns or Columns()
     settings: dict[str, Any] = {"vocab_size": vocab_size, "heldout_fraction": heldout_fraction}
     settings |= {"columns": columns, "skip_bad_rows": skip_bad_rows, "overwrite": overwrite}
-    part = CorpusPart(target, tokenizer, inputs, filters=filters or Filters(), **settings)
+    settings |= {"filters": filters or Filters(), "progress": progress}
+    part = CorpusPart(target, tokenizer, inputs, **settings)
     with writing(target):
         part.check()
         reader = part.open_inputs()
-        size = OUTPUT_PER_INPUT * sum(file.size for file in reader.files)
-        check_room(f"the corpus {target}", target, size, part.partial)
         check_whole("the number of workers", workers, 1)
         count = max(workers, reader.default_parts()) if parts is None else parts
         count = check_whole("the number of parts", count, 1)
         check_workers(count, engine, workers)
-        part.list_inputs(count, reader).build(count, engine, workers, progress)
+        part.list_inputs(count, reader).build(count, engine, workers)
     return Corpus.open(target)
 
 
 def _absolute(path: Path) -> Path:
     return path.absolute() if isinstance(path, Path) else path
+
+
+def _check_not_replaced(inputs: Sequence[Path], out: Path) -> None:
+    """Raise InputError if the corpus would replace its own input."""
+    for path in inputs if out.exists() else ():
+        if path.exists() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out)):
+            raise InputError(
+                f"{path} lies in {out}, which the corpus would replace. Choose another directory."
+            )
 
 
 def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
@@ -479,3 +468,82 @@ def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
         for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
             repeated.setdefault(number, []).append(key)
     return repeated
+
+
+def estimate_build(
+    inputs: Paths | HubDataset,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Cost:
+    """Estimate the cost of :func:`build_corpus` with the same settings; ``out`` is not written.
+
+    Some seconds are read, small inputs completely, and a sample of that is made a corpus. The
+    figures are ``documents`` and ``tokens`` (None if unknown), ``sampled_documents``,
+    ``tokens_per_second`` and ``bytes_per_token``.
+    """
+    settings["filters"] = settings.get("filters") or Filters()
+    part = CorpusPart(check_path("the corpus to write", out), tokenizer, inputs, **settings)
+    part.check()
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    reader = part.open_inputs(tokenizer=loaded)
+    began = time.perf_counter()
+    documents, seen, characters, share = _sample(reader)
+    seconds, kept = time.perf_counter() - began, sum(len(one.text) for one in documents)
+    scale = characters / share / kept if share else None
+    began, training = time.perf_counter(), 0.0
+    if loaded is None:
+        loaded = train_tokenizer((document.text for document in documents), part.vocab_size)
+        training = (time.perf_counter() - began) * min(scale or 1.0, TRAINING_CHARACTERS / kept)
+    with TemporaryDirectory() as name:
+        began = time.perf_counter()
+        with PartWriter(Path(name), loaded) as writer:
+            for _ in writer.write(documents):
+                pass
+            writer.finish()
+        tokenising = time.perf_counter() - began
+        tokens = read_json(Path(name) / PART_FILE)["counts"]["tokens"]
+        disk = sum(path.stat().st_size for path in Path(name).glob("*-0*"))
+    figures = {
+        "documents": round(seen / share) if share else None,
+        "tokens": round(scale * tokens) if scale else None,
+        "sampled_documents": len(documents),
+        "tokens_per_second": tokens / tokenising,
+        "bytes_per_token": disk / tokens,
+    }
+    unknown = list[str]()
+    if scale is None:
+        unknown.append(f"Whether the rest is like the first {seen:,} documents.")
+        unknown.append("How much the dataset holds: it does not say before it is read.")
+    if part.filters != Filters():
+        unknown.append("How much the filters leave out, and their time.")
+    return Cost(
+        training + seconds / share + scale * tokenising if scale else None,
+        peak_memory(),
+        round(scale * disk) if scale else None,
+        figures,
+        basis=f"Measured on {len(documents):,} of the documents.",
+        unknown=tuple(unknown),
+    )
+
+
+def _sample(reader: DocumentReader) -> tuple[list[Document], int, int, float]:
+    """Read for some seconds.
+
+    Returned are every n-th document, the number of all and of their characters, and the share of
+    the input that they are, 0 if it is unknown.
+    """
+    began, documents, every, kept, seen, characters = time.perf_counter(), [], 1, 0, 0, 0
+    for document in reader:
+        if seen % every == 0:
+            documents.append(document)
+            kept += len(document.text)
+        seen += 1
+        characters += len(document.text)
+        if kept > SAMPLE_CHARACTERS and len(documents) > 1:
+            documents, every = documents[::2], 2 * every
+            kept = sum(len(one.text) for one in documents)
+        if time.perf_counter() - began > READING_SECONDS:
+            return documents, seen, characters, reader.done / reader.total if reader.total else 0.0
+    return documents, seen, characters, 1.0
