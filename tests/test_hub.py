@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 from prismlm import hub
 from prismlm.corpus import HubDataset, load_tokenizer
-from prismlm.corpus.datasets import DatasetReader
+from prismlm.corpus.read import DatasetReader
 from prismlm.errors import InputError
 from prismlm.models.base import find_base
 

@@ -23,7 +23,7 @@ import torch
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.corpus.packing import PackedDataset
+from prismlm.corpus.windows import PackedDataset
 from prismlm.explain.quality import measure_quality
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead

@@ -31,8 +31,13 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
-from prismlm.corpus.packing import PackedDataset, pack
-from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
+from prismlm.corpus.windows import (
+    PackedDataset,
+    WindowBatch,
+    document_windows,
+    pack,
+    window_batches,
+)
 from prismlm.files import read_json, write_json
 from prismlm.models.device import uses_bf16
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty

@@ -14,9 +14,8 @@ from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
 from prismlm.corpus.chat import as_chat, chat_text, encode_chat
 from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_text
-from prismlm.corpus.packing import IGNORED
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
-from prismlm.corpus.windows import Sequences, window_batches
+from prismlm.corpus.windows import IGNORED, Sequences, window_batches
 from prismlm.errors import FormatError, InputError
 from prismlm.files import write_json
 from prismlm.lens.states import predicting

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prismlm.corpus import Corpus, PackedDataset, pack
-from prismlm.corpus.packing import IGNORED
+from prismlm.corpus.windows import IGNORED
 from prismlm.errors import InputError
 
 

@@ -478,6 +478,6 @@ def test_data_files_of_a_named_format(tokenizer, tmp_path):
 
 
 def test_a_missing_package_is_named():
-    code = "import sys; sys.modules['datasets'] = None; from prismlm.corpus.datasets import *; "
+    code = "import sys; sys.modules['datasets'] = None; from prismlm.corpus.read import *; "
     done = forked.run(code=f"{code}DatasetReader(HubDataset('no-one/nothing'))")
     assert "pip install 'prismlm[datasets]'" in done.stderr.splitlines()[-1]

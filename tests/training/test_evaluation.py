@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.corpus.packing import pack
+from prismlm.corpus.windows import pack
 from prismlm.training.evaluation import HeldOut, unigram_ce, verdict
 from tests.helpers.begun import begun_tokenizer
 

@@ -1,14 +1,19 @@
 """Text to tokens: documents keep their id, source, licence and offsets."""
 
-from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.filters import Filters
-from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.part import build_corpus, estimate_build
-from prismlm.corpus.read import DocumentReader, sample_path
+from prismlm.corpus.read import DocumentReader, HubDataset, sample_path
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
-from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
+from prismlm.corpus.windows import (
+    PackedDataset,
+    WindowBatch,
+    WindowGrid,
+    document_windows,
+    pack,
+    window_batches,
+)
 
 __all__ = [
     "Columns",

@@ -15,6 +15,7 @@ from prismlm.errors import FormatError
 FORMAT = "prismlm-corpus"
 FORMAT_VERSION = 2
 META_FILE = "corpus.json"
+REBUILD = "Build the corpus again."
 TOKENIZER_DIRECTORY = "tokenizer"
 SPLIT_RULE = (
     "held out if int(sha256(doc_id)[:8], little endian) / 2**64 < heldout_fraction, else train"
@@ -81,31 +82,21 @@ def check_complete(directory: Path, meta: Any) -> None:
     if meta.get("version") != FORMAT_VERSION:
         raise FormatError(
             f"{directory} has corpus format {meta.get('version')}; this version of prismlm reads "
-            f"{FORMAT_VERSION}. Build the corpus again."
+            f"{FORMAT_VERSION}. {REBUILD}"
         )
     if meta.get("digest") != digest(meta):
-        raise FormatError(f"{where} was changed since it was written. Build the corpus again.")
-    check_files(directory, meta["shards"])
-    if not (directory / TOKENIZER_DIRECTORY / "tokenizer.json").is_file():
-        raise FormatError(
-            f"{directory} is incomplete: tokenizer/tokenizer.json is missing. Build it again."
-        )
+        raise FormatError(f"{where} was changed since it was written. {REBUILD}")
+    for name, size in (item for shard in meta["shards"] for item in shard["files"].items()):
+        path = directory / name
+        if not path.is_file():
+            raise FormatError(f"{directory} is incomplete: {name} is missing. {REBUILD}")
+        if path.stat().st_size != size:
+            raise FormatError(
+                f"{path} has {path.stat().st_size} bytes, expected {size}: it is cut off or was "
+                f"changed. {REBUILD}"
+            )
 
 
 def digest(meta: dict[str, Any]) -> str:
     """Return the digest of the other entries of ``corpus.json``."""
     return fingerprints.of_json({name: part for name, part in meta.items() if name != "digest"})
-
-
-def check_files(directory: Path, shards: list[dict[str, Any]]) -> None:
-    """Raise FormatError for a file of these shards that is missing or has a different size."""
-    way_out = "Build the corpus again."
-    for name, size in (item for shard in shards for item in shard["files"].items()):
-        path = directory / name
-        if not path.is_file():
-            raise FormatError(f"{directory} is incomplete: {name} is missing. {way_out}")
-        if path.stat().st_size != size:
-            raise FormatError(
-                f"{path} has {path.stat().st_size} bytes, expected {size}: it is cut off or was "
-                f"changed. {way_out}"
-            )

@@ -24,10 +24,17 @@ import pyarrow.parquet as pq
 import prismlm
 from prismlm import fingerprints
 from prismlm.corpus import layout
-from prismlm.corpus.datasets import DatasetReader, HubDataset, PipelineReader
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.filters import NEAR_DUPLICATE, Filters, NearDuplicates
-from prismlm.corpus.read import DocumentReader, InputFile, Paths, repeated_id
+from prismlm.corpus.read import (
+    DatasetReader,
+    DocumentReader,
+    HubDataset,
+    InputFile,
+    Paths,
+    PipelineReader,
+    repeated_id,
+)
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.writer import PART_FILE, PartWriter, merge_parts

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
-from prismlm.corpus.encode import Encoder, around_text
+from prismlm.corpus.encode import Encoder
 from prismlm.corpus.tables import ParquetTable
 from prismlm.errors import (
     FormatError,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Split = Literal["train", "heldout", "all"]
-REBUILD = "Build the corpus again."
 
 
 class Corpus:
@@ -60,7 +59,7 @@ class Corpus:
         self.prefix: list[int] = meta["tokenizer"].get("prefix", [])
         self.suffix: list[int] = meta["tokenizer"].get("suffix", [])
         shards = meta["shards"]
-        self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
+        self._shard_starts = np.cumsum([0, *(shard["tokens"] for shard in shards)])[:-1]
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self._shard = cache(partial(_mapped, path, dtype))
         self._columns: dict[str, list[str | None]] = {}
@@ -72,7 +71,7 @@ class Corpus:
 
     def _table(self, file_name: str, schema: pa.Schema) -> ParquetTable:
         paths = [self.path / file_name.format(n) for n in range(len(self.meta["shards"]))]
-        return ParquetTable({str(path): path for path in paths}, schema, REBUILD)
+        return ParquetTable({str(path): path for path in paths}, schema, layout.REBUILD)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
@@ -111,14 +110,7 @@ class Corpus:
         """The tokenizer, for encoding and decoding; see :meth:`spans` for offsets."""
         from prismlm.corpus.tokenizer import load_tokenizer
 
-        loaded = load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
-        prefix, suffix = around_text(loaded)
-        if prefix != self.prefix or suffix not in (self.suffix, [*self.suffix, self.eos_token_id]):
-            raise FormatError(
-                f"{self.path}: its tokenizer puts {loaded.convert_ids_to_tokens(prefix + suffix)} "
-                "around a text, and its documents do not have them. Build the corpus again."
-            )
-        return loaded
+        return load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -156,14 +148,12 @@ class Corpus:
     def split(self, name: Split, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return the documents of a split, of those from ``start`` to ``stop``: int64 [n]."""
         check_choice("the split", name, ("train", "heldout", "all"))
-        stop = len(self) if stop is None else stop
-        numbers = np.arange(start, stop, dtype=np.int64)
+        numbers = np.arange(start, len(self) if stop is None else stop, dtype=np.int64)
         if name == "all":
             return numbers
         is_whole = len(numbers) == len(self)
-        held_out = self._held_out if is_whole else self._find_held_out(start, stop)
-        chosen = numbers[held_out == (name == "heldout")]
-        return np.setdiff1d(chosen, self._left_out) if len(self._left_out) else chosen
+        held_out = self._held_out if is_whole else self._find_held_out(start, len(numbers))
+        return np.setdiff1d(numbers[held_out == (name == "heldout")], self._left_out)
 
     def without(self, documents: Collection[int]) -> Corpus:
         """Return this corpus with some documents, by number, in no split but "all"."""
@@ -175,15 +165,15 @@ class Corpus:
     def _held_out(self) -> np.ndarray:
         return self._find_held_out(0, len(self))
 
-    def _find_held_out(self, start: int, stop: int) -> np.ndarray:
+    def _find_held_out(self, start: int, count: int) -> np.ndarray:
         columns = {"doc_id": self._ids}
         if self.meta["split"].get("stated"):
             columns["split"] = self.documents.column("split")
-        return layout.held_out(pa.table(columns).slice(start, stop - start), self.meta["split"])
+        return layout.held_out(pa.table(columns).slice(start, count), self.meta["split"])
 
     def document_at(self, position: int) -> int:
         """Return the number of the document that a global position lies in."""
-        position, _ = self._check_range(position, 1)
+        self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
     def tokens(self, start: int, length: int) -> np.ndarray:
@@ -191,21 +181,16 @@ class Corpus:
 
         Within one shard this is a read-only view of the file, not a copy.
         """
-        start, length = self._check_range(start, length)
-        parts, end = [np.empty(0, dtype=self.meta["dtype"])], start + length
-        while start < end:
-            shard = int(np.searchsorted(self._shard_ends, start, side="right"))
-            first, stop = self._shard_ends[shard - 1] if shard else 0, self._shard_ends[shard]
-            part = self._shard(shard)[start - first : min(end, stop) - first]
-            if len(part) == length:
-                return part
-            parts.append(part)
-            start = int(stop)
-        return np.concatenate(parts)
+        start, end = self._check_range(start, length)
+        first = np.searchsorted(self._shard_starts, start, side="right") - 1
+        last = max(first, np.searchsorted(self._shard_starts, end) - 1)
+        bounds = ((n, self._shard_starts[n]) for n in range(first, last + 1))
+        parts = [self._shard(n)[max(0, start - at) : end - at] for n, at in bounds]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def parts(self) -> Iterator[np.ndarray]:
         """Yield the tokens of each shard, as a read-only view of the file."""
-        return map(self._shard, range(len(self._shard_ends)))
+        return map(self._shard, range(len(self._shard_starts)))
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
         """Return a copy of :meth:`tokens`."""
@@ -246,17 +231,16 @@ class Corpus:
         try:
             return Encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
         except Exception as error:  # tokenizers raises nothing narrower
-            raise FormatError(f"{path} is damaged ({error}). {REBUILD}") from error
+            raise FormatError(f"{path} is damaged ({error}). {layout.REBUILD}") from error
 
     def _check_range(self, start: int, length: int) -> tuple[int, int]:
-        start = check_whole("the position", start, None)
-        length = check_whole("the number of tokens", length, None)
-        if start < 0 or length < 0 or start + length > self.num_tokens:
+        start, end = int(start), int(start) + int(length)
+        if not 0 <= start <= end <= self.num_tokens:
             raise InputError(
-                f"Tokens {start} to {start + length} lie outside of the corpus {self.name!r}, "
-                f"which has {self.num_tokens}."
+                f"Tokens {start} to {end} lie outside of the corpus {self.name!r}, which has "
+                f"{self.num_tokens}."
             )
-        return start, length
+        return start, end
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], shard: int) -> np.ndarray:

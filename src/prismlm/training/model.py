@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from prismlm.corpus.packing import IGNORED, PackedDataset
+from prismlm.corpus.windows import IGNORED, PackedDataset
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding

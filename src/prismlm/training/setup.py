@@ -17,8 +17,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm import __version__
-from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.windows import PackedDataset, pack
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM

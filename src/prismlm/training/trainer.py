@@ -21,8 +21,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus.packing import IGNORED
-from prismlm.corpus.windows import WindowBatch
+from prismlm.corpus.windows import IGNORED, WindowBatch
 from prismlm.errors import DivergenceError, FormatError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import discard, room_to_write, share

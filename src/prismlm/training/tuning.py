@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.windows import IGNORED, PackedDataset, pack
 from prismlm.errors import check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
