@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -209,40 +207,22 @@ def test_arguments_out_of_range(
 def test_estimated_tokens_are_those_of_the_corpus(
     tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly where all of it is tokenised, and nearly where a sample is."""
-    rng, options = random.Random(0), {"tokenizer": tiny_corpus / "tokenizer"}
-    words = ("the", "court", "patient", "reads", "a", "line", "你好世界", "训练", "appeal")
-    texts = [" ".join(rng.choices(words, k=rng.randint(50, 800))) for _ in range(60)]
-    path = tmp_path / "texts.parquet"
-    pq.write_table(pa.table({"text": texts}), path)
+    """Exactly where all of it is tokenised, and nearly where a sample from all over it is."""
+    options = {"tokenizer": tiny_corpus / "tokenizer"}
+    lines = ("a line of text ", "你好世界训练你好 ")
+    rows = [{"text": f"{n} " + lines[n // 500] * (n % 4 + 1)} for n in range(1000)]
+    path = write_jsonl(tmp_path / "t.jsonl", rows)
     built = build_corpus(path, tmp_path / "built", **options)
     exact = estimate_build(path, tmp_path / "out", **options)
-    assert (exact.documents, exact.tokens) == (60, built.num_tokens)
+    assert (exact.documents, exact.tokens) == (1000, built.num_tokens)
     size = sum(file.stat().st_size for file in built.path.glob("*-0*"))
     assert exact.disk_bytes == pytest.approx(size, rel=0.05)
-    monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 5_000)
-    cost = estimate_build(path, tmp_path / "out", **options)
-    assert (cost.documents, cost.sampled_documents < 40) == (60, True)
-    assert cost.tokens == pytest.approx(built.num_tokens, rel=0.25)
-    assert cost.seconds > 0
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_estimate_samples_all_over_the_input(
-    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [
-        {"text": f"{n} a line of text" if n < 500 else f"{n} 你好世界训练你好"} for n in range(1000)
-    ]
-    path, options = (
-        write_jsonl(tmp_path / "t.jsonl", rows),
-        {"tokenizer": tiny_corpus / "tokenizer"},
-    )
-    built = build_corpus(path, tmp_path / "built", **options)
     monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 3000)
     cost = estimate_build(path, tmp_path / "out", filters=None, **options)
-    assert cost.sampled_documents < 300
+    assert (cost.documents, cost.sampled_documents < 300) == (1000, True)
     assert cost.tokens == pytest.approx(built.num_tokens, rel=0.1)
+    assert cost.seconds > 0
+    assert not (tmp_path / "out").exists()
 
 
 def test_totals_of_a_stream_of_unknown_length_are_unknown(

@@ -70,9 +70,8 @@ def make_model(family="llama"):
 
 def plan(model, head, *edits, only=None, logit_map=None, lens=None):
     found = LogitMap(scale=model.scale) if isinstance(model, Flat) else LogitMap.of(model)
-    tokenizer = SimpleNamespace(
-        is_fast=False, decode=lambda ids, **_: str(ids[0]), convert_ids_to_tokens=str
-    )
+    backend = SimpleNamespace(decode=lambda ids, **_: str(ids[0]), id_to_token=str)
+    tokenizer = SimpleNamespace(backend_tokenizer=backend, convert_ids_to_tokens=str)
     opened = SimpleNamespace(
         model=model, head=head, logit_map=logit_map or found, tokenizer=tokenizer, lens=lens
     )

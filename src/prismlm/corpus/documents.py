@@ -82,11 +82,6 @@ class Columns:
     url: str | None = None
     split: str | None = None
 
-    def __post_init__(self) -> None:
-        for role in ROLES:
-            if role == "text" or getattr(self, role) is not None:
-                check_text(f"the name of the {role} column", getattr(self, role))
-
     def resolve(self, available: Collection[str], where: str) -> dict[str, str]:
         """Return the available column of each role (``text`` or ``messages``, ``id``, …).
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
 MINHASH, PARTS = "minhash", "part-*"
 # A file of a part: sorted hashes of the ids that it has read, also of documents left out.
 IDS_FILE = "ids.npy"
-# Hashes of ids that are compared at once, 8 bytes each.
-IDS_AT_ONCE = 2**25
 # A tokenizer is trained on the beginnings of at most so many equal parts of the input, of so many
 # bytes or one file of a dataset at least.
 TRAINING_CHARACTERS, PLACES, PLACE_BYTES = 64_000_000, 16, 2**22
@@ -207,7 +204,6 @@ class CorpusPart:
             check_kind("the tokenizer", self.tokenizer, kinds, "a directory or a name")
         expected, fraction = "at least 0 and below 1", self.heldout_fraction
         check_number("the held-out fraction", fraction, expected, lambda share: 0 <= share < 1)
-        check_kind("overwrite", self.overwrite, bool, "True or False")
         self.filters.check()
         check_outputs(directory=self.out, overwrite=True)
         if self.out.exists() and not layout.is_corpus(self.out):
@@ -457,23 +453,13 @@ def _check_not_replaced(inputs: Sequence[Path], out: Path) -> None:
 
 
 def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
-    """Return, by part, the hashes of ids that an earlier part has too; one file is open at once."""
-    total = sum(len(np.load(path, mmap_mode="r")) for path in paths)
-    ranges = max(1, total // IDS_AT_ONCE)
-    bounds = [np.uint64((2**64 - 1) * n // ranges) for n in range(ranges + 1)]
-    repeated = dict[int, list[int]]()
-    for low, high in pairwise(bounds):
-        chosen = list[np.ndarray]()
-        for path in paths:
-            ids = np.load(path, mmap_mode="r")
-            begin, end = np.searchsorted(ids, low), np.searchsorted(ids, high, side="right")
-            chosen.append(np.array(ids[begin:end]))
-        keys = np.concatenate(chosen)
-        owners = np.repeat(np.arange(len(paths)), [len(ids) for ids in chosen])
-        order = np.argsort(keys, kind="stable")
-        again = order[1:][keys[order[1:]] == keys[order[:-1]]]
-        for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
-            repeated.setdefault(number, []).append(key)
+    """Return, by part, the hashes of ids that an earlier part has too."""
+    ids, repeated = [np.load(path) for path in paths], dict[int, list[int]]()
+    keys, owners = np.concatenate(ids), np.repeat(np.arange(len(ids)), list(map(len, ids)))
+    order = np.argsort(keys, kind="stable")
+    again = order[1:][keys[order[1:]] == keys[order[:-1]]]
+    for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
+        repeated.setdefault(number, []).append(key)
     return repeated
 
 

@@ -76,14 +76,10 @@ def decode_token(tokenizer: PreTrainedTokenizerBase, *tokens: int) -> str:
 
     The leading space, which SentencePiece's decoders drop, is restored.
     """
-    if tokenizer.is_fast:
-        # The same as below in a third of the time.
-        backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
-        text = str(backend.decode(list(tokens), skip_special_tokens=False))
-        first = backend.id_to_token(tokens[0])
-    else:
-        text = str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
-        first = tokenizer.convert_ids_to_tokens(tokens[0])
+    # A third of the time of tokenizer.decode.
+    backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
+    text = str(backend.decode(list(tokens), skip_special_tokens=False))
+    first = backend.id_to_token(tokens[0])
     return " " + text if str(first).startswith(SPACES) and not text[:1].isspace() else text
 
 

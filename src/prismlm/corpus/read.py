@@ -112,10 +112,7 @@ class DocumentReader:
         share: tuple[int, int] = (0, 1),
         used: Sequence[int] | None = (),
     ) -> None:
-        expected = 'prismlm.corpus.Columns, as Columns(id="name")'
-        columns = Columns() if columns is None else columns
-        self._columns = check_kind("columns", columns, Columns, expected)
-        self.tokenizer = tokenizer
+        self._columns, self.tokenizer = columns or Columns(), tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
         self._share, self._used, self._seen, self._file = share, used, set[int](), ""
         self.ignored, self.left_out = Counter[str](), Counter[str]()
