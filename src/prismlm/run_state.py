@@ -52,9 +52,10 @@ def writing(
     with ExitStack() as stack:
         try:
             created, descriptor = list[Path](), None
-            while descriptor is None:  # again if the directory is removed while waiting
+            while descriptor is None:
                 created = [p for p in (directory, *directory.parents) if not p.exists()]
                 directory.mkdir(parents=True, exist_ok=True)
+                # The previous holder may remove file and directory while this one waits.
                 with suppress(FileNotFoundError):
                     descriptor = _locked(lock, wait)
         except BlockingIOError as error:
@@ -72,27 +73,25 @@ def writing(
         yield
 
 
-def _locked(path: Path, wait: bool) -> int:
-    """Return the descriptor of the locked file; BlockingIOError names the process that has it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def _locked(path: Path, wait: bool) -> int | None:
+    """Return the descriptor of the locked file, or None if the file has been replaced meanwhile.
+
+    BlockingIOError names the process that has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with ExitStack() as stack:
+        stack.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # The previous holder may have removed the file in between.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-                return descriptor
-        except FileNotFoundError:  # removed: open a new one
-            pass
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
             raise BlockingIOError(holder) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+        if not os.path.samestat(os.fstat(descriptor), path.stat()):
+            return None
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        stack.pop_all()
+        return descriptor
 
 
 def _remove_empty(directory: Path) -> None:
