@@ -289,6 +289,9 @@ def store(tmp_path):
     remote = upath.UPath(f"memory://{tmp_path.name}")
     for root in (tmp_path, remote):
         (root / "sub").mkdir(parents=True)
+        for name in ("built/corpus.json", "built/inner/e.txt", ".cache/dataset_dict.json"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text("{}")
         (root / "a.txt").write_text("a text")
         (root / ".hidden.txt").write_text("not this")
         (root / "sub" / "b.jsonl").write_text('{"text": "b"}\n')
@@ -313,20 +316,14 @@ def test_a_store_is_read_as_a_directory_is(store):
         names = [(file.name, file.size) for file in reader.files]
         assert names == [(file.name, file.size) for file in from_disk.files]
         assert [*reader.documents.values()] == [*from_disk.documents.values()]
+        assert reader.ignored == from_disk.ignored
     files = [str(remote / name) for name in ("c.parquet", "d.parquet")]
     local_files = [local / name for name in ("c.parquet", "d.parquet")]
     expected = list(DocumentReader(local_files, Columns(id="id")))
     assert list(DocumentReader(files, Columns(id="id"))) == expected
 
 
-def test_corpora_and_saved_datasets_of_a_store_are_those_of_a_directory(store):
-    for root in store:
-        for name in ("built/corpus.json", "built/inner/e.txt", ".cache/dataset_dict.json"):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text("{}")
-    local, remote = map(DocumentReader, store)
-    assert [file.name for file in remote.files] == [file.name for file in local.files]
-    assert remote.ignored == local.ignored
+def test_saved_datasets_are_named(store):
     for root in store:
         (root / "saved" / "train").mkdir(parents=True)
         (root / "saved" / "train" / "f.txt").write_text("a text")
