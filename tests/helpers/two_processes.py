@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prismlm.corpus.packing import pack
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.windows import pack
 from prismlm.errors import Interrupted
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import attach, build_recipe, parallel, train
