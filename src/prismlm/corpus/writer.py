@@ -72,13 +72,14 @@ class PartWriter:
     def __init__(
         self, directory: Path, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float = 0.05
     ) -> None:
-        self._directory, self._tokenizer = directory, tokenizer
+        self._directory, self._encoder = directory, encoder_of(tokenizer)
         self._heldout_fraction = heldout_fraction
         meta = describe_tokenizer(tokenizer)
         self._eos, self._dtype = meta["eos_token_id"], dtype_of(meta)
         self._prefix, self._suffix = meta.get("prefix", []), meta.get("suffix", [])
         self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._heldout, self._stated = Counter[str](documents=0, tokens=0), Counter[str]()
+        # The smallest hash of an id, and the length of that document.
         self._least: list[float] | None = None
         self._digests = bytearray()
         # The rows of the next row group.
@@ -114,19 +115,16 @@ class PartWriter:
         yield
 
     def _write(self, batch: list[Document]) -> None:
-        encoder, ids = encoder_of(self._tokenizer), dict[str, list[int]]()
-        texts, chats = list[Document](), list[Document]()
-        for document in batch:
-            if document.messages is None:
-                texts.append(document)
-            elif document.marks is None:
-                chats.append(document)
-            else:
-                ids[document.doc_id] = encoder.encode_chat(document.text, document.marks)
-        ways = (encoder.text, texts, self._prefix, self._suffix), (encoder.chat, chats, [], [])
-        for backend, part, prefix, suffix in ways if chats else ways[:1]:
-            encodings = backend.encode_batch_fast([d.text for d in part], add_special_tokens=False)
-            for document, encoding in zip(part, encodings, strict=True):
+        encoder = self._encoder
+        plain = [document for document in batch if document.messages is None]
+        chats = [document for document in batch if document.messages and document.marks is None]
+        ids = {d.doc_id: encoder.encode_chat(d.text, d.marks) for d in batch if d.marks is not None}
+        ways = [(encoder.text, plain, self._prefix, self._suffix)]
+        ways += [(encoder.chat, chats, [], [])] if chats else []
+        for backend, documents, prefix, suffix in ways:
+            texts = [document.text for document in documents]
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            for document, encoding in zip(documents, encodings, strict=True):
                 ids[document.doc_id] = [*prefix, *encoding.ids, *suffix]
         for document in batch:
             self.add(document, ids[document.doc_id])
