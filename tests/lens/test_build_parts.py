@@ -133,7 +133,7 @@ def test_workers_unlike_each_other_are_refused(part, straight, engine, workers):
         with pytest.raises(InputError, match=named):
             FirstPartElsewhere(one, unlike).index(engine, workers)
         assert not one.lens.exists()
-    shutil.rmtree(Parts(one.lens, 3).part(0))
+    shutil.rmtree(Parts(one.lens, 3).part(0), ignore_errors=True)  # or it was not made
     assert_same_lens(straight, index_in_parts(one, 3))
 
 
