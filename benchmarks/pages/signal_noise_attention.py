@@ -156,12 +156,14 @@ def _attention_ratios(row: Row) -> dict[tuple[str, ...], Row]:
     if row["passes"] == "forward":
         return {}
     shape = f"{row['rows']} × {row['heads']} × {row['length']} × {row['head_size']}"
-    return {(shape,): row["ratios"]["combined / plain"]["elapsed"]}
+    return {(shape,): row["ratios"]["elapsed"]["combined"]}
 
 
 def _step_ratios(row: Row) -> dict[tuple[str, ...], Row]:
-    ratios = {pair.split(" / ")[0]: clocks["elapsed"] for pair, clocks in row["ratios"].items()}
-    return {(name, f"{row['parameters'][name]:,}"): ratio for name, ratio in ratios.items()}
+    return {
+        (name, f"{row['parameters'][name]:,}"): ratio
+        for name, ratio in row["ratios"]["elapsed"].items()
+    }
 
 
 def _decode_ratios(row: Row) -> dict[tuple[str, ...], Row]:

@@ -14,11 +14,11 @@ ratio is the median over rounds, with its 95 % interval over resampled rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from benchmarks.prototype_mixer.timing_forms import (
@@ -34,8 +34,9 @@ from benchmarks.prototype_mixer.timing_forms import (
 from benchmarks.shared.options import RESULTS
 from benchmarks.shared.turns import (
     MIB,
-    Turns,
+    Setting,
     against,
+    compared,
     in_turns,
     milliseconds,
     parts_parser,
@@ -73,27 +74,10 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2}
 QUICK = Sizes(32, 64, 256, (64,), 128, (32, 64), (32, 64), (20, 40), 2, SMALL)
 
 
-class Setting(NamedTuple):
-    """What all parts are run with."""
-
-    sizes: Sizes
-    rounds: int
-    device: str
-    dtype: str
-
-
 def main() -> None:
     """Run the parts, and write each as soon as it is measured."""
-    parser = parts_parser(__doc__, PARTS, rounds=7, out=RESULTS / "mixer.json")
-    args = parser.parse_args()
-    sizes = QUICK if args.quick else Sizes()
-
-    def rows_of(part: str, dtype: str) -> list[Row]:
-        # A pass over the longest row takes minutes.
-        rounds = min(2, args.rounds) if part == "throughput" else args.rounds
-        return PARTS[part](Setting(sizes, rounds, args.device, dtype))
-
-    run_parts(args, rows_of)
+    args = parts_parser(__doc__, PARTS, rounds=7, out=RESULTS / "mixer.json").parse_args()
+    run_parts(args, PARTS, QUICK if args.quick else Sizes())
 
 
 def mixer(setting: Setting) -> list[Row]:
@@ -104,15 +88,6 @@ def mixer(setting: Setting) -> list[Row]:
         turns = in_turns(forms, setting.rounds, setting.device)
         rows.append(compared(turns, "mixer", **shape._asdict()))
     return rows
-
-
-def compared(turns: Turns, name: str, **row: Any) -> Row:
-    """Return a row: medians, ratios to ``name``, what did not fit; and print its ratios."""
-    ratios = against(turns, name)
-    shown = {other: f"{r['ratio']:.3g}" for other, r in ratios.items()}
-    print(", ".join(f"{k} {v}" for k, v in row.items()), shown | turns.failed, flush=True)
-    times = {"milliseconds": milliseconds(turns), "ratios": {"elapsed": ratios}}
-    return row | times | {"skipped": turns.failed}
 
 
 def step(setting: Setting) -> list[Row]:
@@ -132,8 +107,8 @@ def step(setting: Setting) -> list[Row]:
 
 @torch.no_grad()
 def throughput(setting: Setting) -> list[Row]:
-    """Time forward passes over one row of growing length."""
-    sizes, device = setting.sizes, setting.device
+    """Time forward passes over one row of growing length; the longest takes minutes."""
+    sizes, device, rounds = setting.sizes, setting.device, min(2, setting.rounds)
     longest = {"max_position_embeddings": sizes.throughput_lengths[-1]}
     models = {
         name: inference_model(
@@ -150,7 +125,7 @@ def throughput(setting: Setting) -> list[Row]:
             for name, model in models.items()
             if length <= LONGEST.get(name, length)
         }
-        turns = in_turns(forms, setting.rounds, device)
+        turns = in_turns(forms, rounds, device)
         rows.append(compared(turns, "protot", length=length))
     return rows
 
@@ -212,16 +187,7 @@ def cache_mib(cache: Any) -> float:
     """Return the size of what a cache holds."""
     recurrent = isinstance(cache, RecurrentCache)
     held = [layer.state if recurrent else (layer.keys, layer.values) for layer in cache.layers]
-    return round(sum(tensor.nbytes for state in held for tensor in tensors(state)) / MIB, 3)
-
-
-def tensors(state: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a state."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from tensors(part)
+    return round(sum(leaf.nbytes for leaf in tree_leaves(held) if leaf is not None) / MIB, 3)
 
 
 PARTS: dict[str, Callable[[Setting], list[Row]]] = {

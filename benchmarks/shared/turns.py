@@ -100,20 +100,39 @@ def parts_parser(
     return parser
 
 
-def run_parts(
-    args: argparse.Namespace, rows_of: Callable[[str, str], Iterable[dict[str, Any]]]
-) -> None:
-    """Run the parts and write each once it is measured; the file's other parts stay.
+class Setting(NamedTuple):
+    """What a part is run with; ``sizes`` are the script's own."""
 
-    ``rows_of`` returns the rows of a part in a dtype.
-    """
+    sizes: Any
+    rounds: int
+    device: str
+    dtype: str
+
+
+def compared(turns: Turns, name: str, **row: Any) -> dict[str, Any]:
+    """Return a row: medians, ratios to ``name``, what did not fit; and print its ratios."""
+    ratios = against(turns, name)
+    shown = {other: f"{ratio['ratio']:.3g}" for other, ratio in ratios.items()}
+    print(", ".join(f"{k} {v}" for k, v in row.items()), shown | turns.failed, flush=True)
+    times = {"milliseconds": milliseconds(turns), "ratios": {"elapsed": ratios}}
+    return row | times | {"skipped": turns.failed}
+
+
+def run_parts(
+    args: argparse.Namespace, parts: Mapping[str, Callable[[Setting], list[Any]]], sizes: Any
+) -> None:
+    """Run the parts and write each once it is measured; the file's other parts stay."""
     if args.device == "cpu":
         torch.set_num_threads(args.threads)
         keep_freed_memory()
     dtypes = args.dtypes or {"cpu": ["float32"], "cuda": ["float32", "bfloat16"]}[args.device]
     result = read_json(args.out) if args.out.is_file() else {"parts": {}}
     for part in args.parts:
-        rows = [row | {"dtype": dtype} for dtype in dtypes for row in rows_of(part, dtype)]
+        rows = [
+            row | {"dtype": dtype}
+            for dtype in dtypes
+            for row in parts[part](Setting(sizes, args.rounds, args.device, dtype))
+        ]
         where = environment() | machine(args.device)
         result["parts"][part] = {"environment": where, "rounds": args.rounds, "rows": rows}
         write_json(args.out, result)

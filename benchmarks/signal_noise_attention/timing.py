@@ -30,8 +30,9 @@ from benchmarks.prototype_mixer.timing_forms import (
 )
 from benchmarks.shared.options import RESULTS
 from benchmarks.shared.turns import (
-    Turns,
+    Setting,
     against,
+    compared,
     in_turns,
     milliseconds,
     parts_parser,
@@ -68,25 +69,11 @@ class Sizes(NamedTuple):
 QUICK = Sizes(2, 8, 64, (32,), 64, 64, 16, (8, 16), 2, {"num_hidden_layers": 1})
 
 
-class Setting(NamedTuple):
-    """What all parts are run with."""
-
-    sizes: Sizes
-    rounds: int
-    device: str
-    dtype: str
-
-
 def main() -> None:
     """Run the parts, and write each as soon as it is measured."""
     out = RESULTS / "signal_noise_attention.json"
     args = parts_parser(__doc__, PARTS, rounds=9, out=out).parse_args()
-    sizes = QUICK if args.quick else Sizes()
-
-    def rows_of(part: str, dtype: str) -> list[Row]:
-        return PARTS[part](Setting(sizes, args.rounds, args.device, dtype))
-
-    run_parts(args, rows_of)
+    run_parts(args, PARTS, QUICK if args.quick else Sizes())
 
 
 def attention(setting: Setting) -> list[Row]:
@@ -115,17 +102,8 @@ def attention(setting: Setting) -> list[Row]:
         row: Row = {"rows": count, "heads": heads, "length": length, "head_size": sizes.head_size}
         turns = in_turns(forms, setting.rounds, setting.device)
         row["passes"] = "forward and backward"
-        rows.append(compared(turns, row, "plain", ["combined"]))
+        rows.append(compared(turns, "plain", **row))
     return rows
-
-
-def compared(turns: Turns, row: Row, baseline: str, others: list[str]) -> Row:
-    """Return a row with medians and ratios to a baseline, and print it."""
-    over = against(turns, baseline)
-    ratios = {f"{name} / {baseline}": {"elapsed": over[name]} for name in others}
-    shown = {key: f"{one['elapsed']['ratio']:.3f}" for key, one in ratios.items()}
-    print(", ".join(f"{k} {v}" for k, v in row.items()), shown, flush=True)
-    return row | {"milliseconds": milliseconds(turns), "ratios": ratios, "skipped": turns.failed}
 
 
 def step(setting: Setting) -> list[Row]:
@@ -143,7 +121,7 @@ def step(setting: Setting) -> list[Row]:
     turns = in_turns(forms, setting.rounds, device)
     row: Row = {"rows": count, "length": sizes.step_length}
     row["parameters"] = {n: sum(p.numel() for p in m.parameters()) for n, m in models.items()}
-    return [compared(turns, row, BASELINE, [name for name in models if name != BASELINE])]
+    return [compared(turns, BASELINE, **row)]
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import render
-from benchmarks.shared import matrix
 from tests.benchmarks.scripts import run
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,3 @@ def test_a_page_that_is_not_what_its_json_gives_is_told(tmp_path, monkeypatch, c
     assert "index.md is not what the JSON gives" in capsys.readouterr().out
     assert run(render, monkeypatch, "index", "--results", tmp_path) == 0
     assert (tmp_path / "index.md").read_text() == (RESULTS / "index.md").read_text()
-
-
-def test_matrices_are_rendered_from_their_json(monkeypatch, capsys):
-    assert run(matrix, monkeypatch, "--check") == 0, capsys.readouterr().out
