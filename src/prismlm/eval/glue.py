@@ -51,7 +51,7 @@ from prismlm.errors import (
     shown,
 )
 from prismlm.eval.runs import last_states, make_parts, read_columns, read_part, sample_rows
-from prismlm.files import check_json, keep_json
+from prismlm.files import check_json, keep_json, read_json
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import learned_positions, uses_bf16
@@ -66,12 +66,7 @@ from prismlm.training.setup import decayed_names
 
 HUB = "nyu-mll/glue"
 MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
-SPLITS = {"train": "train", "dev": "validation"}
-MNLI_SPLITS = {
-    "train": "train",
-    "dev": "validation_matched",
-    "dev_mismatched": "validation_mismatched",
-}
+MISMATCHED = "dev_mismatched"  # only MNLI has it
 
 
 class Task(NamedTuple):
@@ -90,7 +85,10 @@ class Task(NamedTuple):
     @property
     def splits(self) -> dict[str, str]:
         """The hub's names of the splits."""
-        return MNLI_SPLITS if self.name == "mnli" else SPLITS
+        if self.name != "mnli":
+            return {"train": "train", "dev": "validation"}
+        dev = {"dev": "validation_matched", MISMATCHED: "validation_mismatched"}
+        return {"train": "train"} | dev
 
 
 ONE, TWO = ("sentence",), ("sentence1", "sentence2")
@@ -223,7 +221,7 @@ class GlueModel:
         """Return the tokens and labels of the available splits of a task."""
         splits: dict[str, Rows] = {}
         for split, hub in task.splits.items():
-            if split == "dev_mismatched" and data and not any((data / task.name).glob(f"{hub}*")):
+            if split == MISMATCHED and data and not any((data / task.name).glob(f"{hub}*")):
                 continue
             rows = read_split(task, split, data)
             chosen = sample_rows(len(rows.inputs), None if split == "train" else dev_limit, 0)
@@ -303,9 +301,7 @@ def fine_tune(
 
     ``labels`` are class numbers or scores; ``evaluate`` returns the dev metric, larger is better.
     """
-    rate, warmup = options.learning_rate, options.warmup
-    assert rate is not None
-    assert warmup is not None
+    rate, warmup = options.learning_rate or 0.0, options.warmup or 0.0
     steps = options.epochs * math.ceil(len(rows) / options.batch_size)
     optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
@@ -436,15 +432,13 @@ def search(
     with writing(directory / SEARCH_FILE):
         for rate, warmup in product(rates, WARMUPS):
             trial, place = {"learning_rate": rate, "warmup": warmup}, f"{rate:g}-{warmup:g}"
-            arguments = replace(options, **trial), SEARCH_TASKS, [seed]
             accuracies = dict.fromkeys(SEARCH_TASKS, 0.0)
             with suppress(DivergenceError):
-                rows = run_glue(lm, directory / place, *arguments, progress=progress)["tasks"]
-                for task, runs in (
-                    (r["task"], r["fine_tuned"]) for r in rows if r["split"] == "dev"
-                ):
-                    values = runs["values"]["accuracy"]
-                    accuracies[task] = values[runs["seeds"].index(seed)]
+                settings = replace(options, **trial), SEARCH_TASKS, [seed]
+                run_glue(lm, directory / place, *settings, progress=progress)
+                for task in SEARCH_TASKS:
+                    run = read_json(directory / place / RUNS / f"{task}-{seed}.json")
+                    accuracies[task] = max(run["dev_history"])
             tried.append(trial | accuracies)
         best = max(tried, key=lambda row: sum(row[task] for task in SEARCH_TASKS))
         result = options.note(lm) | {"seed": seed} | best | {"tried": tried}
@@ -499,25 +493,24 @@ def figures(out: Path) -> list[dict[str, Any]]:
     runs = [read_part(path, _with_arrays) for path in sorted((out / RUNS).glob("*.json"))]
     runs.sort(key=lambda run: run["seed"])
     rows: list[dict[str, Any]] = []
-    for task, split in ((t, name) for t in select_tasks() for name in t.splits):
+    for task, split in ((one, name) for one in TASKS for name in one.splits):
         matching = [r for r in runs if r["task"] == task.name and split in r["measured"]]
         if not matching:
             continue
-        measured = matching[0]["measured"][split]
-        arms = {
-            arm: summarise(task, split, [r for r in matching if r["from_scratch"] == fresh])
-            for arm, fresh in (("fine_tuned", False), ("from_scratch", True))
-        }
+        measured, arms = matching[0]["measured"][split], ("fine_tuned", "from_scratch")
         rows.append(
             {
                 "task": task.name,
-                "title": "MNLI-MM" if split == "dev_mismatched" else task.title,
+                "title": "MNLI-MM" if split == MISMATCHED else task.title,
                 "split": split,
                 "metrics": list(task.metrics),
                 "train": matching[0]["train"],
                 "measured": {key: measured[key] for key in ("rows", "where")},
                 "constant": {name: constant(name, measured["gold"]) for name in task.metrics},
-                **arms,
+            }
+            | {
+                arm: summarise(task, split, [r for r in matching if r["from_scratch"] == fresh])
+                for fresh, arm in enumerate(arms)
             }
         )
     return rows
@@ -541,8 +534,8 @@ def summarise(task: Task, split: str, runs: Sequence[Mapping[str, Any]]) -> dict
     """
     if not runs:
         return None
-    parts = [run["measured"][split] for run in runs]
-    gold, predicted = parts[0]["gold"], [part["given"] for part in parts]
+    gold = runs[0]["measured"][split]["gold"]
+    predicted = [run["measured"][split]["given"] for run in runs]
     measured = [measure(task, gold, answer) for answer in predicted]
     values = {metric: [m[metric] for m in measured] for metric in task.metrics}
     first = METRICS[task.metrics[0]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -33,8 +32,6 @@ _NONE: dict[int, str] = {}
 _forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
 # Where a configuration stores its implementation; some families have a property over it.
 FORM = "_attn_implementation_internal"
-_counting = threading.Lock()
-_open_blocks = 0
 
 
 class HeadGroup(NamedTuple):
@@ -102,9 +99,10 @@ def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
     """Run an attention implementation in the passes of this thread or task only.
 
     A model looks up the implementation in its configurations at each pass, for masks and layers:
-    in a block, they answer by thread or task. In nested blocks any registered implementation takes
-    precedence over ``eager``.
+    from the first block on, they answer by thread or task. In nested blocks any registered
+    implementation takes precedence over ``eager``.
     """
+    setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
     outer = _forms.get()
     forms = dict(outer)
     for module in model.modules():
@@ -112,26 +110,13 @@ def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
         if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
             forms[id(config)] = name
     _forms.set(forms)
-    _count_blocks(+1)
     try:
         yield
     finally:
-        _count_blocks(-1)
         # Tasks that started in the block have a copy of its context, and may outlive it.
         forms.clear()
         if _forms.get() is forms:
             _forms.set(outer)
-
-
-def _count_blocks(change: int) -> None:
-    """Count the open blocks; while there are any, configurations have a context-local property."""
-    global _open_blocks
-    with _counting:
-        if not _open_blocks:
-            setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
-        _open_blocks += change
-        if not _open_blocks:
-            delattr(PreTrainedConfig, FORM)
 
 
 def _get_form(config: PreTrainedConfig) -> Any:
@@ -197,13 +182,12 @@ def head_writes(
 
 
 def _output_projection(layer: nn.Module, number: int, heads: int) -> nn.Module:
+    why = f"a {type(layer).__name__} has no plain matrix {', '.join(NAMES)} over its heads"
     if isinstance(layer, SignalNoiseAttention):
         why = "the output of signal/noise attention includes λ, and has no matrix per head"
-    else:
-        matrix = next((getattr(layer, name) for name in NAMES if hasattr(layer, name)), None)
-        if isinstance(matrix, nn.Linear | Conv1D):
-            width = matrix.weight.shape[0 if isinstance(matrix, Conv1D) else 1]
-            if not width % heads:
-                return matrix
-        why = f"a {type(layer).__name__} has no plain matrix {', '.join(NAMES)} over its heads"
+    matrix = next((getattr(layer, name) for name in NAMES if hasattr(layer, name)), None)
+    if isinstance(matrix, nn.Linear | Conv1D):
+        width = matrix.weight.shape[0 if isinstance(matrix, Conv1D) else 1]
+        if not width % heads:
+            return matrix
     raise InputError(f"the outputs of the heads of layer {number} cannot be separated: {why}.")

@@ -20,22 +20,15 @@ def _gpt2(width: int, heads: int, layers: int) -> dict[str, Any]:
     return {"model_type": "gpt2", "tie_word_embeddings": True} | sizes | dropout
 
 
-def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "max_position_embeddings": positions,
-        "tie_word_embeddings": True,
-    }
-
-
 def _sizes(model_type: str, width: int, layers: int, **settings: Any) -> dict[str, Any]:
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "tie_word_embeddings": True}
     return {"model_type": model_type} | sizes | settings
+
+
+def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> dict[str, Any]:
+    counts = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), heads)
+    inner_sizes = {"intermediate_size": inner, "max_position_embeddings": positions}
+    return _sizes("llama", width, layers, **inner_sizes, **counts)
 
 
 def _signal_noise(width: int, size: int, layers: int, **settings: Any) -> dict[str, Any]:

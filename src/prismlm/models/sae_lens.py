@@ -72,12 +72,8 @@ class PrototypeSAE(SAE[PrototypeSAEConfig]):
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the activations [..., K] of states [..., d], k of them non-zero."""
-        states = self.process_sae_in(x)
-        flat, k, fitted = (
-            states.reshape(-1, self.cfg.d_in),
-            self.cfg.k,
-            self.cfg.weights == "fitted",
-        )
+        states, k, fitted = self.process_sae_in(x), self.cfg.k, self.cfg.weights == "fitted"
+        flat = states.reshape(-1, self.cfg.d_in)
         chosen = ops.nearest(flat, self.W_dec, min(k, ops.PICKS) if fitted else k, self.cfg.scale)
         if fitted:
             chosen = ops.pursue(flat, self.W_dec, k, chosen.indices)

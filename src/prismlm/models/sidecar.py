@@ -109,11 +109,9 @@ def verify_weights(directory: Path | str) -> int:
     FormatError for a file that has changed or is missing.
     """
     directory = Path(directory)
-    meta = read_json(directory / META_FILE)
-    recorded = meta.get("files", {}) if isinstance(meta, dict) else {}
-    fingerprints_now = _fingerprints(directory)
+    recorded, now = read_json(directory / META_FILE).get("files", {}), _fingerprints(directory)
     for name, expected in recorded.items():
-        if fingerprints_now.get(name) != expected:
+        if now.get(name) != expected:
             raise FormatError(
                 f"{directory / name} is damaged, missing or another file: its fingerprint differs "
                 "from the recorded one. Restore it, or train again."
