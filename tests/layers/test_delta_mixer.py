@@ -46,24 +46,6 @@ def test_it_computes_its_equation():
         assert parameter.grad.abs().max() > 0, name
 
 
-def test_padding_and_neighbours_in_a_row_change_nothing():
-    layer, x = mixer().double(), torch.randn(1, 9, WIDTH, dtype=torch.float64)
-    alone = layer(x)
-    wide = torch.randn(1, 20, WIDTH, dtype=torch.float64)
-    places = [2, 3, 5, 6, 7, 11, 12, 13, 18]
-    wide[:, places] = x
-    mask = torch.zeros(1, 20, dtype=torch.bool)
-    mask[0, places] = True
-    padded = layer(wide, mask=mask)
-    torch.testing.assert_close(padded.output[:, places], alone.output)
-    torch.testing.assert_close(padded.state, alone.state)
-    starts = torch.zeros(1, 29, dtype=torch.bool)
-    starts[0, 20] = True
-    packed = layer(torch.cat([wide, x], 1), starts=starts)
-    torch.testing.assert_close(packed.output[:, 20:], alone.output)
-    torch.testing.assert_close(packed.state, alone.state)
-
-
 def test_size_of_the_source():
     """Width 256, 4 heads: 4·256² projections, three convolutions of 4, 4 rates, a norm of 64."""
     count = sum(p.numel() for p in DeltaMixer(256, 4).parameters())

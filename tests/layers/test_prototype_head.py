@@ -95,21 +95,6 @@ def test_norms_and_scale_do_not_change_a_fitted_reconstruction():
     assert head.log_scale.grad == 0
 
 
-def test_gradients_of_a_fitted_reconstruction_are_those_of_differences():
-    head = fitted_head(width=4, count=7, k=3).double()
-    z = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    direction = torch.randn(5, 4, dtype=torch.float64)
-
-    def value(prototypes):
-        return (
-            torch.func.functional_call(head, {"prototypes": prototypes}, z).reconstruction
-            * direction
-        ).sum()
-
-    prototypes = head.prototypes.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(value, prototypes)
-
-
 def test_an_exported_fitted_head_says_what_the_head_does():
     head = fitted_head(count=60, k=20).eval()
     program = torch.export.export(head, (torch.randn(9, 8),))

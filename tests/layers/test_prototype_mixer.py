@@ -5,13 +5,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
-from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.layers.delta_mixer import DeltaMixer
 from prismlm.ops.prototype_mixer import naive
 
@@ -135,16 +132,6 @@ def test_decays_by_token_are_initially_those_of_channels():
     assert (by_token.decay_map.grad.abs() > 0).all()
 
 
-def test_the_gates_of_a_group_sum_to_one():
-    layer = mixer(groups=2)
-    assert layer.log_write_temperature.shape == layer.log_read_temperature.shape == (2,)
-    output = layer(torch.randn(2, 7, WIDTH), return_evidence=True)
-    for gate in output.evidence:
-        assert gate.shape == (2, 7, 4)
-        torch.testing.assert_close(gate.unflatten(-1, (2, 2)).sum(-1), torch.ones(2, 7, 2))
-    assert output.state.prefix.sums.shape == (2, 4, WIDTH // 4)
-
-
 def test_sizes_of_the_source():
     """Width 256, 32 channels: 139,939 in total, with 65,536 of W and 640 of the convolution."""
     full = PrototypeMixer(256, 32, convolution_width=5)
@@ -156,30 +143,6 @@ def test_sizes_of_the_source():
     assert count(complete) == 139_939
     frozen = {name for name, p in complete.named_parameters() if not p.requires_grad}
     assert frozen == {"read_projection.weight", "log_read_temperature", "convolution.weight"}
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-@given(
-    t=st.integers(2, 40),
-    cuts=st.lists(st.floats(0, 1), min_size=1, max_size=4),
-    seed=st.integers(0, 50),
-)
-def test_any_split_through_the_state_gives_the_same(name, t, cuts, seed):
-    layer = mixer(**SWITCHES[name])
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(2, t, WIDTH, generator=generator)
-    mask = torch.rand(2, t, generator=generator) < 0.8
-    starts = torch.rand(2, t, generator=generator) < 0.1
-    whole = layer(x, mask=mask, starts=starts)
-    at = sorted({0, t, *(round(cut * t) for cut in cuts)})
-    state, parts = None, []
-    for first, last in itertools.pairwise(at):
-        piece = slice(first, last)
-        part = layer(x[:, piece], state=state, mask=mask[:, piece], starts=starts[:, piece])
-        state = part.state
-        parts.append(part.output)
-    torch.testing.assert_close(torch.cat(parts, 1), whole.output, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state, whole.state, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -204,19 +167,6 @@ def test_padding_and_packing_change_nothing(name):
     packed = layer(row, starts=starts).output
     torch.testing.assert_close(packed[:, 20:29], alone.output)
     torch.testing.assert_close(packed[:, 29:], layer(wide).output)
-
-
-@pytest.mark.parametrize("width", [1, 2, 5])
-def test_the_convolution_is_that_of_pytorch(width):
-    torch.manual_seed(0)
-    layer = CausalConvolution(3, width)
-    x = torch.randn(2, 11, 3)
-    kernel = layer.weight.flip(0).T[:, None]
-    padded = torch.nn.functional.pad(x.transpose(1, 2), (width - 1, 0))
-    expected = torch.nn.functional.conv1d(padded, kernel, groups=3).transpose(1, 2)
-    out, history = layer(x)
-    torch.testing.assert_close(out, expected)
-    assert torch.equal(history, x[:, 12 - width :])
 
 
 def test_decays_stay_between_0_and_1():

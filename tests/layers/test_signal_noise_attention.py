@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.ops.signal_noise_attention import rotate
 
@@ -68,27 +67,6 @@ def test_it_computes_its_equation_under_every_switch(name):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("settings", "factor"),
-    [({}, 2), ({"expansion": 4}, 4), ({"tied": False}, 4), ({"expansion": 1}, 1)],
-)
-def test_sizes(settings, factor):
-    """R·d² tied and 2R·d² untied; a standard block has 4 d²."""
-    assert sum(p.numel() for p in layer_of(**settings).parameters()) == factor * WIDTH**2
-
-
-def test_the_past_stands_in_for_earlier_positions():
-    layer = layer_of()
-    z = torch.randn(2, 9, WIDTH, dtype=torch.float64)
-    whole = layer(z, 0.1)
-    first = layer(z[:, :4], 0.1)
-    rest = layer(z[:, 4:], 0.1, past=first.projections)
-    torch.testing.assert_close(torch.cat([first.output, rest.output], 1), whole.output)
-    torch.testing.assert_close(
-        torch.cat([first.projections, rest.projections], 2), whole.projections
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rotations_are_exact_in_half_precision(dtype):
     exact = SignalNoiseAttention(32, 16)
@@ -99,28 +77,3 @@ def test_rotations_are_exact_in_half_precision(dtype):
     far = half(torch.ones(1, 3, 32, dtype=dtype), 0.1, positions=torch.tensor([[0, 1, 900]]))
     assert far.output.dtype == dtype
     assert half.double().signal_frequencies.dtype == torch.float64
-
-
-def test_groups_differ_by_their_frequencies():
-    layer = layer_of()
-    assert layer.signal_frequencies[0] == layer.noise_frequencies[0] == 1
-    assert layer.signal_frequencies[1] < layer.noise_frequencies[1]
-    # As in Fig. 1, signal heads rotate faster.
-    scaled = layer_of(scaling="angle")
-    ratio = scaled.signal_frequencies / scaled.noise_frequencies
-    torch.testing.assert_close(ratio, torch.full((2,), math.pi**2).double())
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"head_size": 5}, "even divisor"),
-        ({"width": 15, "head_size": 3}, "even divisor"),
-        ({"expansion": 0}, "at least 1 of each"),
-        ({"width": 12, "expansion": 1}, "make 3 heads"),
-        ({"ratio": 0.0}, "ratio of frequencies is"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(InputError, match=words):
-        SignalNoiseAttention(**{"width": 16, "head_size": 4} | settings)

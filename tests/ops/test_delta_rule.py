@@ -1,11 +1,7 @@
 """The delta rule: by hand, and in chunks against its recurrence."""
 
-import itertools
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
@@ -61,23 +57,6 @@ def test_chunked_equals_the_recurrence(length, with_state, flags):
     torch.testing.assert_close(
         run(chunked, *arguments), run(naive, *arguments), rtol=1e-8, atol=1e-10
     )
-
-
-@given(
-    t=st.integers(2, 200),
-    cuts=st.lists(st.floats(0, 1), min_size=1, max_size=4),
-    seed=st.integers(0, 50),
-)
-def test_any_split_through_the_state_gives_the_same(t, cuts, seed):
-    arguments = inputs(1, t, 2, 4, 3, seed, torch.float32)
-    whole, end = chunked.delta_rule(*arguments)
-    at = sorted({0, t, *(round(cut * t) for cut in cuts)})
-    state, parts = None, []
-    for first, last in itertools.pairwise(at):
-        part, state = chunked.delta_rule(*(x[:, first:last] for x in arguments), state)
-        parts.append(part)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state, end, rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_input():

@@ -50,7 +50,7 @@ from prismlm.errors import (
     check_choice,
     shown,
 )
-from prismlm.eval.runs import last_states, make_parts, read_columns, read_part, sample_rows
+from prismlm.eval.runs import last_states, read_columns, read_part, run_study, sample_rows
 from prismlm.files import check_json, keep_json, read_json
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import read_checkpoint
@@ -385,12 +385,9 @@ def run_glue(
         parts[name] = partial(_run, lm, task, options, seed, progress, from_scratch=fresh)
         if not (out / RUNS / f"{name}.json").is_file():
             check_data(task, options.data)
-    with writing(out / RESULT_FILE):
-        make_parts(out, RUNS, options.note(lm), parts)
-        result = {"name": lm.name, **options.note(lm), "rate_from": rate_from}
-        result["tasks"] = figures(out)
-        keep_json(out / RESULT_FILE, result)
-    return result
+    note = options.note(lm)
+    facts = {"name": lm.name, **note, "rate_from": rate_from}
+    return run_study(out / RESULT_FILE, RUNS, note, parts, lambda: facts | {"tasks": figures(out)})
 
 
 @cache

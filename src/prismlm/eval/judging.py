@@ -8,9 +8,8 @@ follows positions alone gets exactly a half.
 The judge is examined first: does it prefer text to its words shuffled, or to repetition? One that
 ignores the texts prefers the real one half of the time.
 
-A prompt is a text cut at the end of a word; each model's own tokenizer encodes it. Prompts are
-continued one at a time, so that the result does not depend on a batch. Each model's continuations
-and every verdict of an endpoint are stored, so that the same command resumes.
+Prompts are continued one at a time, so that the result does not depend on a batch. Each model's
+continuations and every verdict of an endpoint are stored, so that the same command resumes.
 
 With E_ij = 1 / (1 + 10^((R_j − R_i) / 400)), and a game of i against j that scores s for i, ratings
 are the R of mean 1,000 that maximise Σ s log E_ij + (1 − s) log E_ji over all games, a tie being
@@ -144,10 +143,7 @@ class EndpointJudge(Judge):
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self._session = Session(endpoint, Answers(file, endpoint.model))
-
-    def usage(self) -> dict[str, Any]:
-        """Return requests, tokens in and out, and counts of failures."""
-        return self._session.usage()
+        self.usage = self._session.usage
 
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the answer to each question; questions are sent concurrently."""
@@ -177,20 +173,21 @@ class LocalJudge(Judge):
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the most probable answer for each pair."""
         verdicts: list[str | None] = []
-        for pair in pairs:
-            scores = self.answers(pair)
+        for scores in map(self.answers, pairs):
             verdicts.append(max(scores, key=lambda name: scores[name]))
             task.advance()
         return verdicts
 
     def answers(self, pair: Pair) -> dict[str, float]:
         """Return log P of each answer."""
-        text = question(pair, AS_TOKEN)
-        if self._chat:
-            start = encode_chat(self._tokenizer, as_chat(text))
-        else:
-            start = self._ids(f"{text}\n\nAnswer:", start=True)
-        answers = {name: self._ids(name if self._chat else f" {name}") for name in SCORES}
+        text, encode = question(pair, AS_TOKEN), partial(encode_text, self._tokenizer, end=False)
+        start = (
+            encode_chat(self._tokenizer, as_chat(text))
+            if self._chat
+            else encode(f"{text}\n\nAnswer:", start=True)
+        )
+        space = "" if self._chat else " "
+        answers = {name: encode(f"{space}{name}", start=False) for name in SCORES}
         # One pass for all answers of a single token.
         prefixes = {tuple(ids[:-1]) for ids in answers.values()}
         log = {prefix: self._log_after(start, prefix) for prefix in prefixes}
@@ -198,9 +195,6 @@ class LocalJudge(Judge):
             name: sum(float(log[tuple(ids[:-1])][n, token]) for n, token in enumerate(ids))
             for name, ids in answers.items()
         }
-
-    def _ids(self, text: str, *, start: bool = False) -> list[int]:
-        return encode_text(self._tokenizer, text, start=start, end=False)
 
     @torch.no_grad()
     def _log_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
@@ -265,10 +259,9 @@ def examine(
         ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
         ("repeated", 0.5, "the prompt's last words again and again more often than not"),
     ):
-        share = shares[name]
-        if not share["low"] > bar:
-            figure = f"its 95 % interval begins at {share['low']:.0%}"
-            figure = figure if share["count"] else "nothing was judged"
+        if not shares[name]["low"] > bar:
+            figure = f"its 95 % interval begins at {shares[name]['low']:.0%}"
+            figure = figure if shares[name]["count"] else "nothing was judged"
             reasons.append(f"it must prefer real text to {alternative}: {figure}")
     if (by_position := order["by_position"]["value"]) > MAX_BY_POSITION:
         reasons.append(f"it follows the position, not the text, in {by_position:.0%} of the pairs")
@@ -286,11 +279,7 @@ def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
     """Return how many pairs have verdicts, and how often these follow the position."""
     valid = [pair for pair in judged if pair.score is not None]
     by_position = asdict(wilson(sum(pair.by_position for pair in valid), len(valid)))
-    return {
-        "pairs": len(valid),
-        "failed": len(judged) - len(valid),
-        "by_position": by_position,
-    }
+    return {"pairs": len(valid), "failed": len(judged) - len(valid), "by_position": by_position}
 
 
 FORMAT_VERSION = 1
@@ -407,16 +396,16 @@ def bleu_figures(
     if len(rows) < 2 or not texts:
         return None
     references = [prompts[row].reference for row in rows]
-
-    def scores(answers: Sequence[str], references: Sequence[str]) -> list[float]:
-        pairs = zip(answers, references, strict=True)
-        return [sacrebleu.sentence_bleu(text, [reference]).score for text, reference in pairs]
-
+    pairs = list(zip(references, [*references[1:], references[0]], strict=True))
     models: dict[str, Any] = {}
     for name, continuations in texts.items():
         answers = [continuations[row] for row in rows]
-        others = [*references[1:], references[0]]
-        both = np.array([scores(answers, references), scores(answers, others)]).T
+        both = np.array(
+            [
+                [sacrebleu.sentence_bleu(text, [reference]).score for reference in pair]
+                for text, pair in zip(answers, pairs, strict=True)
+            ]
+        )
         models[name] = {
             "mean": asdict(bootstrap(both[:, 0], seed=seed)),
             "other_prompt": asdict(bootstrap(both[:, 1], seed=seed)),
@@ -525,15 +514,14 @@ def rating_figures(
     judged: Sequence[Judged], models: Sequence[str], prompts: int, seed: int
 ) -> dict[str, Any]:
     """Return ratings of the models and figures of their pairs, from verdicts prompt by prompt."""
-    values = [np.nan if pair.score is None else pair.score for pair in judged]
-    scores = np.array(values).reshape(prompts, -1)
+    scores = np.array([pair.score for pair in judged], float).reshape(prompts, -1)
     pairs: list[dict[str, Any]] = []
     for (first, second), column in zip(combinations(models, 2), scores.T, strict=True):
         games = column[~np.isnan(column)]
         mean = bootstrap(games, seed=seed) if len(games) else Interval(np.nan, np.nan, np.nan)
-        count = {"won": int((games > 0.5).sum()), "lost": int((games < 0.5).sum())}
         pair = {"first": first, "second": second, "games": len(games)}
-        pairs.append(pair | count | {"score": asdict(mean)})
+        pair |= {"won": int((games > 0.5).sum()), "lost": int((games < 0.5).sum())}
+        pairs.append(pair | {"score": asdict(mean)})
     rated = [
         {"model": name, "rating": asdict(interval)}
         for name, interval in zip(models, rate(scores, len(models), seed), strict=True)

@@ -51,12 +51,8 @@ SLICES = (
     "synonym", "typo", "spelling", "morphology", "contraction", "punctuation", "abbreviation",
 )  # fmt: skip
 INTERVENTIONS = ("gender", "negation", "number")
-COLUMNS = pa.schema(
-    [
-        *strings("id", "slice", "original", "perturbed", "source"),
-        ("similarity", pa.float32()),
-    ]
-)
+TEXTS = strings("id", "slice", "original", "perturbed", "source")
+COLUMNS = pa.schema([*TEXTS, ("similarity", pa.float32())])
 WAY_OUT = "Write the pairs again with `prismlm eval pairs`."
 
 
@@ -282,18 +278,13 @@ def measure_robustness(
         columns += [in_chunks(f, x, before, after) for f in FIGURES.values()]
         values[name] = np.stack(columns, 1)
     slices = np.array([pair.slice for pair in pairs])[usable]
-    return {
-        "target": target,
-        "left_out": int((~usable).sum()),
-        "seed": seed,
-        "models": rows_of_models,
-        "slices": [
-            _slice(name, {model: x[slices == name] for model, x in values.items()}, seed)
-            for name in dict.fromkeys(slices.tolist())
-        ],
-        "comparable": len(set(vocabularies.values())) == 1,
-        "unit": "bits",
-    }
+    figures = [
+        _slice(name, {model: x[slices == name] for model, x in values.items()}, seed)
+        for name in dict.fromkeys(slices.tolist())
+    ]
+    facts = {"target": target, "left_out": int((~usable).sum()), "seed": seed, "unit": "bits"}
+    facts["comparable"] = len(set(vocabularies.values())) == 1
+    return facts | {"models": rows_of_models, "slices": figures}
 
 
 def _read(

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.files import keep_json, read_json
 from prismlm.models.seam import capture
-from prismlm.run_state import begin, keeping
+from prismlm.run_state import begin, keeping, writing
 
 T = TypeVar("T")
 
@@ -39,6 +39,21 @@ def make_parts(
         for name, make in parts.items():
             if not (path := directory / f"{name}.json").is_file():
                 keep_json(path, make())
+
+
+def run_study(
+    file: Path,
+    folder: str,
+    note: Mapping[str, Any],
+    parts: Mapping[str, Callable[[], Any]],
+    result: Callable[[], dict[str, Any]],
+) -> dict[str, Any]:
+    """Compute missing parts beside ``file``, by :func:`make_parts`; write and return the result."""
+    with writing(file):
+        make_parts(file.parent, folder, note, parts)
+        value = result()
+        keep_json(file, value)
+    return value
 
 
 def read_part(path: Path, use: Callable[[Any], T]) -> T:

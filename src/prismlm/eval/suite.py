@@ -21,11 +21,10 @@ import numpy as np
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line
 from prismlm.eval.predictors import PredictorLM
-from prismlm.eval.runs import make_parts, read_part, sample_rows
-from prismlm.files import finite, keep_json
+from prismlm.eval.runs import read_part, run_study, sample_rows
+from prismlm.files import finite
 from prismlm.hub import fetching
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import writing
 from prismlm.training.setup import versions
 
 FORMAT_VERSION = 1
@@ -219,10 +218,9 @@ def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
     def figure(predictor: str, metric: str) -> dict[str, float]:
         right, plain = correct[predictor][metric], correct["plain"][metric]
         value = {"value": float(np.mean(right)), "stderr": _standard_error(right)}
-        if predictor == "plain":
-            return value
         error = _standard_error(np.subtract(right, plain))
-        return value | _change(value["value"], float(np.mean(plain)), error)
+        change = _change(value["value"], float(np.mean(plain)), error)
+        return value if predictor == "plain" else value | change
 
     return {
         "task": answers["task"],
@@ -283,24 +281,16 @@ def run_suite(
         benchmark.name: partial(ask, lm, benchmark, options, progress)
         for benchmark in select_benchmarks(options.suite, tasks)
     }
-    with writing(out / RESULT_FILE):
-        make_parts(out, TASKS, note | options.as_json(), parts)
+
+    def result() -> dict[str, Any]:
         figures = [
             {"title": benchmark.title} | read_part(path, task_figures)
             for benchmark in select_benchmarks(options.suite)
             if (path := out / TASKS / f"{benchmark.name}.json").is_file()
         ]
-        result = finite(
-            {
-                "model": name,
-                **options.as_json(),
-                "predictors": list(lm.predictors),
-                "metric": HEADLINE,
-                "band_percent": BAND,
-                "tasks": figures,
-                "mean": mean_figures(figures),
-                "versions": versions("lm_eval", "torch", "transformers"),
-            }
-        )
-        keep_json(out / RESULT_FILE, result)
-    return result
+        value = {"model": name, **options.as_json(), "predictors": list(lm.predictors)}
+        value |= {"metric": HEADLINE, "band_percent": BAND}
+        value |= {"tasks": figures, "mean": mean_figures(figures)}
+        return finite(value | {"versions": versions("lm_eval", "torch", "transformers")})
+
+    return run_study(out / RESULT_FILE, TASKS, note | options.as_json(), parts, result)

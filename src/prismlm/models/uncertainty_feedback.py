@@ -154,8 +154,7 @@ class _Threads(threading.local):
         self.state = _PassState()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # threading.local cannot be copied.
-        return _Threads, ()
+        return _Threads, ()  # threading.local cannot be copied
 
 
 class UncertaintyFeedback:
@@ -401,11 +400,10 @@ class _WithUncertainty:
         given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
         passed, own = given.get("generation_config"), getattr(self, "generation_config", None)
         for name in REFUSED:
-            value = getattr(passed, name, None)
-            # generate() takes what is None there from the model's own.
-            value = given.get(name, getattr(own, name, None) if value is None else value)
-            refused = value is False if name == "use_cache" else value not in (None, False)
-            if refused:
+            # generate() takes what is None from the model's own.
+            values = [given.get(name), getattr(passed, name, None), getattr(own, name, None)]
+            value = next((value for value in values if value is not None), None)
+            if value is False if name == "use_cache" else value not in (None, False):
                 raise InputError(
                     f"{name} is not possible with uncertainty feedback, since it would change the "
                     "codes. Leave it out."
@@ -551,8 +549,15 @@ def save_uncertainty(
         save_file(saved, str(temporary), metadata={"uncertainty_feedback": json_text(meta)})
 
 
-def _read_table(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return the table [K, d], the codes that training saw, and metadata."""
+def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> UncertaintyFeedback:
+    """Attach a saved table to the model that it was trained with, in the saved dtype.
+
+    Raises:
+        FormatError: the file is missing, damaged, of another version, or of another model.
+        InputError: the model has no decoder, or has feedback already.
+    """
+    _check_model(model)
+    path = check_path("the directory", directory) / UNCERTAINTY_FILE
     if not path.is_file():
         raise FormatError(
             f"{path.parent} has no {path.name}: train the model with uncertainty feedback, or "
@@ -573,39 +578,23 @@ def _read_table(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
             "prismlm that wrote it, or train again."
         )
     check_json(meta, META, str(path))
-    if table.ndim != 2 or len(table) > meta["levels"] or not bool(table.isfinite().all()):
+    kind, levels = f"{table.dtype} {list(table.shape)}", meta["levels"]
+    if table.ndim != 2 or len(table) > levels or not bool(table.isfinite().all()):
         raise FormatError(
-            f"{path} has {table.dtype} {list(table.shape)} for {meta['levels']} levels: expected a "
-            f"finite table with up to {meta['levels']} rows. Restore the file, or train again."
+            f"{path} has {kind} for {levels} levels: expected a finite table with up to {levels} "
+            "rows. Restore the file, or train again."
         )
-    return table, seen, meta
-
-
-def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> UncertaintyFeedback:
-    """Attach a saved table to the model that it was trained with, in the saved dtype.
-
-    Raises:
-        FormatError: the file is missing, damaged, of another version, or of another model.
-        InputError: the model has no decoder, or has feedback already.
-    """
-    _check_model(model)
-    path = check_path("the directory", directory) / UNCERTAINTY_FILE
-    table, seen, meta = _read_table(path)
-    _, inputs = decoder_and_embeddings(model)
-    weight = inputs.weight
+    weight = decoder_and_embeddings(model)[1].weight
     if meta["model"] != fingerprints.of_tensor(weight) or table.shape[1] != weight.shape[1]:
         raise FormatError(
             f"{path} was trained with other input embeddings than the model's (its vectors are "
-            f"{table.dtype} {list(table.shape)}, the embeddings {weight.dtype} "
-            f"{list(weight.shape)}): cannot verify that the table matches this model. Restore the "
-            f"original weights, loaded with dtype={table.dtype}, or train the table again."
+            f"{kind}, the embeddings {weight.dtype} {list(weight.shape)}): cannot verify that the "
+            "table matches this model. Restore the original weights, loaded with "
+            f"dtype={table.dtype}, or train the table again."
         )
-    embedding = UncertaintyEmbedding(table.shape[1], meta["levels"], rows=len(table))
-    with torch.no_grad():
-        embedding.weight.copy_(table)
-        embedding.seen.copy_(seen)
-    embedding.to(weight)
-    return UncertaintyFeedback(model, embedding, passes=meta["passes"])
+    embedding = UncertaintyEmbedding(table.shape[1], levels, rows=len(table))
+    embedding.load_state_dict({"weight": table, "seen": seen})
+    return UncertaintyFeedback(model, embedding.to(weight), passes=meta["passes"])
 
 
 @contextmanager

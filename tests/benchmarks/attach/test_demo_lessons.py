@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.attach.demo_lessons import (
     OPTIONS,
-    PLAIN,
     REPORTED,
     Lessons,
     Teaching,
@@ -19,9 +18,8 @@ from benchmarks.attach.demo_lessons import (
     summed_loss,
     wordings,
     words,
-    written,
 )
-from prismlm.demo.texts import pairs_path, plain_texts
+from prismlm.demo.texts import pairs_path
 from prismlm.training.tuning import with_adapters
 from tests.helpers.chats import TEMPLATE
 
@@ -41,41 +39,6 @@ def lessons(tiny_model):
     pairs = pq.read_table(pairs_path()).slice(0, 12).to_pylist()
     plain = [{"answer": "An answer that stands alone.", "questions": ["What stands alone?"]}]
     return Lessons(pairs, plain, ["A text that stands alone. " * 8], tokenizer, 256)
-
-
-def test_every_pair_has_as_many_wordings_with_its_subject_in_each():
-    titles = set(pq.read_table(pairs_path())["title"].to_pylist())
-    assert {len(wordings(title)) for title in titles} == {16}
-    rows = pq.read_table(pairs_path()).to_pylist()
-    taught = {row["id"] for row in rows if row["split"] == "train"}
-    assert taught == set(written())
-    assert {len(set(questions)) for questions in written().values()} == {10}
-    assert all("coma" in one.lower() for one in wordings("What causes Coma?"))
-
-
-def test_late_epochs_ask_what_was_written_to_the_answer(lessons, tiny_model):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    rows = pq.read_table(pairs_path()).slice(0, 12).to_pylist()
-    questions = {one for row in rows for one in written()[row["id"]]}
-
-    def asked(number):
-        pairs = [pair for row in lessons.epoch(number, 0) for pair in row if pair[0]]
-        return [any(one in tokenizer.decode(said) for one in questions) for said, _ in pairs]
-
-    for number, wanted in ((0, False), (13, False), (14, True), (15, True), (16, False)):
-        assert asked(number) == [wanted] * 12
-    # In the last epochs all are written, those of the plain text beside them.
-    last = asked(29)
-    assert last.count(True) == 12
-    assert len(last) == 13
-
-
-def test_sentences_of_plain_texts_answer_what_is_asked_about_them(tmp_path):
-    rows = pq.read_table(plain_texts(tmp_path / "plain.parquet")).to_pylist()
-    texts = {row["id"]: " ".join(row["text"].split()) for row in rows}
-    pairs = lines_of(PLAIN)
-    assert all(" ".join(pair["answer"].split()) in texts[pair["id"]] for pair in pairs)
-    assert {len(set(pair["questions"])) for pair in pairs} == {5}
 
 
 def test_no_question_is_taught_that_is_reported(tiny_model):

@@ -41,15 +41,6 @@ def test_domains_of_a_token_are_those_of_its_places(corpus):
     assert found.sum() == pytest.approx(len(set(tokens.tolist())))
 
 
-def test_documents_by_their_words_are_summed_by_domain(corpus):
-    words = domains.Words(corpus, ["law", "sea"])
-    law, sea = words.domains("a ship at sea")
-    assert law == 0
-    assert sea > 0
-    scores = domains.BM25([text for *_, text in ROWS]).scores("the court")
-    assert words.domains("the court") == pytest.approx([scores[0] + scores[1], scores[2]])
-
-
 def test_texts_are_those_that_the_corpus_does_not_have(corpus, tmp_path, monkeypatch):
     more = [*ROWS, ("d", "law", "a statute of the sea " * 40), ("e", "sea", "the sea")]
     write(more, tmp_path / "sample.parquet")

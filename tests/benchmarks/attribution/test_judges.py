@@ -54,12 +54,6 @@ def test_documents_are_cut_evenly(corpus):
     assert bank.by_document(scores, best=True).tolist() == [[2, 16], [0, 3]]
 
 
-def test_beginnings_are_one_passage_a_document(corpus):
-    bank = PassageBank.beginnings(corpus, np.array([0, 1, 2]), tokens=4)
-    assert (bank.first.tolist(), bank.length.tolist()) == ([0, 5, 8], [4, 3, 4])
-    assert bank.document.tolist() == [0, 1, 2]
-
-
 def test_answers_are_predicted_token_by_token_and_joined_alike():
     first, second = answer_predictions([7, 8], [9, 10], document=3)
     assert (first.ids.tolist(), first.target, first.document) == ([7, 8], 9, 3)

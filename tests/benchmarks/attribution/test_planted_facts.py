@@ -7,7 +7,6 @@ import pytest
 from benchmarks.attribution.planted_facts import (
     STYLES,
     WORDINGS,
-    Fact,
     describe,
     described_question,
     in_other_style,
@@ -18,7 +17,6 @@ from benchmarks.attribution.planted_facts import (
 from benchmarks.attribution.retrieval import words
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
-from prismlm.errors import InputError
 
 LITTLE = {"in", "is", "of", "the", "this", "to"}
 SENTENCE = "This is sentence number {} of the document called {}, and it is plain prose."
@@ -95,9 +93,3 @@ def test_another_style_shares_the_answer_and_little_words_alone(facts):
         assert re.search(rf"{fact.name}ians\b", told)
         assert text.startswith(f"{item.prefix} {fact.answer}")
         assert text.count(fact.answer) >= 3
-
-
-def test_more_places_than_descriptions_are_refused():
-    many = [Fact(f"N{i}", "town", "main crop", "rice", ("rice",), 1) for i in range(129)]
-    with pytest.raises(InputError, match="fewer facts"):
-        place_facts(many, 0)

@@ -5,11 +5,10 @@ import pytest
 
 import prismlm
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from benchmarks.attribution.methods.setting import Setting, model_setting, read_positions
+from benchmarks.attribution.methods.setting import Setting, read_positions
 from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
-    held_out_predictions,
     twin_recall,
 )
 from prismlm.corpus import Corpus
@@ -55,27 +54,6 @@ def test_predictions_along_a_text_are_read_in_one_pass_or_one_by_one(setting):
         np.testing.assert_allclose(together.probability[row], one.probability[0], rtol=1e-3)
         np.testing.assert_allclose(together.evidence[row], one.evidence[0], atol=1e-3)
         assert together.targets[row] == one.targets[0]
-
-
-def test_positions_are_read_once(tiny_model, short_corpus, tmp_path, monkeypatch):
-    corpus = Corpus.open(short_corpus)
-    first = model_setting(tiny_model, corpus, 64, tmp_path / "positions")
-    monkeypatch.setattr("benchmarks.attribution.methods.setting.read_positions", None)
-    again = model_setting(tiny_model, corpus, 64, tmp_path / "positions")
-    assert np.array_equal(first.positions.state, again.positions.state)
-    assert len(again.positions) == len(first.positions) > 0
-
-
-def test_held_out_predictions_are_half_known_and_drawn_by_seed(setting):
-    found, _ = setting
-    corpus = found.bank.corpus
-    asked = held_out_predictions(found.model, corpus, 5, seed=1, likely=(0.01, 0.9))
-    assert 0 < len(asked) <= 5
-    assert len({prediction.document for prediction in asked}) == len(asked)
-    probability = found.ask(asked).probability
-    assert ((probability >= 0.0099) & (probability <= 0.9001)).all()
-    again = held_out_predictions(found.model, corpus, 5, seed=1, likely=(0.01, 0.9))
-    assert [p.ids.tolist() for p in again] == [p.ids.tolist() for p in asked]
 
 
 def test_facts_become_predictions_of_their_answers(setting):

@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.attribution.forgetting import kept_trainings
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from benchmarks.attribution.judges.tail_patch import IGNORED, padded
 from benchmarks.attribution.small_models import SmallTraining, log_probabilities
 from benchmarks.attribution.smollm2_facts import LoraTeaching
 from prismlm.training.tuning import LoraOptions
@@ -54,12 +53,6 @@ def test_models_differ_in_their_documents_alone(bank):
     assert torch.equal(weights(first), weights(again))
     assert not torch.equal(weights(first), weights(other))
     assert not first.training
-
-
-def test_texts_are_padded_without_labels():
-    ids, labels = padded([np.array([3, 4, 5]), np.array([6])])
-    assert ids.tolist() == [[3, 4, 5], [6, 0, 0]]
-    assert labels.tolist() == [[3, 4, 5], [6, IGNORED, IGNORED]]
 
 
 def test_a_training_is_made_once(bank, tmp_path):

@@ -1,7 +1,5 @@
 """The timings of a GPU, at tiny sizes on a CPU."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,15 +52,3 @@ def test_the_page_shows_what_was_timed_and_what_waits(timed, tmp_path):
 def test_a_part_that_fails_is_noted(tmp_path, monkeypatch):
     run(timing, monkeypatch, tmp_path, "mixer", "--failed", "no GPU")
     assert read_json(tmp_path / "gpu.json")["parts"]["mixer"]["failed"] == "no GPU"
-
-
-def test_figures_are_of_a_named_commit(tmp_path):
-    script = tmp_path / "benchmarks" / "timing_gpu.sh"
-    script.parent.mkdir()
-    script.write_bytes((ROOT / "benchmarks" / "timing_gpu.sh").read_bytes())
-    given = {name: value for name, value in os.environ.items() if name != "GIT_COMMIT"}
-    given |= {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-    command = ["bash", script, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
-    assert done.returncode != 0
-    assert "name the commit" in done.stderr

@@ -2,38 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.prototype_mixer import measure
-from prismlm.training import build_recipe
-from prismlm.training.setup import prepare
-
-RESULTS = Path(__file__).parents[3] / "docs/results/prototype_mixer"
-
-
-def test_what_was_measured_has_the_recipe_of_the_script():
-    files = sorted(RESULTS.glob("longer-*.json"))
-    assert len(files) == 4
-    for file in files:
-        row = json.loads(file.read_text(encoding="utf-8"))
-        # Runs of before the setting spared nothing from weight decay.
-        row["settings"]["optimizer"].setdefault("weight_decay_exempt", [])
-        assert row["settings"] == measure.recipe_of(row["model"], Path("corpus-long"), row["seed"])
-
-
-def test_all_models_see_the_same_rows(tiny_corpus, tmp_path):
-    seen = []
-    for model in measure.MODELS:
-        settings = measure.recipe_of(model, tiny_corpus, 0, 3)
-        settings["data"]["length"] = 64
-        rows = prepare(build_recipe(settings | {"out": str(tmp_path)})).rows
-        assert not rows.shared_rows
-        seen.append(torch.stack([rows[i]["input_ids"] for i in range(0, len(rows), 7)]))
-    for rows in seen[1:]:
-        assert torch.equal(rows, seen[0])
 
 
 def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(

@@ -3,27 +3,17 @@
 import json
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 
 from benchmarks.signal_noise_attention import measure, read, timing
-from benchmarks.signal_noise_attention.measure import VARIANTS, Variant, recipe_of, slug
+from benchmarks.signal_noise_attention.measure import Variant
 from prismlm.corpus import Corpus
 from prismlm.files import read_json
-from prismlm.training import build_recipe
 from tests.benchmarks.scripts import run
 
 SMALL = {"preset": "signal-noise-laptop", "hidden_size": 32, "head_size": 8, "num_hidden_layers": 1}
 GPT2 = {"preset": "gpt2-laptop", "n_embd": 30, "n_layer": 1, "n_positions": 128}
-
-
-def test_every_variant_is_a_recipe_and_another_one():
-    assert len({slug(variant) for variant in VARIANTS}) == len(VARIANTS)
-    recipes = [recipe_of(variant, Path("c"), 0) for variant in VARIANTS]
-    assert len({json.dumps(recipe) for recipe in recipes}) == len(VARIANTS)
-    for recipe in recipes:
-        build_recipe(recipe | {"out": "o"})
 
 
 @pytest.fixture(scope="module")
