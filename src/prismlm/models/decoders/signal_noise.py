@@ -110,10 +110,8 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         if cache is not None and cache.get_seq_length():
             past = cache.keys
             all_positions = torch.cat([cache.values[:, 0, :, 0], positions], 1)
-        normed = self.attention_norm(hidden_states)
-        attended = self.attention(
-            normed, noise_weight, past=past, positions=all_positions, mask=mask
-        )
+        z, places = self.attention_norm(hidden_states), {"past": past, "positions": all_positions}
+        attended = self.attention(z, noise_weight, mask=mask, **places)
         if cache is not None:
             cache.update(attended.projections, positions[:, None, :, None])
         hidden_states = hidden_states + F.dropout(attended.output, self.dropout, self.training)
@@ -150,6 +148,12 @@ class SignalNoisePreTrainedModel(OwnDecoder):
         depth = 2 * self.config.num_hidden_layers
         init.normal_(module.weight, std=self.config.initializer_range * depth**-0.5)
 
+    def set_noise_weight(self, value: float | Tensor) -> None:
+        """Set λ to a number from 0 to 1."""
+        check_number("λ", value, "one number from 0 to 1", lambda weight: 0 <= weight <= 1)
+        model: Any = self.base_model
+        model.noise_weight.fill_(value)
+
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint, with λ in the configuration too."""
         model: Any = self.base_model
@@ -181,11 +185,6 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
             self.noise_weight = before.to(self.noise_weight.device)
         return self
 
-    def set_noise_weight(self, value: float | Tensor) -> None:
-        """Set λ to a number from 0 to 1."""
-        check_number("λ", value, "one number from 0 to 1", lambda weight: 0 <= weight <= 1)
-        self.noise_weight.fill_(value)
-
     def _block_arguments(
         self,
         embedded: Tensor,
@@ -201,7 +200,8 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
             )
         # With a cache, transformers does not look for starts of sequences in positions: an empty
         # one would let packed sequences see each other.
-        filled = cache if cache is not None and cache.get_seq_length() else None
+        cached = 0 if cache is None else cache.get_seq_length()
+        filled = cache if cached else None
         mask: Any = create_causal_mask(
             config=self.config,
             inputs_embeds=embedded,
@@ -212,9 +212,13 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         if mask is not None and mask is not attention_mask and mask.is_floating_point():
             # With attn_implementation="eager" masks are added to scores.
             mask = mask == 0
-        if position_ids is None:
-            position_ids = _positions(attention_mask, embedded, cache)
-        positions = position_ids.expand(embedded.shape[0], -1)
+        batch, length, _ = embedded.shape
+        if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
+            # Padding does not count.
+            position_ids = (attention_mask.long().cumsum(1) - 1).clamp_min(0)[:, -length:]
+        elif position_ids is None:
+            position_ids = torch.arange(cached, cached + length, device=embedded.device)[None]
+        positions = position_ids.expand(batch, -1)
         return False, {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
 
 
@@ -227,18 +231,3 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
     """
 
     decoder_class = SignalNoiseModel
-
-    def set_noise_weight(self, value: float | Tensor) -> None:
-        """Set λ; see :meth:`SignalNoiseModel.set_noise_weight`."""
-        self.model.set_noise_weight(value)
-
-
-def _positions(
-    attention_mask: Tensor | None, embedded: Tensor, cache: ProjectionCache | None
-) -> Tensor:
-    """Return positions that do not count padding."""
-    length = embedded.shape[1]
-    if attention_mask is not None and attention_mask.ndim == 2:
-        return (attention_mask.long().cumsum(1) - 1).clamp_min(0)[:, -length:]
-    cached = 0 if cache is None else cache.get_seq_length()
-    return torch.arange(cached, cached + length, device=embedded.device)[None]
