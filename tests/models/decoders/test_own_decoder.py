@@ -204,9 +204,3 @@ def test_wrong_input(model):
         model.generate(ids, cache_implementation="static", **OPTIONS)
     cache.reset()
     assert cache.get_seq_length() == 0
-
-
-def test_the_auto_classes_know_the_models():
-    for name in ("prismlm_deltanet", "prismlm_protot", "prismlm_signal_noise"):
-        config = AutoConfig.for_model(name, vocab_size=7, hidden_size=64, num_hidden_layers=1)
-        assert AutoModelForCausalLM.from_config(config).config.model_type == name

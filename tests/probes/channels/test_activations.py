@@ -136,16 +136,6 @@ def test_with_decays_by_token_memory_is_what_the_mixer_reads():
     assert not any(b.mixer._forward_pre_hooks for b in by_token.model.layers)
 
 
-def test_a_channel_whose_mass_underflowed_reads_as_empty():
-    write = torch.zeros(60, 1)
-    write[0] = 1
-    decay = torch.tensor([1e-2])
-    memory = LayerCurves(0, write, write, discounted_mass(write, decay), decay).memory(0)
-    # 0.01^i is below 1e-30 from i = 16 on.
-    torch.testing.assert_close(memory[1:15, 0], torch.ones(14).double())
-    assert (memory[16:] == 0).all()
-
-
 def test_what_cannot_be_read_is_refused(random_model):
     with pytest.raises(InputError, match="no layer 3"):
         read_channels(random_model, tokens(4), [LAYERS])

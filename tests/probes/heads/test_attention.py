@@ -65,19 +65,6 @@ def test_uniform_attention_by_hand():
     assert figures(weights, least=4)["distance"] == pytest.approx(1.5)
 
 
-def test_a_model_that_does_not_choose_is_the_uniform_beside_it():
-    model = make_gpt2()
-    for block in model.transformer.h:
-        block.attn.c_attn.weight.zero_()
-    result = head_uses(model, [make_batch(*random_rows(20, 33))], least_visible=5)
-    assert result["queries"] == (20 - 4) + (33 - 4)
-    assert (result["tokens"], result["windows"], len(result.rows)) == (53, 2, 9)
-    uniform, *heads = result.rows
-    for head in heads:
-        assert head["group"] == "attention"
-        assert_close(head, uniform)
-
-
 def test_each_head_of_each_layer_is_its_own_weights():
     model = make_signal_noise()
     (row,) = random_rows(24)

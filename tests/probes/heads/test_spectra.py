@@ -17,7 +17,6 @@ from prismlm.probes.heads.spectra import (
     coding_rate,
     content_term,
     cross_terms,
-    incoherence,
     layer_rates,
     loss_against_length,
     position_term,
@@ -27,7 +26,6 @@ from prismlm.probes.heads.spectra import (
     token_losses,
 )
 from tests.helpers.feedback_families import attach_drawn
-from tests.helpers.feedback_models import make_fed_gpt2
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 
@@ -45,15 +43,6 @@ def test_hand_computed():
 def test_both_grams_give_the_determinant(shape):
     z = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert coding_rate(z, distortion=0.3).item() == pytest.approx(direct(z, z.shape[1], 0.3))
-
-
-def test_incoherence():
-    eye = torch.eye(6)
-    assert incoherence(eye[:, :2], eye[:, 2:]).item() == 0
-    assert incoherence(eye[:, :1], 3 * eye[:, :1]).item() == pytest.approx(1)
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, 100, 400, generator=generator)
-    assert incoherence(a, b).item() == pytest.approx(0.1, rel=0.05)
 
 
 ROWS = random_rows(30, 18, 25)
@@ -184,17 +173,6 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
     if passes:
         assert (state.inputs - plain[1].inputs).abs().max() > 0.5
         assert uses.rows != plain_uses.rows
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_heads_of_other_decoders_too(passes):
-    model, _ = make_fed_gpt2(deviation=3.0, passes=passes)
-    uses = head_uses(model, [make_batch(ROW)])
-    model.set_attn_implementation("eager")
-    expected = model(torch.tensor([ROW]), output_attentions=True, use_cache=False).attentions
-    for layer, weights in enumerate(expected):
-        shares = [use["self_share"] for use in uses.rows if use["layer"] == layer]
-        assert shares == pytest.approx(self_shares(weights), abs=1e-5)
 
 
 def cross_term(first, second, position):
