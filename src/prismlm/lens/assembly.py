@@ -106,12 +106,7 @@ class Assembly:
             meta, runs = self._scanned
             write_range(made, runs, self.ranges, at, meta.vocabulary, progress)
         elif kind == "contexts":
-            first = at * PROTOTYPES_OF_A_JOB
-            top = self.scan(slice(first, first + PROTOTYPES_OF_A_JOB)).top
-            contexts = top_contexts.to_rows(top)
-            contexts = contexts._replace(prototype=contexts.prototype + first)
-            text = self.with_text
-            write_contexts(made, contexts, self._corpus, progress, with_text=text)
+            self._write_contexts(made, at * PROTOTYPES_OF_A_JOB, progress)
         elif kind == "documents":
             chosen = slice(at * DOCUMENTS_OF_A_JOB, (at + 1) * DOCUMENTS_OF_A_JOB)
             name = layout.document_files(self._document_files)[at]
@@ -120,6 +115,24 @@ class Assembly:
             suffixes.write_part(made, self._corpus, self.split, at)
             if at == 0:
                 suffixes.finish(made, self._corpus, self.split)
+
+    def _write_contexts(self, made: Path, first: int, progress: Reporter) -> None:
+        """Write ``index.parquet`` of a job, by prototype, from ``first`` on, and then by rank."""
+        corpus, top = self._corpus, self.scan(slice(first, first + PROTOTYPES_OF_A_JOB)).top
+        prototype, *columns = (column.numpy() for column in top_contexts.to_rows(top))
+        cosine, position, document, activation, routed = columns
+        rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
+        documents, row = np.unique(document, return_inverse=True)
+        texts = [pa.nulls(len(row), pa.string())] * 3
+        if self.with_text:
+            texts = _texts(corpus, documents, row, position, progress)
+        facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
+        order = (prototype + first).astype(np.int32), rank.astype(np.int32)
+        found = cosine, activation, routed, position
+        table = pa.table(
+            [*order, *found, *facts.take(pa.array(row)).columns, *texts], schema=layout.INDEX_SCHEMA
+        )
+        layout.write_table(table, made / layout.INDEX_FILE, row_group_size=CONTEXT_ROWS)
 
     @cached_property
     def ranges(self) -> list[Range]:
@@ -245,36 +258,6 @@ def _link(file: Path, to: Path) -> None:
         os.link(file, to)
     except OSError:
         shutil.copyfile(file, to)
-
-
-def write_contexts(
-    directory: Path,
-    contexts: top_contexts.Contexts,
-    corpus: Corpus,
-    progress: Reporter,
-    *,
-    with_text: bool,
-) -> None:
-    """Write ``index.parquet``, by prototype and then by rank."""
-    prototype = contexts.prototype.numpy()
-    rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
-    documents, row = np.unique(contexts.document.numpy(), return_inverse=True)
-    texts = [pa.nulls(len(row), pa.string())] * 3
-    if with_text:
-        texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
-    facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
-    columns = (contexts.cosine, contexts.activation, contexts.routed, contexts.position)
-    table = pa.table(
-        [
-            prototype.astype(np.int32),
-            rank.astype(np.int32),
-            *(column.numpy() for column in columns),
-            *facts.take(pa.array(row)).columns,
-            *texts,
-        ],
-        schema=layout.INDEX_SCHEMA,
-    )
-    layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=CONTEXT_ROWS)
 
 
 def _texts(
