@@ -10,7 +10,7 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.explain import chain as chain_module
 from prismlm.explain.chain import chains, mixer_decoder_of, read_direct_path
-from prismlm.explain.trace import PrototypeUse
+from prismlm.explain.prediction import PrototypeUse
 from prismlm.interventions.channels import MaskRead, intervene
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.protot import half_lives

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.corpus.chat import encode_chat
+from prismlm.corpus.documents import Document
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.corpus.layout import strings
 from prismlm.corpus.windows import document_windows
@@ -38,6 +39,7 @@ from prismlm.explain.attribution import (
     spread,
     support_counts,
 )
+from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import misfit, split_states
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
@@ -45,10 +47,6 @@ from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.opened_model import check_embedded
 from prismlm.models.seam import capture
 from prismlm.outputs import output_files
-
-if TYPE_CHECKING:
-    from prismlm.corpus.documents import Document
-    from prismlm.explain.language_model import PrismLM
 
 MAX_DEFAULT_WINDOW = 1024
 TOKENS_PER_BATCH = 1024

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import DecompositionError, InputError
-from prismlm.explain.prediction import tolerance_of
+from prismlm.explain.prediction import PrototypeUse, tolerance_of
 from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.own_decoder import RecurrentModel
 from prismlm.models.decoders.protot import half_life
@@ -33,9 +33,6 @@ from prismlm.models.uncertainty_feedback import replay
 from prismlm.models.watch import Hook, watch
 from prismlm.ops.channel_parts import ChannelFlow, channel_parts, token_parts
 from prismlm.ops.prototype_head.routing import inverse_norms
-
-if TYPE_CHECKING:
-    from prismlm.explain.trace import PrototypeUse
 
 # Channels named for each prototype, and tokens named for each channel.
 CHANNELS_NAMED = 3

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import tee
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
+from prismlm.corpus.documents import Document
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError
 from prismlm.explain.attribution import AttributionSum, Sources, support_counts
 from prismlm.explain.audit import read_texts, window_of
+from prismlm.explain.language_model import PrismLM
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.models.sidecar import weight_of
-
-if TYPE_CHECKING:
-    from prismlm.corpus.documents import Document
-    from prismlm.explain.language_model import PrismLM
 
 TILE = 1024
 

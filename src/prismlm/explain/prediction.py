@@ -203,6 +203,18 @@ class Predictions:
         return misfit(float(self.parts.explained_share.median()))
 
 
+class PrototypeUse(NamedTuple):
+    """One prototype's part in one prediction."""
+
+    id: int  # its number
+    activation: float  # α > 0
+    cosine: float  # to the hidden state
+    contribution: float  # scale · α (W p)[target], in logits
+    evidence: float  # contribution minus its mean over the vocabulary
+    name: str | None = None  # from the lens; None without one
+    category: str | None = None
+
+
 def misfit(explained_share: float) -> list[str]:
     """Return a warning unless a median explained share can be of a head fitted to the model."""
     if MIN_EXPLAINED <= explained_share <= MAX_EXPLAINED:

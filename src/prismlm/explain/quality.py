@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import InputError
 from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.watch import evaluating
-
-if TYPE_CHECKING:
-    from prismlm.corpus.windows import WindowBatch
 
 
 @dataclass(frozen=True)

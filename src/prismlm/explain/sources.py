@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from prismlm.corpus.documents import Document
 from prismlm.errors import InputError, suggest
 from prismlm.explain.audit import OPENING, read_texts
+from prismlm.explain.language_model import PrismLM
 from prismlm.lens.lens import Lens
-
-if TYPE_CHECKING:
-    from prismlm.corpus.documents import Document
-    from prismlm.explain.language_model import PrismLM
 
 IDS_COMPARED = 20_000  # ids searched for a similar one
 # Lifts between this and its inverse are as usual.

@@ -31,7 +31,7 @@ from prismlm.explain.attribution import (
     carriers_of,
 )
 from prismlm.explain.chain import DirectPath, PrototypeChain, chains
-from prismlm.explain.prediction import Predictions, fed_back
+from prismlm.explain.prediction import Predictions, PrototypeUse, fed_back
 from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
@@ -57,18 +57,6 @@ MIN_LIFT = 1.25
 # A smaller share is "less than 1%".
 MIN_PERCENT = 0.005
 TargetFrom = Literal["text", "generated", "argmax"]
-
-
-class PrototypeUse(NamedTuple):
-    """One prototype's part in one prediction."""
-
-    id: int  # its number
-    activation: float  # α > 0
-    cosine: float  # to the hidden state
-    contribution: float  # scale · α (W p)[target], in logits
-    evidence: float  # contribution minus its mean over the vocabulary
-    name: str | None = None  # from the lens; None without one
-    category: str | None = None
 
 
 @dataclass(frozen=True)
