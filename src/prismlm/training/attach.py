@@ -357,30 +357,27 @@ class _AttachRun:
 
     def states(self) -> HiddenStates:
         """Return the hidden states of the corpus, stored on disk; each process reads some."""
-        limit, count, whole = self.options.states_gb * 1e9, parallel.world_size(), self._states
+        limit, count = self.options.states_gb * 1e9, parallel.world_size()
+        whole = self.out / WORK / STATES
         read = partial(read_states, self.model, self.corpus, limit_bytes=limit)
         if count > 1 and not parallel.on_main((whole / META_FILE).is_file):
             parts = [whole / f"{number + 1}-of-{count}" for number in range(count)]
             shard = Shard(parallel.rank(), count)
             read(parts[shard.number], self.reading, shard=shard, progress=self.progress)
             parallel.barrier()
-            parallel.on_main(lambda: self._join(parts))
+
+            def join() -> None:
+                join_states([HiddenStates.open(part) for part in parts], whole)
+                for part in parts:
+                    shutil.rmtree(part)
+
+            parallel.on_main(join)
         return read(whole, self.reading, progress=self.progress)
-
-    @property
-    def _states(self) -> Path:
-        return self.out / WORK / STATES
-
-    def _join(self, parts: list[Path]) -> None:
-        join_states([HiddenStates.open(part) for part in parts], self._states)
-        for part in parts:
-            shutil.rmtree(part)
 
     def head(self, states: HiddenStates) -> PrototypeHead:
         """Fit, measure and write the head."""
         if not parallel.on_main(lambda: has_sidecar(self.out)):
-            options, progress = self.options.fit, self.progress
-            head, history = fit(self.model, states, options, progress=progress)
+            head, history = fit(self.model, states, self.options.fit, progress=self.progress)
             parallel.on_main(lambda: self._save(head, history, states))
         return load_sidecar(self.out, self.model).head
 

@@ -523,12 +523,17 @@ def _parse(text: str, source: str) -> Any:
 def _override(settings: dict[str, Any], override: str) -> None:
     """Apply ``a.b=value`` to the settings."""
     key, separator, text = override.partition("=")
-    *sections, name = key.strip().split(".")
-    if not separator or not all([*sections, name]):
+    if not separator or not all(key.strip().split(".")):
         raise InputError(f"--set {override}: expected KEY=VALUE, such as head.prototypes=512.")
+    set_value(settings, key.strip(), _parse(text, f"--set {override}"), f"--set {override}")
+
+
+def set_value(settings: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Set a value by its dotted key; InputError names ``source`` and what is not a section."""
+    *sections, name = key.split(".")
     section: Any = settings
     for part in sections:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
-            raise InputError(f"--set {override}: {part} is a single value, not a section.")
-    section[name] = _parse(text, f"--set {override}")
+            raise InputError(f"{source}: {part} is a single value, not a section.")
+    section[name] = value

@@ -22,7 +22,15 @@ from prismlm.files import atomic_file, read_json, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Busy, check_same, writing
 from prismlm.training import parallel
-from prismlm.training.recipe import Range, Recipe, Scalar, SearchRecipe, build_recipe, flat
+from prismlm.training.recipe import (
+    Range,
+    Recipe,
+    Scalar,
+    SearchRecipe,
+    build_recipe,
+    flat,
+    set_value,
+)
 from prismlm.training.run import (
     BEST_FILE,
     HISTORY_FILE,
@@ -216,26 +224,19 @@ def recipe_with(recipe: Recipe, values: Mapping[str, Scalar], **changes: Any) ->
     """
     settings = recipe.to_dict() | changes
     for key, value in values.items():
-        _set(settings, key, value)
+        set_value(settings, key, value, "search.space")
     changed = build_recipe(settings, "search.space")
     ratio = recipe.positions_per_step / changed.positions_per_step
     if "steps" in values or ratio == 1:
         return changed
     for key, count in flat(settings).items():
         if key in STEP_KEYS and count:
-            _set(settings, key, max(1, round(count * ratio)))
+            set_value(settings, key, max(1, round(count * ratio)), "search.space")
     head = settings["head"]
     if head["initialise_at_step"] is not None and settings["steps"]:
         # In a very short run, rounding may have made it the number of steps.
         head["initialise_at_step"] = min(head["initialise_at_step"], settings["steps"] - 1)
     return build_recipe(settings, "search.space")
-
-
-def _set(settings: dict[str, Any], key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        settings = settings[section]
-    settings[name] = value
 
 
 def _check_same_search(directory: Path, run: dict[str, Any]) -> None:
