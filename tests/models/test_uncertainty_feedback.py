@@ -1,15 +1,191 @@
-"""The codes that a call feeds back: by the number of passes, on other kinds of models, in a cache.
+"""The codes that a call feeds back; what calls of one model share: threads, errors, caches.
 
 The matrix test has generation, padding and caches of every family.
 """
 
+import copy
+import pickle
+import threading
+
 import pytest
 import torch
-from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers import (
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 
+from prismlm.errors import InputError
 from prismlm.models.seam import capture
+from prismlm.models.uncertainty_feedback import carried_code, uncertainty_of
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build
+
+IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
+NEUTRAL = 32
+SETTINGS = {"max_new_tokens": 5, "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
+
+
+@pytest.fixture
+def model():
+    return build("llama")
+
+
+@torch.no_grad()
+def test_positional_arguments():
+    model = build("gpt2")
+    attach_drawn(model, 64, passes=2)
+    caches = [model(IDS, use_cache=True).past_key_values for _ in range(2)]
+    by_name = model(IDS[:, :2], past_key_values=caches[0])
+    output = model(IDS[:, :2], caches[1])
+    # The pass for codes leaves the cache unchanged.
+    assert caches[1].get_seq_length() == caches[0].get_seq_length() == 7
+    assert torch.equal(output.logits, by_name.logits)
+    with pytest.raises(TypeError, match="input_ids"):
+        model(IDS, input_ids=IDS)
+    with pytest.raises(ValueError, match="longer"):
+        model(IDS, *[None] * 40)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_call_that_failed_leaves_nothing_behind(model, passes):
+    plain = model.model(IDS).last_hidden_state
+    attach_drawn(model, 64, passes=passes)
+
+    def fail(*_args):
+        raise OSError("broken")
+
+    handle = model.model.layers[1].register_forward_hook(fail)
+    with pytest.raises(OSError, match="broken"):
+        model(IDS)
+    handle.remove()
+    assert torch.equal(model.model(IDS).last_hidden_state, plain)
+
+
+@torch.no_grad()
+def test_threads_and_copies(model):
+    """Two threads in the middle of a call at the same time; a copy and a pickle."""
+    feedback = attach_drawn(model, 64, passes=2)
+    texts = [IDS, torch.tensor([[1, 9, 8]])]
+    expected = [model(ids, use_cache=False) for ids in texts]
+    outputs, barrier = {}, threading.Barrier(2, timeout=60)
+
+    def wait(*_args):
+        barrier.wait()
+
+    handle = model.model.layers[0].register_forward_hook(wait)
+
+    def run(number):
+        with torch.no_grad():
+            outputs[number] = model(texts[number], use_cache=False)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handle.remove()
+    for number, output in enumerate(expected):
+        assert torch.equal(outputs[number].uncertainty_codes, output.uncertainty_codes)
+        torch.testing.assert_close(outputs[number].logits, output.logits)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert uncertainty_of(again) is not feedback
+        assert torch.equal(again(IDS, use_cache=False).logits, expected[0].logits)
+        assert torch.equal(again.generate(IDS, **SETTINGS), model.generate(IDS, **SETTINGS))
+
+
+@torch.no_grad()
+def test_a_model_whose_state_cannot_carry_codes():
+    config = RwkvConfig(
+        vocab_size=V, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16,
+        intermediate_size=24,
+    )  # fmt: skip
+    model = RwkvForCausalLM(config).eval()
+    attach_drawn(model, 64)
+    with pytest.raises(InputError, match="state cannot carry the code"):
+        model.generate(IDS, **SETTINGS)
+    output = model(IDS, use_cache=True)
+    assert output.uncertainty_codes.shape == IDS.shape
+    with pytest.raises(InputError, match="state cannot carry the code"):
+        model(IDS[:, :1], state=output.state)
+
+
+@torch.no_grad()
+def test_logits_of_some_positions(model):
+    attach_drawn(model, 64)
+    expected = carried_code(model(IDS, use_cache=True).past_key_values).following
+    for keep in (torch.tensor([1, 4]), torch.tensor([0, -1]), 1, 2):
+        cache = model(IDS, use_cache=True, logits_to_keep=keep).past_key_values
+        assert torch.equal(carried_code(cache).following, expected)
+    for keep in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
+        with pytest.raises(InputError, match="do not end with the last position"):
+            model(IDS, use_cache=True, logits_to_keep=keep)
+        # Without a cache no next token needs a code.
+        assert model(IDS, use_cache=False, logits_to_keep=keep).logits.shape[1] == len(keep)
+
+
+@torch.no_grad()
+def test_caches_of_other_rows_or_lengths(model):
+    feedback = attach_drawn(model, 64)
+    first, second = (model(IDS, use_cache=True).past_key_values for _ in range(2))
+    last = IDS[:, :1]
+    with pytest.raises(InputError, match=r"codes of 2 rows, .* has 1: .*batch_select_indices"):
+        model(last[:1], past_key_values=first)
+    feedback.detach()
+    model(last, past_key_values=second)
+    attach_drawn(model, 64)
+    with pytest.raises(InputError, match="codes of 5 positions, and this call has 6"):
+        model(last, past_key_values=second)
+    first.crop(-1)
+    with pytest.raises(InputError, match="codes of 5 positions, and this call has 4"):
+        model(last, past_key_values=first)
+
+
+@torch.no_grad()
+def test_a_cache_without_codes_and_one_that_was_reset(model):
+    cache = model(IDS, use_cache=True).past_key_values
+    attach_drawn(model, 64)
+    codes = model(IDS[:, :1], past_key_values=cache).uncertainty_codes
+    assert codes.tolist() == [[NEUTRAL]] * 2
+    cache.reset()
+    expected = model(IDS[:1]).uncertainty_codes
+    assert torch.equal(model(IDS[:1], past_key_values=cache).uncertainty_codes, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
+def test_a_static_cache_is_refused(name):
+    model = build(name)
+    attach_drawn(model, 64)
+    with pytest.raises(InputError, match=r"static cache: .*Leave cache_implementation out"):
+        model.generate(IDS, **SETTINGS, cache_implementation="static")
+
+
+@torch.no_grad()
+def test_the_mask_of_one_token(model):
+    """If it is padding, it has no code, and neither has the next token."""
+    attach_drawn(model, 64)
+    ones, padded = torch.ones(1, 6, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 1, 0]])
+    codes = []
+    for mask in (None, ones, padded):
+        cache = model(IDS[:1], use_cache=True).past_key_values
+        output = model(IDS[:1, :1], past_key_values=cache, attention_mask=mask)
+        codes.append((output.uncertainty_codes.item(), carried_code(cache).following.item()))
+    assert codes[0] == codes[1]
+    assert min(codes[0]) >= 0
+    assert codes[2] == (-1, -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("setting", ["video_token_id", "audio_token_index"])
+def test_placeholders_of_video_and_audio_are_not_text(model, setting):
+    setattr(model.config, setting, 6)
+    attach_drawn(model, 64)
+    codes = model(input_ids=IDS, use_cache=False).uncertainty_codes
+    # No code at the start, at a placeholder, and after it.
+    assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]
 
 
 def code_of(logits):

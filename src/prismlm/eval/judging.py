@@ -143,7 +143,10 @@ class EndpointJudge(Judge):
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self._session = Session(endpoint, Answers(file, endpoint.model))
-        self.usage = self._session.usage
+
+    def usage(self) -> dict[str, Any]:
+        """Return requests, tokens in and out, and counts of failures."""
+        return self._session.usage()
 
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the answer to each question; questions are sent concurrently."""

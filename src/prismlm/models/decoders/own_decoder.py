@@ -122,7 +122,8 @@ class _RecurrentLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map(lambda leaf: leaf.index_select(0, indices.to(leaf.device)))
 
-    reorder_cache = batch_select_indices
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._map(lambda leaf: leaf.repeat_interleave(repeats, 0))
