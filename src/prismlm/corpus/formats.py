@@ -105,7 +105,10 @@ def extension(path: Path) -> str | None:
 
 
 class Span(NamedTuple):
-    """The records of a file whose first byte lies in [start, stop)."""
+    """The records of a file whose first byte lies in [start, stop).
+
+    A negative start says how much was read before the file.
+    """
 
     start: int = 0
     stop: float = math.inf
@@ -140,13 +143,15 @@ def read_rows(file: InputFile, columns: Columns, span: Span | None = None) -> It
     the line stand for the number.
     """
     path, source = file.path, file.path.name[: -len(file.kind)]
+    span, is_whole = span or Span(), file.kind in WHOLE_FILES
+    start = span.start
     try:
         file.check()
-        for number, values, done in _records(file, columns, span or Span()):
-            doc_id = file.name if file.kind in WHOLE_FILES else f"{file.name}:{number}"
-            yield Row(values, f"{path}:{number}", doc_id, source, done)
+        for number, values, done in _records(file, columns, span):
+            doc_id = file.name if is_whole else f"{file.name}:{number}"
+            yield Row(values, f"{path}:{number}", doc_id, source, max(0, done - start))
     except BadRow as bad:
-        yield Row(bad, str(path), file.name, source, file.size)
+        yield Row(bad, str(path), file.name, source, file.size - start)
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -190,7 +195,7 @@ def _records(file: InputFile, columns: Columns, span: Span) -> Iterator[Record]:
 def _json_lines(file: InputFile, raw: Any, columns: Columns, span: Span) -> Iterator[Record]:
     is_packed = file.kind in PACKED
     counted = file.size <= MAX_COUNTED or is_packed
-    first = _first_line(raw, span.start, counted=counted) if span.start else 1
+    first = _first_line(raw, span.start, counted=counted) if span.start > 0 else 1
     offset = raw.tell()
     for count, line in enumerate(_lines(_unpacked(raw, file.kind), file.path, first), start=first):
         if offset >= span.stop:

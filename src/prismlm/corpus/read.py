@@ -202,8 +202,7 @@ class DocumentReader:
             start, stop = begin - before, math.inf if number == count - 1 else end - before
             is_shared = file.kind in DIVISIBLE and start < file.size and stop > 0
             if start <= 0 < stop or is_shared:
-                for row in read_rows(file, self._columns, Span(max(0, start), stop)):
-                    yield row._replace(done=max(0, row.done - start))
+                yield from read_rows(file, self._columns, Span(start, stop))
             before += file.size
 
     def _document(self, row: Row) -> Document:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from functools import cache, cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,7 +61,7 @@ class Corpus:
         self.prefix: list[int] = meta["tokenizer"].get("prefix", [])
         self.suffix: list[int] = meta["tokenizer"].get("suffix", [])
         shards = meta["shards"]
-        self._shard_starts = np.cumsum([0, *(shard["tokens"] for shard in shards)])[:-1]
+        self._shard_starts = [0, *accumulate(shard["tokens"] for shard in shards)][:-1]
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self._shard = cache(partial(_mapped, path, dtype))
         self._columns: dict[str, list[str | None]] = {}
@@ -182,8 +184,8 @@ class Corpus:
         Within one shard this is a read-only view of the file, not a copy.
         """
         start, end = self._check_range(start, length)
-        first = np.searchsorted(self._shard_starts, start, side="right") - 1
-        last = max(first, np.searchsorted(self._shard_starts, end) - 1)
+        first = bisect_right(self._shard_starts, start) - 1
+        last = max(first, bisect_left(self._shard_starts, end) - 1)
         bounds = ((n, self._shard_starts[n]) for n in range(first, last + 1))
         parts = [self._shard(n)[max(0, start - at) : end - at] for n, at in bounds]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
