@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -31,21 +32,20 @@ from prismlm.eval.suite import SEED, Benchmark, SuiteOptions, select_questions
 from prismlm.files import read_json, write_json
 from prismlm.interventions.calibration import (
     FOLDS,
+    STATES,
     TURNED,
     Answers,
-    Chosen,
     Example,
     Routed,
     Scored,
-    bank_of,
     choose,
     is_right,
-    linearised,
     log_probabilities,
     prototype_gains,
     read_answers,
     route,
 )
+from prismlm.ops.prototype_head.fast import gather_sum
 
 # Questions to draw from, and to test.
 POOL, TEST, FITTED, SEEDS = 600, 500, 400, 3
@@ -86,6 +86,7 @@ def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None
     """Write the answers of every task: z, and what enters the last norm and the last MLP's end."""
     model: Any = lm.model
     model = model.to(torch.bfloat16)
+    model.config.max_position_embeddings = LONGEST
     decoder, seen = model.get_decoder(), {}
     for name, module in (("h", decoder.norm), ("a", decoder.layers[-1].mlp.down_proj)):
         module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
@@ -106,7 +107,8 @@ def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None
             continue
         parts: dict[str, Answers] = {}
         for part, examples in zip(("fit", "test"), questions_of(benchmark, data), strict=True):
-            parts[part] = read_answers(lm, examples, limit=LONGEST, forward=forward)
+            with patch("prismlm.interventions.states.last_states", lambda _, ids: forward(ids)):
+                parts[part] = read_answers(lm, examples)
             print(benchmark.name, part, len(examples), len(parts[part].tokens), flush=True)
         torch.save(parts, path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
@@ -156,14 +158,14 @@ class Part(NamedTuple):
         return is_right(scores, self.answers.starts, self.answers.right)
 
 
-def random_alike(own: Scored, chosen: Chosen, seed: int) -> np.ndarray:
+def random_alike(own: Scored, offsets: np.ndarray, seed: int) -> np.ndarray:
     """Fit as many random prototypes, of those active in the examples, in the same way."""
-    turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
+    turned = np.flatnonzero(np.abs(offsets) > TURNED)
     active = np.setdiff1d(np.unique(own.gains.indices), turned)
     drawn = np.random.default_rng(seed).choice(active, max(1, len(turned)), replace=False)
-    columns = np.arange(chosen.offsets.size)
+    columns = np.arange(offsets.size)
     kept = sparse.csr_array(sparse.diags_array(np.isin(columns, drawn) * 1.0))
-    return choose(own._replace(gains=sparse.csr_array(own.gains @ kept)), seed).offsets
+    return choose(own._replace(gains=sparse.csr_array(own.gains @ kept)), seed)[0]
 
 
 class Probe(NamedTuple):
@@ -185,10 +187,11 @@ def probe(part: Part, seed: int) -> Probe:
     mean = z.mean(0)
     _, _, found = torch.linalg.svd(z[:: max(1, len(z) // 5000)] - mean, full_matrices=False)
     directions = found[:DIRECTIONS]
-    gains = ((z - mean) @ directions.T) * (part.slope @ directions.T)
-    summed = torch.zeros(len(part.scores), DIRECTIONS).index_add(0, part.answers.answer, gains)
-    own = linearised(part.answers, part.scores, sparse.csr_array(summed.double().numpy()))
-    weights = choose(own, seed).offsets
+    each = ((z - mean) @ directions.T) * (part.slope @ directions.T)
+    summed = torch.zeros(len(part.scores), DIRECTIONS).index_add(0, part.answers.answer, each)
+    gains = sparse.csr_array(summed.double().numpy())
+    own = Scored(part.scores, gains, part.answers.starts, part.answers.right)
+    weights = choose(own, seed)[0]
     return Probe(mean, directions, torch.tensor(weights, dtype=torch.float32))
 
 
@@ -290,25 +293,29 @@ def digits(right: np.ndarray) -> str:
 def fitted(lm: prismlm.PrismLM, part: Part, seed: int) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return each method's edit, a function from a part to z′, and the facts of its fit."""
     gains = prototype_gains(lm, part.answers, part.routed, part.slope)
-    own = linearised(part.answers, part.scores, gains)
-    chosen = choose(own, seed)
-    others, bank = random_alike(own, chosen, seed), bank_of(lm)
-
-    def scaled(offsets: np.ndarray) -> Any:
-        change = torch.tensor(offsets, dtype=torch.float32)
-        return lambda one: one.routed.moved(one.answers.z, bank, change)
-
+    own = Scored(part.scores, gains, part.answers.starts, part.answers.right)
+    offsets, _, heldout = choose(own, seed)
+    others = random_alike(own, offsets, seed)
     scales, (lora, rate, steps) = probe(part, seed), trained_lora(lm, part, seed)
-    turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED)
+    turned = np.flatnonzero(np.abs(offsets) > TURNED)
     facts: dict[str, dict[str, Any]] = {
-        "controller": {"parameters": len(turned), "losses": chosen.losses},
+        "controller": {"parameters": len(turned), "losses": heldout},
         "random": {"parameters": int((np.abs(others) > TURNED).sum())},
         "probe": {"parameters": int((scales.weights.abs() > TURNED).sum())},
         "lora": {"parameters": len(lora.down) + len(lora.up), "rate": rate, "steps": steps},
     }
-    facts["controller"]["scales"] = [[int(i), float(1 + chosen.offsets[i])] for i in turned]
-    edits = (scaled(chosen.offsets), scaled(others), lambda one: scales(one.answers.z), lora)
+    facts["controller"]["scales"] = [[int(i), float(1 + offsets[i])] for i in turned]
+    scaled = (lambda one, u=u: moved(lm, one, u) for u in (offsets, others))
+    edits = (*scaled, lambda one: scales(one.answers.z), lora)
     return dict(zip(facts, zip(edits, facts.values(), strict=True), strict=True))
+
+
+def moved(lm: prismlm.PrismLM, part: Part, offsets: np.ndarray) -> Tensor:
+    """Return z′ = z + Σ_i (s_i − 1) α_i p_i for offsets s − 1 [K]."""
+    (indices, activations), bank = part.routed, lm.head.prototypes.detach().float()
+    change = activations * torch.tensor(offsets, dtype=torch.float32)[indices]
+    blocks = zip(indices.split(STATES), change.split(STATES), strict=True)
+    return part.answers.z.float() + torch.cat([gather_sum(i, c, bank) for i, c in blocks])
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ half is for the fit and for choosing, the other for the report. What is finished
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
 
 import prismlm
 from benchmarks.control.local_tasks import documents
@@ -29,27 +28,32 @@ from benchmarks.shared.options import RESULTS, add_numbers, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.chat import question_of
 from prismlm.demo.texts import pairs_path
-from prismlm.eval.predictors import PredictorLM
-from prismlm.eval.suite import SEED, SuiteOptions, ask, mean_figures, task_figures
+from prismlm.eval.predictors import WaysLM
+from prismlm.eval.suite import (
+    SEED,
+    SuiteOptions,
+    ask,
+    mean_figures,
+    select_questions,
+    task_figures,
+)
 from prismlm.files import read_json, write_json
 from prismlm.interventions.states import Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     BIASES,
-    REPORT_SEED,
     Examples,
     Suppressing,
     SuppressOptions,
     Way,
     encoded,
+    growth,
     held_out,
-    sample,
+    split_examples,
     summed_losses,
     suppress,
-    using,
 )
-from prismlm.models.seam import output_embedding
-from prismlm.statistics import bootstrap, wilson
+from prismlm.statistics import wilson
 
 TOPIC, PLAIN, DRAWN = "cancer", "plain", 10
 # A word that no text to keep has.
@@ -131,7 +135,7 @@ def inputs(lm: prismlm.PrismLM, name: str, args: Any) -> tuple[Examples, Suppres
     else:
         rows = pq.read_table(pairs_path()).to_pylist()
         about = [row["messages"] for row in rows if TOPIC in row["title"].lower()]
-        examples, phrases = Examples.split(about, 0), ()
+        examples, phrases = split_examples(about, 0), ()
         samples, tokens = args.topic_samples, 40
     options = SuppressOptions(phrases, samples=samples, tokens=tokens, heldout=args.heldout)
     return examples, options, kept_texts(lm, args.heldout, WORDS[name])
@@ -141,24 +145,25 @@ def measured(lm: prismlm.PrismLM, name: str, args: Any) -> dict[str, Any]:
     """Suppress a behaviour; the cost is also told apart by the kind of text."""
     examples, options, (keep, unseen) = inputs(lm, name, args)
     # If the target is out of reach, the strongest point within the cost is measured.
-    result = suppress(lm, examples, keep, options, within_cost=True, progress=ConsoleReporter())
-    report, kinds, judge = keep[1::2], np.array(unseen[1::2]), result.judge
-    shares = {outcome.name: list(map(judge, outcome.texts)) for outcome in result.outcomes}
-    texts, count = {one.name: one.texts for one in result.outcomes}, len(examples.report)
+    how: dict[str, Any] = {"within_cost": True, "progress": ConsoleReporter()}
+    _, result = suppress(lm, examples, keep, options, **how)
+    report, kinds, judge = (
+        keep[1::2],
+        np.array(unseen[1::2]),
+        Suppressing(lm, examples, keep, options).judge,
+    )
+    texts, count = {one["name"]: one["texts"] for one in result["outcomes"]}, len(examples.report)
+    shares = {name: list(map(judge.shows, own)) for name, own in texts.items()}
+    names = ("judge", "marked", "candidates", "before", "reached", "frontier")
     return {
         "options": asdict(options),
         "examples": {part: len(rows) for part, rows in examples._asdict().items()},
-        "judge": judge.description,
-        "marked": result.marked,
-        "candidates": result.candidates,
-        "before": result.before,
-        "reached": result.reached,
-        "frontier": [asdict(point) | {"turned": point.turned} for point in result.frontier],
-        "ways": {name: way._asdict() for name, way in result.ways.items()},
+        **{name: result[name] for name in names},
+        "ways": {name: way._asdict() for name, way in result["ways"].items()},
         "outcomes": [
-            {"name": one.name, "behaviour": asdict(one.behaviour)}
-            | costs(lm, report, kinds, result.ways[one.name])
-            for one in result.outcomes
+            {"name": one["name"], "behaviour": asdict(one["behaviour"])}
+            | costs(lm, report, kinds, result["ways"][one["name"]])
+            for one in result["outcomes"]
         ],
         "by_prompt": [
             {"question": question_of(prompt)}
@@ -188,13 +193,13 @@ def drawn(samples: int) -> list[int]:
 def further(lm: prismlm.PrismLM, name: str, way: Way, args: Any) -> dict[str, Any]:
     """Measure one more way on what the report of a behaviour is of."""
     examples, options, (keep, unseen) = inputs(lm, name, args)
-    judge = Suppressing(lm, examples, keep, options).judge
-    texts = sample(lm, examples.report, options.samples, way, options, options.seed + REPORT_SEED)
-    right = list(map(judge, texts))
+    work = Suppressing(lm, examples, keep, options)
+    share, texts = work.behaviour(way, report=True)
+    right = list(map(work.judge.shows, texts))
     return {
         "environment": environment(),
         "way": way._asdict(),
-        "behaviour": asdict(wilson(sum(right), len(right))),
+        "behaviour": asdict(share),
         "shown": [{"text": texts[n], "judged": right[n]} for n in drawn(options.samples)],
     } | costs(lm, keep[1::2], np.array(unseen[1::2]), way)
 
@@ -209,33 +214,14 @@ def costs(
     before, after = (
         summed_losses(lm, own, one, len(texts)) for own, one in ((plain, Way()), (under, way))
     )
-    both, weights = np.stack([after, before], 1), np.stack([sizes, sizes], 1)
     figures = {}
     for kind, mask in (("held_out", unseen), ("taught", ~unseen)):
-        growth = bootstrap(both[mask], weights[mask], (1.0, -1.0))
         figures[kind] = {
             "perplexity": float(np.exp(after[mask].sum() / sizes[mask].sum())),
             "tokens": int(sizes[mask].sum()),
-            **{name: float(np.expm1(value)) for name, value in asdict(growth).items()},
+            **asdict(growth(after[mask], before[mask], sizes[mask])),
         }
     return figures
-
-
-class WaysLM(PredictorLM):
-    """A model under several ways to suppress, all from one pass."""
-
-    def __init__(self, lm: prismlm.PrismLM, ways: dict[str, Way]) -> None:
-        super().__init__(lm.model, lm.tokenizer, lm.logit_map)
-        self.opened, self.ways = lm, {PLAIN: Way(), **ways}
-        self.predictors: Any = tuple(self.ways)
-
-    def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Any, Tensor]]:
-        embedding = output_embedding(self.opened.model)
-        with torch.autocast("cpu", enabled=False):
-            for name, way in self.ways.items():
-                with using(self.opened, way):
-                    logits = self.logit_map(embedding(z.float()).float())
-                yield name, logits.log_softmax(-1)
 
 
 def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any]:
@@ -245,8 +231,9 @@ def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any
     for benchmark in SEED:
 
         def answers(benchmark: Any = benchmark) -> dict[str, Any]:
+            selected = select_questions(benchmark, options, dataset)
             with torch.autocast("cpu", torch.bfloat16):
-                return task_figures(ask(asked, benchmark, options, ConsoleReporter(), dataset))
+                return task_figures(ask(asked, benchmark, selected, ConsoleReporter()))
 
         figures.append(once(args.work / f"task_{benchmark.name}.json", answers))
     return {"questions": args.questions, "tasks": figures, "mean": mean_figures(figures)}

@@ -3,14 +3,18 @@
 import json
 
 import pytest
+import torch
 
 import prismlm
 from prismlm.corpus import Corpus
+from prismlm.eval.suite import SuiteOptions, selected_tasks
 from prismlm.explain.controlled import compare_answers
 from prismlm.explain.what_if import what_if
 from prismlm.interventions.calibration import calibrate, read_examples
 from prismlm.lens.layout import prototypes_fingerprint
+from prismlm.probes.results import as_json
 from tests.helpers import forked
+from tests.helpers.benchmark_rows import write_benchmarks
 
 TEXT = "The patient was given a dose of the drug, and the court"
 CELL = "The cell is the smallest unit"
@@ -50,12 +54,10 @@ def test_a_controller_is_written_and_described(document, prism, tiny_model, lm, 
     out = tmp_path / "c.safetensors"
     command = ("calibrate", tiny_model, "--task", task, "--out", out)
     value = document(*command)
-    expected = calibrate(lm, read_examples(task), description=task.name)
-    assert value == {"model": str(tiny_model), "task": str(task)} | json.loads(
-        json.dumps(expected.to_dict())
-    )
+    controller, report = calibrate(lm, read_examples(task), description=task.name)
+    assert value == {"model": str(tiny_model), "task": str(task)} | as_json(report)
     written = prismlm.Controller.load(out)
-    assert written == expected.controller
+    assert written == controller
     assert written.description == "endings.jsonl"
     shown = prism(*command, "--test", task, "--overwrite").stdout
     assert "right on 36 other examples" in shown
@@ -66,7 +68,7 @@ def test_calibrate_names_bad_input(refused, tiny_model, task, tmp_path):
     assert "No such file" in refused("calibrate", tiny_model, "--task", out, "--out", out)
     wrong = ("--task", task, "--out", tmp_path / "c.bin")
     assert "ends with .safetensors" in refused("calibrate", tiny_model, *wrong)
-    assert "there is no controller" in refused("explain", tiny_model, TEXT, "--controller", out)
+    assert "No such file" in refused("explain", tiny_model, TEXT, "--controller", out)
     prismlm.Controller(((0, 0.5),), "0123456789").save(out)
     for command in ("explain", "steer", "generate"):
         message = refused(command, tiny_model, TEXT, "--controller", out)
@@ -80,14 +82,14 @@ def test_explain_says_which_prototypes_moved_the_answer(document, prism, tiny_mo
     value = document(*command)["controller"]
     controller = prismlm.Controller.load(strong)
     found = compare_answers(lm, TEXT, controller, 5)
-    assert value == json.loads(json.dumps(found.to_dict()))
-    assert found.position is not None
-    assert found.without != found.with_it
-    assert found.gained > found.gap > 0
-    first = found.moves[0]
+    assert value == as_json(found)
+    assert found["position"] is not None
+    assert found["without"] != found["with_it"]
+    assert found["gained"] > found["gap"] > 0
+    first = found["moves"][0]
     assert first["scale"] == 0
     assert first["contexts"]
-    assert sum(move["gained"] for move in found.moves) == pytest.approx(found.gained)
+    assert sum(move["gained"] for move in found["moves"]) == pytest.approx(found["gained"])
     shown = prism(*command).stdout
     assert f"#{first['prototype']}" in shown
     assert "turned prototypes give" in shown
@@ -101,21 +103,21 @@ def test_moves_are_the_change_of_the_gap(lm, strong):
     with lm.edit(controller):
         edited = lm.model(input_ids=ids).logits[0, -1]
     x, y = plain.argmax(), edited.argmax()
-    assert found.gap == pytest.approx(float(plain[x] - plain[y]), abs=1e-3)
+    assert found["gap"] == pytest.approx(float(plain[x] - plain[y]), abs=1e-3)
     change = (edited[y] - edited[x]) - (plain[y] - plain[x])
-    assert found.gained == pytest.approx(float(change), abs=1e-3)
+    assert found["gained"] == pytest.approx(float(change), abs=1e-3)
 
 
 def test_a_text_that_fills_the_context_is_read(prism, tiny_model, lm, strong):
-    text = "The court of the drug " * lm.context_length
-    while len(lm.tokenizer(text).input_ids) > lm.context_length:
-        text = text.rsplit(maxsplit=1)[0]
+    words = ["The court of the drug"] * lm.context_length
+    ends = lm.tokenizer(" ".join(words), return_offsets_mapping=True)["offset_mapping"]
+    text = " ".join(words)[: ends[lm.context_length - 1][1]]
     assert lm.encode(text).shape[1] == lm.context_length
     prism("explain", tiny_model, text, "--controller", strong)
     controller = prismlm.Controller.load(strong)
     found = compare_answers(lm, text, controller, temperature=5.0)
     top = lm.model(input_ids=lm.encode(text)).logits[0, -1].argmax()
-    assert found.without == lm.words([int(top)])
+    assert found["without"] == lm.words([int(top)])
 
 
 def test_an_answer_that_stays(prism, tiny_model, lm, tmp_path):
@@ -146,33 +148,62 @@ def examples(tiny_corpus, tmp_path_factory):
     return path
 
 
-def test_a_controller_is_written(prism, document, tiny_model, examples, tmp_path):
-    out = tmp_path / "quiet.safetensors"
-    command = ("suppress", tiny_model, "--examples", examples, "--out", out, *SMALL)
+@pytest.fixture(scope="module")
+def keep(tiny_corpus, tmp_path_factory):
+    """Few tokens, as the fit is as fast as it has positions."""
+    corpus = Corpus.open(tiny_corpus)
+    path = tmp_path_factory.mktemp("keep") / "keep.jsonl"
+    texts = [corpus.text(number)[:100] for number in corpus.split("heldout")[:8].tolist()]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, examples, keep, tmp_path):
+    out, tasks = tmp_path / "quiet.safetensors", ("arc_easy", "piqa", "winogrande")
+    command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
     command += ("--target", 0.4, "--max-cost", 100)
-    value = document(*command)
-    written = prismlm.Controller.load(out)
-    lm = prismlm.load(tiny_model)
+    command += ("--questions", 2, "--tasks", ",".join(tasks))
+    shown = prism(*command, "--data", write_benchmarks(tmp_path / "data", *tasks)).stdout
+    written, lm = prismlm.Controller.load(out), prismlm.load(tiny_model)
     assert written.head == prototypes_fingerprint(lm.head)
-    assert [list(pair) for pair in value["chosen"]["scales"]] == [
-        [i, pytest.approx(s)] for i, s in written.scales
-    ]
     assert written.made["by"] == "suppress"
-    assert "“the”" in value["judge"]
     with lm.edit(written):
         lm.generate("The", tokens=2)
-    shown = prism(*command, "--overwrite").stdout
-    for words in ("the text has “the”", "Strengths", "random prototypes", "logit bias"):
-        assert words in shown
+    words = ("the text has “the”", "Strengths", "random prototypes", "logit bias", *tasks, "mean")
+    assert all(word in shown for word in words)
+    before = accuracies(lm, tasks, tmp_path / "data")
+    with lm.edit(written):
+        after = accuracies(lm, tasks, tmp_path / "data")
+    for task, *shares in zip(tasks, before, after, strict=True):
+        (row,) = (line.split() for line in shown.splitlines() if line.startswith(task))
+        assert row[1:4] == ["2", *(f"{share:.1%}" for share in shares)]
 
 
-def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, tmp_path):
+def accuracies(lm, names, data):
+    """The share of questions of each task whose right answer is the likeliest, one by one."""
+    for questions, _ in selected_tasks(names, SuiteOptions(data=data)).values():
+        right = []
+        for question in questions:
+            scores = [(answer_score(lm, *pair), False) for pair in question.pairs]
+            right.append(question.task.process_results(question.document, scores)["acc"])
+        yield sum(right) / len(right)
+
+
+def answer_score(lm, context, answer):
+    ids, start = lm.tokenizer(context + answer).input_ids, len(lm.tokenizer(context).input_ids)
+    log_p = lm.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return sum(log_p[t - 1, ids[t]].item() for t in range(start, len(ids)))
+
+
+def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, keep, tmp_path):
     out = tmp_path / "none.safetensors"
-    command = ("suppress", tiny_model, "--examples", examples, "--out", out, *SMALL)
-    result = forked.run(*command, "--target", 1, "--max-cost", 0)
+    command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
+    result = forked.run(*command, "--target", 1, "--max-cost", 0, "--json")
     assert result.returncode == 2
     assert not out.exists()
-    assert "–: all removed" in result.stdout
+    value = json.loads(result.stdout)
+    assert (value["chosen"], value["tasks"], value["outcomes"]) == (None, None, [])
+    assert [point["weight"] for point in value["frontier"]][:2] == [300, 100]
     assert "nothing was written" in result.stderr
 
 
@@ -187,6 +218,10 @@ def test_what_suppress_refuses(refused, tiny_model, examples, tmp_path):
     assert "ends with .safetensors" in refused(
         "suppress", tiny_model, "--examples", examples, "--out", tmp_path / "x.json"
     )
+    tasks = (*run, "--examples", examples, "--tasks", "piqa")
+    assert "--tasks and --data are for --questions N" in refused(*tasks)
+    asked = (*tasks, "--questions", 2)
+    assert "piqa is not a directory" in refused(*asked, "--data", tmp_path)
     assert not out.exists()
 
 
@@ -194,7 +229,7 @@ def test_what_if_in_json_and_table(prism, document, tiny_model, lm):
     first = lm.explain(CELL, generate=5).documents(1)[0].doc_id
     command = ("what-if", tiny_model, CELL, "--without", first, "--generate", 5)
     result = what_if(lm, CELL, [first], generate=5)
-    assert document(*command) == json.loads(json.dumps(result.to_dict())) | {
+    assert document(*command) == as_json(result) | {
         "model": str(tiny_model),
         "lens": "sample",
         "prompt": CELL,

@@ -116,11 +116,11 @@ def test_where_a_controlled_answer_parts(lm, first):
     start, parted = ids.shape[1] - NEW, 0
     for prototype in range(lm.head.num_prototypes):
         found = compare_answers(lm, TEXT, Controller(((prototype, 8.0),)), NEW)
-        if found.position is not None and found.position > start:
-            row, x = logits[found.position + 1 - start], ids[0, found.position + 1]
-            y = lm.tokenizer.convert_tokens_to_ids(found.token_with)
-            assert found.gap == pytest.approx(float(row[x] - row[y]), abs=1e-3)
-            assert found.gap > 0
+        if found["position"] is not None and found["position"] > start:
+            row, x = logits[found["position"] + 1 - start], ids[0, found["position"] + 1]
+            y = lm.tokenizer.convert_tokens_to_ids(found["token_with"])
+            assert found["gap"] == pytest.approx(float(row[x] - row[y]), abs=1e-3)
+            assert found["gap"] > 0
             parted += 1
     assert parted
 

@@ -1,6 +1,5 @@
 """What an answer would be without documents: both estimates beside loops over every position."""
 
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -71,7 +70,7 @@ def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading):
         assert sum(one.tokens) == pytest.approx(one.change)
         assert one.low <= one.change <= one.high
     assert result.estimates[0].change < 0
-    assert json.loads(json.dumps(result.to_dict()))["retrained"] is None
+    assert result.retrained is None
     assert not result.calibrated
 
 
@@ -145,8 +144,6 @@ def test_what_cannot_be_left_out_is_refused(lm, leading):
     corpus, every = lm.lens.corpus, lm.lens.cells.keys("domain").names
     held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
     for without, message in (
-        ([], "nothing is left out"),
-        (leading[0], "without is"),
         ([leading[0] + "x"], f"has no document .*{leading[0]}"),
         ([held_out], "is held out"),
         (["source=nowhere"], "no text of this lens has source=nowhere"),

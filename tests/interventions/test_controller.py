@@ -111,7 +111,7 @@ def test_another_head_is_refused_by_name():
 
 def test_files_that_are_none_are_refused(tmp_path):
     path = tmp_path / "controller.safetensors"
-    with pytest.raises(InputError, match="there is no controller"):
+    with pytest.raises(FormatError, match=r"is not a controller .*No such file"):
         Controller.load(path)
     path.write_bytes(b"nonsense")
     with pytest.raises(FormatError, match="is not a controller"):

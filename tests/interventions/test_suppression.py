@@ -1,6 +1,7 @@
 """Suppression: marks, judges, ways and the fit by hand, and a whole run on a tiny model."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from prismlm.interventions.states import Read, Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     Examples,
-    Judge,
     ScaleFit,
     Suppressing,
     SuppressOptions,
@@ -23,15 +23,18 @@ from prismlm.interventions.suppression import (
     like_random,
     marked_tokens,
     marking_prototypes,
+    phrase_judge,
     phrase_marks,
     prompt_of,
-    sample,
+    split_examples,
     summed_losses,
     suppress,
     using,
+    word_judge,
     words_of,
 )
 from prismlm.lens.opened_model import TooLongError
+from prismlm.statistics import Interval
 
 TEXT = "The patient was given a dose of the drug, and the court"
 OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
@@ -58,26 +61,22 @@ def keep(lm):
 def examples(lm):
     """As many as it takes for prototypes to mark the most frequent word of a tiny model."""
     corpus, _ = corpus_of(lm, None)
-    return Examples.split([corpus.text(n)[:600] for n in corpus.split("train")[:60].tolist()], 0)
+    return split_examples([corpus.text(n)[:600] for n in corpus.split("train")[:60].tolist()], 0)
 
 
 def test_examples_are_divided(texts):
-    split = Examples.split(texts, 3)
+    split = split_examples(texts, 3)
     assert [len(part) for part in split] == [8, 4, 4]
     assert sorted(split.find + split.choose + split.report) == sorted(texts)
     with pytest.raises(InputError, match="there are 7 examples"):
-        Examples.split(texts[:7], 0)
+        split_examples(texts[:7], 0)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"target": 0.0}, "the target is 0.0"),
-        ({"max_cost": -1.0}, "the allowed cost is -1.0"),
-        ({"samples": 0}, "samples is 0"),
         ({"phrases": (" ",)}, "a phrase is empty"),
-        ({"phrases": "copper lantern"}, "phrases is 'copper lantern': expected texts in a tuple"),
-        ({"phrases": (3,)}, "a phrase is 3"),
     ],
 )
 def test_options_that_are_refused(fields, message):
@@ -86,21 +85,24 @@ def test_options_that_are_refused(fields, message):
 
 
 def test_a_phrase_is_found_in_any_case_and_spacing():
-    judge = Judge(("copper lantern",))
-    assert judge("It is COPPER\n lantern.")
-    assert not judge("copper, lantern")
+    judge = phrase_judge(("copper lantern",))
+    assert judge.shows("It is COPPER\n lantern.")
+    assert not judge.shows("copper, lantern")
     assert "“copper lantern”" in judge.description
 
 
 def test_a_topic_is_told_by_log_odds():
-    """“tumour” 40 of 80 words against 0 of 80: ln((41 / 83) / (1 / 83)) with three words known."""
+    """“tumour” 40 of 80 words against 0 of 80: l = ln((41 / 83) / (1 / 83)) with three words known.
+
+    Texts that choose the threshold have the means l / 2 and −l / 2, and “the” counts as nothing.
+    """
     topic, other = ["tumour the"] * 10, ["bread the"] * 10
-    judge = Judge.trained([*topic] * 4, [*other] * 8, ["the tumour", "a tumour"])
-    assert judge.weights["tumour"] == pytest.approx(np.log(41))
-    assert judge.weights["the"] == 0
-    assert judge("Tumour and bread tumour")
-    assert not judge("the bread")
-    assert judge.accuracy == 1
+    judge = word_judge([*topic] * 4, [*other] * 8, ["the tumour", "a tumour"])
+    assert "is above 0.00 (right for 100%" in judge.description
+    assert judge.shows("Tumour and bread tumour")
+    assert not judge.shows("the bread")
+    nearer = word_judge([*topic] * 4, [*other] * 8, ["tumour the the the"])
+    assert f"is above {np.log(41) * (1 / 4 - 1 / 2) / 2:.2f} (" in nearer.description
     assert words_of("Don't, 12 Ärzte") == ["don", "t", "ärzte"]
 
 
@@ -114,10 +116,10 @@ def test_marked_tokens_by_hand():
 
 def test_the_tokens_of_a_phrase(lm):
     text = encoded(lm, "He saw the end. THE  END")
-    (marks,) = phrase_marks(lm, [text], ("the end",))
+    marks = phrase_marks(lm, text, ("the end",))
     spelled = [i for i, mark in zip(text.ids[text.start :], marks, strict=True) if mark]
     assert "".join(lm.words(spelled).casefold().split()) == "theendtheend"
-    assert not phrase_marks(lm, [text], ("the ends",))[0].any()
+    assert not phrase_marks(lm, text, ("the ends",)).any()
 
 
 def test_read_states_are_those_of_each_text_alone(lm, texts):
@@ -146,9 +148,10 @@ def test_losses_under_a_way(lm):
     np.testing.assert_allclose(summed_losses(lm, text, Way(scales), 1), edited)
 
 
-def test_samples_of_a_batch_are_those_of_each_prompt(lm, texts):
-    greedy = replace(OPTIONS, temperature=0.0)
-    written = sample(lm, texts[:3], 6, Way(), greedy, 0)
+def test_samples_of_a_batch_are_those_of_each_prompt(lm, texts, keep):
+    work = Suppressing(lm, Examples(texts, texts[:3], texts), keep, OPTIONS)
+    work.options = replace(OPTIONS, temperature=0.0, samples=12)
+    _, written = work.behaviour(Way())
     assert written[:3] == written[3:]
     for text, own in zip(texts[:3], written, strict=False):
         prompt = torch.tensor([prompt_of(lm, text)])
@@ -186,13 +189,14 @@ def test_words_of_a_chat_are_where_its_template_takes_them(
     assert lm.words(prompt_of(lm, chat, "Hush.")).strip() == expected
 
 
-def test_prompts_and_texts_fit_the_context(lm, monkeypatch):
+def test_prompts_and_texts_fit_the_context(lm, keep, monkeypatch):
     monkeypatch.setattr(lm.model.config, "max_position_embeddings", 60)
     assert len(encoded(lm, TEXT * 3).ids) == 30
     corpus, _ = corpus_of(lm, None)
     assert max(len(text.ids) for text in held_out(lm, corpus, 400, 0)) == 30
+    work = Suppressing(lm, Examples([TEXT] * 3, [TEXT], []), keep, replace(OPTIONS, tokens=45))
     with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 are .* reads 60: shorten"):
-        sample(lm, [TEXT], 2, Way(), replace(OPTIONS, tokens=45), 0)
+        work.behaviour(Way())
 
 
 def test_text_of_another_tokenizer_is_not_kept(lm, monkeypatch):
@@ -216,13 +220,15 @@ def test_random_prototypes_are_as_active(lm, keep):
         assert apart[j] <= apart.sort().values[12]
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_a_weaker_pull_turns_more_down(lm, keep, texts):
     """All scales stay in [0, 1], and marked tokens get rarer as λ falls."""
     states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep[:4])
     token = int(states.targets.bincount().argmax())
     rows = (states.targets == token).nonzero()[:, 0]
     candidates = marking_prototypes(lm, Read(*(column[rows] for column in states)), kept)
-    fit = ScaleFit(lm, states, rows, kept, [token], candidates)
+    work = SimpleNamespace(lm=lm, states=states, rows=rows, kept=[kept], tokens=[token])
+    fit = ScaleFit(work, candidates)
     start = torch.ones(len(candidates))
     strong, weak = fit.fit(1000.0, start), fit.fit(0.01, start)
     for scales in (strong, weak):
@@ -236,7 +242,8 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
     states, kept = read(lm, [encoded(lm, texts[0])]), read(lm, keep[:2])
     token, rows = int(states.targets[0]), torch.arange(3)
     candidates = torch.arange(lm.head.num_prototypes)
-    fit = ScaleFit(lm, states, rows, kept, [token], candidates)
+    work = SimpleNamespace(lm=lm, states=states, rows=rows, kept=[kept], tokens=[token])
+    fit = ScaleFit(work, candidates)
     scales = torch.linspace(0, 1, len(candidates))
     with using(lm, Way(tuple(enumerate(scales.tolist())))):
         logits = lm.model.get_output_embeddings()(states.z[:3])
@@ -251,38 +258,46 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
     )
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    monkeypatch.setattr("prismlm.interventions.suppression.STEPS", 15)
+
+
+@pytest.mark.usefixtures("few_steps")
 def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
-    result = suppress(lm, examples, keep, replace(OPTIONS, target=0.4, max_cost=100.0))
-    limit = 0.6 * result.before
-    assert result.chosen is result.frontier[-1]
-    assert result.reached
-    assert result.chosen.behaviour <= limit
-    assert all(point.behaviour > limit for point in result.frontier[:-1])
-    assert result.controller.scales == result.chosen.scales
-    assert all(0 <= s < 1 for s in result.controller.factors)
+    options = replace(OPTIONS, target=0.4, max_cost=100.0)
+    controller, report = suppress(lm, examples, keep, options)
+    limit, chosen = 0.6 * report["before"], report["chosen"]
+    assert chosen is report["frontier"][-1]
+    assert report["reached"]
+    assert chosen["behaviour"] <= limit
+    assert all(point["behaviour"] > limit for point in report["frontier"][:-1])
+    assert controller.scales == chosen["scales"]
+    assert all(0 <= s < 1 for s in controller.factors)
+    assert chosen["turned"] == pytest.approx(sum(1 - s for s in controller.factors))
     names = ["before", "suppressed", "random prototypes", "prompt", "logit bias"]
-    assert [outcome.name for outcome in result.outcomes] == names == list(result.ways)
-    before, suppressed, random, *_ = result.outcomes
-    assert before.cost.value == 0
-    assert before.perplexity < suppressed.perplexity
-    assert len(result.ways["random prototypes"].scales) == len(result.chosen.scales)
-    assert suppressed.behaviour.value == np.mean(list(map(result.judge, suppressed.texts)))
-    assert random.perplexity == pytest.approx(before.perplexity * (1 + random.cost.value))
+    assert [outcome["name"] for outcome in report["outcomes"]] == names == list(report["ways"])
+    before, suppressed, random, *_ = report["outcomes"]
+    assert before["cost"].value == 0
+    assert before["perplexity"] < suppressed["perplexity"]
+    assert len(report["ways"]["random prototypes"].scales) == len(chosen["scales"])
+    shown = list(map(phrase_judge(OPTIONS.phrases).shows, suppressed["texts"]))
+    assert suppressed["behaviour"].value == np.mean(shown)
+    growth = 1 + random["cost"].value
+    assert random["perplexity"] == pytest.approx(before["perplexity"] * growth)
 
 
-@pytest.mark.slow  # what the command says and writes then is tried by default
-def test_out_of_reach_nothing_is_chosen(lm, examples, keep):
+@pytest.mark.usefixtures("few_steps")
+def test_out_of_reach_nothing_is_chosen(lm, examples, keep, monkeypatch):
+    monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 1.0))
     options = replace(OPTIONS, target=1.0, max_cost=0.0)
-    result = suppress(lm, examples, keep, options)
-    assert result.chosen is None
-    assert result.controller is None
-    assert not result.outcomes
-    assert len(result.frontier) > 1
-    costs = [point.cost for point in result.frontier]
-    options = replace(options, max_cost=sorted(costs)[1])
-    within = suppress(lm, examples, keep, options, within_cost=True)
-    assert within.chosen.cost <= options.max_cost
-    assert not within.reached
+    controller, report = suppress(lm, examples, keep, options)
+    assert (controller, report["chosen"], report["outcomes"]) == (None, None, [])
+    assert len(report["frontier"]) > 1
+    options = replace(options, max_cost=sorted(point["cost"] for point in report["frontier"])[1])
+    _, within = suppress(lm, examples, keep, options, within_cost=True)
+    assert within["chosen"]["cost"] <= options.max_cost
+    assert not within["reached"]
 
 
 @pytest.mark.parametrize(
@@ -299,14 +314,14 @@ def test_what_nothing_marks(lm, texts, keep, phrase, message):
 
 def test_no_prototype_marks(lm, keep, texts, monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.ERRORS", 1e9)
-    work = Suppressing(lm, Examples.split(texts, 0), keep, OPTIONS)
+    work = Suppressing(lm, split_examples(texts, 0), keep, OPTIONS)
     with pytest.raises(InputError, match="no prototype marks the behaviour"):
         work.fit()
 
 
 def test_a_model_that_never_shows_it(lm, examples, keep, monkeypatch):
-    silent = lambda lm, prompts, count, *_: [""] * count  # noqa: E731
-    monkeypatch.setattr("prismlm.interventions.suppression.sample", silent)
+    never = lambda *_, **__: (Interval(0, 0, 0), [])  # noqa: E731
+    monkeypatch.setattr(Suppressing, "behaviour", never)
     with pytest.raises(InputError, match="does not show the behaviour"):
         suppress(lm, examples, keep, OPTIONS)
 

@@ -12,30 +12,21 @@ from prismlm.cli.explain import read_texts
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import InputError
+from prismlm.probes.results import as_json as json_values
 
 if TYPE_CHECKING:
     from prismlm.explain.what_if import WhatIf
     from prismlm.interventions.controller import Controller
-    from prismlm.interventions.suppression import Suppression
     from prismlm.lens.opened_model import OpenedModel
 
 TASK_HELP = "Rows of context, choices and label, or prompt, chosen and rejected."
-Task = Annotated[Path, option("FILE", TASK_HELP, "--task")]
-Test = Annotated[Path | None, option("FILE", "Test on these (default: a fifth of the task).")]
 Out = Annotated[Path, option("FILE", "The controller to write, .safetensors.", "--out")]
 SHOWN = 12
 EXAMPLES_HELP = "Texts or chats with the behaviour; lines, json, jsonl, csv, parquet."
 KEEP_HELP = "Text to leave as it is (default: the lens's held-out text)."
 PHRASE_HELP = "Writing this is the behaviour; repeatable (default: the examples' topic)."
 WITHIN_HELP = "If the target is out of reach, take the strongest within --max-cost."
-Examples = Annotated[str, option("FILE", EXAMPLES_HELP)]
-Keep = Annotated[str | None, option("FILE", KEEP_HELP)]
-Phrases = Annotated[list[str] | None, option("WORDS", PHRASE_HELP, "--phrase")]
-Target = Annotated[float, option("SHARE", "Share of the behaviour to remove.")]
-MaxCost = Annotated[float, option("SHARE", "Allowed growth of perplexity.", min=0)]
-WithinCost = Annotated[bool, flag("--within-cost", WITHIN_HELP)]
-Tokens = Annotated[int, option("N", "Tokens of each sampled text.", min=1)]
-Samples = Annotated[int, option("N", "Texts to sample for the report.", min=1)]
+QUESTIONS_HELP = "Questions of each of PRISM's eight tasks to ask before and after."
 WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; repeatable."
 RETRAIN_HELP = "Also train again without them; this can take long."
 CALIBRATED = (
@@ -50,9 +41,9 @@ OTHERWISE = (
 
 def calibrate(
     model: opt.Model,
-    task: Task,
+    task: Annotated[Path, option("FILE", TASK_HELP, "--task")],
     out: Out,
-    test: Test = None,
+    test: Annotated[Path | None, option("FILE", "Test on these (default: a fifth of it).")] = None,
     lens: opt.Lens = None,
     device: opt.Device = "cpu",
     seed: opt.Seed = 0,
@@ -70,21 +61,21 @@ def calibrate(
     with spinner("Opening the model"):
         lm = prismlm.load(model, lens=lens, device=device)
     how: dict[str, Any] = {"seed": seed, "description": task.name, "progress": ConsoleReporter()}
-    result = calibration.calibrate(lm, examples, tested, **how)
-    output.write(out, result.controller.save)
-    value = {"model": str(model), "task": str(task)} | result.to_dict()
+    controller, report = calibration.calibrate(lm, examples, tested, **how)
+    output.write(out, controller.save)
     if as_json:
-        return output.print_json(value)
-    if not result.controller.scales:
+        value = {"model": str(model), "task": str(task), **report}
+        return output.print_json(json_values(value))
+    if not controller.scales:
         output.say(
             "No scale of a prototype lowers the loss on held-out examples, so the controller "
             "changes nothing: give more examples, or take it that prototypes do not tell here."
         )
-    print_scales(lm, result.controller, examples_fitted=result.fitted)
-    points = [100 * share for share in vars(result.change).values()]
+    print_scales(lm, controller, examples_fitted=report["fitted"])
+    points = [100 * share for share in vars(report["change"]).values()]
     output.say(
-        f"right on {result.tested} other examples: {result.before:.1%} → {result.after:.1%}, "
-        "a change of {:+.1f} points ({:+.1f} to {:+.1f})".format(*points)
+        "right on {tested} other examples: {before:.1%} → {after:.1%}, ".format(**report)
+        + "a change of {:+.1f} points ({:+.1f} to {:+.1f})".format(*points)
     )
 
 
@@ -94,21 +85,24 @@ def print_scales(lm: OpenedModel, controller: Controller, **facts: Any) -> None:
         {"prototype": i, "scale": s, "name": "" if lm.lens is None else lm.lens.names[i]}
         for i, s in sorted(controller.scales, key=lambda pair: -abs(pair[1] - 1))[:SHOWN]
     ]
-    facts = {"prototypes_turned": len(controller.scales)} | facts
-    output.print_rows("", "prototype scale:.2f name", rows, **facts)
+    turned = len(controller.scales)
+    output.print_rows("", "prototype scale:.2f name", rows, prototypes_turned=turned, **facts)
 
 
 def suppress(
     model: opt.Model,
-    examples: Examples,
+    examples: Annotated[str, option("FILE", EXAMPLES_HELP)],
     out: Out,
-    keep: Keep = None,
-    phrases: Phrases = None,
-    target: Target = 0.9,
-    max_cost: MaxCost = 0.02,
-    within_cost: WithinCost = False,
-    tokens: Tokens = 40,
-    samples: Samples = 64,
+    keep: Annotated[str | None, option("FILE", KEEP_HELP)] = None,
+    phrases: Annotated[list[str] | None, option("WORDS", PHRASE_HELP, "--phrase")] = None,
+    target: Annotated[float, option("SHARE", "Share of the behaviour to remove.")] = 0.9,
+    max_cost: Annotated[float, option("SHARE", "Allowed growth of perplexity.", min=0)] = 0.02,
+    within_cost: Annotated[bool, flag("--within-cost", WITHIN_HELP)] = False,
+    tokens: Annotated[int, option("N", "Tokens of each sampled text.", min=1)] = 40,
+    samples: Annotated[int, option("N", "Texts to sample for the report.", min=1)] = 64,
+    questions: Annotated[int, option("N", QUESTIONS_HELP, min=0)] = 0,
+    tasks: opt.Tasks = None,
+    data: opt.Data = None,
     seed: opt.Seed = 0,
     lens: opt.Lens = None,
     device: opt.Device = "cpu",
@@ -118,7 +112,8 @@ def suppress(
     """Make a behaviour rare by turning down the prototypes behind it.
 
     Half of the examples find the prototypes, a quarter chooses how far they are turned; the rest is
-    for the report, beside random prototypes, a prompt and a bias of logits.
+    for the report, beside random prototypes, a prompt and a bias of logits. --tasks and --data are
+    for --questions.
     """
     opt.check_output_files(model, lens, examples, keep, overwrite=overwrite, safetensors=out)
     import prismlm
@@ -126,7 +121,8 @@ def suppress(
     from prismlm.interventions.steering_effects import corpus_of
 
     options = opt.fill(suppression.SuppressOptions, locals(), phrases=tuple(phrases or ()))
-    split = suppression.Examples.split(read_texts(model, None, examples, None), seed)
+    split = suppression.split_examples(read_texts(model, None, examples, None), seed)
+    ask = _task_asker(questions, opt.split_names(tasks), data, seed)
     lm = prismlm.load(model, lens=lens, device=device)
     if keep is not None:
         texts = [suppression.encoded(lm, text) for text in read_texts(model, None, keep, None)]
@@ -137,32 +133,59 @@ def suppress(
             raise InputError(f"no text to keep: {reason.replace('--corpus DIR', '--keep FILE')}")
         kept = suppression.held_out(lm, corpus, 2 * options.heldout, seed)
     how: dict[str, Any] = {"within_cost": within_cost, "progress": ConsoleReporter()}
-    result = suppression.suppress(lm, split, kept, options, **how)
-    value = {"model": str(model), "out": str(out), **result.to_dict()}
-    output.show(value, as_json, lambda: _print_suppression(lm, result))
-    if result.controller is None:
+    controller, report = suppression.suppress(lm, split, kept, options, **how)
+    report["tasks"] = None
+    if ask is not None and controller is not None:
+        # The other ways act by words before a text, of which questions have none.
+        ways = {n.replace(" ", "_"): way for n, way in report["ways"].items() if any(way[:2])}
+        report["tasks"] = ask(lm, ways)
+    value = json_values({"model": str(model), "out": str(out), **report})
+    output.show(value, as_json, lambda: _print_suppression(lm, controller, report))
+    if controller is None:
         raise InputError(
             f"no strength removes {target:.0%} of the behaviour at {max_cost:.1%} of perplexity, "
             "and nothing was written. Lower --target, raise --max-cost, or take the strongest "
             "within it by --within-cost."
         )
-    output.write(out, result.controller.save)
+    output.write(out, controller.save)
 
 
-def _print_suppression(lm: OpenedModel, result: Suppression) -> None:
-    output.say(f"Behaviour: {result.judge.description}.")
-    marked = " ".join(map(output.token_text, result.marked[:SHOWN]))
-    output.say(f"Marked tokens: {marked}. {result.candidates} prototypes mark them.\n", style="dim")
+def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: int) -> Any:
+    """Return what asks ``count`` questions of each task, which are read now; None for 0."""
+    if not count:
+        if names or data:
+            raise InputError(
+                "--tasks and --data are for --questions N: give it, or leave them out."
+            )
+        return None
+    opt.require_packages("lm_eval")
+    from prismlm.eval import suite
+
+    selected = suite.selected_tasks(names, suite.SuiteOptions(data=data, limit=count, seed=seed))
+    return partial(suite.ask_ways, selected=selected, progress=ConsoleReporter())
+
+
+def _print_suppression(
+    lm: OpenedModel, controller: Controller | None, report: dict[str, Any]
+) -> None:
+    output.say(f"Behaviour: {report['judge']}.")
+    marked = " ".join(map(output.token_text, report["marked"][:SHOWN]))
+    output.say(
+        f"Marked tokens: {marked}. {report['candidates']} prototypes mark them.\n", style="dim"
+    )
     title = "Strengths λ, on texts for choosing (–: all removed)"
-    columns = "weight turned:.1f behaviour:.1% cost:+.2%"
-    output.print_rows(title, columns, result.frontier, behaviour_before=f"{result.before:.1%}")
-    if result.controller is None:
+    columns, before = "weight turned:.1f behaviour:.1% cost:+.2%", f"{report['before']:.1%}"
+    output.print_rows(title, columns, report["frontier"], behaviour_before=before)
+    if controller is None:
         return
-    print_scales(lm, result.controller)
+    print_scales(lm, controller)
     title = "On texts that had no part in choosing, with 95 % intervals"
-    columns = "name behaviour:.1% perplexity:.2f cost:+.2%"
-    output.print_rows(title, columns, result.outcomes)
-    if not result.reached:
+    output.print_rows(title, "name behaviour:.1% perplexity:.2f cost:+.2%", report["outcomes"])
+    if tasks := report["tasks"]:
+        columns = "task questions:, plain.value:.1% suppressed.value:.1% suppressed.change:+.1f"
+        columns += " random_prototypes.value:.1% logit_bias.value:.1%"
+        output.print_rows("Right answers, and the change in % with 95 % intervals", columns, tasks)
+    if not report["reached"]:
         output.say("The target is out of reach: this is the strongest within the cost.")
 
 
@@ -193,32 +216,27 @@ def what_if(
         how["retrain"] = partial(train_without, lm, progress=ConsoleReporter())
     result = estimate(lm, text, without, **how)
     value = {"model": str(model), "lens": lm.lens and lm.lens.name, "prompt": prompt}
-    output.show(value | result.to_dict(), as_json, lambda: _print_what_if(result))
+    output.show(value | json_values(result), as_json, lambda: _print_what_if(result))
 
 
 def _print_what_if(result: WhatIf) -> None:
     """Print the answer, and a row for each estimate and for training again."""
+    from prismlm.explain.what_if import calibration
+
     output.say(result.answer.strip() + "\n")
     documents = f"{result.documents:,} document{'s' * (result.documents != 1)}"
     every = [*result.estimates, *filter(None, [result.retrained])]
     rows = [
-        {"by": one.method, "change": one.change}
-        | {"log-probability": result.log_probability + one.change}
+        {"by": one.method, "log_p": result.log_probability + one.change, "change": one.change}
         | {"interval": "" if one.low is None else f"{one.low:+.1f} to {one.high:+.1f}"}
         for one in every
     ]
-    output.print_rows(
-        f"Without {documents} ({result.share:.1%} of the text)",
-        "by log-probability:.1f change:+.1f interval",
-        rows,
-        tokens=result.tokens,
-        **{"log-probability now": result.log_probability},
-    )
+    title = f"Without {documents} ({result.share:.1%} of the text)"
+    facts = {"tokens": result.tokens, "log p now": result.log_probability}
+    output.print_rows(title, "by log_p:.1f change:+.1f interval", rows, **facts)
     for one in every:
         words = "the answer stays the same" if one.text is None else f"“{one.text.strip()}”"
         output.say(f"By {one.method}: {words}")
-    from prismlm.explain.what_if import calibration
-
     ends = (f"{end:.1f}".replace("-", "−") for end in calibration()["nats_per_token"])
     words = CALIBRATED.format(*ends, calibration()["largest_share"])
     output.say(f"\n{words}{OTHERWISE * (not result.calibrated)}", style="dim")

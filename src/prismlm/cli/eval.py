@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # lm-eval handles --help itself.
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
-Tasks = Annotated[str | None, option("A,B", "Only these tasks, such as cola,sst2.")]
-Data = Annotated[Path | None, option("DIR", "Local files (default: from the hub).")]
 Rate = Annotated[float | None, option("R", "Default: that of --search, or of the paper.", min=1e-9)]
 Warmup = Annotated[float | None, option("W", "Warm-up, as a share of the steps.", min=0, max=1)]
 JUDGED_HELP = "Model directories; without any, only a judge is examined."
@@ -39,8 +37,8 @@ app = opt.group_with_default(
 def suite(
     model: opt.Model,
     suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
-    tasks: Tasks = None,
-    data: Data = None,
+    tasks: opt.Tasks = None,
+    data: opt.Data = None,
     limit: Annotated[int | None, option("N", "Questions per task, sampled.", min=1)] = None,
     shots: Annotated[int, option("N", "Examples before each question.", min=0)] = 0,
     seed: opt.Seed = 0,
@@ -53,24 +51,17 @@ def suite(
 
     Finished tasks are kept in MODEL/eval/SUITE or --out: run again to resume.
     """
-    import logging
-
-    import datasets
-
+    from prismlm.eval import suite as study
     from prismlm.eval.predictors import open_predictors
-    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite, select_benchmarks
 
-    names, options = opt.split_names(tasks), opt.fill(SuiteOptions, locals())
-    select_benchmarks(suite, names)
+    names, options = opt.split_names(tasks), opt.fill(study.SuiteOptions, locals())
+    study.select_benchmarks(suite, names)
     directory = model / "eval" / suite if out is None else out
     check_outputs(directory=directory, inputs=(model, data), overwrite=True)
-    # Silence the logging and progress bars of lm-eval.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
     lm = open_predictors(model, device=device, batch_size=batch_size)
     with orderly_end():
-        result = run_suite(lm, str(model), directory, options, names, ConsoleReporter())
-    output.report_written(directory / RESULT_FILE)
+        result = study.run_suite(lm, str(model), directory, options, names, ConsoleReporter())
+    output.report_written(directory / study.RESULT_FILE)
     output.show(result, as_json, lambda: _print_accuracies(result))
 
 
@@ -163,8 +154,8 @@ def _print_judgement(result: Row) -> None:
 @app.command()
 def glue(
     model: opt.Model,
-    tasks: Tasks = None,
-    data: Data = None,
+    tasks: opt.Tasks = None,
+    data: opt.Data = None,
     limit: Annotated[int | None, option("N", "Training rows, sampled by seed.", min=1)] = None,
     dev_limit: Annotated[int | None, option("N", "Rows per dev set, sampled.", min=3)] = None,
     seeds: Annotated[str, option("A,B", "One run per seed.")] = "0,1,2",
@@ -309,7 +300,7 @@ def _print_clamping(result: Row) -> None:
 @app.command()
 def pairs(
     out: Annotated[Path, option("DIR", "Directory for the two files of pairs.")],
-    data: Data = None,
+    data: opt.Data = None,
     per_slice: Annotated[int, option("N", "Maximum pairs per slice.", min=1)] = 500,
     seed: opt.Seed = 0,
     similarity: Annotated[float, option("C", "Minimum cosine of a pair.", min=-1, max=1)] = 0.75,

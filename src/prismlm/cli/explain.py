@@ -21,7 +21,6 @@ from prismlm.run_state import orderly_end
 if TYPE_CHECKING:
     from prismlm.cli.trace import PrintOptions
     from prismlm.corpus.chat import Messages
-    from prismlm.explain.controlled import Controlled
     from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
@@ -124,21 +123,21 @@ def _compare(
     return moved
 
 
-def _print_controlled(found: Controlled) -> None:
+def _print_controlled(found: dict[str, Any]) -> None:
     """Print what a controller did to an answer."""
     from prismlm.cli.inspect import print_contexts
 
-    if found.position is None:
+    if found["position"] is None:
         output.say("With the controller the answer is as without it.\n", style="bold")
         return
-    old, new = (output.token_text(token) for token in (found.token_without, found.token_with))
-    output.say(f"without the controller: {found.without.strip()}", style="dim")
+    old, new = (output.token_text(token) for token in (found["token_without"], found["token_with"]))
+    output.say(f"without the controller: {found['without'].strip()}", style="dim")
     output.say(
-        f"They part where “{new}” takes the place of “{old}”, which led by {found.gap:.2f}: turned "
-        f"prototypes give “{new}” {found.gained:+.2f} on it."
+        f"They part where “{new}” takes the place of “{old}”, which led by {found['gap']:.2f}: "
+        f"turned prototypes give “{new}” {found['gained']:+.2f} on it."
     )
-    output.print_rows("", "prototype scale:.2f gained:+.3f name", found.moves)
-    for move in found.moves[:3]:
+    output.print_rows("", "prototype scale:.2f gained:+.3f name", found["moves"])
+    for move in found["moves"][:3]:
         output.say(f"#{move['prototype']}", style="bold")
         print_contexts(move["contexts"])
     output.say("")
@@ -198,7 +197,7 @@ def _print_json(
     traces: list[Trace],
     by: str,
     documents: int,
-    moved: list[Controlled],
+    moved: list[dict[str, Any]],
     method: str,
     where: dict[str, Any],
     against: int,
@@ -206,7 +205,7 @@ def _print_json(
     options: dict[str, Any] = {"method": method, "where": where, "against": against}
     values = [trace.to_dict(by, documents, **options) for trace in traces]
     for value, one in zip(values, moved, strict=False):
-        value["controller"] = one.to_dict()
+        value["controller"] = one
     output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 

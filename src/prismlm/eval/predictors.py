@@ -11,7 +11,7 @@ three.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,6 +27,7 @@ from prismlm.errors import InputError
 from prismlm.eval.runs import last_states
 from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import install, plan_for
+from prismlm.interventions.suppression import Way, using
 from prismlm.layers import PrototypeHead
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
@@ -141,6 +142,23 @@ class PredictorLM(HuggingFaceLM):
         for predictor, state in zip(self.predictors, states, strict=True):
             logits = self.logit_map(F.linear(state.to(weight.dtype), weight, bias).float())
             yield predictor, logits.log_softmax(-1)
+
+
+class WaysLM(PredictorLM):
+    """A model as it is, ``plain``, and under ways to suppress without words, all from one pass."""
+
+    def __init__(self, lm: OpenedModel, ways: Mapping[str, Way]) -> None:
+        super().__init__(lm.model, lm.tokenizer, lm.logit_map)
+        self.opened, self.ways = lm, {"plain": Way(), **ways}
+        self.predictors: Any = tuple(self.ways)
+
+    def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        embedding: Any = output_embedding(self.model)
+        with torch.autocast(z.device.type, enabled=False):
+            for name, way in self.ways.items():
+                with using(self.opened, way):
+                    logits = self.logit_map(embedding(z.to(embedding.weight.dtype)).float())
+                yield name, logits.log_softmax(-1)
 
 
 def _score_end(log_p: Tensor, continuation: list[int]) -> Score:

@@ -8,7 +8,8 @@ a_plain, since all predictors answer the same questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,15 +17,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import datasets
 import numpy as np
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line
-from prismlm.eval.predictors import PredictorLM
+from prismlm.eval.predictors import PredictorLM, WaysLM
 from prismlm.eval.runs import read_part, run_study, sample_rows
 from prismlm.files import finite
 from prismlm.hub import fetching
+from prismlm.interventions.suppression import Way
+from prismlm.lens.opened_model import OpenedModel
 from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import NORMAL_QUANTILE, Interval
 from prismlm.training.setup import versions
 
 FORMAT_VERSION = 1
@@ -92,6 +97,9 @@ def load_tasks(
     import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
+    # Silence the logging and progress bars of lm-eval.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
     folder = Path(lm_eval.tasks.__file__).parent / benchmark.folder
     manager = TaskManager(include_path=folder, include_defaults=False)
     names, prefix = [benchmark.name], f"{benchmark.name}_"
@@ -154,6 +162,10 @@ class Question(NamedTuple):
     pairs: list[tuple[str, str]]  # (context, continuation) of each answer
 
 
+# Questions of tasks, and how many a task has.
+Selected = dict[Benchmark, tuple[list[Question], int]]
+
+
 def select_questions(
     benchmark: Benchmark, options: SuiteOptions, dataset: Dataset | None = None
 ) -> tuple[list[Question], int]:
@@ -179,16 +191,15 @@ def select_questions(
 def ask(
     lm: PredictorLM,
     benchmark: Benchmark,
-    options: SuiteOptions,
+    selected: tuple[Sequence[Question], int],
     progress: Reporter,
-    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
-    """Ask all predictors the questions of a task; lm-eval's task scores the answers.
+    """Ask all predictors the selected questions of a task; lm-eval's task scores the answers.
 
     Of all questions, ``of``, the ``chosen`` ones are asked: ``choices`` is the number of answers,
     and ``correct`` 0 or 1 for each question, by predictor and metric.
     """
-    questions, count = select_questions(benchmark, options, dataset)
+    questions, count = selected
     encoded = [lm.encoded(*pair) for question in questions for pair in question.pairs]
     with progress.task(benchmark.title, len(encoded), "answers") as progress_task:
         scores = iter(lm.score(encoded, progress_task.advance))
@@ -206,6 +217,32 @@ def ask(
         "choices": [len(question.pairs) for question in questions],
         "correct": correct,
     }
+
+
+def selected_tasks(names: Sequence[str] | None, options: SuiteOptions) -> Selected:
+    """Return the selected questions of the ``names`` of a suite's tasks, or of all."""
+    benchmarks = select_benchmarks(options.suite, names)
+    return {benchmark: select_questions(benchmark, options) for benchmark in benchmarks}
+
+
+def ask_ways(
+    lm: OpenedModel, ways: Mapping[str, Way], selected: Selected, progress: Reporter = SILENT
+) -> list[dict[str, Any]]:
+    """Return the accuracy in each task, and the mean: ``plain``, and under ways to suppress.
+
+    A ``change`` is in % of the plain accuracy, with a 95 % interval.
+    """
+    asked, rows = WaysLM(lm, ways), list[dict[str, Any]]()
+    answers = [ask(asked, *part, progress) for part in selected.items()]
+    figures = [task_figures(each) for each in answers]
+    for task in figures:
+        accuracies = {name: each[HEADLINE] for name, each in task["predictors"].items()}
+        rows.append({"task": task["task"], "questions": task["questions"], **accuracies})
+    rows.append({"task": "mean", **mean_figures(figures)})
+    for figure in (row[name] for row in rows for name in ways):
+        change, half = figure["change"], NORMAL_QUANTILE * figure.pop("change_stderr")
+        figure["change"] = Interval(change, change - half, change + half)
+    return rows
 
 
 def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
@@ -277,10 +314,12 @@ def run_suite(
     head = None if lm.head is None else fingerprints.of_model(lm.head)
     identity = fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
     note = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), "model": identity}
-    parts = {
-        benchmark.name: partial(ask, lm, benchmark, options, progress)
-        for benchmark in select_benchmarks(options.suite, tasks)
-    }
+
+    def answers(benchmark: Benchmark) -> dict[str, Any]:
+        return ask(lm, benchmark, select_questions(benchmark, options), progress)
+
+    benchmarks = select_benchmarks(options.suite, tasks)
+    parts = {benchmark.name: partial(answers, benchmark) for benchmark in benchmarks}
 
     def result() -> dict[str, Any]:
         figures = [

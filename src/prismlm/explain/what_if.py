@@ -25,7 +25,7 @@ model, or of other training, may be wrong by more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,18 +36,18 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.corpus.chat import Messages
-from prismlm.errors import InputError, check_kind, check_text, suggest
+from prismlm.errors import InputError, suggest
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.files import read_json
 from prismlm.lens.cells import neighbours, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
-from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import write_after
 
 Method = Literal["evidence", "influence"]
 METHODS: tuple[Method, ...] = ("evidence", "influence")
 TEMPERATURE = 0.1
+PART = "document to leave out"  # what a model without a lens does not have
 
 
 @cache
@@ -69,12 +69,12 @@ class Estimate:
     low: float | None
     high: float | None
     text: str | None
-    tokens: list[float] = field(default_factory=list[float])  # the change of each token
+    tokens: list[float]  # the change of each token
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """An answer, and what it would be without some documents."""
+    """An answer, and what it would be without some documents; ``prismlm what-if --json``."""
 
     answer: str
     log_probability: float  # of the answer, in nats
@@ -86,11 +86,7 @@ class WhatIf:
     # Whether the calibration is of such a removal: from a fine-tuned model, of no larger share,
     # with an answer as likely as those were.
     calibrated: bool
-    retrained: Estimate | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that ``prismlm what-if --json`` prints."""
-        return asdict(self)
+    retrained: Estimate | None
 
 
 def what_if(
@@ -108,23 +104,27 @@ def what_if(
     :func:`prismlm.training.without.train_without`. InputError: an unknown or held-out document, all
     documents, a model that was not trained on them, or no answer.
     """
-    removed = removed_documents(lm, without)
-    lens, trace = lm.lens_for("document to leave out"), answered(lm, text, generate)
+    removed, lens = removed_documents(lm, without), lm.lens_for(PART)
+    given = not isinstance(text, str) and text[-1].get("role") == "assistant"
+    trace = lm.explain(text, generate=0 if given else generate)
+    if not given and not trace.written:
+        raise InputError(
+            f"the model wrote nothing: there is no answer to estimate. Generate more than "
+            f"{generate} tokens, or ask something else."
+        )
     rows = answer_rows(trace)
-    ends = Ends.read(lm.model, trace.ids, rows)
-    estimates = tuple(_estimate(trace, ends, method, removed) for method in METHODS)
+    ends, retrained = Ends.read(lm.model, trace.ids, rows), None
     share, limits = float(lens.cells.document_rates[removed].sum()), calibration()
     low, high = limits["nats_per_token"]
     alike = low <= ends.given.mean() <= high and share <= limits["largest_share"]
-    retrained = None
     if retrain is not None:
         ids: list[str] = lens.cells.documents.column("doc_id").filter(pa.array(removed)).to_pylist()
         other, prompt = retrain(ids), trace.ids[: rows[0] + 1]
         change = Ends.read(other, trace.ids, rows).given - ends.given
         start = torch.tensor([prompt], device=other.device)
         answer = write_after(other, lm.tokenizer, start, len(rows), 0.0, 0)[0, len(prompt) :]
-        text, tokens = lm.words(answer), change.tolist()
-        retrained = Estimate("training again", sum(tokens), None, None, text, tokens)
+        tokens = change.tolist()
+        retrained = Estimate("training again", sum(tokens), None, None, lm.words(answer), tokens)
     return WhatIf(
         trace.answer,
         float(ends.given.sum()),
@@ -132,9 +132,9 @@ def what_if(
         tuple(without),
         int(removed.sum()),
         share,
-        estimates,
-        calibrated=lens.meta.trained_on == "fine-tuned" and alike,
-        retrained=retrained,
+        tuple(_estimate(trace, ends, method, removed) for method in METHODS),
+        lens.meta.trained_on == "fine-tuned" and alike,
+        retrained,
     )
 
 
@@ -143,43 +143,31 @@ def answer_rows(trace: Trace) -> list[int]:
     return [row for row in trace.rows[trace.first :] if row + 1 < len(trace.ids)]
 
 
-def answered(lm: PrismLM, text: str | Messages, generate: int) -> Trace:
-    """Return the trace of the given answer, or of one that is written."""
-    given = not isinstance(text, str) and text[-1].get("role") == "assistant"
-    trace = lm.explain(text, generate=0 if given else generate)
-    if not given and not trace.written:
-        raise InputError(
-            f"the model wrote nothing: there is no answer to estimate. Generate more than "
-            f"{generate} tokens, or ask something else."
-        )
-    return trace
-
-
 def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
     """Return which documents of the lens are left out, bool [documents]."""
-    lens = lm.lens_for("document to leave out")
-    check_kind("without", without, (list, tuple), "ids of documents, or such as license=CC0")
-    if not without:
-        raise InputError("nothing is left out: name a document, or such as license=CC0.")
-    if lens.meta.trained_on is False or lens.meta.split == "heldout":
+    lens = lm.lens_for(PART)
+    cells, corpus, split = lens.cells, lens.corpus, lens.meta.split
+    if lens.meta.trained_on is False or split == "heldout":
         raise InputError(
             f"{lm.path} was not trained on the documents of the lens {lens.name}: without them "
             "it is the same. Choose a lens of its training text with --lens."
         )
-    removed, unread = np.zeros(len(lens.cells.starts), dtype=bool), _held_out(lens)
+    removed, unread = np.zeros((2, len(cells.starts)), dtype=bool)
+    if split == "all" and corpus is not None:  # which says what the model was not trained on
+        unread = np.isin(corpus.split("all"), corpus.split("heldout"))
     for one in without:
-        column, _, value = check_text("what is left out", one).partition("=")
+        column, _, value = one.partition("=")
         if value and column in GROUP_COLUMNS:
-            removed |= lens.cells.matching(normalised({column: value}))
-        elif (number := lens.cells.document_number(one)) >= 0 and not unread[number]:
+            removed |= cells.matching(normalised({column: value}))
+        elif (number := cells.document_number(one)) >= 0 and not unread[number]:
             removed[number] = True
-        elif number >= 0 or (lens.corpus is not None and one in lens.corpus.doc_ids):
+        elif number >= 0 or (corpus is not None and one in corpus.doc_ids):
             raise InputError(
                 f"the document {one!r} is held out: the model was not trained on it, so that "
                 "without it nothing changes."
             )
         else:
-            near = suggest(one, lens.cells.documents.column("doc_id").to_pylist())
+            near = suggest(one, cells.documents.column("doc_id").to_pylist())
             raise InputError(
                 f"the lens {lens.name} has no document {one!r}.{near} Expected an id, as `prismlm "
                 "explain --json` shows them, or such as source=NAME or license=NAME."
@@ -196,13 +184,6 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
             f"{lens.name} that the model was trained on: expected some that stay."
         )
     return removed
-
-
-def _held_out(lens: Lens) -> np.ndarray:
-    """Return which documents of a lens the model was not trained on, as far as its corpus says."""
-    if lens.meta.split != "all" or lens.corpus is None:
-        return np.zeros(len(lens.cells.starts), dtype=bool)
-    return np.isin(lens.corpus.split("all"), lens.corpus.split("heldout"))
 
 
 class Ends(NamedTuple):
@@ -230,7 +211,7 @@ def parts(trace: Trace, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndar
 
     Sums over documents are δ / c.
     """
-    lens, rows = trace.lm.lens_for("document to leave out"), answer_rows(trace)
+    lens, rows = trace.lm.lens_for(PART), answer_rows(trace)
     if method == "evidence":
         carriers = trace.carriers().select(range(len(rows)))
         prediction, place, value = carriers.prediction, carriers.place, carriers.weight
@@ -258,11 +239,11 @@ def _estimate(trace: Trace, ends: Ends, method: Method, removed: np.ndarray) -> 
     change = changes(ends.given, delta)
     mean = float(change.mean())
     low, high = (mean + one + each * abs(mean) for one, each in (fit["low"], fit["high"]))
+    interval = count * min(low, mean), count * max(high, mean)
     # A sampled or given answer has tokens that were not the likeliest before, either.
     overtaken = (ends.given - delta < ends.of_other) & (ends.given >= ends.of_other)
     text = None
     if overtaken.any():
         first = int(overtaken.argmax())
         text = trace.lm.words([*ends.tokens[:first].tolist(), int(ends.other[first])]) + "…"
-    ends_of = count * min(low, mean), count * max(high, mean)
-    return Estimate(method, count * mean, *ends_of, text, change.tolist())
+    return Estimate(method, count * mean, *interval, text, change.tolist())

@@ -96,7 +96,7 @@ def routes(session: Session) -> APIRouter:
         def estimated() -> dict[str, Any]:
             session.tokens(body.source, body.generate)
             found = what_if(session.lm, body.source, body.without, generate=body.generate)
-            return rounded(found.to_dict())
+            return rounded(asdict(found))
 
         return await session.queue.run(estimated)
 

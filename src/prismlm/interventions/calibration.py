@@ -30,19 +30,12 @@ from prismlm.corpus.encode import encode_text
 from prismlm.corpus.formats import InputFile, read_rows
 from prismlm.errors import BadRow, InputError, check_path, shown
 from prismlm.interventions.controller import Controller
-from prismlm.interventions.states import (
-    Forward,
-    Routed,
-    Text,
-    bank_of,
-    log_probabilities,
-    read,
-    route,
-)
+from prismlm.interventions.plan import plan_for
+from prismlm.interventions.states import STATES, Routed, Text, log_probabilities, read, route
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, check_embedded
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, bootstrap
+from prismlm.statistics import bootstrap
 
 LARGEST, FOLDS, PULLS, PATIENCE = 5.0, 5, 10, 2
 TURNED = 1e-6  # an offset from 1 that is none
@@ -61,7 +54,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """Read answers of Q questions, C in all, of T tokens in all."""
+    """Answers to Q questions, C in all, as they were read, of T tokens in all."""
 
     z: Tensor  # states before each token, [T, d]
     tokens: Tensor  # [T]
@@ -80,8 +73,7 @@ class Answers:
 
     def total(self, values: Tensor) -> np.ndarray:
         """Return the sum of figures of tokens [T] over each answer, [C]."""
-        weights = values.double().numpy()
-        return np.bincount(self.answer.numpy(), weights, len(self.question))
+        return np.bincount(self.answer.numpy(), values.double().numpy(), len(self.question))
 
 
 def read_examples(path: Path | str) -> list[Example]:
@@ -142,21 +134,13 @@ def _check_examples(examples: Sequence[Example]) -> None:
 
 
 def read_answers(
-    lm: OpenedModel,
-    examples: Sequence[Example],
-    progress: Reporter = SILENT,
-    *,
-    limit: int | None = None,
-    forward: Forward | None = None,
+    lm: OpenedModel, examples: Sequence[Example], progress: Reporter = SILENT
 ) -> Answers:
     """Return the states before each token of every answer, from one pass over the examples.
 
-    Answers with the same tokens before them share a row of the pass. Contexts are cut on the left
-    to the model's context length or ``limit`` tokens. ``forward`` takes ids [B, T] to states
-    [B, T, d], by default z.
+    Contexts are cut on the left to the model's context length.
     """
-    texts, questions, right, cut = list[Text](), [], [], 0
-    longest = min((n for n in (limit, lm.context_length) if n is not None), default=None)
+    texts, questions, right, cut, longest = list[Text](), [], [], 0, lm.context_length
     for number, example in enumerate(examples):
         right.append(len(texts) + example.label)
         for before, tokens in _encode(lm, example):
@@ -169,20 +153,10 @@ def read_answers(
             cut += len(before) > room
             texts.append(Text([*before[-room:], *tokens], min(len(before), room)))
             questions.append(number)
-    rows = [(tuple(ids[:-1]), start) for ids, start in texts]
-    once = list(dict.fromkeys(rows))
-    read_once = [Text([*ids, 0], start) for ids, start in once]  # which stops before its last token
-    found = read(lm, read_once, forward=forward, progress=progress)
-    order, sizes = found.text.argsort(stable=True), found.text.bincount().tolist()
-    states = dict(zip(once, found.z[order].cpu().split(sizes), strict=True))
-    return Answers(
-        torch.cat([states[row] for row in rows]),
-        torch.tensor([token for ids, start in texts for token in ids[start:]]),
-        torch.tensor([n for n, (ids, start) in enumerate(texts) for _ in ids[start:]]),
-        np.array(questions),
-        np.array(right),
-        cut,
-    )
+    found = read(lm, texts, progress=progress)
+    order = found.text.argsort(stable=True)
+    columns = (column[order].cpu() for column in found)
+    return Answers(*columns, np.array(questions), np.array(right), cut)
 
 
 def _encode(lm: OpenedModel, example: Example) -> list[tuple[list[int], list[int]]]:
@@ -228,16 +202,11 @@ def is_right(scores: np.ndarray, starts: np.ndarray, right: np.ndarray) -> np.nd
     return scores[right] >= np.maximum.reduceat(scores, starts)
 
 
-def linearised(answers: Answers, scores: np.ndarray, gains: sparse.csr_array) -> Scored:
-    """Return scores with gains [C, n]."""
-    return Scored(scores, gains, answers.starts, answers.right)
-
-
 def prototype_gains(
     lm: OpenedModel, answers: Answers, routed: Routed, slopes: Tensor
 ) -> sparse.csr_array:
     """Return g [C, K]: the sum over an answer's tokens of α_i · slope·p_i."""
-    bank = bank_of(lm)
+    bank = lm.head.prototypes.detach().float().cpu()
     gains = routed.along(slopes, bank).double()
     rows = answers.answer[:, None].expand_as(gains)
     entries = gains.flatten().numpy(), (rows.flatten().numpy(), routed.indices.flatten().numpy())
@@ -270,18 +239,11 @@ def fit(
     return up - down
 
 
-class Chosen(NamedTuple):
-    """What cross-validation chose: offsets, their pull, and the held-out loss of each pull."""
-
-    offsets: np.ndarray
-    pull: float
-    losses: list[float]
-
-
-def choose(scored: Scored, seed: int = 0) -> Chosen:
+def choose(scored: Scored, seed: int = 0) -> tuple[np.ndarray, float, list[float]]:
     """Fit with the strongest pull whose held-out loss is the least, or within its standard error.
 
-    The loss is over five folds, and the error that of the paired differences. Pulls go down from
+    Returns the offsets, their pull, and the held-out loss of each pull that was tried. The loss is
+    over five folds, and the error that of the paired differences. Pulls go down from
     the least that leaves every prototype alone, until losses have risen.
     """
     count, fits = len(scored.right), list[np.ndarray | None]([None] * FOLDS)
@@ -302,30 +264,7 @@ def choose(scored: Scored, seed: int = 0) -> Chosen:
     worse = [one - losses[best] for one in losses]
     near = [one.mean() <= one.std() / count**0.5 for one in worse].index(True)
     means = [float(one.mean()) for one in losses]
-    return Chosen(fit(scored, pulls[near]), float(pulls[near]), means)
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A fitted controller, and its accuracy on examples that it was not fitted on.
-
-    Accuracies are of the model with the edited states themselves; the interval of their
-    difference, in shares of the questions, is over resampled questions.
-    """
-
-    controller: Controller
-    fitted: int
-    tested: int
-    before: float
-    after: float
-    change: Interval
-    pull: float
-    cut: int  # answers whose context was cut on the left
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``prismlm calibrate --json``; the controller is its file."""
-        turned = [{"prototype": i, "scale": s} for i, s in self.controller.scales]
-        return vars(self) | {"controller": turned, "change": vars(self.change)}
+    return fit(scored, pulls[near]), float(pulls[near]), means
 
 
 def calibrate(
@@ -336,35 +275,44 @@ def calibrate(
     seed: int = 0,
     description: str = "",
     progress: Reporter = SILENT,
-) -> Calibration:
+) -> tuple[Controller, dict[str, Any]]:
     """Fit a controller on examples, and measure it on others: by default on a fifth held out.
 
-    Without a prototype whose scale lowers the held-out loss, the controller is empty.
+    Without a prototype whose scale lowers the held-out loss, the controller is empty. The report is
+    that of ``prismlm calibrate --json``: accuracies ``before`` and ``after`` are of the model with
+    the edited states themselves, and the interval of their ``change``, in shares of the questions,
+    is over resampled questions; ``cut`` answers had their context cut on the left.
     """
     if test is None:
         order = np.random.default_rng(seed).permutation(len(examples))
         held = len(examples) // FOLDS
         test, examples = ([examples[n] for n in part] for part in (order[:held], order[held:]))
     _check_examples(examples)
-    if not test:
-        raise InputError(
-            "there are no examples to test on: give some, or leave test out to hold out a fifth."
-        )
     answers = read_answers(lm, examples, progress)
-    routed = route(lm, answers.z)
     log_p, slopes = log_probabilities(lm, answers.z, answers.tokens, slopes=True)
-    gains = prototype_gains(lm, answers, routed, slopes)
-    chosen = choose(linearised(answers, answers.total(log_p), gains), seed)
-    turned = np.flatnonzero(np.abs(chosen.offsets) > TURNED).tolist()
-    scales = tuple((i, float(np.float32(1 + chosen.offsets[i]))) for i in turned)
+    gains = prototype_gains(lm, answers, route(lm, answers.z), slopes)
+    scored = Scored(answers.total(log_p), gains, answers.starts, answers.right)
+    offsets, pull, _ = choose(scored, seed)
+    turned = np.flatnonzero(np.abs(offsets) > TURNED).tolist()
+    scales = tuple((i, float(np.float32(1 + offsets[i]))) for i in turned)
     made = {"fitted": len(answers), "seed": seed}
     controller = Controller(scales, prototypes_fingerprint(lm.head), description, made)
-    asked = read_answers(lm, test, progress)
-    offsets, right = torch.tensor(chosen.offsets, dtype=torch.float32), list[np.ndarray]()
-    for z in (asked.z, route(lm, asked.z).moved(asked.z, bank_of(lm), offsets)):
+    asked, plan = read_answers(lm, test, progress), plan_for(lm, [controller])
+
+    def answered(z: Tensor) -> np.ndarray:
         scores = asked.total(log_probabilities(lm, z, asked.tokens)[0])
-        right.append(is_right(scores, asked.starts, asked.right))
-    change = bootstrap(right[1] * 1.0 - right[0], seed=seed)
-    before, after = (float(answered.mean()) for answered in right)
-    cut, counts = answers.cut + asked.cut, (len(answers), len(asked))
-    return Calibration(controller, *counts, before, after, change, chosen.pull, cut)
+        return is_right(scores, asked.starts, asked.right)
+
+    blocks = asked.z.to(lm.model.device).split(STATES)
+    before, after = answered(asked.z), answered(torch.cat([*map(plan.apply, blocks)]).cpu())
+    report = {
+        "controller": [{"prototype": i, "scale": s} for i, s in scales],
+        "fitted": len(answers),
+        "tested": len(asked),
+        "before": float(before.mean()),
+        "after": float(after.mean()),
+        "change": bootstrap(after * 1.0 - before, seed=seed),
+        "pull": pull,
+        "cut": answers.cut + asked.cut,
+    }
+    return controller, report

@@ -9,7 +9,6 @@ residual stay. Source: *Prototype Language Models*, arXiv 2607.00510.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from prismlm.errors import (
-    FormatError,
-    InputError,
-    check_kind,
-    check_number,
-    check_path,
-    check_text,
-    check_whole,
-    shown,
-)
+from prismlm.errors import FormatError, InputError, check_number, check_path, check_whole, shown
 from prismlm.files import json_text
 from prismlm.outputs import output_file
 
@@ -54,20 +44,17 @@ class Controller:
     made: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        expected = "pairs of a prototype and its scale, such as ((412, 0.5), (7, 2.0))"
-        limits = "a finite number of 0 or more, since activations are not negative"
-        scales: dict[int, float] = {}
-        for pair in check_kind("scales", self.scales, (tuple, list), expected):
+        limits, scales = "a number of 0 or more, since activations are not negative", {}
+        for pair in self.scales:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                expected = "a prototype and its scale, such as (412, 0.5)"
                 raise InputError(f"a pair of scales is {shown(pair)}: expected {expected}.")
             number = check_whole("the prototype", pair[0])
             if number in scales:
                 raise InputError(f"prototype {number} has two scales: give it one.")
             name = f"the scale of prototype {number}"
-            scales[number] = check_number(name, pair[1], limits, lambda s: 0 <= s < math.inf)
+            scales[number] = check_number(name, pair[1], limits, lambda s: s >= 0)
         object.__setattr__(self, "scales", tuple(sorted(scales.items())))
-        check_text("the head of a controller", self.head)
-        check_text("the description of a controller", self.description)
 
     @property
     def prototypes(self) -> list[int]:
@@ -104,11 +91,6 @@ class Controller:
     def load(cls, path: Path | str) -> Controller:
         """Read a controller. FormatError, naming the file, for one that is not valid."""
         path = check_path("the controller", path)
-        if not path.is_file():
-            raise InputError(
-                f"there is no controller {path}: `prismlm calibrate` and `prismlm suppress` "
-                "write one."
-            )
         try:
             with safe_open(str(path), "pt") as file:
                 meta = json.loads((file.metadata() or {})[META])
@@ -117,12 +99,12 @@ class Controller:
             version = meta["format_version"]
             if version != FORMAT_VERSION:
                 raise FormatError(
-                    f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION}. "
-                    "Use the prismlm that wrote it, or make it anew."
+                    f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION}: "
+                    "use the prismlm that wrote it, or make it anew."
                 )
             pairs = tuple(zip(prototypes, scales, strict=True))
             return cls(pairs, meta["head"], meta["description"], meta["made"])
-        except (SafetensorError, LookupError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
             raise FormatError(
                 f"{path} is not a controller ({error}): expected a file that `prismlm calibrate` "
                 "or `prismlm suppress` writes."

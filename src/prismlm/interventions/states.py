@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,12 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
-from prismlm.ops.prototype_head.fast import gather_sum
 from prismlm.progress import SILENT, Reporter
 
 # States at once; larger blocks are slower on a CPU.
 BATCH_TOKENS, STATES = 2048, 128
-Forward = Callable[[Tensor], Tensor]
 
 
 class Text(NamedTuple):
@@ -36,53 +34,11 @@ class Read(NamedTuple):
     text: Tensor
 
 
-@torch.no_grad()
-def read(
-    lm: OpenedModel,
-    texts: Sequence[Text],
-    before: Sequence[int] = (),
-    *,
-    forward: Forward | None = None,
-    progress: Reporter = SILENT,
-) -> Read:
-    """Run the model over texts, each after the tokens ``before``, in batches of like lengths.
-
-    ``forward`` takes ids [B, T] to states [B, T, d], by default z.
-    """
-
-    def last_states(ids: Tensor) -> Tensor:
-        with capture(lm.model, logits=False) as captured:
-            lm.model(input_ids=ids, use_cache=False)
-        return captured.z
-
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n].ids))
-    parts = list[tuple[Tensor, Tensor, Tensor]]()
-    with progress.task("Reading", len(texts), "texts") as task:
-        while order:
-            size = max(1, BATCH_TOKENS // (len(texts[order[-1]].ids) + len(before)))
-            batch, order = order[-size:], order[:-size]
-            rows = [torch.tensor([*before, *texts[n].ids], device=lm.model.device) for n in batch]
-            # Padded on the right, which a causal model does not see.
-            ids = pad_sequence([row[: max(1, len(row) - 1)] for row in rows], batch_first=True)
-            for z, row, n in zip((forward or last_states)(ids), rows, batch, strict=True):
-                first = len(before) + texts[n].start
-                number = torch.full_like(row[first:], n)
-                parts.append((z[first - 1 : len(row) - 1].clone(), row[first:], number))
-            task.advance(len(batch))
-    return Read(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
 class Routed(NamedTuple):
     """Active prototypes of states and their activations, [T, k]."""
 
     indices: Tensor
     activations: Tensor
-
-    def moved(self, z: Tensor, prototypes: Tensor, offsets: Tensor) -> Tensor:
-        """Return z′ = z + Σ_i (s_i − 1) α_i p_i for offsets s − 1 [K]."""
-        change = self.activations * offsets[self.indices]
-        blocks = zip(change.split(STATES), self.indices.split(STATES), strict=True)
-        return z.float() + torch.cat([gather_sum(i, c, prototypes) for c, i in blocks])
 
     def along(self, directions: Tensor, prototypes: Tensor) -> Tensor:
         """Return α_i p_i·v for a direction v of each state, [T, d] to [T, k]."""
@@ -91,15 +47,47 @@ class Routed(NamedTuple):
         return torch.cat(products) * self.activations
 
 
+def last_states(lm: OpenedModel, ids: Tensor) -> Tensor:
+    """Return z of every token, [B, T] to [B, T, d]."""
+    with capture(lm.model, logits=False) as captured:
+        lm.model(input_ids=ids.to(lm.model.device), use_cache=False)
+    return captured.z
+
+
+@torch.no_grad()
+def read(
+    lm: OpenedModel, texts: Sequence[Text], before: Sequence[int] = (), progress: Reporter = SILENT
+) -> Read:
+    """Run the model over texts, each after the tokens ``before``, in batches of like lengths.
+
+    Texts that differ in their last token alone share a row.
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for number, (ids, _) in enumerate(texts):
+        rows.setdefault((*before, *(ids[:-1] or ids)), []).append(number)
+    order, parts = sorted(rows, key=len), list[tuple[Tensor, Tensor, Tensor]]()
+    with progress.task("Reading", len(order), "texts") as task:
+        while order:
+            size = max(1, BATCH_TOKENS // (len(order[-1]) + 1))
+            batch, order = order[-size:], order[:-size]
+            # Padded on the right, which a causal model does not see.
+            padded = pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
+            for z, row in zip(last_states(lm, padded), batch, strict=True):
+                for number in rows[row]:
+                    ids, start = texts[number]
+                    states = z[len(before) + start - 1 : len(before) + len(ids) - 1].clone()
+                    tokens = torch.tensor(ids[start:], device=z.device)
+                    parts.append((states, tokens, torch.full_like(tokens, number)))
+            task.advance(len(batch))
+    return Read(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
 @torch.no_grad()
 def route(lm: OpenedModel, z: Tensor) -> Routed:
     """Return the prototypes of states [T, d]."""
-    device = lm.model.device
-    routings = [lm.head(block.to(device).float()).routing for block in z.split(STATES)]
-    return Routed(
-        torch.cat([routing.indices for routing in routings]).to(z.device),
-        torch.cat([routing.activations for routing in routings]).to(z.device),
-    )
+    blocks = (lm.head(block.to(lm.model.device).float()).routing for block in z.split(STATES))
+    columns = zip(*((r.indices, r.activations) for r in blocks), strict=True)
+    return Routed(*(torch.cat(column).to(z.device) for column in columns))
 
 
 def log_probabilities(
@@ -121,8 +109,3 @@ def log_probabilities(
         if slopes:
             gradients.append(torch.autograd.grad(own.sum(), block)[0].cpu())
     return torch.cat(values), torch.cat(gradients)
-
-
-def bank_of(lm: OpenedModel) -> Tensor:
-    """Return the prototypes in float32 on the CPU, [K, d]."""
-    return lm.head.prototypes.detach().float().cpu()

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextlib import suppress as suppress_errors
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -39,13 +39,7 @@ from prismlm.corpus.chat import ASSISTANT, Messages, text_of
 from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.errors import (
-    InputError,
-    check_kind,
-    check_number,
-    check_text,
-    check_whole,
-)
+from prismlm.errors import InputError, check_number
 from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.states import STATES, Read, Text, read, route
@@ -60,6 +54,7 @@ from prismlm.statistics import Interval, bootstrap, wilson
 MAX_TOKENS, OPENING, BATCH_TEXTS = 512, 16, 32
 MIN_EXAMPLES, MIN_KEPT, WORD_ERRORS = 8, 4, 2.0
 Prompt = str | Messages
+Scales = tuple[tuple[int, float], ...]
 # A marked token: times as often as in the text to keep, standard errors, occurrences, how many.
 TIMES, TOKEN_ERRORS, SEEN, MAX_MARKED, PRIOR = 4.0, 2.0, 3, 128, 500.0
 # Standard errors by which a prototype's evidence is larger: of those turned down, and of one at
@@ -91,13 +86,8 @@ class SuppressOptions:
 
     def __post_init__(self) -> None:
         check_number("the target", self.target, "more than 0 and at most 1", lambda x: 0 < x <= 1)
-        check_number("the allowed cost", self.max_cost, "0 or more", lambda x: x >= 0)
-        for name in ("tokens", "samples", "heldout"):
-            check_whole(name, getattr(self, name), 1)
-        expected = 'texts in a tuple, such as ("copper lantern",)'
-        for phrase in check_kind("phrases", self.phrases, (tuple, list), expected):
-            if not check_text("a phrase", phrase).split():
-                raise InputError("a phrase is empty: expected words that must not be written.")
+        if not all(phrase.split() for phrase in self.phrases):
+            raise InputError("a phrase is empty: expected words that must not be written.")
 
 
 class Examples(NamedTuple):
@@ -107,22 +97,24 @@ class Examples(NamedTuple):
     choose: Sequence[Prompt]
     report: Sequence[Prompt]
 
-    @classmethod
-    def split(cls, texts: Sequence[Prompt], seed: int) -> Examples:
-        """Divide texts at random: half, a quarter and a quarter."""
-        if len(texts) < MIN_EXAMPLES:
-            raise InputError(
-                f"there are {len(texts)} examples of the behaviour: expected {MIN_EXAMPLES} or "
-                "more. Half of them find the prototypes, the others choose and report."
-            )
-        order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-        parts = np.split(order, [len(texts) // 2, len(texts) * 3 // 4])
-        return cls(*([texts[n] for n in part] for part in parts))
+
+def split_examples(texts: Sequence[Prompt], seed: int) -> Examples:
+    """Divide texts at random: half, a quarter and a quarter."""
+    if len(texts) < MIN_EXAMPLES:
+        raise InputError(
+            f"there are {len(texts)} examples of the behaviour: expected {MIN_EXAMPLES} or more. "
+            "Half of them find the prototypes, the others choose and report."
+        )
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    parts = np.split(order, [len(texts) // 2, len(texts) * 3 // 4])
+    return Examples(*([texts[n] for n in part] for part in parts))
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
-    return re.findall(r"[^\W\d_]+", text.casefold())
+class Judge(NamedTuple):
+    """Tells whether a text shows the behaviour."""
+
+    description: str  # what it goes by
+    shows: Callable[[str], bool]
 
 
 def phrase_pattern(phrases: Sequence[str]) -> re.Pattern[str]:
@@ -131,61 +123,49 @@ def phrase_pattern(phrases: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(each), re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Whether a text shows the behaviour."""
+def phrase_judge(phrases: Sequence[str]) -> Judge:
+    """Return the judge that looks for phrases."""
+    pattern, named = phrase_pattern(phrases), " or ".join(f"“{phrase}”" for phrase in phrases)
+    return Judge(f"the text has {named}", lambda text: pattern.search(text) is not None)
 
-    phrases: tuple[str, ...] = ()
-    weights: Mapping[str, float] = field(default_factory=dict)
-    threshold: float = 0.0
-    accuracy: float = 1.0  # balanced, on the texts that the threshold was chosen with
 
-    def score(self, text: str) -> float:
-        """Return the mean log-odds of a text's words, or with phrases whether one is in it."""
-        if self.phrases:
-            return float(phrase_pattern(self.phrases).search(text) is not None)
+def word_judge(find: Sequence[str], keep: Sequence[str], choose: Sequence[str]) -> Judge:
+    """Weigh words by examples and every other kept text; set the threshold on the rest.
+
+    It is the one with the best balanced accuracy, examples for choosing against kept texts.
+    """
+    counts = [Counter(words_of("\n".join(texts))) for texts in (find, keep[::2])]
+    known = sorted(counts[0] | counts[1])
+    n = np.array([[count[word] + 1 for word in known] for count in counts])
+    odds = np.log(n / n.sum(1, keepdims=True))
+    clear = np.abs(odds[0] - odds[1]) > WORD_ERRORS * np.sqrt((1 / n).sum(0))
+    weights = dict(zip(known, np.where(clear, odds[0] - odds[1], 0.0).tolist(), strict=True))
+
+    def score(text: str) -> float:
         words = words_of(text)
-        return sum(self.weights.get(word, 0.0) for word in words) / max(1, len(words))
+        return sum(weights.get(word, 0.0) for word in words) / max(1, len(words))
 
-    def __call__(self, text: str) -> bool:
-        """Judge a text."""
-        return self.score(text) > self.threshold
+    shown, others = (np.array([*map(score, part)]) for part in (choose, keep[1::2]))
+    both = np.unique(np.concatenate([shown, others]))
+    cuts = (both[1:] + both[:-1]) / 2 if len(both) > 1 else both
+    right = [((shown > cut).mean() + (others <= cut).mean()) / 2 for cut in cuts]
+    best = int(np.argmax(right))
+    description = (
+        "the mean log-odds of the text's words, examples against text to keep, is above "
+        f"{cuts[best]:.2f} (right for {right[best]:.0%} of texts that are not reported)"
+    )
+    return Judge(description, lambda text: score(text) > float(cuts[best]))
 
-    @property
-    def description(self) -> str:
-        """What it goes by."""
-        if self.phrases:
-            return "the text has " + " or ".join(f"“{phrase}”" for phrase in self.phrases)
-        return (
-            "the mean log-odds of the text's words, examples against text to keep, is above "
-            f"{self.threshold:.2f} (right for {self.accuracy:.0%} of texts that are not reported)"
-        )
 
-    @classmethod
-    def trained(cls, find: Sequence[str], keep: Sequence[str], choose: Sequence[str]) -> Judge:
-        """Weigh words by examples and every other kept text; set the threshold on the rest.
-
-        It is the one with the best balanced accuracy, examples for choosing against kept texts.
-        """
-        counts = [Counter(words_of("\n".join(texts))) for texts in (find, keep[::2])]
-        known = sorted(counts[0] | counts[1])
-        n = np.array([[count[word] + 1 for word in known] for count in counts])
-        odds = np.log(n / n.sum(1, keepdims=True))
-        clear = np.abs(odds[0] - odds[1]) > WORD_ERRORS * np.sqrt((1 / n).sum(0))
-        weights = np.where(clear, odds[0] - odds[1], 0.0).tolist()
-        judge = cls(weights=dict(zip(known, weights, strict=True)))
-        shown, others = (np.array([*map(judge.score, part)]) for part in (choose, keep[1::2]))
-        both = np.unique(np.concatenate([shown, others]))
-        cuts = (both[1:] + both[:-1]) / 2 if len(both) > 1 else both
-        right = [((shown > cut).mean() + (others <= cut).mean()) / 2 for cut in cuts]
-        best = int(np.argmax(right))
-        return replace(judge, threshold=float(cuts[best]), accuracy=float(right[best]))
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
+    return re.findall(r"[^\W\d_]+", text.casefold())
 
 
 class Way(NamedTuple):
     """A way to suppress: scales of prototypes, tokens whose logits are lowered, or words before."""
 
-    scales: tuple[tuple[int, float], ...] = ()
+    scales: Scales = ()
     tokens: tuple[int, ...] = ()
     bias: float = 0.0
     words: str = ""
@@ -200,12 +180,9 @@ def using(lm: OpenedModel, way: Way) -> Iterator[None]:
         embedded[..., list(way.tokens)] -= way.bias / lm.logit_map.scale
         return embedded
 
-    with ExitStack() as stack:
-        if way.scales:
-            stack.enter_context(applied(lm.model, plan_for(lm, [Controller(way.scales)])))
-        if way.bias:
-            hook = Hook(output_embedding(lm.model), None, lowered)
-            stack.enter_context(watch([hook], unwatched_too=True))
+    plan = plan_for(lm, [Controller(way.scales)] if way.scales else [])
+    hooks = [Hook(output_embedding(lm.model), None, lowered)] if way.bias else []
+    with applied(lm.model, plan), watch(hooks, unwatched_too=True):
         yield
 
 
@@ -266,100 +243,11 @@ def summed_losses(lm: OpenedModel, text: Read, way: Way, count: int) -> np.ndarr
     return losses
 
 
-def sample(
-    lm: OpenedModel,
-    prompts: Sequence[Prompt],
-    count: int,
-    way: Way,
-    options: SuppressOptions,
-    seed: int,
-) -> list[str]:
-    """Return ``count`` sampled continuations, of each prompt in turn, under a way to suppress.
-
-    TooLongError if the model cannot read a prompt and so many tokens more.
-    """
-    ids = [torch.tensor(prompt_of(lm, prompt, way.words)) for prompt in prompts[:count]]
-    longest = max(map(len, ids))
-    if lm.context_length is not None and longest + options.tokens > lm.context_length:
-        raise TooLongError(
-            f"what an example asks has {longest} tokens, and {options.tokens} are to be sampled; "
-            f"{lm.path.name} reads {lm.context_length}: shorten it, or sample fewer (--tokens)."
-        )
-    order = sorted(range(count), key=lambda n: len(ids[n % len(ids)]))
-    texts = [""] * count
-    how, padding = (options.tokens, options.temperature), cast("int", lm.tokenizer.eos_token_id)
-    left: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
-    with using(lm, way):
-        for first in range(0, count, BATCH_TEXTS):
-            batch = order[first : first + BATCH_TEXTS]
-            rows = [ids[n % len(ids)].to(lm.model.device) for n in batch]
-            padded = pad_sequence(rows, padding_value=padding, **left)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], **left)
-            written = write_after(lm.model, lm.tokenizer, padded, *how, seed + first, mask=mask)
-            for n, row in zip(batch, written, strict=True):
-                texts[n] = lm.words(row[padded.shape[1] :])
-    return texts
-
-
-def phrase_marks(lm: OpenedModel, texts: Sequence[Text], phrases: Sequence[str]) -> list[Tensor]:
-    """Return for each predicted token of each text whether it spells a part of a phrase, bool."""
-    pattern, marks = phrase_pattern(phrases), list[Tensor]()
-    for ids, start in texts:
-        pieces = [piece.shown for piece in pieces_of(lm.tokenizer, ids[start:])]
-        ends = np.cumsum([0, *map(len, pieces)])
-        mark = np.zeros(len(pieces), dtype=bool)
-        for match in pattern.finditer("".join(pieces)):
-            mark |= (ends[:-1] < match.end()) & (ends[1:] > match.start())
-        marks.append(torch.from_numpy(mark))
-    return marks
-
-
-@dataclass(frozen=True)
-class Point:
-    """One strength: its scales, with behaviour and perplexity on what is for choosing."""
-
-    weight: float | None  # λ; None: all that mark the behaviour are removed, never chosen
-    scales: tuple[tuple[int, float], ...]
-    behaviour: float  # share of the sampled texts
-    cost: float  # relative growth of perplexity
-
-    @property
-    def turned(self) -> float:
-        """Σ (1 − s)."""
-        return sum(1 - s for _, s in self.scales)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One way to suppress, on what had no part in choosing."""
-
-    name: str
-    behaviour: Interval  # share of the sampled texts
-    perplexity: float
-    cost: Interval  # relative growth of perplexity, over texts
-    texts: tuple[str, ...]  # sampled, of each prompt in turn
-
-
-@dataclass(frozen=True)
-class Suppression:
-    """What was found; ``chosen`` is None if no strength reaches the target within the cost."""
-
-    chosen: Point | None
-    reached: bool  # whether the chosen point reaches the target
-    controller: Controller | None  # of the chosen point
-    judge: Judge
-    marked: tuple[str, ...]  # tokens, the clearest first
-    candidates: int  # prototypes that mark the behaviour
-    before: float  # behaviour at the prompts for choosing
-    frontier: tuple[Point, ...]
-    ways: dict[str, Way] = field(default_factory=dict[str, Way])  # by the names of the outcomes
-    outcomes: tuple[Outcome, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``prismlm suppress --json``; the controller is its file."""
-        fields = asdict(self) | {"judge": self.judge.description}
-        del fields["controller"]
-        return fields
+def growth(after: np.ndarray, before: np.ndarray, sizes: np.ndarray) -> Interval:
+    """Return the relative growth of perplexity, by the losses and numbers of tokens of texts."""
+    both, weights = np.stack([after, before], 1), np.stack([sizes, sizes], 1)
+    change = bootstrap(both, weights, (1.0, -1.0))
+    return Interval(*map(float, np.expm1([change.value, change.low, change.high])))
 
 
 def marked_tokens(examples: Tensor, keep: Tensor, vocabulary: int) -> list[int]:
@@ -375,6 +263,16 @@ def marked_tokens(examples: Tensor, keep: Tensor, vocabulary: int) -> list[int]:
     chosen = (difference > np.log(TIMES)) & (errors > TOKEN_ERRORS) & (counts[0] >= SEEN)
     order = errors.argsort(descending=True)
     return order[chosen[order]][:MAX_MARKED].tolist()
+
+
+def phrase_marks(lm: OpenedModel, text: Text, phrases: Sequence[str]) -> np.ndarray:
+    """Return for each predicted token of a text whether it spells a part of a phrase, bool."""
+    pieces = [piece.shown for piece in pieces_of(lm.tokenizer, text.ids[text.start :])]
+    ends = np.cumsum([0, *map(len, pieces)])
+    marks = np.zeros(len(pieces), dtype=bool)
+    for match in phrase_pattern(phrases).finditer("".join(pieces)):
+        marks |= (ends[:-1] < match.end()) & (ends[1:] > match.start())
+    return marks
 
 
 @torch.no_grad()
@@ -400,37 +298,27 @@ def marking_prototypes(lm: OpenedModel, marked: Read, keep: Read) -> Tensor:
 
 
 class ScaleFit:
-    """The objective of the candidates' scales, over a part of the vocabulary.
-
-    ``rows`` are the positions of the examples before a marked token, one of ``tokens``.
-    """
+    """The objective of the candidates' scales, over a part of the vocabulary."""
 
     @torch.no_grad()
-    def __init__(
-        self,
-        lm: OpenedModel,
-        examples: Read,
-        rows: Tensor,
-        keep: Read,
-        tokens: Sequence[int],
-        candidates: Tensor,
-    ) -> None:
-        self.candidates, self._map, self._rows = candidates, lm.logit_map, rows
+    def __init__(self, work: Suppressing, candidates: Tensor) -> None:
+        lm, parts = work.lm, (work.states, work.kept[0])
+        self.candidates, self._map, self._rows = candidates, lm.logit_map, work.rows
         embedding, weight = output_embedding(lm.model), weight_of(lm.model)
         step, top = max(1, len(weight) // SPREAD), min(TOP, len(weight))
         seen = [torch.arange(0, len(weight), step, device=weight.device)]
-        for part in (examples, keep):
+        for part in parts:
             likely = (embedding(z).topk(top).indices.flatten() for z in part.z.split(256))
             seen += [part.targets, *likely]
         self.vocabulary = vocabulary = torch.cat(seen).unique()
-        self._marked = torch.isin(vocabulary, torch.tensor(tokens, device=vocabulary.device))
+        self._marked = torch.isin(vocabulary, torch.tensor(work.tokens, device=vocabulary.device))
         directions, bias = weight[vocabulary].float(), getattr(embedding, "bias", None)
         offset = 0.0 if bias is None else bias[vocabulary].float()
         self._directions = lm.head.prototypes[candidates].float() @ directions.T
         # W z + b [N, v], and activations of the candidates [N, C].
         self._examples, self._keep = (
             (part.z.float() @ directions.T + offset, activations_of(lm, part.z, candidates))
-            for part in (examples, keep)
+            for part in parts
         )
 
     def logits(self, side: tuple[Tensor, Tensor], rows: Tensor, scales: Tensor) -> Tensor:
@@ -445,10 +333,8 @@ class ScaleFit:
 
     def _divergence(self, side: Any, tokens: Tensor | slice, scales: Tensor, draw: Any) -> Tensor:
         rows = torch.randperm(len(side[0]), generator=draw)[:POSITIONS]
-        before, after = (
-            self.logits(side, rows, s)[:, tokens].log_softmax(1)
-            for s in (torch.ones_like(scales), scales)
-        )
+        logits = self._map(side[0][rows]), self.logits(side, rows, scales)
+        before, after = (each[:, tokens].log_softmax(1) for each in logits)
         return F.kl_div(after, before, reduction="batchmean", log_target=True)
 
     def fit(self, weight: float, start: Tensor, seed: int = 0) -> Tensor:
@@ -469,7 +355,7 @@ class ScaleFit:
         fitted = scales.detach()
         return torch.where(fitted > UNCHANGED, 1.0, fitted)
 
-    def pairs(self, scales: Tensor) -> tuple[tuple[int, float], ...]:
+    def pairs(self, scales: Tensor) -> Scales:
         """Return the candidates that are turned down with their scales."""
         both = zip(self.candidates.tolist(), scales.tolist(), strict=True)
         return tuple(sorted((i, round(s, 4)) for i, s in both if s < 1))
@@ -484,9 +370,7 @@ def activations_of(lm: OpenedModel, z: Tensor, prototypes: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def like_random(
-    lm: OpenedModel, z: Tensor, scales: tuple[tuple[int, float], ...], seed: int
-) -> tuple[tuple[int, float], ...]:
+def like_random(lm: OpenedModel, z: Tensor, scales: Scales, seed: int) -> Scales:
     """Return the scales on random other prototypes whose mean activation over z is as large.
 
     Each goes to one of the eight nearest that are free, those turned down most first.
@@ -517,11 +401,12 @@ class Suppressing:
         self.keep = keep[::2], keep[1::2]  # for the fit, and to report
         found = [encoded(lm, text) for text in examples.find]
         self.kept, self.states = [read(lm, part) for part in self.keep], read(lm, found)
-        self.judge, targets = Judge(options.phrases), self.states.targets
+        targets = self.states.targets
         if options.phrases:
-            marks = torch.zeros_like(targets, dtype=torch.bool)
-            for number, mark in enumerate(phrase_marks(lm, found, options.phrases)):
-                marks[self.states.text == number] = mark.to(marks.device)
+            self.judge, marks = phrase_judge(options.phrases), torch.zeros_like(targets).bool()
+            for number, text in enumerate(found):
+                own = torch.from_numpy(phrase_marks(lm, text, options.phrases))
+                marks[self.states.text == number] = own.to(marks.device)
             self.tokens = targets[marks].unique().tolist()
             reason = (
                 f"none of the {len(found)} examples for finding has a phrase in what the model is "
@@ -529,7 +414,7 @@ class Suppressing:
             )
         else:
             texts = found, self.keep[0], [encoded(lm, text) for text in examples.choose]
-            self.judge = Judge.trained(
+            self.judge = word_judge(
                 *([lm.words(t.ids[t.start : t.start + options.tokens]) for t in p] for p in texts)
             )
             self.tokens = marked_tokens(targets, self.kept[0].targets, len(weight_of(lm.model)))
@@ -541,30 +426,51 @@ class Suppressing:
             )
         if not self.tokens:
             raise InputError(reason)
-        self.rows = marks.nonzero()[:, 0]
+        self.rows = marks.nonzero()[:, 0]  # before a marked token
         pairs = zip(self.kept, self.keep, strict=True)
         self.losses = [summed_losses(lm, kept, Way(), len(part)) for kept, part in pairs]
 
     def fit(self) -> ScaleFit:
         """Return the fit of the prototypes that mark the behaviour; InputError if none does."""
-        states, kept = self.states, self.kept[0]
-        marked = Read(*(column[self.rows] for column in states))
-        candidates = marking_prototypes(self.lm, marked, kept)
+        marked = Read(*(column[self.rows] for column in self.states))
+        candidates = marking_prototypes(self.lm, marked, self.kept[0])
         if not len(candidates):
             raise InputError(
                 f"no prototype marks the behaviour: none has more evidence for its "
                 f"{len(self.tokens)} marked tokens than for the text to keep, by {ERRORS:g} "
                 "standard errors. Nothing is done: give more examples."
             )
-        return ScaleFit(self.lm, states, self.rows, kept, self.tokens, candidates)
+        return ScaleFit(self, candidates)
 
-    def behaviour(self, way: Way, *, report: bool = False) -> tuple[Interval, tuple[str, ...]]:
-        """Return the share of sampled texts with the behaviour, and the texts."""
+    def behaviour(self, way: Way, *, report: bool = False) -> tuple[Interval, list[str]]:
+        """Return the share of sampled texts with the behaviour, and the texts: of prompts in turn.
+
+        TooLongError if the model cannot read a prompt and the tokens to sample.
+        """
+        lm, options = self.lm, self.options
         prompts = self.examples.report if report else self.examples.choose
-        count = self.options.samples if report else -(-self.options.samples // 2)
-        seed = self.options.seed + (REPORT_SEED if report else 0)
-        texts = sample(self.lm, prompts, count, way, self.options, seed)
-        return wilson(sum(map(self.judge, texts)), len(texts)), tuple(texts)
+        texts = [""] * (options.samples if report else -(-options.samples // 2))
+        ids = [torch.tensor(prompt_of(lm, prompt, way.words)) for prompt in prompts[: len(texts)]]
+        longest = max(map(len, ids))
+        if lm.context_length is not None and longest + options.tokens > lm.context_length:
+            raise TooLongError(
+                f"what an example asks has {longest} tokens, and {options.tokens} are to be "
+                f"sampled; {lm.path.name} reads {lm.context_length}: shorten it, or sample fewer "
+                "(--tokens)."
+            )
+        order = sorted(range(len(texts)), key=lambda n: len(ids[n % len(ids)]))
+        seed, padding = options.seed + REPORT_SEED * report, cast("int", lm.tokenizer.eos_token_id)
+        how, left = (options.tokens, options.temperature), {"padding_side": "left"}
+        with using(lm, way):
+            for first in range(0, len(texts), BATCH_TEXTS):
+                batch = order[first : first + BATCH_TEXTS]
+                rows = [ids[n % len(ids)].to(lm.model.device) for n in batch]
+                padded = pad_sequence(rows, True, padding, **left)
+                mask = pad_sequence([torch.ones_like(row) for row in rows], True, **left)
+                written = write_after(lm.model, lm.tokenizer, padded, *how, seed + first, mask=mask)
+                for n, row in zip(batch, written, strict=True):
+                    texts[n] = lm.words(row[padded.shape[1] :])
+        return wilson(sum(map(self.judge.shows, texts)), len(texts)), texts
 
     def cost(self, way: Way, *, report: bool = False) -> tuple[float, Interval]:
         """Return the perplexity of kept text, and its relative growth."""
@@ -573,12 +479,9 @@ class Suppressing:
         if way.words:
             kept = read(self.lm, texts, self.lm.tokens_of(f"{way.words}\n\n"))
         after = summed_losses(self.lm, kept, way, len(texts)) if way != Way() else before
-        both, weights = np.stack([after, before], 1), np.stack([sizes, sizes], 1)
-        growth = bootstrap(both, weights, (1.0, -1.0))
-        ends = map(float, np.expm1([growth.value, growth.low, growth.high]))
-        return float(np.exp(after.sum() / sizes.sum())), Interval(*ends)
+        return float(np.exp(after.sum() / sizes.sum())), growth(after, before, sizes)
 
-    def frontier(self, fit: ScaleFit, limit: float, progress: Reporter) -> list[Point]:
+    def frontier(self, fit: ScaleFit, limit: float, progress: Reporter) -> list[dict[str, Any]]:
         """Return points of growing strength up to the first that is as rare as the limit."""
         scales, points = torch.ones(len(fit.candidates), device=fit.candidates.device), []
         with progress.task("Choosing a strength", len(WEIGHTS) + 1, "strengths") as task:
@@ -586,14 +489,15 @@ class Suppressing:
                 removed = torch.zeros_like(scales)
                 scales = removed if weight is None else fit.fit(weight, scales, self.options.seed)
                 way = Way(fit.pairs(scales))
-                share = self.behaviour(way)[0].value
-                points.append(Point(weight, way.scales, share, self.cost(way)[1].value))
+                share, cost = self.behaviour(way)[0].value, self.cost(way)[1].value
+                point = {"weight": weight, "scales": way.scales, "behaviour": share, "cost": cost}
+                points.append(point | {"turned": sum(1 - s for _, s in way.scales)})
                 task.advance()
                 if share <= limit:
                     break
         return points
 
-    def ways(self, chosen: Point, words: Sequence[str], limit: float) -> dict[str, Way]:
+    def ways(self, scales: Scales, words: Sequence[str], limit: float) -> dict[str, Way]:
         """Return the chosen scales, and the other ways that they are measured beside.
 
         The bias is the smallest with which the behaviour is as rare as the limit.
@@ -601,10 +505,10 @@ class Suppressing:
         asked = self.options.phrases or dict.fromkeys(word.strip() for word in words[:NAMED])
         biases = [Way(tokens=tuple(self.tokens), bias=bias) for bias in BIASES]
         rare = (way for way in biases if self.behaviour(way)[0].value <= limit)
-        alike = like_random(self.lm, self.states.z, chosen.scales, self.options.seed)
+        alike = like_random(self.lm, self.states.z, scales, self.options.seed)
         return {
             "before": Way(),
-            "suppressed": Way(chosen.scales),
+            "suppressed": Way(scales),
             "random prototypes": Way(alike),
             "prompt": Way(words=f"Do not mention {', '.join(asked)}."),
             "logit bias": next(rare, biases[-1]),
@@ -619,47 +523,50 @@ def suppress(
     *,
     within_cost: bool = False,
     progress: Reporter = SILENT,
-) -> Suppression:
+) -> tuple[Controller | None, dict[str, Any]]:
     """Find scales of prototypes that make a behaviour rare, and measure them beside other ways.
 
     Of every two texts to keep, one is for the fit. ``within_cost`` takes the strongest point within
-    the cost if the target is out of reach. InputError if nothing marks the behaviour, or the model
-    never shows it.
+    the cost if the target is out of reach; else there is no controller then. InputError if nothing
+    marks the behaviour, or the model never shows it.
+
+    The report is that of ``prismlm suppress --json``: ``marked`` tokens, the clearest first; the
+    number of ``candidates``, prototypes that mark the behaviour; how often it is seen ``before``,
+    at the prompts for choosing; the ``frontier`` of points with their λ (None where all candidates
+    are removed), the ``chosen`` one, and whether it ``reached`` the target; ``ways`` to suppress,
+    and their ``outcomes`` on what had no part in choosing.
     """
     work = Suppressing(lm, examples, keep, options)
-    fit, before, judge = work.fit(), work.behaviour(Way())[0].value, work.judge
+    fit, before, judge = work.fit(), work.behaviour(Way())[0].value, work.judge.description
     if not before:
         raise InputError(
             "the model does not show the behaviour: none of the texts sampled after the examples' "
-            f"prompts does ({judge.description}). Nothing is done."
+            f"prompts does ({judge}). Nothing is done."
         )
     limit = before * (1 - options.target)
-    points = tuple(work.frontier(fit, limit, progress))
+    points = work.frontier(fit, limit, progress)
     # Removal of all is no candidate: it shows how far scales can go, and a model that is too sure
     # of itself gains by any noise.
-    affordable = [p for p in points if p.weight is not None and p.cost <= options.max_cost]
-    reached = [point for point in affordable if point.behaviour <= limit]
-    chosen = reached[0] if reached else None
-    if within_cost and affordable and chosen is None:
-        chosen = min(affordable, key=lambda point: (point.behaviour, point.turned))
-    words = tuple(token_alone(lm.tokenizer, token) for token in work.tokens)
-    result = Suppression(None, False, None, judge, words, len(fit.candidates), before, points)
+    affordable = [p for p in points if p["weight"] is not None and p["cost"] <= options.max_cost]
+    chosen = next((point for point in affordable if point["behaviour"] <= limit), None)
+    reached = chosen is not None
+    if within_cost and affordable and not reached:
+        chosen = min(affordable, key=lambda point: (point["behaviour"], point["turned"]))
+    words = [token_alone(lm.tokenizer, token) for token in work.tokens]
+    report = {"chosen": chosen, "reached": reached, "judge": judge, "marked": words}
+    report |= {"candidates": len(fit.candidates), "before": before, "frontier": points}
+    report |= {"ways": dict[str, Way](), "outcomes": list[dict[str, Any]]()}
     if chosen is None:
-        return result
-    ways, outcomes = work.ways(chosen, words, limit), list[Outcome]()
+        return None, report
+    report["ways"] = ways = work.ways(chosen["scales"], words, limit)
     with progress.task("Measuring", len(ways), "ways") as task:
         for name, way in ways.items():
             share, texts = work.behaviour(way, report=True)
-            outcomes.append(Outcome(name, share, *work.cost(way, report=True), texts))
+            perplexity, cost = work.cost(way, report=True)
+            row = {"name": name, "behaviour": share, "perplexity": perplexity, "cost": cost}
+            report["outcomes"].append(row | {"texts": texts})
             task.advance()
-    made = {"by": "suppress", "judge": judge.description, "behaviour_before": before}
-    made |= {"behaviour": chosen.behaviour, "cost": chosen.cost, "weight": chosen.weight}
-    head, description = prototypes_fingerprint(lm.head), f"suppresses: {judge.description}"
-    return replace(
-        result,
-        chosen=chosen,
-        reached=bool(reached),
-        controller=Controller(chosen.scales, head, description, made),
-        ways=ways,
-        outcomes=tuple(outcomes),
-    )
+    made = {"by": "suppress", "judge": judge, "behaviour_before": before}
+    made |= {name: chosen[name] for name in ("behaviour", "cost", "weight")}
+    head, description = prototypes_fingerprint(lm.head), f"suppresses: {judge}"
+    return Controller(chosen["scales"], head, description, made), report

@@ -38,9 +38,8 @@ def train_without(
     """
     provenance = load_sidecar(lm.path).provenance or {}
     attached: dict[str, Any] = provenance.get("attached") or {}
-    pairs = [(field.name, f"lora.{field.name}") for field in fields(LoraOptions)]
-    options = {name: attached[key] for name, key in pairs if key in attached}
-    if not provenance.get("recipe") and not (options and (lm.path / ADAPTER).is_dir()):
+    names = [field.name for field in fields(LoraOptions) if f"lora.{field.name}" in attached]
+    if not provenance.get("recipe") and not (names and (lm.path / ADAPTER).is_dir()):
         raise InputError(
             f"{lm.path} does not say how it was trained on these documents: expected the recipe of "
             "`prismlm train`, or the adapter of `prismlm attach --lora`. Leave out --retrain for "
@@ -61,16 +60,10 @@ def train_without(
             train(recipe, without=documents, progress=progress)
             return read_checkpoint(recipe.out, device=lm.model.device.type)[0]
         model, adapter = untaught(lm), Path(name) / ADAPTER
-        tuning.adapt(
-            untaught(lm),
-            corpus.without(documents),
-            LoraOptions(**options),
-            adapter,
-            base=lm.path.name,
-            window=attached["window"],
-            bf16=uses_bf16(attached["precision"], lm.model.device.type),
-            progress=progress,
-        )
+        options = LoraOptions(**{name: attached[f"lora.{name}"] for name in names})
+        how = {"window": attached["window"], "base": lm.path.name, "progress": progress}
+        how["bf16"] = uses_bf16(attached["precision"], lm.model.device.type)
+        tuning.adapt(untaught(lm), corpus.without(documents), options, adapter, **how)
         merge_adapter(model, adapter)
         return model
 
@@ -97,8 +90,8 @@ def untaught(lm: OpenedModel) -> PreTrainedModel:
 
     Weights in half precision do not say what they were before: they are read from the base.
     """
-    model, _ = read_checkpoint(lm.path, device=lm.model.device.type)
-    named, base, reason = load_sidecar(lm.path).base, None, ""
+    model, base = read_checkpoint(lm.path, device=lm.model.device.type)[0], None
+    named, reason = load_sidecar(lm.path).base, ""
     if any(weight.dtype.itemsize < 4 for weight in model.parameters()):
         try:
             base = read_checkpoint(find_base(named.name, named.revision).path)[0]
@@ -107,12 +100,12 @@ def untaught(lm: OpenedModel) -> PreTrainedModel:
             reason = str(error).rstrip(".")
     for name, update in () if reason else adapter_updates(model, lm.path / ADAPTER):
         weight = model.get_parameter(name)
-        taught = weight.clone()
-        weight.copy_(weight.double() - update if base is None else base.get_parameter(name))
-        if base is not None and not torch.equal(
-            (weight.double() + update).to(weight.dtype), taught
-        ):
-            reason = f"with the adapter, {name} is not that of the model"
+        before = weight.double() - update
+        if base is not None:
+            before = base.get_parameter(name).to(weight.device)
+            if not torch.equal((before.double() + update).to(weight.dtype), weight):
+                reason = f"with the adapter, {name} is not that of the model"
+        weight.copy_(before)
     if reason:
         raise InputError(
             f"the weights of {lm.path} are in half precision, from which its adapter cannot be "
