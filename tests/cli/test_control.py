@@ -161,7 +161,7 @@ def keep(tiny_corpus, tmp_path_factory):
 def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, examples, keep, tmp_path):
     out, tasks = tmp_path / "quiet.safetensors", ("arc_easy", "piqa", "winogrande")
     command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
-    command += ("--target", 0.4, "--max-cost", 100)
+    command += ("--target", 0.2, "--max-cost", 100)
     command += ("--questions", 2, "--tasks", ",".join(tasks))
     shown = prism(*command, "--data", write_benchmarks(tmp_path / "data", *tasks)).stdout
     written, lm = prismlm.Controller.load(out), prismlm.load(tiny_model)
@@ -198,7 +198,7 @@ def answer_score(lm, context, answer):
 def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, keep, tmp_path):
     out = tmp_path / "none.safetensors"
     command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
-    result = forked.run(*command, "--target", 1, "--max-cost", 0, "--json")
+    result = forked.run(*command, "--target", 0.2, "--max-cost", 0, "--json")
     assert result.returncode == 2
     assert not out.exists()
     value = json.loads(result.stdout)

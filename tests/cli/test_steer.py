@@ -54,7 +54,7 @@ def test_a_file_of_prompts(prism, document, tiny_model, lm, tmp_path):
     path.write_text("\n\n".join(prompts) + "\n", encoding="utf-8")
     command = ("steer", tiny_model, "--file", path, *CLAMP, "--draws", 2, "--heldout", 0)
     value = document(*command)
-    expected = asdict(measure_effects(lm, prompts, [prismlm.Clamp(7, 0.3)], draws=2))
+    expected = measure_effects(lm, prompts, [prismlm.Clamp(7, 0.3)], draws=2)
     assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
     assert value["cost"] is None
     shown = prism(*command).stdout

@@ -184,13 +184,12 @@ def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edi
 
 
 def test_effect_sizes_by_hand():
-    effect = summarise([(3.0, 2.0), (4.0, 2.0), (5.0, 2.0)])
-    assert (effect.prompts, effect.edit, effect.control, effect.difference) == (3, 4.0, 2.0, 2.0)
+    names = ("prompts", "edit", "control", "difference", "difference_interval")
     # The mean of three draws from 1, 2, 3 is 1 with probability 1/27 > 2.5 %.
-    assert effect.difference_interval == (1.0, 3.0)
-    single = summarise([(3.0, 2.0)])
-    assert (single.difference, single.difference_interval) == (1.0, None)
-    assert summarise([(3.0, None), (1.0, None)]).difference is None
+    expected = dict(zip(names, (3, 4.0, 2.0, 2.0, (1.0, 3.0)), strict=True))
+    assert summarise([(3.0, 1.0, 3.0), (4.0, 2.0, 2.0), (5.0, 0.0, 4.0)]) == expected
+    assert summarise([(3.0, 2.0)]) == dict(zip(names, (1, 3.0, 2.0, 1.0, None), strict=True))
+    assert summarise([(3.0,), (1.0,)])["difference"] is None
 
 
 def test_effects_equal_those_of_the_edited_model(lm, leading):
@@ -198,7 +197,7 @@ def test_effects_equal_those_of_the_edited_model(lm, leading):
     effects = measure_effects(lm, PROMPTS, [edit], draws=3)
     card = lm.lens.prototypes["top_tokens"][leading].as_py()
     (tokens,) = signature_ids(lm, [leading])
-    assert effects.signature_tokens == tuple(card)
+    assert effects["signature_tokens"] == card
     assert [token_alone(lm.tokenizer, token) for token in tokens] == card
     expected = {"signature": [], "text": [], "divergence": []}
     prompts = [torch.tensor([lm.tokenizer(prompt)["input_ids"]]) for prompt in PROMPTS]
@@ -210,11 +209,11 @@ def test_effects_equal_those_of_the_edited_model(lm, leading):
         expected["text"].append(text.mean().item())
         divergence = (before.exp() * (before - after)).sum(1)
         expected["divergence"].append(divergence.mean().item())
-    assert effects.predictions == sum(ids.shape[1] for ids in prompts)
+    assert effects["predictions"] == sum(ids.shape[1] for ids in prompts)
     for name, values in expected.items():
-        effect = effects.measures[name]
-        assert effect.edit == pytest.approx(np.mean(values), abs=1e-4)
-        assert effect.difference == pytest.approx(effect.edit - effect.control)
+        effect = effects["measures"][name]
+        assert effect["edit"] == pytest.approx(np.mean(values), abs=1e-4)
+        assert effect["difference"] == pytest.approx(effect["edit"] - effect["control"])
     assert measure_effects(lm, PROMPTS, [edit], draws=3) == effects
     assert measure_effects(lm, PROMPTS, [edit], draws=3, seed=1) != effects
 

@@ -112,8 +112,7 @@ def suppress(
     """Make a behaviour rare by turning down the prototypes behind it.
 
     Half of the examples find the prototypes, a quarter chooses how far they are turned; the rest is
-    for the report, beside random prototypes, a prompt and a bias of logits. --tasks and --data are
-    for --questions.
+    for the report, beside random prototypes, a prompt and a bias of logits.
     """
     opt.check_output_files(model, lens, examples, keep, overwrite=overwrite, safetensors=out)
     import prismlm

@@ -137,7 +137,8 @@ def steer(
     if as_json:
         head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
         costs = {"cost": cost and asdict(cost), "cost_note": note}
-        output.print_json(head | {"only": only} | asdict(result) | costs)
+        figures = result if file is not None else asdict(result)
+        output.print_json(head | {"only": only} | figures | costs)
         return
     words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
     title = filter(None, (words.removeprefix("kind "), only and f"{only} only"))
@@ -259,21 +260,21 @@ def _leading_name(leading: Any) -> str:
     return f"{output.sanitize(name)} #{leading.prototype}"
 
 
-def _print_effects(effects: Any) -> None:
+def _print_effects(effects: dict[str, Any]) -> None:
     from prismlm.statistics import Interval
 
     rows: list[dict[str, Any]] = []
-    for name, effect in effects.measures.items():
-        row = {"nats_per_prediction": MEASURES[name]} | vars(effect)
-        if effect.difference_interval is not None:
-            row["difference"] = Interval(effect.difference, *effect.difference_interval)
+    for name, effect in effects["measures"].items():
+        row = {"nats_per_prediction": MEASURES[name]} | effect
+        if effect["difference_interval"] is not None:
+            row["difference"] = Interval(effect["difference"], *effect["difference_interval"])
         rows.append(row)
     columns = "nats_per_prediction prompts edit:+.3f control:+.3f difference:+.3f"
     facts = {
-        "predictions": effects.predictions,
-        "changed": f"{effects.changed:.0%}",
-        "draws of the control": effects.draws,
-        "signature's top tokens": " ".join(map(output.token_text, effects.signature_tokens)),
+        "predictions": effects["predictions"],
+        "changed": f"{effects['changed']:.0%}",
+        "draws of the control": effects["draws"],
+        "signature's top tokens": " ".join(map(output.token_text, effects["signature_tokens"])),
     }
     output.print_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
 

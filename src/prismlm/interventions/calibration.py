@@ -305,14 +305,8 @@ def calibrate(
 
     blocks = asked.z.to(lm.model.device).split(STATES)
     before, after = answered(asked.z), answered(torch.cat([*map(plan.apply, blocks)]).cpu())
-    report = {
-        "controller": [{"prototype": i, "scale": s} for i, s in scales],
-        "fitted": len(answers),
-        "tested": len(asked),
-        "before": float(before.mean()),
-        "after": float(after.mean()),
-        "change": bootstrap(after * 1.0 - before, seed=seed),
-        "pull": pull,
-        "cut": answers.cut + asked.cut,
-    }
-    return controller, report
+    turns = [{"prototype": i, "scale": s} for i, s in scales]
+    change = bootstrap(after * 1.0 - before, seed=seed)
+    report = {"controller": turns, "fitted": len(answers), "tested": len(asked)}
+    report |= {"before": float(before.mean()), "after": float(after.mean()), "change": change}
+    return controller, report | {"pull": pull, "cut": answers.cut + asked.cut}

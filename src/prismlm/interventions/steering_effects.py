@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,36 +33,6 @@ MEASURES = ("signature", "text", "divergence")
 MAX_WINDOW = 512
 
 
-@dataclass(frozen=True)
-class SteeringEffect:
-    """Means of one measure over prompts, in nats; None without a control.
-
-    The interval is a 95 % bootstrap over prompts, of two or more.
-    """
-
-    prompts: int
-    edit: float
-    control: float | None = None
-    difference: float | None = None
-    difference_interval: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class SteeringEffects:
-    """Effects of edits over prompts.
-
-    Measures are means over the predictions of a prompt: ``signature``, change of the
-    log-probability that the next token is one of the ``signature_tokens``; ``text``, change of the
-    log-probability of the prompt's own next token; ``divergence``, KL(before ‖ after).
-    """
-
-    measures: dict[str, SteeringEffect]
-    signature_tokens: tuple[str, ...]  # on the edited prototypes' cards; none without an edit
-    predictions: int
-    changed: float  # share of predictions that the edit changes
-    draws: int
-
-
 @torch.no_grad()
 def measure_effects(
     lm: OpenedModel,
@@ -72,37 +43,42 @@ def measure_effects(
     seed: int = 0,
     draws: int = 8,
     progress: Reporter = SILENT,
-) -> SteeringEffects:
-    """Measure what edits and their control do to the predictions along each prompt."""
+) -> dict[str, Any]:
+    """Measure what edits and their control do to the predictions along each prompt.
+
+    Returns the figures of ``prismlm steer --file --json``. Its ``measures``, as :func:`summarise`,
+    are of means over the predictions of a prompt: ``signature``, change of the log-probability that
+    the next token is one of the ``signature_tokens`` on the edited prototypes' cards; ``text``,
+    change of the log-probability of the prompt's own next token; ``divergence``, KL(before ‖
+    after). ``changed`` is the share of predictions that the edit changes.
+    """
     if not prompts:
         raise InputError("there are no prompts: expected at least one.")
     plan, orders = plan_with_controls(lm, edits, only, draws, seed)
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
     tokens = signature_tokens(lm, plan) if plan.edits else []
-    measures = MEASURES if plan.edits else MEASURES[1:]
-    values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
+    values: dict[str, list[list[float]]] = {name: [] for name in MEASURES[not plan.edits :]}
     count = changed = 0
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
             predictions = steered_predictions(lm, plan, sequence, orders)
             count += len(predictions.before)
             changed += _count_changed(plan, predictions.changes)
-            for name in measures:
-                if len(sequence[0]) == 1 and name == "text":
-                    continue
-                effect, *controls = [
-                    _measure(name, predictions.before, after, sequence, tokens)
-                    for after in (predictions.after, *predictions.control)
-                ]
-                values[name].append((effect, float(np.mean(controls)) if controls else None))
+            for name, rows in values.items():
+                if len(sequence[0]) > 1 or name != "text":
+                    effects = (predictions.after, *predictions.control)
+                    each = [
+                        _measure(name, predictions.before, e, sequence, tokens) for e in effects
+                    ]
+                    rows.append(each)
             task.advance()
-    return SteeringEffects(
-        {name: summarise(pairs) for name, pairs in values.items() if pairs},
-        tuple(token_alone(lm.tokenizer, token) for token in tokens),
-        predictions=count,
-        changed=changed / count,
-        draws=len(orders),
-    )
+    return {
+        "measures": {name: summarise(rows) for name, rows in values.items() if rows},
+        "signature_tokens": [token_alone(lm.tokenizer, token) for token in tokens],
+        "predictions": count,
+        "changed": changed / count,
+        "draws": len(orders),
+    }
 
 
 def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
@@ -114,20 +90,24 @@ def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
     return tokens if len(tokens) <= LISTED else [tokens[i] for i in raised.tolist()]
 
 
-def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
-    """Return the means of (edit, control) values, one pair per prompt, and of their difference."""
-    edit, control = np.array(pairs, dtype=float).T
-    if np.isnan(control).any():
-        return SteeringEffect(len(edit), float(edit.mean()))
-    difference = edit - control
-    interval = bootstrap(difference, seed=0) if len(edit) > 1 else None
-    return SteeringEffect(
-        len(edit),
-        float(edit.mean()),
-        float(control.mean()),
-        float(difference.mean()),
-        interval and (interval.low, interval.high),
-    )
+def summarise(values: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return the mean effect over prompts, in nats, by the edit, the control, and their difference.
+
+    Each prompt has the effect of the edit and of each draw of the control. The interval is a 95 %
+    bootstrap over prompts, of two or more; what there is no control for is None.
+    """
+    table = np.array(values)
+    edit, draws = table[:, 0], table[:, 1:]
+    row: dict[str, Any] = {"prompts": len(edit), "edit": float(edit.mean()), "control": None}
+    row |= {"difference": None, "difference_interval": None}
+    if draws.size:
+        control = draws.mean(1)
+        difference = edit - control
+        row |= {"control": float(control.mean()), "difference": float(difference.mean())}
+        if len(edit) > 1:
+            interval = bootstrap(difference, seed=0)
+            row["difference_interval"] = interval.low, interval.high
+    return row
 
 
 def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:

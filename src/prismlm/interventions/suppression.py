@@ -66,9 +66,8 @@ MARGIN, PULL = -4.6, 0.005  # M, the log-odds of 1 %, and μ
 STEPS, RATE, POSITIONS, UNCHANGED = 80, 0.1, 256, 0.98
 # Tokens of the vocabulary that the fit sees: all targets, the top ones everywhere, and a spread.
 TOP, SPREAD = 8, 2000
-NEAREST = 8
 BIASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-NAMED, REPORT_SEED = 12, 1_000_000
+NEAREST, NAMED, REPORT_SEED = 8, 12, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -217,10 +216,7 @@ def prompt_of(lm: OpenedModel, text: Prompt, words: str = "") -> list[int]:
 
 
 def held_out(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[Text]:
-    """Return held-out documents of a corpus, in random order, with so many tokens if it has them.
-
-    Long ones are cut. InputError for a corpus of another tokenizer.
-    """
+    """Return held-out documents of a corpus in random order, cut to fit, of some ``tokens``."""
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
     texts, most = list[Text](), most_tokens(lm)
     for number in np.random.default_rng(seed).permutation(corpus.split("heldout")).tolist():
