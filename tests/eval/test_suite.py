@@ -1,10 +1,12 @@
 import math
 
+import numpy as np
 import pytest
 from datasets import disable_progress_bars, enable_progress_bars
 from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError
+from prismlm.eval import suite
 from prismlm.eval.predictors import open_predictors
 from prismlm.eval.suite import (
     SuiteOptions,
@@ -15,6 +17,7 @@ from prismlm.eval.suite import (
     select_questions,
     task_figures,
 )
+from prismlm.interventions.suppression import Way
 from tests.helpers.benchmark_rows import write_benchmarks
 
 TASKS = ("arc_easy", "piqa", "winogrande")
@@ -150,6 +153,22 @@ def test_a_mean_over_tasks_by_hand():
     assert means["plain"] == {"value": 0.5, "stderr": error}
     assert (means["prototype_only"]["value"], means["prototype_only"]["change"]) == (0.5, 0)
     assert means["prototype_only"]["change_stderr"] / 200 == error
+
+
+def test_points_under_a_way_by_hand(monkeypatch):
+    """Differences (0, −1, 0, 0) and (0, 1, 0, 0), with the standard error 25 points each."""
+    given = iter([answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([0, 0, 0, 0], [0, 1, 0, 0])])
+    monkeypatch.setattr(suite, "ask", lambda *_: next(given))
+    monkeypatch.setattr(suite, "WaysLM", lambda *_: None)
+    rows = suite.ask_ways(None, {"prototype_only": Way()}, dict.fromkeys("ab", ([], 4)))
+    assert [row["task"] for row in rows] == ["name", "name", "mean"]
+    assert [row["prototype_only"]["value"] for row in rows] == [0.5, 0.25, 0.375]
+    halves = 1.959964 * np.array([25, 25, 25 / math.sqrt(2)])
+    for row, value, half in zip(rows, (-25, 25, 0), halves, strict=True):
+        points = row["prototype_only"]["points"]
+        assert (points.value, points.low, points.high) == pytest.approx(
+            (value, value - half, value + half)
+        )
 
 
 def test_no_right_answer_has_no_change_and_a_single_question_no_error():

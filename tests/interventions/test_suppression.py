@@ -123,7 +123,7 @@ def test_the_tokens_of_a_phrase(lm):
 
 
 def test_read_states_are_those_of_each_text_alone(lm, texts):
-    """Also of one that differs from another in its last token alone, of which a part is predicted."""
+    """Also of one that differs in its last token alone, of which a part is predicted."""
     several = [encoded(lm, text) for text in texts[:3]]
     several.append(Text([*several[0].ids[:-1], 5], 3))
     both = read(lm, several)

@@ -181,9 +181,11 @@ def _print_suppression(
     title = "On texts that had no part in choosing, with 95 % intervals"
     output.print_rows(title, "name behaviour:.1% perplexity:.2f cost:+.2%", report["outcomes"])
     if tasks := report["tasks"]:
-        columns = "task questions:, plain.value:.1% suppressed.value:.1% suppressed.change:+.1f"
+        columns = "task questions:, plain.value:.1% suppressed.value:.1% suppressed.points:+.1f"
         columns += " random_prototypes.value:.1% logit_bias.value:.1%"
-        output.print_rows("Right answers, and the change in % with 95 % intervals", columns, tasks)
+        output.print_rows(
+            "Right answers, and the change in points with 95 % intervals", columns, tasks
+        )
     if not report["reached"]:
         output.say("The target is out of reach: this is the strongest within the cost.")
 

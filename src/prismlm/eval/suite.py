@@ -230,18 +230,24 @@ def ask_ways(
 ) -> list[dict[str, Any]]:
     """Return the accuracy in each task, and the mean: ``plain``, and under ways to suppress.
 
-    A ``change`` is in % of the plain accuracy, with a 95 % interval.
+    Figures are those of :func:`task_figures`, and ``points``, the change with a 95 % interval.
     """
     asked, rows = WaysLM(lm, ways), list[dict[str, Any]]()
     answers = [ask(asked, *part, progress) for part in selected.items()]
-    figures = [task_figures(each) for each in answers]
-    for task in figures:
+    tasks = [task_figures(each) for each in answers]
+    for task in tasks:
         accuracies = {name: each[HEADLINE] for name, each in task["predictors"].items()}
         rows.append({"task": task["task"], "questions": task["questions"], **accuracies})
-    rows.append({"task": "mean", **mean_figures(figures)})
-    for figure in (row[name] for row in rows for name in ways):
-        change, half = figure["change"], NORMAL_QUANTILE * figure.pop("change_stderr")
-        figure["change"] = Interval(change, change - half, change + half)
+    rows.append({"task": "mean", **mean_figures(tasks)})
+    for name in ways:
+        right = [[each["correct"][one][HEADLINE] for one in (name, "plain")] for each in answers]
+        gains = [100.0 * np.subtract(*pair) for pair in right]
+        values, errors = [gain.mean() for gain in gains], [*map(_standard_error, gains)]
+        values.append(np.mean(values))
+        errors.append(np.linalg.norm(errors) / len(errors))
+        for row, value, error in zip(rows, values, errors, strict=True):
+            ends = (value + sign * NORMAL_QUANTILE * error for sign in (0, -1, 1))
+            row[name]["points"] = Interval(*map(float, ends))
     return rows
 
 
