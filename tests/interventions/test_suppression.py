@@ -197,7 +197,7 @@ def test_prompts_and_texts_fit_the_context(lm, keep, monkeypatch):
     corpus, _ = corpus_of(lm, None)
     assert max(len(text.ids) for text in held_out(lm, corpus, 400, 0)) == 30
     work = Suppressing(lm, Examples([TEXT] * 3, [TEXT], []), keep, replace(OPTIONS, tokens=45))
-    with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 are .* reads 60: shorten"):
+    with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 .* reads 60: shorten"):
         work.behaviour(Way())
 
 

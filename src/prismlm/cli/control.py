@@ -164,9 +164,7 @@ def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: in
     return partial(suite.ask_ways, selected=selected, progress=ConsoleReporter())
 
 
-def _print_suppression(
-    lm: OpenedModel, controller: Controller | None, report: dict[str, Any]
-) -> None:
+def _print_suppression(lm: OpenedModel, controller: Controller | None, report: Any) -> None:
     output.say(f"Behaviour: {report['judge']}.")
     marked = " ".join(map(output.token_text, report["marked"][:SHOWN]))
     output.say(

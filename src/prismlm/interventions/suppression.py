@@ -450,9 +450,8 @@ class Suppressing:
         longest = max(map(len, ids))
         if lm.context_length is not None and longest + options.tokens > lm.context_length:
             raise TooLongError(
-                f"what an example asks has {longest} tokens, and {options.tokens} are to be "
-                f"sampled; {lm.path.name} reads {lm.context_length}: shorten it, or sample fewer "
-                "(--tokens)."
+                f"what an example asks has {longest} tokens, and {options.tokens} (--tokens) are "
+                f"sampled; {lm.path.name} reads {lm.context_length}: shorten it, or sample fewer."
             )
         order = sorted(range(len(texts)), key=lambda n: len(ids[n % len(ids)]))
         seed, padding = options.seed + REPORT_SEED * report, cast("int", lm.tokenizer.eos_token_id)

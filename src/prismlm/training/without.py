@@ -42,8 +42,7 @@ def train_without(
     if not provenance.get("recipe") and not (names and (lm.path / ADAPTER).is_dir()):
         raise InputError(
             f"{lm.path} does not say how it was trained on these documents: expected the recipe of "
-            "`prismlm train`, or the adapter of `prismlm attach --lora`. Leave out --retrain for "
-            "the estimates."
+            "`train`, or the adapter of `attach --lora`. Leave out --retrain for the estimates."
         )
     read: dict[str, str] = attached.get("read") or provenance.get("corpus") or {}
     corpus, left_out = _corpus(lm, read.get("fingerprint")), set(doc_ids)
