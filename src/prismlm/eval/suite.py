@@ -242,12 +242,12 @@ def ask_ways(
     for name in ways:
         right = [[each["correct"][one][HEADLINE] for one in (name, "plain")] for each in answers]
         gains = [100.0 * np.subtract(*pair) for pair in right]
-        values, errors = [gain.mean() for gain in gains], [*map(_standard_error, gains)]
-        values.append(np.mean(values))
-        errors.append(np.linalg.norm(errors) / len(errors))
+        values, errors = [float(gain.mean()) for gain in gains], [*map(_standard_error, gains)]
+        values.append(float(np.mean(values)))
+        errors.append(float(np.linalg.norm(errors)) / len(errors))
         for row, value, error in zip(rows, values, errors, strict=True):
             ends = (value + sign * NORMAL_QUANTILE * error for sign in (0, -1, 1))
-            row[name]["points"] = Interval(*map(float, ends))
+            row[name]["points"] = Interval(*ends)
     return rows
 
 

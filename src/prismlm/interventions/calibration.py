@@ -155,8 +155,8 @@ def read_answers(
             questions.append(number)
     found = read(lm, texts, progress=progress)
     order = found.text.argsort(stable=True)
-    columns = (column[order].cpu() for column in found)
-    return Answers(*columns, np.array(questions), np.array(right), cut)
+    z, tokens, answer = (column[order].cpu() for column in found)
+    return Answers(z, tokens, answer, np.array(questions), np.array(right), cut)
 
 
 def _encode(lm: OpenedModel, example: Example) -> list[tuple[list[int], list[int]]]:

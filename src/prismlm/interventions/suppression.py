@@ -455,13 +455,13 @@ class Suppressing:
             )
         order = sorted(range(len(texts)), key=lambda n: len(ids[n % len(ids)]))
         seed, padding = options.seed + REPORT_SEED * report, cast("int", lm.tokenizer.eos_token_id)
-        how, left = (options.tokens, options.temperature), {"padding_side": "left"}
+        how = options.tokens, options.temperature
         with using(lm, way):
             for first in range(0, len(texts), BATCH_TEXTS):
                 batch = order[first : first + BATCH_TEXTS]
                 rows = [ids[n % len(ids)].to(lm.model.device) for n in batch]
-                padded = pad_sequence(rows, True, padding, **left)
-                mask = pad_sequence([torch.ones_like(row) for row in rows], True, **left)
+                padded = pad_sequence(rows, True, padding, "left")
+                mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
                 written = write_after(lm.model, lm.tokenizer, padded, *how, seed + first, mask=mask)
                 for n, row in zip(batch, written, strict=True):
                     texts[n] = lm.words(row[padded.shape[1] :])
