@@ -90,7 +90,7 @@ class _RecurrentLayer(CacheLayerMixin):
     def rows(self) -> int | None:
         return next((len(leaf) for leaf in tree_leaves(self.state) if leaf is not None), None)
 
-    def lazy_initialization(self, *_: Any) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         pass  # there are no keys and values
 
     def update(self, state: Any, tokens: int) -> None:  # pyright: ignore
