@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -106,14 +105,12 @@ def _print_answer(prompt: str, trace: Trace) -> None:
 
 def _explore(model: Path) -> None:
     """Open the explorer on this machine only, until Ctrl-C."""
-    from prismlm.cli.serve import EXPLORER_PORT, HOST, open_socket, serve_explorer
+    from prismlm.cli.serve import explore
 
     if find_spec("fastapi") is None:
         typer.echo("To look around in it: pip install 'prismlm[explore]'", err=True)
         return
     try:
-        listener = open_socket(HOST, EXPLORER_PORT)
+        explore(model)
     except InputError:
-        listener = open_socket(HOST, 0)
-    with closing(listener):
-        serve_explorer(model, None, listener, HOST, browser=True)
+        explore(model, port=0)

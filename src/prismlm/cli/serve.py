@@ -41,34 +41,14 @@ def explore(
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
-    with closing(open_socket(host, port)) as listener:
-        options: dict[str, Any] = {"corpus": corpus, "device": device, "browser": browser}
-        options["controller"] = controller
-        serve_explorer(model, lens, listener, host, **options)
-
-
-def serve_explorer(
-    model: Path,
-    lens: str | None,
-    listener: socket.socket,
-    host: str,
-    *,
-    corpus: Path | None = None,
-    device: str = "cpu",
-    controller: Path | None = None,
-    browser: bool,
-) -> None:
-    """Serve the explorer of a model until Ctrl-C."""
     opt.require_packages(*SERVER_PACKAGES)
-    import prismlm
-
-    lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-    _install(lm, controller)
-    app, address = _explorer(lm, listener, host)
-    typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
-    if browser:
-        typer.launch(address)
-    _run(app, listener)
+    with closing(_listen(host, port)) as listener:
+        lm = _load(model, lens, corpus, device, controller)
+        app, address = _explorer(lm, listener, host)
+        typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
+        if browser:
+            typer.launch(address)
+        _run(app, listener)
 
 
 def _explorer(
@@ -112,13 +92,11 @@ def serve(
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
     opt.require_packages(*SERVER_PACKAGES)
-    import prismlm
     from prismlm.explorer.session import Limits
     from prismlm.web import create_app
 
-    with closing(open_socket(host, port)) as listener:
-        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-        _install(lm, controller)
+    with closing(_listen(host, port)) as listener:
+        lm = _load(model, lens, corpus, device, controller)
         app = create_app(
             lm,
             name=name,
@@ -141,15 +119,20 @@ def serve(
         _run(app, listener)
 
 
-def _install(lm: PrismLM, controller: Path | None) -> None:
-    """Serve the model under a controller."""
+def _load(
+    model: Path, lens: str | None, corpus: Path | None, device: str, controller: Path | None
+) -> PrismLM:
+    """Open a model, under a controller if there is one."""
+    import prismlm
     from prismlm.interventions.plan import install, plan_for
 
+    lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
     if edits := opt.load_controller(controller):
         install(plan_for(lm, edits))
+    return lm
 
 
-def open_socket(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Listen at an address, before anything is loaded; InputError if that is impossible."""
     if not host.strip():
         raise InputError(

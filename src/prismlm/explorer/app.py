@@ -8,10 +8,8 @@ session cookie, which the address that opens the page exchanges its token for.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 
-from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -27,8 +25,6 @@ from prismlm.web.guard import Guard, application, check_body, equal, error_body,
 from prismlm.web.protocol import RequestError
 from prismlm.web.server import Server, running, v1
 
-# One for the model, one for attribution, and three for short requests.
-THREADS = 5
 VIEWS = (overview, ask, prototypes, steer, inside, audit, documents)
 HEADERS = {
     "Content-Security-Policy": (
@@ -70,15 +66,8 @@ def create_app(
     server = server or Server(lm, max_waiting=limits.waiting, stored_answers=limits.answers)
     session = Session(server, limits, prompts or {}, questions or {})
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Waiting requests are answered in order of arrival.
-        to_thread.current_default_thread_limiter().total_tokens = THREADS
-        async with running(server):
-            yield
-
     options = {"title": "prismlm explorer", "default_response_class": PageJSON}
-    app = application(_error_response, lifespan=lifespan, **options)
+    app = application(_error_response, lifespan=lambda app: running(server), **options)
     check = _access_check(token, hosts)
     app.add_middleware(Guard, check=check, answer=_error_response, on_response=_set_headers)
     for view in VIEWS:

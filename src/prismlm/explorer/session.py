@@ -118,6 +118,7 @@ class Session:
 
     async def _events(self, job: Job, work: Callable[[SendEvent], None]) -> AsyncIterator[str]:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+        turn = CancelScope()
 
         def send(name: str, data: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(events.put_nowait, _event(name, data))
@@ -129,7 +130,11 @@ class Session:
             except PrismError as error:
                 send("error", {"error": str(error)})
 
-        task = asyncio.ensure_future(self.queue.run(run))
+        async def wait() -> None:
+            with turn:
+                await self.queue.run(run)
+
+        task = asyncio.create_task(wait())
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -139,7 +144,7 @@ class Session:
             yield _event("error", {"error": "busy: others wait for the model already."})
         finally:
             job.stop.set()
-            task.cancel()
+            turn.cancel()
             with CancelScope(shield=True):
                 await asyncio.wait([task])
 

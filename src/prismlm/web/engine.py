@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from starlette.concurrency import run_in_threadpool
+from anyio import CapacityLimiter, to_thread
 from torch import Tensor, nn
 
 from prismlm.explain.language_model import PrismLM
@@ -31,9 +30,12 @@ class RequestQueue:
     """Runs calls one at a time, in order of arrival; at most ``max_waiting`` may wait."""
 
     def __init__(self, max_waiting: int) -> None:
-        self._turn = asyncio.Lock()
-        self._max_waiting = max_waiting
-        self.waiting = 0
+        self._turn, self._max_waiting = CapacityLimiter(1), max_waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return self._turn.statistics().tasks_waiting
 
     def check(self) -> None:
         """Raise Busy if the queue is full."""
@@ -41,22 +43,12 @@ class RequestQueue:
             raise Busy
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return the result of ``call``, run in a thread when its turn comes, or raise Busy."""
+        """Return the result of ``call``, run in a thread when its turn comes, or raise Busy.
+
+        Cancelled by an anyio scope, it returns when the thread has ended.
+        """
         self.check()
-        self.waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self.waiting -= 1
-        try:
-            task = asyncio.ensure_future(run_in_threadpool(call))
-            try:
-                return await asyncio.shield(task)
-            finally:
-                # A thread cannot be cancelled: the next call waits for its end.
-                await asyncio.wait([task])
-        finally:
-            self._turn.release()
+        return await to_thread.run_sync(call, limiter=self._turn)
 
 
 class Engine:

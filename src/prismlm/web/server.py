@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import prometheus_client as prometheus
+from anyio import CancelScope
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -167,7 +168,7 @@ class Server:
         self.unfinished[form.id] = generation
         if not body.stream:
             response = self._respond(generation, form, body.shares, start)
-            return StrictJSON(await unless_disconnected(request, response))
+            return StrictJSON(await _unless_disconnected(request, response))
         events = self._stream(generation, form, body, start)
         return StreamingResponse(events, media_type="text/event-stream")
 
@@ -322,22 +323,21 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json_text(value, separators=(',', ':'))}\n\n"
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``, which is cancelled if the client disconnects."""
 
-    async def disconnected() -> None:
+    async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
+        scope.cancel()
 
-    tasks = working, waiting = asyncio.create_task(work), asyncio.create_task(disconnected())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise RequestError("the client has gone.", 499)
-        return working.result()
-    finally:
-        working.cancel()
-        waiting.cancel()
+    with CancelScope() as scope:
+        watching = asyncio.create_task(watch())
+        try:
+            return await work
+        finally:
+            watching.cancel()
+    raise RequestError("the client has gone.", 499)
 
 
 def create_app(
