@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
@@ -91,6 +93,7 @@ def attach(
 
 def _print_result(result: AttachResult) -> None:
     losses = result.uncertainty or {}
-    facts = {"states": result.states, **output.quality_facts(result.quality)}
-    facts |= {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
-    output.print_facts(facts | {"lens": str(result.lens)}, str(result.directory))
+    facts = {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
+    output.print_facts({"states": result.states, "lens": str(result.lens)} | facts)
+    output.print_quality(result.quality)
+    typer.echo(str(result.directory))

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,10 +25,18 @@ if TYPE_CHECKING:
     from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
+    # What the model reads, and how many tokens it then writes.
+    Prompt = tuple[str | Messages, int]
+
 STDIN = "-"
 CHAT_TOKENS = 50
 FILE_HELP = "Text, or texts in json, jsonl, csv, parquet; - is stdin."
 GENERATE_HELP = "Tokens to add and explain (default: 0; chat: 50)."
+# What is printed or written in one process only.
+PRINTED = (
+    *("controller", "tokens", "by", "where", "method", "html", "as_json", "against", "top"),
+    *("documents", "passages"),
+)
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
@@ -66,7 +75,7 @@ def explain(
     With --parts or --workers, only --parquet is written, and finished parts are kept.
     """
     opt.check_output_files(model, lens, file, overwrite=overwrite, html=html, parquet=parquet)
-    prompts = _prompts(read_texts(model, text, file, lines), chat, system)
+    prompts = _prompts(read_texts(model, text, file, lines), chat, system, generate)
     if count := opt.count_parts(parts, workers, engine):
         return _explain_in_parts(prompts, count, locals())
     selection = _parse_span(tokens)
@@ -75,20 +84,20 @@ def explain(
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
 
-    conditions, edits = parse_where(where or []), opt.load_controller(controller)
-    needs_lens = bool(by or conditions or against or method != "evidence")
-    lm = _opened(model, lens, corpus, device, needs_lens)
+    search = {"method": method, "where": parse_where(where or [])}
+    edits = opt.load_controller(controller)
+    lm = _opened(model, lens, corpus, device, bool(by or against or where or method != "evidence"))
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
-    table = tokens is not None
-    printed = opt.fill(PrintOptions, locals(), by=column, table=table, where=conditions)
+    printed = opt.fill(PrintOptions, locals(), by=column, table=tokens is not None)
     how: dict[str, Any] = {"temperature": temperature, "seed": seed}
-    moved = _compare(lm, prompts, edits, generate, shown=not as_json, **how)
-    with lm.edit(*edits):
-        traces = _explain_all(lm, prompts, generate, selection, None if as_json else printed, **how)
+    moved, traces = _explain(lm, prompts, edits, selection, None if as_json else printed, how)
     output.write(html, lambda path: write_text(path, page(traces, against=against)))
     output.write(parquet, partial(write_parquet, traces))
     if as_json:
-        _print_json(traces, column, documents, moved, method, conditions, against)
+        values = [trace.to_dict(column, documents, **search, against=against) for trace in traces]
+        for value, one in zip(values, moved, strict=False):
+            value["controller"] = one
+        output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
 def _opened(
@@ -104,23 +113,31 @@ def _opened(
     return lm
 
 
-def _compare(
+def _explain(
     lm: PrismLM,
-    prompts: list[str | Messages],
+    prompts: list[Prompt],
     edits: list[Any],
-    generate: int | None,
-    *,
-    shown: bool,
-    **how: Any,
-) -> list[Any]:
-    """Compare each answer with a controller with the one without it, and print what moved."""
+    selection: slice | None,
+    printed: PrintOptions | None,
+    how: dict[str, Any],
+) -> tuple[list[dict[str, Any]], list[Trace]]:
+    """Return what a controller moved, and the traces; print both, unless ``printed`` is None."""
+    from prismlm.cli.trace import explain_and_print, select
     from prismlm.explain.controlled import compare_answers
 
-    pairs = [(prompt, edit) for edit in edits for prompt in prompts]
-    moved = [compare_answers(lm, p, edit, _tokens(p, generate), **how) for p, edit in pairs]
-    for one in moved if shown else ():
+    pairs = [(edit, *prompt) for edit in edits for prompt in prompts]
+    moved = [compare_answers(lm, prompt, edit, count, **how) for edit, prompt, count in pairs]
+    for one in moved if printed else ():
         _print_controlled(one)
-    return moved
+    traces: list[Trace] = []
+    with lm.edit(*edits):
+        for prompt, count in prompts:
+            settings = how | {"generate": count}
+            if printed is None:
+                traces.append(select(lm.explain(prompt, **settings), selection))
+            else:
+                traces.append(explain_and_print(lm, prompt, printed, selection, **settings))
+    return moved, traces
 
 
 def _print_controlled(found: dict[str, Any]) -> None:
@@ -143,87 +160,41 @@ def _print_controlled(found: dict[str, Any]) -> None:
     output.say("")
 
 
-def _explain_all(
-    lm: PrismLM,
-    prompts: list[str | Messages],
-    generate: int | None,
-    selection: slice | None,
-    printed: PrintOptions | None,
-    **settings: Any,
-) -> list[Trace]:
-    """Explain texts; print each explanation, unless there are no options for that."""
-    from prismlm.cli.trace import explain_and_print, select
-
-    traces: list[Trace] = []
-    for prompt in prompts:
-        settings["generate"] = _tokens(prompt, generate)
-        if printed is None:
-            traces.append(select(lm.explain(prompt, **settings), selection))
-        else:
-            traces.append(explain_and_print(lm, prompt, printed, selection, **settings))
-    return traces
-
-
-def _explain_in_parts(prompts: list[str | Messages], count: int, options: dict[str, Any]) -> None:
+def _explain_in_parts(prompts: list[Prompt], count: int, options: dict[str, Any]) -> None:
     """Explain texts with workers, and write their table."""
     if options["parquet"] is None:
         raise InputError("workers write a table of all texts: add --parquet FILE.")
-    defaults = {"controller": None, "tokens": None, "by": None, "where": None, "method": "evidence"}
-    defaults |= {"html": None, "as_json": False, "against": 0, "top": 3, "documents": 5}
-    defaults |= {"passages": False}
-    ignored = [
-        f"--{name.removeprefix('as_')}" for name in defaults if options[name] != defaults[name]
-    ]
-    if ignored:
+    defaults = signature(explain).parameters
+    given = [name for name in PRINTED if options[name] != defaults[name].default]
+    if given:
+        ignored = ", ".join(f"--{name.removeprefix('as_')}" for name in given)
         raise InputError(
-            f"workers write --parquet alone: leave out {', '.join(ignored)}, or --parts, --workers "
-            "and --engine."
+            f"workers write --parquet alone: leave out {ignored}, or --parts, --workers and "
+            "--engine."
         )
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.explain.parts import TraceJob, explain_in_parts
 
-    generate = options["generate"]
-    texts = [(p, _tokens(p, generate)) for p in prompts]
-    job: TraceJob = opt.fill(TraceJob, options, texts=tuple(texts), out=options["parquet"])
+    job: TraceJob = opt.fill(TraceJob, options, texts=tuple(prompts), out=options["parquet"])
     how: dict[str, Any] = {name: options[name] for name in ("engine", "overwrite")}
+    how |= {"workers": options["workers"] or 1, "progress": ConsoleReporter()}
     with orderly_end():
-        explain_in_parts(
-            job, count, **how, workers=options["workers"] or 1, progress=ConsoleReporter()
-        )
+        explain_in_parts(job, count, **how)
     output.report_written(job.out)
 
 
-def _print_json(
-    traces: list[Trace],
-    by: str,
-    documents: int,
-    moved: list[dict[str, Any]],
-    method: str,
-    where: dict[str, Any],
-    against: int,
-) -> None:
-    options: dict[str, Any] = {"method": method, "where": where, "against": against}
-    values = [trace.to_dict(by, documents, **options) for trace in traces]
-    for value, one in zip(values, moved, strict=False):
-        value["controller"] = one
-    output.print_json(values[0] if len(values) == 1 else {"texts": values})
-
-
 def _prompts(
-    texts: Sequence[str | Messages], chat: bool, system: str | None
-) -> list[str | Messages]:
+    texts: Sequence[str | Messages], chat: bool, system: str | None, generate: int | None
+) -> list[Prompt]:
     """Return what the model reads; --chat and --system are for the strings among chats."""
-    if (chat or system is not None) and not any(isinstance(text, str) for text in texts):
-        raise InputError("the file holds only chats: leave out --chat and --system.")
-    return [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
-
-
-def _tokens(prompt: str | Messages, generate: int | None) -> int:
     from prismlm.corpus.chat import ASSISTANT
 
-    if generate is not None:
-        return generate
-    return 0 if isinstance(prompt, str) or prompt[-1]["role"] == ASSISTANT else CHAT_TOKENS
+    if (chat or system is not None) and not any(isinstance(text, str) for text in texts):
+        raise InputError("the file holds only chats: leave out --chat and --system.")
+    prompts = [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
+    answered = [isinstance(p, str) or p[-1]["role"] == ASSISTANT for p in prompts]
+    counts = [0 if done else CHAT_TOKENS for done in answered]
+    return [(p, n if generate is None else generate) for p, n in zip(prompts, counts, strict=True)]
 
 
 def read_texts(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Tokens per window of a model without recorded training rows.
 DEFAULT_LENGTH = 256
 # Limits of the printed output; JSON has everything.
-MAX_CONTEXTS, MAX_UNITS = 5, 40
+MAX_CONTEXTS = 5
 MAX_CHANNELS, MAX_TOKENS, MAX_TEXT_LAYERS = 8, 3, 4
 CARD = ("category", "role", "tags", "description", "usage", "positions", "score", "nearest_cosine")
 ANSWERS = ".themes.answers.jsonl"
@@ -261,17 +261,15 @@ def _print_channels(report: ChannelReport, value: Row, layer: int | None) -> Non
         output.say(f"{tokens} tokens of {part['name']}, {part['split']}\n", style="dim")
         for table in report.tables:
             output.print_table(table)
-    for figures in value["layers"]:
-        channels = figures["channels"] or ()
-        rows = [
-            channel | {"writes_most": "  ".join(output.token_text(t["text"]) for t in tokens)}
-            for channel in channels[: MAX_CHANNELS if layer is None else None]
-            for tokens in [channel["tokens"][:MAX_TOKENS]]
-        ]
-        title = f"Layer {figures['layer']}: {len(rows)} of {len(channels)}; all with --layer"
-        columns = "channel half_life:.2f repetition:.2f writes_most"
-        if rows:
-            output.print_rows(title, columns, rows)
+    rows = [
+        channel | {"layer": figures["layer"], "writes_most": "  ".join(tokens)}
+        for figures in value["layers"]
+        for channel in (figures["channels"] or ())[: MAX_CHANNELS if layer is None else None]
+        for tokens in [[output.token_text(t["text"]) for t in channel["tokens"][:MAX_TOKENS]]]
+    ]
+    if rows:
+        title = "Channels" + f": {MAX_CHANNELS} of each layer, all with --layer" * (layer is None)
+        output.print_rows(title, "layer channel half_life:.2f repetition:.2f writes_most", rows)
     if report.text is not None:
         _print_text(report.text)
 
@@ -359,16 +357,17 @@ def heads(
     from prismlm.probes.heads import head_report
 
     settings: dict[str, Any] = {"layers": _layers(layer), "progress": ConsoleReporter()}
-    reports: list[Report] = []
-    for path in models:
-        inputs = _open(path, corpus, split, tokens, length)
-        reports.append(head_report(*inputs, name=path.resolve().name, **settings))
+    reports = [
+        head_report(
+            *_open(path, corpus, split, tokens, length), name=path.resolve().name, **settings
+        )
+        for path in models
+    ]
     if as_json:
         output.print_json({"models": [report.to_dict() for report in reports]})
         return
     for report in reports:
-        names = [name for name in report.tables if name != "heads" or len(reports) == 1]
-        output.print_report(replace(report, tables={name: report[name] for name in names}))
+        output.print_report(report)
 
 
 @app.command()
@@ -435,12 +434,9 @@ def themes(
     settings |= {"left_out": left_out, "progress": ConsoleReporter()}
     report = theme_report(sample, text, name=model.resolve().name, **settings)
     usage = None if judge is None else judge.session.usage()
-    if as_json:
-        output.print_json({**report.to_dict(), "asked": usage})
-        return
-    table = replace(report["units"], rows=report["units"].rows[:MAX_UNITS])
-    output.print_report(replace(report, tables={"figures": report["figures"], "units": table}))
-    if usage is not None:
+    value = {**report.to_dict(), "asked": usage}
+    output.show(value, as_json, lambda: output.print_report(report))
+    if usage is not None and not as_json:
         output.say(output.facts_line(usage))
 
 

@@ -31,6 +31,7 @@ TOKEN_WIDTH, CELL_WIDTH = 14, 32
 MAX_WORD_WIDTH = 24
 # Numbers that are identifiers, not counts; ``a`` and ``b`` are prototypes of two models.
 IDS = ("prototype", "position", "a", "b", "trial", "layer", "seed")
+SHARES = ("share", "usage", "agreement", "in_use", "recovered")
 # Line ends, tabs, and the joiners inside emoji and Persian words.
 ALLOWED_CONTROLS = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -135,23 +136,20 @@ class Writer:
         text = text if self._prompt is None else text.lstrip()
         *words, self._pending = re.split(r"(?<=\s)(?=\S)", text)
         if end or cell_len(self._pending) > MAX_WORD_WIDTH:
-            words, self._pending = [*words, self._pending.rstrip() if end else self._pending], ""
-        if self._prompt is not None and words:
+            words, self._pending = [*words, self._pending], ""
+        if self._prompt is not None and any(words):
             self._console.print(self._prompt, style="dim", end="\n\n")
             self._prompt = None
-        lines, width = "", self._console.width
         for word in words:
-            body = word.rstrip()
-            if self._column and self._column + cell_len(body) > width:
-                lines, self._column = lines + "\n", 0
-            self._column += cell_len(body)
-            # Blanks never begin a line.
-            blank = "\n" * word.count("\n") or word[len(body) :][: max(0, width - self._column)]
-            lines += body + blank
-            self._column = 0 if "\n" in blank else self._column + len(blank)
+            if self._column and self._column + cell_len(word.rstrip()) > self._console.width:
+                self._print("\n")
+            self._print(word)
         if end and self._column:
-            lines, self._column = lines + "\n", 0
-        self._console.print(Text(lines), end="", soft_wrap=True)
+            self._print("\n")
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), end="", soft_wrap=True)
+        self._column = cell_len(text.rpartition("\n")[2]) + self._column * ("\n" not in text)
 
 
 def print_table(table: Table) -> None:
@@ -270,7 +268,7 @@ def _format(name: str, value: Any) -> str:
         return format_duration(value)
     if isinstance(value, int):
         return str(value) if name in IDS else format_count(value)
-    return text_of(value, ".1%" if name.endswith(("share", "usage")) else ".4g")
+    return text_of(value, ".1%" if name.endswith(SHARES) else ".4g")
 
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:
@@ -311,21 +309,10 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
     return f"{scaled:.{digits if step else 0}f}{units[step]}"
 
 
-def quality_facts(quality: HeadQuality) -> dict[str, Any]:
-    """Return the figures of a head to print."""
-    recovered = "undefined: the model predicts no better than from the mean state"
-    if quality.recovered is not None:
-        recovered = f"{quality.recovered:,.1%} of the gain over the mean state"
-    return {
-        "CE of the model": quality.ce,
-        "CE of the prototypes alone": quality.prototype_only_ce,
-        "recovered": recovered,
-        "explained share": quality.explained_share,
-        "FVU": quality.fvu,
-        "agreement": f"{quality.agreement:.1%}",
-        "in use": f"{quality.in_use:.1%}",
-        "held-out tokens": quality.tokens,
-    }
+def print_quality(quality: HeadQuality) -> None:
+    """Print how well a head stands in for the model's states."""
+    say("\nThe prototypes in place of the hidden states, on held-out text", style="bold")
+    print_facts(quality.to_dict() | {"recovered": quality.recovered})
 
 
 def report_part(kind: str, out: Path, number: int, count: int, *, as_json: bool) -> None:

@@ -110,8 +110,8 @@ def steer(
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
     if file is not None and (generate is not None or temperature is not None):
         raise InputError("--file writes no text: leave out --generate and --temperature.")
-    targets = {"--prototype": prototype, "--category": category}
-    edits = _edits(controller, targets, edit, strength, optional=only is not None)
+    target = (controller, prototype, category)
+    edits = _edits(*target, edit, strength, optional=only is not None)
     texts = read_texts(model, prompt, file, lines=file is not None)
     prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
     import prismlm
@@ -149,44 +149,37 @@ def steer(
 
 def _edits(
     controller: Path | None,
-    targets: dict[str, Any],
+    prototype: int | None,
+    category: str | None,
     kind: str,
     strength: float | None,
     *,
     optional: bool,
 ) -> list[Any]:
-    """Return a controller's edit, or that of the options."""
-    edits = opt.load_controller(controller)
-    if not edits:
-        return _parse_edit(targets, kind, strength, optional=optional)
-    if strength is not None or any(value is not None for value in targets.values()):
-        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
-    return edits
-
-
-def _parse_edit(
-    targets: dict[str, Any], kind: str, strength: float | None, *, optional: bool
-) -> list[Any]:
     """Return the edit that the options describe, in a list; with --only there may be none."""
     from prismlm import Ablate, Clamp, Group, Scale
 
-    prototype, category = targets.values()
-    present = [name for name, value in targets.items() if value is not None]
-    if optional and not present:
+    if controller is not None and not (strength is prototype is category is None):
+        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
+    if controller is not None:
+        return opt.load_controller(controller)
+    if optional and prototype is category is None:
         if strength is not None:
             raise InputError(f"--strength belongs to an edit: name {TARGETS}, or leave it out.")
         return []
-    if len(present) != 1:
-        raise InputError(f"expected {TARGETS}, got {' and '.join(present) or 'none'}.")
+    if (prototype is None) == (category is None):
+        got = "none" if prototype is None else "--prototype and --category"
+        raise InputError(f"expected {TARGETS}, got {got}.")
+    if category is not None and kind != "clamp":
+        raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
     if kind == "ablate" and strength is not None:
         raise InputError("--edit ablate removes the prototype completely: leave out --strength.")
     if kind == "scale" and strength is None:
         raise InputError("give --strength S: the factor of --edit scale.")
     amount = 1.0 if strength is None else strength
-    if prototype is None:
-        if kind != "clamp":
-            raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
+    if category is not None:
         return [Group(amount, category=category)]
+    assert prototype is not None
     if kind == "ablate":
         return [Ablate(prototype)]
     return [(Scale if kind == "scale" else Clamp)(prototype, amount)]

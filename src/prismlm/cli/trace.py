@@ -24,11 +24,11 @@ from prismlm.cli.output import (
 from prismlm.cli.progress import spinner
 from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Method, Passage, Sources, worth_showing
+from prismlm.explain.attribution import Passage, Sources, worth_showing
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import MIN_PERCENT, Step, Trace
 from prismlm.explain.verbatim import Quote
-from prismlm.lens.cells import UNKNOWN, Where
+from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around, joined
@@ -43,6 +43,7 @@ MAX_SHARES, MAX_QUOTES = 6, 3
 PASSAGE_CANDIDATES = 50
 INDENT, BAR_WIDTH, KEY_WIDTH, PASSAGE_WIDTH = 7, 24, 40, 320
 REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
+EVERYTHING: dict[str, Any] = {"method": "evidence", "where": {}}
 STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
 
 
@@ -56,13 +57,7 @@ class PrintOptions:
     against: int = 0  # number of passages where another token came next
     table: bool = False  # print the table of predictions
     top: int = 3  # prototypes per prediction in it
-    method: Method = "evidence"
-    where: Where = field(default_factory=dict[str, Any])
-
-    @property
-    def search(self) -> dict[str, Any]:
-        """What shares and documents are selected by."""
-        return {"method": self.method, "where": self.where}
+    search: Mapping[str, Any] = field(default_factory=lambda: EVERYTHING)
 
 
 def explain_and_print(
@@ -142,7 +137,7 @@ def _print_evidence(trace: Trace, sources: Sources, options: PrintOptions) -> No
     assert trace.lens is not None
     say(*_missing_parts(trace, trace.lens), style="yellow")
     # The summary is of evidence in all text; it does not match shares of another kind.
-    if options.method == "evidence" and not options.where and not unsupported:
+    if options.search == EVERYTHING and not unsupported:
         say(trace.summary or "")
     say("")
     if unsupported and not options.passages:
@@ -151,8 +146,8 @@ def _print_evidence(trace: Trace, sources: Sources, options: PrintOptions) -> No
         documents = trace.documents(options.documents, **options.search)
         shown = documents if options.passages else worth_showing(documents)
         passages: dict[str, Passage] = {}
-        if shown and options.method == "evidence":
-            for passage in trace.passages(PASSAGE_CANDIDATES, where=options.where):
+        if shown and options.search["method"] == "evidence":
+            for passage in trace.passages(PASSAGE_CANDIDATES, where=options.search["where"]):
                 passages.setdefault(passage.doc_id, passage)
         print_documents(shown, passages)
         if len(shown) < len(documents):
@@ -161,7 +156,7 @@ def _print_evidence(trace: Trace, sources: Sources, options: PrintOptions) -> No
         if shown and trace.lens.suffixes is not None:
             _print_quotes(trace.verbatim(MAX_QUOTES))
     if options.against:
-        _print_against(trace.against(options.against, where=options.where))
+        _print_against(trace.against(options.against, where=options.search["where"]))
 
 
 def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:

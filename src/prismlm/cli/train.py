@@ -99,12 +99,12 @@ def _print_result(result: TrainingResult, corpus: Path) -> None:
     from prismlm.training.evaluation import perplexity
 
     facts = {"model": str(result.directory), "steps": result.steps, "tokens": result.tokens}
-    next_command = ["index", str(result.directory), "--corpus", str(corpus)]
+    output.print_facts(facts | {"ce": result.ce})
+    next_command = ["attach", str(result.directory), "--corpus", str(corpus)]
     if result.quality is None:
-        facts["CE of the model"] = result.ce  # pyright: ignore[reportArgumentType]
-        next_command = ["attach", *next_command[1:], "--out", f"{result.directory}-attached"]
+        next_command += ["--out", f"{result.directory}-attached"]
     else:
-        facts |= output.quality_facts(result.quality)
-    output.print_facts(facts)
+        output.print_quality(result.quality)
+        next_command[0] = "index"
     output.say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
     typer.echo(f"Next:\n  prismlm {shlex.join(next_command)}")

@@ -57,6 +57,7 @@ class Generation:
     source: str | Messages
     prompt: Tensor  # its tokens, [1, T]
     sampling: Sampling
+    started: float = 0.0  # when the request came, by time.monotonic
     ids: list[int] = field(default_factory=list[int])
     text: str = ""  # of the generated tokens, cut at a stop sequence
     finish_reason: FinishReason | None = None

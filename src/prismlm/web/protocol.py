@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.chat import ASSISTANT, Messages
@@ -65,17 +65,6 @@ class ModelRequest(BaseModel):
             return self.prismlm
         return Shares() if self.prismlm else None
 
-    def check(self) -> None:
-        """Raise RequestError for unsupported parameters."""
-        for name, neutral in UNSUPPORTED.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and value not in neutral:
-                raise RequestError(
-                    f"{name}={shown(value)} is not supported by this server: leave it out.",
-                    param=name,
-                    code="unsupported_parameter",
-                )
-
 
 class TextPart(BaseModel):
     """A part of a message."""
@@ -111,15 +100,27 @@ class GenerationRequest(ModelRequest):
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def refuse_unsupported(self) -> Self:
+        """Raise RequestError for parameters that would change an answer."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None and value not in UNSUPPORTED.get(name, (value,)):
+                raise RequestError(
+                    f"{name}={shown(value)} is not supported by this server: leave it out.",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        return self
+
     @property
     def token_limit(self) -> int | None:
         """The requested maximum number of tokens."""
-        raise NotImplementedError
+        return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
         """Number of top tokens to report with each; None for no log-probabilities."""
-        raise NotImplementedError
+        return None
 
     def sampling(self, max_tokens: int) -> Sampling:
         """Return how to generate up to ``max_tokens`` tokens."""

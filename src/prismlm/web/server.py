@@ -40,6 +40,7 @@ from prismlm.web.guard import (
 from prismlm.web.protocol import RequestError, Shares
 
 T = TypeVar("T")
+A = TypeVar("A", "Answer", "Answer | None")
 # Tokens of a text, for models without a limit.
 DEFAULT_CONTEXT_LENGTH = 8192
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -160,17 +161,16 @@ class Server:
         """Answer a request to continue a prompt or a chat."""
         self._check_queues()
         start = time.monotonic()
-        prompt, sampling = await run_in_threadpool(partial(self._prepare, body, source))
-        self._check_queues()
-        generation = Generation(self.lm, source, prompt, sampling)
+        prompt, sampling = await run_in_threadpool(self._prepare, body, source)
+        generation = Generation(self.lm, source, prompt, sampling, started=start)
         self.engine.submit(generation)
         form = protocol.ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
         self.unfinished[form.id] = generation
-        if not body.stream:
-            response = self._respond(generation, form, body.shares, start)
-            return StrictJSON(await _unless_disconnected(request, response))
-        events = self._stream(generation, form, body, start)
-        return StreamingResponse(events, media_type="text/event-stream")
+        if body.stream:
+            events = self._stream(generation, form, body)
+            return StreamingResponse(events, media_type="text/event-stream")
+        response = self._respond(generation, form, body.shares)
+        return StrictJSON(await _unless_disconnected(request, response))
 
     def check_lens(self) -> None:
         """Raise StaleLensError if the lens was rebuilt since it was opened."""
@@ -207,15 +207,11 @@ class Server:
         return ids, limit - ids.shape[1] if requested is None else requested
 
     async def _respond(
-        self,
-        generation: Generation,
-        form: protocol.ResponseFormat,
-        shares: Shares | None,
-        start: float,
+        self, generation: Generation, form: protocol.ResponseFormat, shares: Shares | None
     ) -> dict[str, Any]:
         tokens: list[TokenLogProbs] = []
         try:
-            async for chunk in self._chunks(generation, start):
+            async for chunk in self._chunks(generation):
                 tokens += chunk.tokens
             sources = await self._sources(generation, shares, form.id)
         finally:
@@ -233,13 +229,12 @@ class Server:
         generation: Generation,
         form: protocol.ResponseFormat,
         body: protocol.GenerationRequest,
-        start: float,
     ) -> AsyncIterator[str]:
         response = partial(form.response, chunk=True)
         try:
             if form.chat:
                 yield _event(response({"role": ASSISTANT, "content": ""}))
-            async for chunk in self._chunks(generation, start):
+            async for chunk in self._chunks(generation):
                 tokens = None if generation.sampling.alternatives is None else chunk.tokens
                 if chunk.text or tokens:
                     yield _event(response({"content": chunk.text}, tokens=tokens))
@@ -254,16 +249,16 @@ class Server:
         finally:
             generation.abandoned = True
 
-    async def _chunks(self, generation: Generation, start: float) -> AsyncIterator[Chunk]:
+    async def _chunks(self, generation: Generation) -> AsyncIterator[Chunk]:
         first = True
         while (chunk := await generation.chunks.get()) is not None:
             if chunk.error is not None:
                 raise chunk.error
             if first:
-                self.metrics.first_token.observe(time.monotonic() - start)
+                self.metrics.first_token.observe(time.monotonic() - generation.started)
                 first = False
             yield chunk
-        self.metrics.answer.observe(time.monotonic() - start)
+        self.metrics.answer.observe(time.monotonic() - generation.started)
         self.metrics.tokens.labels("prompt").inc(generation.prompt.shape[1])
         self.metrics.tokens.labels("completion").inc(len(generation.ids))
 
@@ -274,32 +269,38 @@ class Server:
         if shares is None:
             return {}
 
-        def attribute() -> tuple[Answer | None, dict[str, Any]]:
+        def make() -> Answer | None:
             trace = generation.trace()
-            if trace is None:
-                return None, {"annotations": [], "prismlm": None}
-            answer = Answer(generation.source, generation.text, trace)
-            return answer, protocol.sources_of(trace, answer.text, shares)
+            return trace and Answer(generation.source, generation.text, trace)
 
-        return await self._stored(key, attribute)
+        return (await self._attribute(make, shares, key))[1]
 
-    async def _stored(
-        self, key: str, attribute: Callable[[], tuple[Answer | None, dict[str, Any]]]
-    ) -> dict[str, Any]:
-        """Run an attribution in its turn, store the answer, and return the sources."""
+    async def _attribute(
+        self, make: Callable[[], A], shares: Shares, key: str
+    ) -> tuple[A, dict[str, Any]]:
+        """Make an answer in its turn, store it, and return it with its sources."""
+
+        def work() -> tuple[A, dict[str, Any]]:
+            answer = make()
+            return answer, (
+                {"annotations": [], "prismlm": None}
+                if answer is None
+                else protocol.sources_of(answer.trace, answer.text, shares)
+            )
+
         start = time.monotonic()
-        answer, sources = await self._attributions.run(attribute)
+        answer, sources = await self._attributions.run(work)
         self.metrics.attribution.observe(time.monotonic() - start)
         if answer is not None:
             self.answers.add(key, answer)
-        return sources
+        return answer, sources
 
     async def attribute(self, body: protocol.AttributionRequest) -> dict[str, Any]:
         """Return the sources of an answer, to messages or a prompt, by any model."""
         self._check_queues()
-        key, (prompt, full, answer) = protocol.unique_id("attribution"), protocol.answer_of(body)
+        key, (prompt, full, text) = protocol.unique_id("attribution"), protocol.answer_of(body)
 
-        def attribute() -> tuple[Answer, dict[str, Any]]:
+        def make() -> Answer:
             self.check_lens()
             self._encoded(full, None, 0)
             trace = self.lm.explain(full)
@@ -307,12 +308,12 @@ class Server:
                 pairs = zip(self.lm.tokens_of(prompt), trace.ids, strict=False)
                 same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 trace = replace(trace, first=max(0, same - 1), question=prompt)
-            used = protocol.usage(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            sources = protocol.sources_of(trace, answer, body.shares or Shares())
-            return Answer(prompt, answer, trace), used | sources
+            return Answer(prompt, text, trace)
 
-        entry = {"id": key, "object": "attribution", "model": self.name}
-        return entry | await self._stored(key, attribute)
+        answer, sources = await self._attribute(make, body.shares or Shares(), key)
+        trace, entry = answer.trace, {"id": key, "object": "attribution", "model": self.name}
+        read = trace.first + 1 if trace.first else 0
+        return entry | protocol.usage(read, len(trace.answer_ids)) | sources
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
@@ -426,14 +427,12 @@ def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
     @app.post(f"{prefix}/chat/completions", summary="Answer a chat", response_model=anything)
     async def chat(body: protocol.ChatRequest, request: Request) -> Response:
         server.check_model(body.model)
-        body.check()
         messages = [message.to_dict() for message in body.messages]
         return await server.generate(body, messages, request)
 
     @app.post(f"{prefix}/completions", summary="Write after a prompt", response_model=anything)
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         server.check_model(body.model)
-        body.check()
         return await server.generate(body, "".join(body.prompt), request)
 
     @app.post(f"{prefix}/attributions", summary="What an answer relies on", response_model=anything)
