@@ -193,8 +193,8 @@ def test_one_layer(prism, document, corpus, protot):
     assert [layer["layer"] for layer in document(*arguments)["layers"]] == [1]
     shown = prism(*arguments, "--text", MAPS, "--corpus", corpus.path, columns=80).stdout
     assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80
-    assert "Layer 0" not in shown
-    assert f"Layer 1: {CHANNELS} of {CHANNELS}" in shown
+    rows = shown[shown.index("Channels\n") :].split("\n\n")[0].splitlines()[3:]
+    assert [row.split()[:2] for row in rows] == [["1", str(channel)] for channel in range(CHANNELS)]
     assert "the channel each token writes and reads most" in shown
 
 
@@ -202,7 +202,7 @@ def test_a_text_alone_needs_no_corpus(prism, protot, tmp_path):
     page = tmp_path / "page.html"
     result = prism(*CHANNEL, protot, "--text", MAPS, "--html", page)
     assert result.stderr == f"wrote {page}\n"
-    assert result.stdout.count("channel  life") == LAYERS
+    assert len(re.findall(r"^ +\d +\d +\d+\.\d\d", result.stdout, re.M)) == LAYERS * CHANNELS
     assert "sparsity" not in result.stdout
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
@@ -325,7 +325,6 @@ def test_heads_in_json_are_the_report(document, tiny, signal_noise):
 def test_several_models_are_compared(shown, signal_noise):
     text = shown(*HEADS, signal_noise, signal_noise, *SOME)
     assert text.count("Signal against noise heads") == 2
-    assert "uniform" not in text
 
 
 def test_spectra_in_json_are_the_report(document, tiny, signal_noise):

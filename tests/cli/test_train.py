@@ -1,13 +1,15 @@
-"""prismlm train --search: what is printed of its trials."""
+"""prismlm train --search, and attach."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import prismlm
 from prismlm.cli.train import _search
 from prismlm.training import SearchResult, TrialResult
 
@@ -38,3 +40,52 @@ def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(
     ]
     (row,) = (line for line in shown.out.splitlines() if "3.2500" in line)
     assert row.split() == ["0", "3.2500", "0.0125", *TEXT.split()]
+
+
+SMALL = ("--prototypes", 32, "--prototypes-per-token", 4, "--epochs", 0.5, "--window", 64)
+
+
+def test_an_estimate_writes_nothing(document, tiny_model, tiny_corpus, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--corpus", tiny_corpus, "--out", out, *SMALL, "--dry-run")
+    estimate = document("attach", tiny_model, *arguments)
+    assert estimate["tokens"] == estimate["states"] == prismlm.load(tiny_model).lens.meta.tokens
+    parts = [estimate[f"{name}_seconds"] for name in ("read", "fit", "lens")]
+    assert estimate["seconds"] == pytest.approx(sum(parts))
+    assert min(parts) > 0
+    assert not out.exists()
+
+
+def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
+    texts, more, out = (tmp_path / name for name in ("texts.txt", "more", "out"))
+    texts.write_text("The little man lived in a house by the sea. " * 60)
+    more.mkdir()
+    for number in range(60):
+        (more / f"{number}.txt").write_text(f"Letter {number}: the sea was calm today. " * 6)
+    files = ("--corpus", texts, "--corpus", more, "--out", out)
+    result = prism("attach", tiny_model, *files, *SMALL, "--weights", "cosine")
+    for task in ("Reading hidden states", "Fitting prototypes", "Indexing"):
+        assert task in result.stderr
+    assert "prototype only ce" in result.stdout
+    assert result.stdout.rstrip().endswith(str(out))
+    assert json.loads((out / "prismlm.json").read_text())["weights"] == "cosine"
+    assert "Documents behind it" in prism("explain", out, "The little man lived in a house").stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("no/such-model", (), "could not be fetched"),
+        (None, ("--window", "0"), "'--window'"),
+        (None, ("--states-gb", "0"), "--states-gb is 0"),
+        (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
+        (None, ("--positions", "2"), "--positions is 2"),
+        (None, ("--epochs", "-1"), "epochs is -1"),
+        (None, ("--rate", "-1"), "learning_rate is -1"),
+        (None, ("--weights", "equal"), "is not one of 'cosine', 'fitted'"),
+    ],
+)
+def test_attach_refuses(refused, tiny_model, tiny_corpus, tmp_path, model, options, words):
+    files = ("--corpus", tiny_corpus, "--out", tmp_path / "out")
+    assert words in refused("attach", model or tiny_model, *files, *options)
+    assert not (tmp_path / "out").exists()

@@ -16,17 +16,14 @@ from typer.core import TyperGroup
 
 from prismlm import __version__
 from prismlm.cli import (
-    attach,
     audit,
     control,
     corpus,
     demo,
     eval,
     explain,
-    export,
-    index,
     inspect,
-    label,
+    lens,
     serve,
     steer,
     train,
@@ -133,9 +130,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(corpus.app, name="corpus")
-for command in (demo.demo, train.train, attach.attach, index.index, label.label):
+for command in (demo.demo, train.train, train.attach, lens.index, lens.label):
     app.command()(command)
-app.command("map")(label.map_prototypes)
+app.command("map")(lens.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
 for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.sources):
     app.command()(command)
@@ -146,8 +143,8 @@ for command in (
     steer.generate,
     control.suppress,
     control.what_if,
-    export.push,
-    export.export,
+    lens.push,
+    lens.export,
 ):
     app.command()(command)
 app.add_typer(eval.app, name="eval")

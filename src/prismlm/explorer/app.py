@@ -18,14 +18,14 @@ from starlette.types import Message, Scope
 
 from prismlm.errors import PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer import ask, audit, documents, inside, overview, prototypes, steer
+from prismlm.explorer import ask, audit, inside, lens, overview, steer
 from prismlm.explorer.session import Limits, PageJSON, Session
 from prismlm.pages.frame import ASSETS
 from prismlm.web.guard import Guard, application, check_body, equal, error_body, has_key
 from prismlm.web.protocol import RequestError
 from prismlm.web.server import Server, running, v1
 
-VIEWS = (overview, ask, prototypes, steer, inside, audit, documents)
+VIEWS = (overview, ask, lens, steer, inside, audit)
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -1,22 +1,28 @@
-"""prismlm index: of a corpus, and in parts; and prismlm inspect."""
+"""prismlm index, inspect, label, map and export."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from sae_lens import SAE
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from prismlm.cli.index import _local_device
+import prismlm.models.sae_lens
+from prismlm.cli.lens import _local_device
+from prismlm.lens.labels.map import regions
 from prismlm.lens.layout import read_meta
 from tests.helpers import forked
+from tests.helpers.chat_server import ChatServer, good
+from tests.helpers.named_lens import named_model
 
 EIGHT = ("--contexts", 8, "--precision", "float32")
 
@@ -84,7 +90,7 @@ def test_dry_run_writes_nothing(document, tiny_model, tiny_corpus):
     assert listing(tiny_model) == before
 
 
-def test_bad_input_is_refused(refused, tiny_model, tiny_corpus, tmp_path):
+def test_index_refuses(refused, tiny_model, tiny_corpus, tmp_path):
     index = ["index", tiny_model, "--corpus", tiny_corpus, "--lens", "new"]
     for arguments, words in (
         ([*index, "--split", "held-out"], ["'held-out'", "'heldout'"]),
@@ -185,3 +191,100 @@ def test_shards_under_torchrun_and_by_hand(prism, document, refused, copy, tiny_
         assert (lenses / "divided" / name).read_bytes() == expected, name
     names = ["divided", "parts", "sample", "spread"]
     assert sorted(path.name for path in lenses.iterdir()) == names
+
+
+@pytest.fixture(scope="module")
+def labelled(tiny_model, tmp_path_factory):
+    return shutil.copytree(tiny_model, tmp_path_factory.mktemp("label") / "model")
+
+
+def test_names_are_made_shown_and_used(prism, document, refused, labelled):
+    shown = prism("label", labelled).stdout
+    assert "of 192 prototypes named" in shown
+    assert "shuffled" in shown
+    assert "→" in shown
+    assert "already" in refused("label", labelled)
+    value = document("label", labelled, "--overwrite")
+    assert value["source"] == "embedded"
+    assert sum(value["categories"].values()) == value["named"]
+    trace = document("explain", labelled, "Once upon a time there was a little")
+    uses = trace["positions"][-1]["prototypes"]
+    names = [use["name"] for use in uses if use["category"]]
+    assert any("→" in name or "-" in name for name in names)
+
+
+def test_a_map_names_its_regions(prism, document, tiny_model, tmp_path):
+    lm = named_model(tiny_model, tmp_path / "model")
+    named = [region._asdict() for region in regions(lm.lens)]
+    assert document("map", lm.path)["regions"] == named
+    assert "regions" in prism("map", lm.path).stdout
+
+
+@pytest.fixture(scope="module")
+def endpoint_model(tiny_model, tmp_path_factory):
+    """Another copy, for an endpoint to name."""
+    return shutil.copytree(tiny_model, tmp_path_factory.mktemp("endpoint") / "model")
+
+
+def test_a_language_model_names(prism, endpoint_model):
+    with ChatServer() as server:
+        endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
+        result = prism("label", endpoint_model, *endpoint, "--prototypes", "5", "--overwrite")
+    words = " ".join(result.stdout.split())
+    for part in ("named 5", "requests 5", "tokens in 500", "tokens out 50"):
+        assert part in words
+    assert "\x1b[31m" not in result.stdout + result.stderr
+
+
+def test_names_in_another_language_are_reported(prism, endpoint_model):
+    foreign = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
+
+    def answer(request, number):
+        return {key: foreign.get(key, value) for key, value in good(request).items()}
+
+    with ChatServer(answer) as server:
+        endpoint = ("--endpoint", server.url, "--endpoint-model", "foreign")
+        result = prism("label", endpoint_model, *endpoint, "--prototypes", "30", "--overwrite")
+    words = " ".join(result.stdout.split())
+    assert "named 30" in words
+    assert "another language than the corpus" in words
+
+
+def test_a_server_that_is_down_changes_nothing(refused, endpoint_model):
+    def files():
+        paths = (endpoint_model / "lens").rglob("*")
+        return {path: path.read_bytes() for path in paths if path.is_file()}
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    before = files()
+    message = refused(
+        "label", endpoint_model, "--endpoint", url, "--endpoint-model", "m", "--overwrite"
+    )
+    assert f"error: {url}: it cannot be reached" in message
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--endpoint", "http://host/v1"], "go together"),
+        (["--endpoint-model", "m"], "go together"),
+        (["--prototypes", "3"], "goes with --endpoint"),
+        (["--endpoint", "host:80", "--endpoint-model", "m"], "expected a URL such as"),
+        (["--concurrency", "0"], "'--concurrency'"),
+    ],
+)
+def test_label_refuses(refused, options, message):
+    assert message in refused("label", "no such model", *options)
+
+
+def test_export_writes_a_new_directory(tiny_model, tmp_path, prism, refused, to):
+    out = tmp_path / "out"
+    assert prism("export", tiny_model, out, "--to", to).stdout.strip() == str(out)
+    if to == "sae-lens":
+        assert SAE.load_from_disk(out).cfg.architecture() == "prismlm_prototypes"
+    else:
+        assert list(out.glob("*/*/features/batch-0.jsonl.gz"))
+    assert "exists already" in refused("export", tiny_model, out, "--to", to)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prismlm.models.seam import capture
-from prismlm.web.batch import Batch, supports_batching
+from prismlm.web.engine import Batch, supports_batching
 from tests.helpers.families import FAMILIES
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 

@@ -1,4 +1,4 @@
-"""Documents of the corpus, shown around a place."""
+"""What the lens holds: prototypes as a list, cards and a map, and the documents of its corpus."""
 
 from __future__ import annotations
 
@@ -7,23 +7,82 @@ from threading import Lock
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, BackgroundTasks, Query
+from fastapi.responses import Response
 
 from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
-from prismlm.explorer.session import Session
+from prismlm.explorer.session import PageJSON, Session
+from prismlm.lens.labels.catalogue import Catalogue, Sort
+from prismlm.pages.prototype_map import card_data, map_data
 
+PAGE_SIZE = 60
 # Characters around the place: what a browser lays out in under a second.
 MAX_CHARACTERS = 1_000_000
 FIELDS = ("doc_id", "title", "source", "domain", "license", "url", "start")
+Words = Annotated[str, Query(max_length=1000)]
 Id = Annotated[str, Query(min_length=1, description="Of a document of the corpus.")]
 Position = Annotated[int | None, Query(ge=0, lt=2**63, description="A token's, in the corpus.")]
 
 
 def routes(session: Session) -> APIRouter:
-    """Return ``/documents``; ids are of the corpus, never of files."""
-    router = APIRouter(tags=["documents"])
+    """Return the routes under ``/prototypes``, ``/map`` and ``/documents``."""
+    router = APIRouter(tags=["lens"])
+    _add_prototypes(router, session)
+    _add_documents(router, session)
+    return router
+
+
+def _add_prototypes(router: APIRouter, session: Session) -> None:
+    def catalogue() -> Catalogue:
+        session.lm.lens_for("list of its prototypes")
+        assert session.catalogue is not None
+        return session.catalogue
+
+    @router.get("/prototypes", summary="Search, filter and sort prototypes")
+    def prototypes(
+        background: BackgroundTasks,
+        query: Words = "",
+        category: Words = "",
+        sort: Sort = "text",
+        first: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = PAGE_SIZE,
+        at: Annotated[int | None, Query(ge=0)] = None,
+        everything: Annotated[bool, Query(alias="all")] = False,
+    ) -> dict[str, Any]:
+        known = catalogue()
+        if not known.is_loaded:
+            # Read all contexts now, so that the first search does not wait for them.
+            background.add_task(lambda: known.texts)
+        matching = known.search(query, sort, everything)
+        listed = known.of_category(matching, category)
+        indices = [] if at is None else np.flatnonzero(listed == at).tolist()
+        return {
+            "total": len(listed),
+            "matching": len(matching),
+            "items": [card_data(known.row(n)) for n in listed[first : first + limit].tolist()],
+            "categories": known.counted(matching),
+            "place": indices[0] if indices else None,
+        }
+
+    @router.get("/prototypes/{prototype}", summary="The card of a prototype")
+    def card(prototype: int) -> dict[str, Any]:
+        return card_data(catalogue().card(prototype))
+
+    @router.get("/map", summary="Place, category and name of every prototype, by number")
+    def the_map() -> Response:
+        lens = catalogue().lens
+        if lens.meta.map is None or lens.prototypes["x"].null_count:
+            raise InputError(
+                f"the lens {lens.name} has no map: make it with `prismlm map {session.lm.path}`, "
+                "then open the page anew."
+            )
+        return PageJSON(map_data(lens))
+
+
+def _add_documents(router: APIRouter, session: Session) -> None:
+    """Add the documents; ids are of the corpus, never of files."""
     opened: list[Corpus] = []
     # The model's thread reads the same files: a second Corpus has a cache of its own.
     lock = Lock()
@@ -42,8 +101,6 @@ def routes(session: Session) -> APIRouter:
             if not opened or opened[0].meta is not lens.corpus.meta:
                 opened[:] = [Corpus(lens.corpus.path, lens.corpus.meta)]
             return _document(opened[0], id, at)
-
-    return router
 
 
 def _number(corpus: Corpus, doc_id: str) -> int:

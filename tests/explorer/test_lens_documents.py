@@ -10,7 +10,7 @@ import prismlm
 from prismlm.corpus import build_corpus
 from prismlm.corpus.layout import is_held_out
 from prismlm.direction_marks import marks_shown
-from prismlm.explorer import documents
+from prismlm.explorer import lens
 from prismlm.lens.build import IndexOptions, build_index
 from tests.explorer.conftest import PROMPTS, Served, go
 from tests.helpers.axe import problems
@@ -82,7 +82,7 @@ def test_a_document_is_that_of_the_corpus_with_its_token(served, lm):
 
 
 def test_a_long_document_is_shown_around_the_place(served, lm, monkeypatch):
-    monkeypatch.setattr(documents, "MAX_CHARACTERS", 60_000)
+    monkeypatch.setattr(lens, "MAX_CHARACTERS", 60_000)
     corpus = lm.lens.corpus
     number = corpus.find(LONG_ID)
     for offset in (0, int(corpus.lengths[number]) // 2, int(corpus.lengths[number]) - 2):
