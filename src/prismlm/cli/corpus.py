@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
 
 DATASET_HELP = "Stream a Hugging Face dataset; json, parquet: the format of --data-files."
-Dataset = Annotated[str | None, option("NAME[:CONFIG]", DATASET_HELP)]
 DataFiles = Annotated[list[str] | None, option("FILE", "A file of the dataset; repeatable.")]
 INPUTS_HELP = (
     "Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, .parquet, "
@@ -28,7 +27,6 @@ Column = Annotated[str | None, option("NAME", "Its column.")]
 Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
 SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
 LANGUAGE_HELP = "Leave out texts in other languages, by py3langid."
-Languages = Annotated[str | None, option("CODE[,CODE…]", LANGUAGE_HELP)]
 Quality = Annotated[bool, flag("--quality", "Leave out what fails Gopher's rules on quality.")]
 DUPLICATES_HELP = "Of near-duplicates, by datatrove's MinHash, keep the first."
 NearDuplicates = Annotated[bool, flag("--remove-near-duplicates", DUPLICATES_HELP)]
@@ -39,7 +37,7 @@ app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_
 def build(
     out: Annotated[Path, option("DIR", "The corpus directory to write.")],
     inputs: Annotated[list[str] | None, argument("IN…", INPUTS_HELP)] = None,
-    dataset: Dataset = None,
+    dataset: Annotated[str | None, option("NAME[:CONFIG]", DATASET_HELP)] = None,
     data_files: DataFiles = None,
     split: Annotated[str, option("NAME", "The split of the dataset to read.")] = "train",
     text_column: Annotated[str, option("NAME", "Column of the text.")] = "text",
@@ -53,7 +51,7 @@ def build(
     tokenizer: Annotated[str | None, option("DIR|NAME", "Use this one; train none.")] = None,
     vocab_size: Annotated[int, option("N", "Vocabulary of the trained tokenizer.")] = 8192,
     heldout: Heldout = 0.05,
-    language: Languages = None,
+    language: Annotated[str | None, option("CODE[,CODE…]", LANGUAGE_HELP)] = None,
     quality: Quality = False,
     remove_near_duplicates: NearDuplicates = False,
     skip_bad_rows: opt.SkipBadRows = False,

@@ -28,8 +28,6 @@ FOREIGN = (
     "language than the corpus. To go back, run `prismlm label --overwrite` without an endpoint.\n"
 )
 MostUsed = Annotated[int | None, option("N", "Ask only about the N with the most text.", min=0)]
-CorpusDir = Annotated[Path, option("DIR", "The corpus.")]
-NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
 Private = Annotated[bool, flag("--private", "Only its owners see it; a public one is refused.")]
@@ -40,8 +38,8 @@ FORMAT_HELP = "sae-lens: for SAE.load_from_disk. neuronpedia: for an importer of
 
 def index(
     model: opt.Model,
-    corpus: CorpusDir,
-    lens: NewLens = None,
+    corpus: Annotated[Path, option("DIR", "The corpus.")],
+    lens: Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")] = None,
     contexts: opt.Contexts = 64,
     window: Window = None,
     stride: opt.Stride = None,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 MAX_TRIALS = 15
 Settings = Annotated[list[str] | None, option("KEY=VALUE", "Replace a recipe value.", "--set")]
-Base = Annotated[str, argument("MODEL", "A directory, GGUF file or hub name.")]
-Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; repeatable.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
 HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "How prototypes are weighted.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", min=1)]
@@ -125,8 +123,8 @@ def _print_result(result: TrainingResult, corpus: Path) -> None:
 
 
 def attach(
-    model: Base,
-    corpus: Files,
+    model: Annotated[str, argument("MODEL", "A directory, GGUF file or hub name.")],
+    corpus: Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; repeatable.")],
     out: Annotated[Path, option("DIR", "The model directory to write.")],
     skip_bad_rows: opt.SkipBadRows = False,
     revision: Annotated[str | None, option("NAME", "Branch, tag or commit on the hub.")] = None,
