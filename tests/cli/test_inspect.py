@@ -155,29 +155,6 @@ def test_roles_of_a_file_of_sentences(prism, with_head, tmp_path):
     assert shown.count("found 0") == 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "a text or --roles, got neither"),
-        ((RIVER, "--roles"), "got both"),
-        (("T",), "has 1 token.*at least 2"),
-        ((RIVER, "--layer", 2), "no layer 2.*0 to 1"),
-        ((RIVER, "--head", 8), "no head 8.* 0 to 7"),
-        ((RIVER, "--group", "nose"), "'nose': expected 'signal' or 'noise'"),
-        (("T " * 40, "--out", "maps.png"), "at most 48"),
-        ((RIVER, "--cases", "x"), "--cases is for --roles"),
-        (("--roles", "--out", "maps.png"), "--out is a picture of one text"),
-        (("--roles", "--cases", "x"), "x cannot be read"),
-    ],
-)
-def test_attention_refuses(refused, with_head, arguments, words):
-    assert re.search(words, refused(*ATTENTION, with_head, *arguments))
-
-
-def test_attention_needs_heads(refused, protot):
-    assert "'prismlm_protot' has no attention heads" in refused(*ATTENTION, protot, RIVER)
-
-
 # -- channels and interventions
 
 
@@ -211,27 +188,6 @@ def test_a_llama_has_heads(prism, corpus, llama):
     shown = prism(*CHANNEL, llama, *ALL, "--corpus", corpus.path).stdout
     assert "no channels" in shown
     assert " values " in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--layer", LAYERS), "no layer 3"),
-        (("--split", "test"), "'--split': 'test'"),
-        (("--max-tokens", -1), "--max-tokens"),
-        (("--corpus", "none"), "none is not a directory"),
-        (("--text", ""), "the text is empty"),
-    ],
-)
-def test_channels_refuses(refused, protot, arguments, words):
-    assert words in refused(*CHANNEL, protot, *arguments)
-
-
-def test_channels_refuses_other_models(refused, corpus, llama, tmp_path):
-    page = ("--corpus", corpus.path, "--html", tmp_path / "x.html")
-    assert "cannot be read" in refused(*CHANNEL, tmp_path)
-    assert re.search("does not say which corpus.*--corpus", refused(*CHANNEL, llama))
-    assert "no prototype mixer" in refused(*CHANNEL, llama, *page)
 
 
 @pytest.fixture(scope="module")
@@ -274,25 +230,6 @@ def test_interventions_on_named_channels(prism, place, cases):
     assert max(map(len, shown.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "expected either channels"),
-        (("--find", "--channel", "0:0"), "expected either channels"),
-        (("--find",), "go together"),
-        (("--channel", "0:0", "--corpus", "corpus"), "go together"),
-        (("--channel", "0:0", "--cases", "woman"), "Did you mean 'women'"),
-        (("--channel", "1:9"), "no channel 9 in layer 1"),
-        (("--channel", "1"), "expected LAYER:CHANNEL"),
-        (("--channel", "0:0", "--minimum", "0.99"), "none of 4 cases"),
-        (("--channel", "0:0", "--cases", "mental_health"), "--first-token"),
-    ],
-)
-def test_interventions_refuses(refused, place, cases, arguments, words):
-    # Of an option that is given twice, the last one counts.
-    assert words in refused(*EFFECT, place / "seed0", *cases, *arguments)
-
-
 # -- heads and spectra
 
 
@@ -312,6 +249,7 @@ def gpt2(tiny, place):
 
 
 SOME = (*ALL, "--tokens", 1500)
+OF_TINY = ("--corpus", "TINY", *ALL)
 
 
 def test_heads_in_json_are_the_report(document, tiny, signal_noise):
@@ -343,32 +281,6 @@ def test_the_loss_of_any_decoder(shown, gpt2, tiny):
     assert "32–47" in text
     assert "Coding rates" not in text
     assert "trained length none" in text
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ((*HEADS, "--layer", 2, *SOME), "no layer 2.*0 to 1"),
-        ((*HEADS, "--tokens", -1), "--tokens"),
-        ((*HEADS, "--length", 1, *SOME), "sees 16 tokens of its window of 1"),
-        ((*SPECTRA, "--seed", -1), "--seed"),
-        ((*SPECTRA, "--context", 0), "context is 0.*from 2 on"),
-    ],
-)
-def test_heads_and_spectra_refuse(refused, signal_noise, command, words):
-    assert re.search(words, refused(*command[:2], signal_noise, *command[2:]))
-
-
-def test_windows_must_fit_a_model(refused, gpt2, tiny):
-    corpus = ("--corpus", tiny.path, *ALL)
-    for command, words in (
-        (HEADS, "does not say which corpus.*--corpus"),
-        ((*HEADS, *corpus), "window of 256 tokens.*64 positions"),
-        ((*SPECTRA, *corpus, "--length", 32), "'gpt2' has no signal and noise"),
-        ((*SPECTRA, *corpus, "--length", 32, "--loss-only", "--context", 65), "64 positions"),
-        ((*SPECTRA, *corpus, "--loss-only", "--context", 1), "context is 1"),
-    ):
-        assert re.search(words, refused(*command[:2], gpt2, *command[2:]))
 
 
 # -- prototypes and themes
@@ -440,23 +352,6 @@ def test_prototypes_by_an_endpoint_with_some_invalid_answers(prism, document, ti
     assert value["figures"]["rows"][1]["mean"] == 10
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--of", "neurons"), "neurons"),
-        (("--of", "heads", "--lens", "sample"), "--lens is for prototypes"),
-        (("--layer", 1), "--corpus and --layer are for channels and heads"),
-        (("--endpoint", "http://localhost:1/v1"), "go together"),
-        (("--of", "channels", "--corpus", "CORPUS"), "no prototype mixer"),
-        (("--of", "heads", "--corpus", "CORPUS"), "has 10 sequences: read more text"),
-        (("--of", "heads", "--corpus", "CORPUS", "--layer", 9, *ALL), "there is no layer 9"),
-    ],
-)
-def test_themes_refuses(refused, corpus, llama, options, message):
-    options = [corpus.path if option == "CORPUS" else option for option in options]
-    assert message in refused(*THEMES, llama, *options)
-
-
 # -- uncertainty feedback
 
 
@@ -517,24 +412,80 @@ def test_texts_from_files(document, fed_gpt2, tmp_path):
     assert (value["sample"], value["texts"]) == ("texts.jsonl", 6)
 
 
+# -- what is refused
+
+
+@pytest.fixture(scope="module")
+def seed(place, cases):
+    return place / "seed0"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "model", "arguments", "words"),
     [
-        ((*FAST, "--check", "prob"), "Did you mean 'probe'"),
-        (("--tokens", 1), "--tokens"),
-        (("--texts", 0), "--texts"),
-        (("texts.jsonl", "--corpus", "corpus"), "give one of them"),
-        (("--passes", -1), "--passes"),
+        (ATTENTION, "with_head", (), "a text or --roles, got neither"),
+        (ATTENTION, "with_head", (RIVER, "--roles"), "got both"),
+        (ATTENTION, "with_head", ("T",), "has 1 token.*at least 2"),
+        (ATTENTION, "with_head", (RIVER, "--layer", 2), "no layer 2.*0 to 1"),
+        (ATTENTION, "with_head", (RIVER, "--head", 8), "no head 8.* 0 to 7"),
+        (ATTENTION, "with_head", (RIVER, "--group", "nose"), "'nose': expected 'signal' or"),
+        (ATTENTION, "with_head", ("T " * 40, "--out", "maps.png"), "at most 48"),
+        (ATTENTION, "with_head", (RIVER, "--cases", "x"), "--cases is for --roles"),
+        (ATTENTION, "with_head", ("--roles", "--out", "maps.png"), "--out is a picture of one"),
+        (ATTENTION, "with_head", ("--roles", "--cases", "x"), "x cannot be read"),
+        (ATTENTION, "protot", (RIVER,), "'prismlm_protot' has no attention heads"),
+        (CHANNEL, "protot", ("--layer", LAYERS), "no layer 3"),
+        (CHANNEL, "protot", ("--split", "test"), "'--split': 'test'"),
+        (CHANNEL, "protot", ("--max-tokens", -1), "--max-tokens"),
+        (CHANNEL, "protot", ("--corpus", "none"), "none is not a directory"),
+        (CHANNEL, "protot", ("--text", ""), "the text is empty"),
+        (CHANNEL, "place", (), "cannot be read"),
+        (CHANNEL, "llama", (), "does not say which corpus.*--corpus"),
+        (CHANNEL, "llama", ("--corpus", "CORPUS", "--html", "x.html"), "no prototype mixer"),
+        (EFFECT, "seed", (), "expected either channels"),
+        (EFFECT, "seed", ("--find", "--channel", "0:0"), "expected either channels"),
+        (EFFECT, "seed", ("--find",), "go together"),
+        (EFFECT, "seed", ("--channel", "0:0", "--corpus", "corpus"), "go together"),
+        (EFFECT, "seed", ("--channel", "0:0", "--cases", "woman"), "Did you mean 'women'"),
+        (EFFECT, "seed", ("--channel", "1:9"), "no channel 9 in layer 1"),
+        (EFFECT, "seed", ("--channel", "1"), "expected LAYER:CHANNEL"),
+        (EFFECT, "seed", ("--channel", "0:0", "--minimum", "0.99"), "none of 4 cases"),
+        (EFFECT, "seed", ("--channel", "0:0", "--cases", "mental_health"), "--first-token"),
+        (HEADS, "signal_noise", ("--layer", 2, *SOME), "no layer 2.*0 to 1"),
+        (HEADS, "signal_noise", ("--tokens", -1), "--tokens"),
+        (HEADS, "signal_noise", ("--length", 1, *SOME), "sees 16 tokens of its window of 1"),
+        (HEADS, "gpt2", (), "does not say which corpus.*--corpus"),
+        (HEADS, "gpt2", OF_TINY, "window of 256 tokens.*64 positions"),
+        (SPECTRA, "signal_noise", ("--seed", -1), "--seed"),
+        (SPECTRA, "signal_noise", ("--context", 0), "context is 0.*from 2 on"),
+        (SPECTRA, "gpt2", (*OF_TINY, "--length", 32), "'gpt2' has no signal and noise"),
+        (SPECTRA, "gpt2", (*OF_TINY, "--length", 32, "--loss-only", "--context", 65), "64 pos"),
+        (THEMES, "llama", ("--of", "neurons"), "neurons"),
+        (THEMES, "llama", ("--of", "heads", "--lens", "sample"), "--lens is for prototypes"),
+        (THEMES, "llama", ("--layer", 1), "--corpus and --layer are for channels and heads"),
+        (THEMES, "llama", ("--endpoint", "http://localhost:1/v1"), "go together"),
+        (THEMES, "llama", ("--of", "channels", "--corpus", "CORPUS"), "no prototype mixer"),
+        (THEMES, "llama", ("--of", "heads", "--corpus", "CORPUS"), "has 10 sequences: read more"),
+        (THEMES, "llama", ("--of", "heads", *ALL, "--corpus", "CORPUS", "--layer", 9), "layer 9"),
+        (FEEDBACK, "fed_gpt2", (*FAST, "--check", "prob"), "Did you mean 'probe'"),
+        (FEEDBACK, "fed_gpt2", ("--tokens", 1), "--tokens"),
+        (FEEDBACK, "fed_gpt2", ("--texts", 0), "--texts"),
+        (FEEDBACK, "fed_gpt2", ("texts.jsonl", "--corpus", "corpus"), "give one of them"),
+        (FEEDBACK, "fed_gpt2", ("--passes", -1), "--passes"),
+        (FEEDBACK, "gpt2", ("--corpus", "CORPUS"), "uncertainty_feedback: {enabled: true"),
     ],
-)
-def test_feedback_refuses(refused, fed_gpt2, arguments, words):
-    assert words in refused(*FEEDBACK, fed_gpt2, *arguments)
+)  # fmt: skip
+def test_bad_input_is_refused(request, refused, corpus, tiny, command, model, arguments, words):
+    places = {"CORPUS": corpus.path, "TINY": tiny.path}
+    # Of an option that is given twice, the last one counts.
+    first = request.getfixturevalue("cases") if command == EFFECT else ()
+    words_of_it = (places.get(argument, argument) for argument in arguments)
+    message = refused(*command, request.getfixturevalue(model), *first, *words_of_it)
+    assert re.search(words, message)
 
 
-def test_feedback_refuses_other_models(refused, fed_gpt2, gpt2, corpus, save_fed):
-    message = refused(*FEEDBACK, gpt2, "--corpus", corpus.path)
-    assert "uncertainty_feedback: {enabled: true" in message
-    # A tokenizer with more tokens than the model has.
+def test_a_corpus_of_another_tokenizer_is_refused(refused, fed_gpt2, save_fed):
+    """A tokenizer with more tokens than the model has."""
     other = AutoModelForCausalLM.from_config(read_checkpoint(fed_gpt2)[0].config)
     other.resize_token_embeddings(40)
     small = save_fed("small", other, attach_drawn(other, 64))

@@ -280,6 +280,7 @@ def test_label_refuses(refused, options, message):
     assert message in refused("label", "no such model", *options)
 
 
+@pytest.mark.parametrize("to", ["sae-lens", "neuronpedia"])
 def test_export_writes_a_new_directory(tiny_model, tmp_path, prism, refused, to):
     out = tmp_path / "out"
     assert prism("export", tiny_model, out, "--to", to).stdout.strip() == str(out)

@@ -85,18 +85,12 @@ def _print_summary(result: DemoResult) -> None:
 
 def _print_answer(prompt: str, trace: Trace) -> None:
     from prismlm.cli.trace import print_passage
-    from prismlm.explain.attribution import sentence
-    from prismlm.explain.trace import percent
 
     output.say(f"\n{prompt}", style="dim")
     output.say(trace.answer.strip(), style="bold")
-    if trace.support is not None:
-        output.say(sentence(trace.support.level))
-        if trace.support.level == "none":
-            return
-    if domains := trace.sources("domain").items:
-        share = percent(domains[0].share)
-        output.say(f"The largest part of its evidence, {share}, is from “{domains[0].key}”.")
+    output.say(trace.summary or "")
+    if trace.support is not None and trace.support.level == "none":
+        return
     for passage in trace.passages(limit=1):
         if passage.around is not None:
             print_passage(output.stdout_console(), passage.around)

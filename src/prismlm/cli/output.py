@@ -137,7 +137,7 @@ class Writer:
         *words, self._pending = re.split(r"(?<=\s)(?=\S)", text)
         if end or cell_len(self._pending) > MAX_WORD_WIDTH:
             words, self._pending = [*words, self._pending], ""
-        if self._prompt is not None and any(words):
+        if self._prompt is not None and words:
             self._console.print(self._prompt, style="dim", end="\n\n")
             self._prompt = None
         for word in words:
