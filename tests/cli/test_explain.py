@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 import prismlm
 from prismlm.cli.trace import passage_text
 from prismlm.explain.attribution import worth_showing
-from prismlm.lens.layout import read_meta
 from prismlm.lens.text import Around
 from tests.helpers import forked
 from tests.helpers.html_reader import Reader
@@ -81,16 +80,6 @@ def test_held_out_text_is_not_called_trained_on(prism, document, copy, trained, 
     inspected = " ".join(prism("inspect", copy).stdout.split())
     assert f"model trained on them {said} convergence" in inspected
     assert document("inspect", copy)["split"] == split
-
-
-def test_a_sample_of_the_windows_is_called_one(prism, copy):
-    lens, page = copy / "lens" / "sample", copy.parent / "report.html"
-    change_meta(lens, cells=read_meta(lens).cells | {"share": 0.5})
-    shown = " ".join(prism("explain", copy, TEXT, "--html", page).stdout.split())
-    size = read_meta(lens).size()
-    assert " tokens sampled from " in size
-    assert " tokens sampled from " in shown
-    assert f'["corpus","{size}"]' in page.read_text(encoding="utf-8")
 
 
 def test_tokens_limit_steps_and_shares(document, tiny_model, printed):

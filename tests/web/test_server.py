@@ -193,6 +193,7 @@ def test_sentences_of_the_corpus_are_cited(served, lm):
     assert cited > 5
 
 
+FORM = "application/x-www-form-urlencoded"
 UNSUPPORTED, TOO_LONG = "unsupported_parameter", "context_length_exceeded"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -261,6 +262,7 @@ def test_another_model_is_not_found(served):
         ("POST", "/v1/attributions", {"model": "tiny"}, {}, 400),
         ("POST", "/v1/attributions", {"model": "tiny", "prompt": "a"}, {}, 400),
         ("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, 415),
+        ("POST", "/v1/completions", b"a=b", {"Content-Type": FORM}, 415),
         ("POST", "/v1/completions", b"", {"Content-Length": "17000000"}, 413),
         ("GET", "/v1/completions", None, {}, 405),
         ("GET", "/v1/models/other", None, {}, 404),

@@ -187,31 +187,29 @@ def _print_predictions(steps: Sequence[Step], top: int) -> None:
             "token": token_text(step.pieces[0].label),
             "target": _target(step),
             "prob": percent(step.probability),
-            "explained": Text(f"{bar(step.explained_share, 4):<4} {step.explained_share:>4.0%}"),
+            "explained": step.explained_share,
             "fed_back": step.uncertainty,
             "resid": step.residual,
             "logits_of_prototypes": _prototypes(step, top),
         }
         for step in steps
     ]
-    columns = "no token target prob explained fed_back:.0% resid:+.2f logits_of_prototypes"
+    columns = "no token target prob explained:.0% fed_back:.0% resid:+.2f logits_of_prototypes"
     print_rows("", columns, rows)
     if chains := [_chain(step, step.chains[0]) for step in steps if step.chains]:
         title = "Through channels: share of the leading prototype's activation, direct path only"
         print_rows(title, "target prototype channels:+.1% the_largest_←_tokens", chains)
 
 
-def _target(step: Step) -> Text:
-    return Text(token_text(step.pieces[1].label), "bold")
+def _target(step: Step) -> str:
+    return token_text(step.pieces[1].label)
 
 
 def _prototypes(step: Step, top: int) -> Text:
-    text = Text(no_wrap=True, overflow="ellipsis")
+    text, others = Text(no_wrap=True, overflow="ellipsis"), len(step.prototypes) - top
     for use in step.prototypes[:top]:
-        text.append(f"{use.contribution:+.2f} ")
-        text.append(shorten(use.name or "prototype", 24), colour(use.category))
-        text.append(f" #{use.id}  ", "dim")
-    others = len(step.prototypes) - top
+        name = shorten(use.name or "prototype", 24)
+        text.append(f"{use.contribution:+.2f} {name} #{use.id}  ", colour(use.category))
     return text.append(f"and {others}" if others > 0 else "", "dim")
 
 
@@ -220,12 +218,9 @@ def _chain(step: Step, chain: Any) -> Row:
     largest = "the first token: channels are empty"
     if chain.channels:
         use = chain.channels[0]
-        tokens = (
-            f'"{token_text(source.token)}" {source.part / chain.activation:+.1%}'
-            for source in use.tokens
-        )
+        parts = (f'"{token_text(x.token)}" {x.part / chain.activation:+.1%}' for x in use.tokens)
         largest = f"L{use.layer} channel {use.channel} (half-life {use.half_life:.1f}) "
-        largest += f"{use.share:+.1%} ← {', '.join(tokens)}"
+        largest += f"{use.share:+.1%} ← {', '.join(parts)}"
     return {
         "target": _target(step),
         "prototype": f"#{chain.prototype}",
@@ -237,22 +232,21 @@ def _chain(step: Step, chain: Any) -> Row:
 def print_shares(sources: Sources) -> None:
     """Print shares as bars, with the share that the corpus has of each."""
     items = [item for item in sources.items[:MAX_SHARES] if item.share >= MIN_PERCENT]
-    others = sources.items[len(items) :]
-    rows = [(item.key, item.share, item.base_rate, "cyan") for item in items]
-    if others:
-        rows.append((f"others: {len(others)}", sum(item.share for item in others), None, "blue"))
+    rows = [(item.key, item.share, item.base_rate) for item in items]
+    if others := sources.items[len(items) :]:
+        rows.append((f"others: {len(others)}", sum(item.share for item in others), None))
     if sources.where:
-        rows.append(("elsewhere", sources.elsewhere, None, "blue"))
-    rows.append(("not traced to the corpus", sources.unattributed, None, "bright_black"))
-    largest = max([share for _, share, _, _ in rows] + [1e-9])
+        rows.append(("elsewhere", sources.elsewhere, None))
+    rows.append(("not traced to the corpus", sources.unattributed, None))
+    largest = max(share for _, share, _ in rows) or 1.0
     cells = [
         {
             sources.by: shorten(key, KEY_WIDTH),
             "share": Text(f"{percent(share):>5}"),
             "base_rate": Text("" if rate is None else f"{percent(rate):>9}", "dim"),
-            "_": Text(bar(share / largest, BAR_WIDTH), style),
+            "_": Text(bar(share / largest, BAR_WIDTH), "cyan" if rate else "bright_black"),
         }
-        for key, share, rate, style in rows
+        for key, share, rate in rows
     ]
     print_rows("Where it comes from", f"{sources.by} share base_rate _", cells)
 

@@ -21,7 +21,7 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audit, inside, lens, overview, steer
 from prismlm.explorer.session import Limits, PageJSON, Session
 from prismlm.pages.frame import ASSETS
-from prismlm.web.guard import Guard, application, check_body, equal, error_body, has_key
+from prismlm.web.guard import application, check_body, equal, error_body, guard, has_key
 from prismlm.web.protocol import RequestError
 from prismlm.web.server import Server, running, v1
 
@@ -69,7 +69,7 @@ def create_app(
     options = {"title": "prismlm explorer", "default_response_class": PageJSON}
     app = application(_error_response, lifespan=lambda app: running(server), **options)
     check = _access_check(token, hosts)
-    app.add_middleware(Guard, check=check, answer=_error_response, on_response=_set_headers)
+    app.add_middleware(guard, check=check, answer=_error_response, on_response=_set_headers)
     for view in VIEWS:
         app.include_router(view.routes(session), prefix="/api")
 

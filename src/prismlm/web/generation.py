@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import TopPLogitsWarper
 
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import BROKEN
@@ -167,12 +168,9 @@ def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Return the next token from float32 logits [V], as ``generate`` takes or samples it."""
     if sampling.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
-    scores = logits.cpu() / sampling.temperature
+    scores = logits.cpu()[None] / sampling.temperature
     if sampling.top_p < 1:
-        ascending, order = scores.sort()
-        excluded = ascending.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
-        excluded[-1] = False
-        scores[order[excluded]] = -torch.inf
+        scores = TopPLogitsWarper(sampling.top_p)(torch.empty(0), scores)
     return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
 
 

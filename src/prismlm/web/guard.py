@@ -33,8 +33,14 @@ class StrictJSON(JSONResponse):
         return json_text(content, separators=(",", ":")).encode()
 
 
-class Guard:
-    """ASGI middleware: refuses requests, and answers whatever a route raises.
+def guard(
+    app: ASGIApp,
+    *,
+    check: Callable[[Request], Response | None],
+    answer: Callable[[Exception], Response],
+    on_response: Callable[[Scope, Message], object],
+) -> ASGIApp:
+    """Return ASGI middleware that refuses requests, and answers whatever a route raises.
 
     Args:
         app: the application.
@@ -43,20 +49,9 @@ class Guard:
         on_response: called with the scope and the first message of every response.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        check: Callable[[Request], Response | None],
-        answer: Callable[[Exception], Response],
-        on_response: Callable[[Scope, Message], object],
-    ) -> None:
-        self.app, self._check, self._answer, self._on_response = app, check, answer, on_response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request or pass it on."""
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         started = False
 
@@ -64,19 +59,21 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                self._on_response(scope, message)
+                on_response(scope, message)
             await send(message)
 
         try:
             with no_panics():
-                await (self._check(Request(scope)) or self.app)(scope, receive, respond)
+                await (check(Request(scope)) or app)(scope, receive, respond)
         except Exception as error:
             if started:
                 raise
             if not isinstance(error, (RequestError, PrismError)):
                 log.exception("a request failed")
             # Raised further, it would close a connection that a client may reuse.
-            await self._answer(error)(scope, receive, respond)
+            await answer(error)(scope, receive, respond)
+
+    return guarded
 
 
 def check_request(request: Request, hosts: Collection[str] | None, api_key: str | None) -> None:

@@ -30,12 +30,12 @@ from prismlm.web import protocol
 from prismlm.web.engine import Busy, Engine, RequestQueue
 from prismlm.web.generation import Chunk, Generation, Sampling, TokenLogProbs
 from prismlm.web.guard import (
-    Guard,
     StrictJSON,
     application,
     check_request,
     error_body,
     error_response,
+    guard,
 )
 from prismlm.web.protocol import RequestError, Shares
 
@@ -375,7 +375,7 @@ def create_app(
     app = _application(lifespan=lambda app: running(server))
     app.state.server = server
     app.add_middleware(
-        Guard,
+        guard,
         check=lambda request: check_request(request, hosts, api_key),
         answer=error_response,
         on_response=server.metrics.count,
