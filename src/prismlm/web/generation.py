@@ -148,10 +148,8 @@ class Generation:
         self._loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
 
     @torch.no_grad()
-    def trace(self) -> Trace | None:
-        """Return the trace of the text; None if it is empty."""
-        if not self.ids:
-            return None
+    def trace(self) -> Trace:
+        """Return the trace of the text, which has a token at least."""
         lm, ids = self.lm, torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], 1)
         count, output = ids.shape[1] - 1, lm.output_layer
         if self.codes is not None:

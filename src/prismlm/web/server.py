@@ -40,7 +40,6 @@ from prismlm.web.guard import (
 from prismlm.web.protocol import RequestError, Shares
 
 T = TypeVar("T")
-A = TypeVar("A", "Answer", "Answer | None")
 # Tokens of a text, for models without a limit.
 DEFAULT_CONTEXT_LENGTH = 8192
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -92,23 +91,17 @@ class Metrics:
     """Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        self.registry = prometheus.CollectorRegistry()
-
-        def made(kind: Callable[..., T], name: str, text: str, *labels: str, **options: Any) -> T:
-            return kind(f"prismlm_{name}", text, labels, registry=self.registry, **options)
-
-        self.requests = made(prometheus.Counter, "requests", "Requests answered.", "path", "status")
-        self.tokens = made(prometheus.Counter, "tokens", "Tokens of requests.", "kind")
-        self.first_token, self.answer, self.attribution = (
-            made(prometheus.Histogram, f"{name}_seconds", text, buckets=BUCKETS_SECONDS)
-            for name, text in (
-                ("first_token", "Time to first token."),
-                ("answer", "Time to the end of an answer."),
-                ("attribution", "Time to attribute an answer."),
-            )
-        )
+        self.registry = registry = prometheus.CollectorRegistry()
+        counter = partial(prometheus.Counter, registry=registry)
+        seconds = partial(prometheus.Histogram, registry=registry, buckets=BUCKETS_SECONDS)
+        self.requests = counter("prismlm_requests", "Requests answered.", ["path", "status"])
+        self.tokens = counter("prismlm_tokens", "Tokens of requests.", ["kind"])
+        self.first_token = seconds("prismlm_first_token_seconds", "Time to first token.")
+        self.answer = seconds("prismlm_answer_seconds", "Time to the end of an answer.")
+        self.attribution = seconds("prismlm_attribution_seconds", "Time to attribute an answer.")
         for name in ("waiting", "running"):
-            gauge = made(prometheus.Gauge, f"requests_{name}", f"Requests {name}.")
+            title, text = f"prismlm_requests_{name}", f"Requests {name}."
+            gauge = prometheus.Gauge(title, text, registry=registry)
             gauge.set_function(partial(getattr, engine, name))
 
     def count(self, scope: Scope, message: Message) -> None:
@@ -266,33 +259,27 @@ class Server:
         self, generation: Generation, shares: Shares | None, key: str
     ) -> dict[str, Any]:
         """Return the sources of a generated answer, and store it; empty if none are requested."""
-        if shares is None:
-            return {}
+        if shares is None or not generation.ids:
+            return {} if shares is None else {"annotations": [], "prismlm": None}
 
-        def make() -> Answer | None:
-            trace = generation.trace()
-            return trace and Answer(generation.source, generation.text, trace)
+        def make() -> Answer:
+            return Answer(generation.source, generation.text, generation.trace())
 
         return (await self._attribute(make, shares, key))[1]
 
     async def _attribute(
-        self, make: Callable[[], A], shares: Shares, key: str
-    ) -> tuple[A, dict[str, Any]]:
+        self, make: Callable[[], Answer], shares: Shares, key: str
+    ) -> tuple[Answer, dict[str, Any]]:
         """Make an answer in its turn, store it, and return it with its sources."""
 
-        def work() -> tuple[A, dict[str, Any]]:
+        def work() -> tuple[Answer, dict[str, Any]]:
             answer = make()
-            return answer, (
-                {"annotations": [], "prismlm": None}
-                if answer is None
-                else protocol.sources_of(answer.trace, answer.text, shares)
-            )
+            return answer, protocol.sources_of(answer.trace, answer.text, shares)
 
         start = time.monotonic()
         answer, sources = await self._attributions.run(work)
         self.metrics.attribution.observe(time.monotonic() - start)
-        if answer is not None:
-            self.answers.add(key, answer)
+        self.answers.add(key, answer)
         return answer, sources
 
     async def attribute(self, body: protocol.AttributionRequest) -> dict[str, Any]:
