@@ -285,4 +285,5 @@ def test_bad_input_is_refused(
     }
     message = refused(*(part for word in command for part in places.get(word, (word,))))
     assert re.search(words, message, re.DOTALL)
-    assert not out.exists()
+    # A suite writes down its settings before it reads a model and data.
+    assert command[0] == "SUITE" or not out.exists()
