@@ -132,7 +132,7 @@ def _explain(
     traces: list[Trace] = []
     with lm.edit(*edits):
         for prompt, count in prompts:
-            settings = how | {"generate": count}
+            settings: dict[str, Any] = how | {"generate": count}
             if printed is None:
                 traces.append(select(lm.explain(prompt, **settings), selection))
             else:

@@ -168,7 +168,7 @@ def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
         return int(logits.argmax())
     scores = logits.cpu()[None] / sampling.temperature
     if sampling.top_p < 1:
-        scores = TopPLogitsWarper(sampling.top_p)(torch.empty(0), scores)
+        scores = TopPLogitsWarper(sampling.top_p)(torch.LongTensor(), scores)
     return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
 
 
