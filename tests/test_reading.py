@@ -21,7 +21,7 @@ from prismlm.explain.compare import compare_texts
 from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.steering import steer
 from prismlm.lens.build import IndexOptions, build_index
-from prismlm.lens.states import read_states
+from prismlm.lens.scan import read_states
 from prismlm.models.checkpoint import load_checkpoint
 from tests.conftest import made_once
 from tests.explorer.conftest import Served

@@ -28,8 +28,7 @@ import numpy as np
 import prismlm
 from benchmarks.shared.options import script_options
 from prismlm.files import json_text
-from prismlm.lens.labels.contexts import CATEGORIES, marked
-from prismlm.lens.labels.embedded import Label
+from prismlm.lens.labels.contexts import CATEGORIES, Label, marked
 from prismlm.lens.labels.write import MIN_PLACES, Named, content_words, label_lens, make_labels
 
 PASSAGES, BEFORE, AFTER, RAISED = 8, 20, 6, 10
@@ -68,7 +67,7 @@ def write_cards(lm: prismlm.PrismLM, out: Path) -> int:
                 "prototype": cell,
                 "places": int(made.places.size[cell]),
                 "raises": raised[cell][:RAISED],
-                "passages": [{"text": one.text, "next": one.next} for one in shown],
+                "passages": [{"text": text, "next": after} for text, after in shown],
             }
         )
     out.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.lens.options import IndexOptions
-from prismlm.lens.states import HiddenStates, read_states
+from prismlm.lens.scan import HiddenStates, read_states
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.training.fit import FitOptions, Fitting, batches, init_prototypes

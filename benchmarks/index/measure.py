@@ -33,9 +33,9 @@ from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import scan as index_scan
 from prismlm.lens.build import IndexOptions, build_index
-from prismlm.lens.cell_files import Spool, spooled_type
-from prismlm.lens.codes import Int8Codes
-from prismlm.lens.states import predicting, states_of
+from prismlm.lens.cell_files import spooled_type, write_run
+from prismlm.lens.cells import Int8Codes
+from prismlm.lens.scan import predicting, states_of
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture
@@ -91,7 +91,7 @@ def measure_ratio(
     work = tempfile.TemporaryDirectory()
     codes = Int8Codes(head.width)
     dtype = spooled_type(codes, given.cells)
-    spool = Spool(Path(work.name) / "positions", dtype, head.num_prototypes)
+    read: list[np.ndarray] = []
     scan, order, slot = index_scan.Scan.empty(given), given.order, 0
     seconds: list[tuple[float, float, float]] = []
     keep_freed_memory()
@@ -109,15 +109,12 @@ def measure_ratio(
                 with_logits = time.process_time()
                 owned = predicting(batch, text)
                 states = states_of(plain, batch, owned, bf16=bf16)
-                pass_ = batch, owned, states
-                unit, cell = index_scan.scan_pass(scan, given, *pass_)
-                spool.add(index_scan.records_of(given, *pass_, unit, cell, codes))
-                scan.tokens += len(unit)
+                read.append(index_scan.scan_pass(scan, given, batch, owned, states, codes))
                 indexed = time.process_time()
                 seconds.append((alone - began, with_logits - alone, indexed - with_logits))
             slot += 1
         began = time.process_time()
-        spool.close()
+        write_run(Path(work.name) / "positions", read, dtype, head.num_prototypes)
         settling = time.process_time() - began
     times = np.array(seconds[WARM_UP:])
     times[-1, 2] += settling

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -32,9 +32,8 @@ from prismlm.__main__ import set_environment
 from prismlm.files import read_json, write_json
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import Spool, cells_format, spooled_type
-from prismlm.lens.cells import Cells, neighbours
-from prismlm.lens.codes import check_codes
+from prismlm.lens.cell_files import cells_format, spooled_type, write_run
+from prismlm.lens.cells import Cells, check_codes, neighbours
 from prismlm.lens.scan import POSITIONS_FILE, Scan
 from prismlm.ops import top_contexts
 from prismlm.parts import Parts
@@ -138,22 +137,25 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
     dtype, prototypes = spooled_type(cells.codes, made), 1 + int(keys[-1]) // vocabulary
     directory = parts.part(number)
     directory.mkdir()
-    spool = Spool(directory / POSITIONS_FILE, dtype, prototypes)
-    for first in range(total * number // count, total * (number + 1) // count, AT_ONCE):
-        rows = generator.integers(
-            len(cells), size=min(AT_ONCE, total * (number + 1) // count - first)
-        )
-        records, drawn = np.empty(len(rows), dtype), cells.records(rows)
-        key = np.asarray(keys)[np.searchsorted(starts, rows, side="right") - 1]
-        records["cell"], records["token"] = np.divmod(key, vocabulary)
-        for name in drawn.dtype.names or ():
-            records[name] = drawn[name]
-        records["position"] = np.arange(first, first + len(rows))
-        spool.add(records)
+
+    def read() -> Iterator[np.ndarray]:
+        for first in range(total * number // count, total * (number + 1) // count, AT_ONCE):
+            rows = generator.integers(
+                len(cells), size=min(AT_ONCE, total * (number + 1) // count - first)
+            )
+            records, drawn = np.empty(len(rows), dtype), cells.records(rows)
+            key = np.asarray(keys)[np.searchsorted(starts, rows, side="right") - 1]
+            records["cell"], records["token"] = np.divmod(key, vocabulary)
+            for name in drawn.dtype.names or ():
+                records[name] = drawn[name]
+            records["position"] = np.arange(first, first + len(rows))
+            yield records
+
     write_json(directory / RUN_FILE, {})
     top, none = top_contexts.empty(prototypes, 1), torch.zeros(prototypes)
     scan = Scan(top, none, none, torch.zeros(1), torch.zeros(1))
-    scan.save(directory, spool.close(), made)
+    written = write_run(directory / POSITIONS_FILE, read(), dtype, prototypes)
+    scan.save(directory, written, made)
 
 
 def asked(lens: Path, entry: dict[str, Any], source: Path, kind: str) -> dict[str, float]:

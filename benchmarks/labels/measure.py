@@ -24,8 +24,8 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
-from prismlm.lens.labels import embedded
-from prismlm.lens.labels.embedded import Label, shares
+from prismlm.lens.labels import contexts
+from prismlm.lens.labels.contexts import Label, shares
 from prismlm.lens.labels.write import SEED, Labelling, Scores, described, make_labels, score_labels
 from prismlm.lens.signatures import SEEN, signatures_of
 from prismlm.models.seam import capture
@@ -57,7 +57,7 @@ def main() -> None:
         raise SystemExit(f"{args.model} has no lens with cells whose corpus is there")
     made = make_labels(lens, lm.model)
     scores = score_labels(made.labels, made.text, made.held_out, SEED)
-    with patch.object(embedded, "distinctiveness", class_tf_idf):
+    with patch.object(contexts, "distinctiveness", class_tf_idf):
         weighed = make_labels(lens, lm.model)
     others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
     former = by_signature(lm, lens.corpus, made)

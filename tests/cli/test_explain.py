@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import prismlm
 from prismlm.cli.trace import passage_text
 from prismlm.explain.attribution import worth_showing
-from prismlm.lens.text import Around
+from prismlm.lens.lens import Around
 from tests.helpers import forked
 from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta

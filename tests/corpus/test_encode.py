@@ -17,7 +17,7 @@ from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import IGNORED, Sequences, window_batches
 from prismlm.errors import InputError
-from prismlm.lens.states import predicting
+from prismlm.lens.scan import predicting
 from tests.helpers import chats
 from tests.helpers.begun import CHATML, LLAMA, begun_tokenizer
 

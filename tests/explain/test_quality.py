@@ -13,7 +13,7 @@ from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.layers import PrototypeHead
 from prismlm.lens.options import IndexOptions
-from prismlm.lens.states import read_states
+from prismlm.lens.scan import read_states
 from prismlm.models.seam import LogitMap
 from prismlm.training.evaluation import HeldOut
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.explain.attribution import Share, Sources
-from prismlm.lens.text import sentences
+from prismlm.lens.lens import sentences
 
 
 @pytest.fixture(scope="module")

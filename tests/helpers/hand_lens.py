@@ -7,8 +7,8 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.cell_files import Spool, cells_format, spooled_type
-from prismlm.lens.codes import Int8Codes
+from prismlm.lens.cell_files import cells_format, spooled_type, write_run
+from prismlm.lens.cells import Int8Codes
 from prismlm.lens.lens import Lens
 from tests.helpers.written_cells import write_cells
 
@@ -47,9 +47,8 @@ def hand_lens(directory):
     codes.put(states, records)
     # Position 20 is after token 4, all others are after token 7.
     records["probability"], records["read"] = 0.5, [7, 4, 7, 7, 7, 7]
-    spool = Spool(directory / "spool", records.dtype, 3)
-    spool.add(records)
-    entry = write_cells(directory, [spool.close()], cells)
+    run = write_run(directory / "run", [records], records.dtype, 3)
+    entry = write_cells(directory, [run], cells)
     text = [(name, pa.string()) for name in list(DOCUMENTS)[:6]]
     schema = pa.schema([*text, ("start", pa.int64()), ("length", pa.int64())])
     table = pa.table(DOCUMENTS, schema=schema)

@@ -15,7 +15,7 @@ from prismlm.lens import layout, scan
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
-from prismlm.lens.states import drawn, states_of
+from prismlm.lens.scan import drawn, states_of
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens
 from tests.helpers.token_corpus import excerpt

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -24,10 +23,10 @@ from prismlm.lens.layout import (
     META_FILE,
     PROTOTYPES_FILE,
     cell_files,
-    check_files,
     read_meta,
 )
 from prismlm.lens.options import Shard
+from prismlm.lens.store import LensFiles
 from prismlm.parts import Parts
 from prismlm.progress import Reporter
 from tests.helpers.file_limit import limit_files, limit_lifted_after
@@ -97,7 +96,9 @@ def test_parts_make_the_same_ranges_of_cells(build, straight, tmp_path):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
     ranges = {name for number in range(count) for name in cell_files(number, count)}
     assert {path.name for path in out.iterdir()} == others | changed | {*COUNT_FILES} | ranges
-    check_files(out, read_meta(out))
+    files = LensFiles(out)
+    files.read_meta()
+    files.check()
 
 
 def test_contexts_and_documents_by_many_workers(build, tmp_path, monkeypatch):
@@ -268,34 +269,6 @@ def test_another_input_is_refused_and_named(build, model, corpus, straight, tmp_
     build(contexts=5, **first)
     build(**first, overwrite=True)
     assert_same_lens(straight, build(**second))
-
-
-def test_two_writers_on_one_lens(build, straight, tmp_path):
-    out = tmp_path / "lens"
-    child = index_in_child(lambda: build(progress=StopAfter(2, lambda: time.sleep(600))))
-    try:
-        deadline = time.monotonic() + 60
-        while not list(Parts(out, 1).path.glob(".part-*.tmp")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        for overwrite in (False, True):
-            with pytest.raises(InputError, match=f"written to by another process, {child}"):
-                build(overwrite=overwrite)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert_same_lens(straight, build())
-    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
-def test_a_lens_written_while_waiting_is_refused_before_reading(
-    build, straight, tmp_path, monkeypatch
-):
-    out = tmp_path / "lens"
-    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
-    with pytest.raises(InputError, match="exists"):
-        build(progress=StopAfter(1, pytest.fail))
-    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ from prismlm.lens import layout
 from prismlm.lens.assembly import write_documents
 from prismlm.lens.cell_files import (
     Run,
-    Spool,
     cells_format,
     ranges_of,
     spooled_type,
+    write_run,
 )
-from prismlm.lens.cells import Cells
-from prismlm.lens.codes import (
+from prismlm.lens.cells import (
     PARTS,
+    Cells,
     Int8Codes,
     ProductCodes,
     check_codes,
@@ -45,7 +45,7 @@ def random_states(count, width, seed=0):
 
 
 def random_records(count, seed=0, codes=None, tokens=2**63):
-    """Records as a scan spools them, in the code of ``codes``, by default int8."""
+    """Records as a scan yields them, in the code of ``codes``, by default int8."""
     generator = np.random.default_rng(seed)
     codes = codes or Int8Codes(WIDTH)
     name = "int8" if isinstance(codes, Int8Codes) else "pq"
@@ -63,10 +63,8 @@ def random_records(count, seed=0, codes=None, tokens=2**63):
 def write(directory, records, parts, codes="int8", tokens=2**63, range_bytes=2**30):
     """Write the records of two parts, cut at the given places."""
     directory.mkdir()
-    spools = [Spool(directory / f"spool-{number}", records.dtype, CELLS) for number in range(2)]
-    for number, part in enumerate(np.split(records, parts)):
-        spools[number % 2].add(part)
-    runs, meta = [spool.close() for spool in spools], cells_format(WIDTH, VOCABULARY, tokens, codes)
+    split, meta = np.split(records, parts), cells_format(WIDTH, VOCABULARY, tokens, codes)
+    runs = [write_run(directory / f"{n}", split[n::2], records.dtype, CELLS) for n in range(2)]
     entry = write_cells(directory, runs, meta, range_bytes)
     for run in runs:
         assert (np.diff(run.cells(0, CELLS)["cell"]) >= 0).all()

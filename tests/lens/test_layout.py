@@ -8,8 +8,7 @@ import pytest
 
 from prismlm.errors import FormatError
 from prismlm.lens import layout, suffixes
-from prismlm.lens.inspection import inspect_lens
-from prismlm.lens.lens import Lens
+from prismlm.lens.lens import Lens, inspect_lens
 
 
 def test_maps_of_arrays_hold_no_file_descriptor(tmp_path):
@@ -48,6 +47,6 @@ def test_a_flipped_bit_in_any_file_is_refused(lm, tmp_path, monkeypatch):
         table = name == layout.PROTOTYPES_FILE
         assert_refused(name, lambda size, table=table: 200 if table else size // 2, read_all)
     # Of larger cells and suffix arrays, it is noticed when every file is compared.
-    monkeypatch.setattr(layout, "COMPARED_BYTES", 0)
+    monkeypatch.setattr("prismlm.lens.store.COMPARED_BYTES", 0)
     for name in (layout.CELLS_FILE, suffixes.TOKENS_FILE, suffixes.ORDER_FILE):
         assert_refused(name, lambda size: size - 1, lambda: inspect_lens(read_all()))

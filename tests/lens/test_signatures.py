@@ -44,7 +44,7 @@ def test_a_signature_has_tokens_that_others_do_not_raise(lm):
     assert signatures(lm, raised, 0).tokens == found.tokens
     # A token that is lowered less than by others is not raised.
     lowered = [{10: -0.1, 20: 1.0, 30: 1.0}, {10: -4.0, 20: 1.0}, {10: -4.0, 20: 1.0}]
-    assert signatures(lm, lowered).tokens[0][:2] == [thirty, twenty]
+    assert set(signatures(lm, lowered).tokens[0][:2]) == {thirty, twenty}  # both deviate by √2
     # One prototype has no others.
     assert signatures(lm, raised[:1]).tokens[0][:2] == [ten, twenty]
 

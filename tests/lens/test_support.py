@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from prismlm.lens import cells as cells_module
-from prismlm.lens.support import SupportScale, leave_one_out, measure_support, sample_excerpts
+from prismlm.lens.support import leave_one_out, measure_support, sample_excerpts
 from prismlm.models.sidecar import weight_of
 from tests.helpers.next_tokens import next_tokens
 
@@ -34,10 +34,6 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
     nearest = leave_one_out(cells, lm.model, head, corpus, [other, (start, length)])[6:]
     np.testing.assert_allclose(nearest, expected, atol=1e-5)
     assert nearest.max() > 0
-
-
-def test_the_median_by_hand():
-    assert SupportScale([-1.0, 0.5, 0.9], 100).median == 0.5
 
 
 def test_the_scale_of_a_lens_is_of_its_other_split(lm):

@@ -7,7 +7,7 @@ import pytest
 import prismlm
 from prismlm.corpus import Document
 from prismlm.explain.audit import Audit
-from prismlm.lens.text import Around
+from prismlm.lens.lens import Around
 from prismlm.pages.audit import audit_page
 
 TURN = "\u202e"

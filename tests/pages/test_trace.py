@@ -15,7 +15,7 @@ import prismlm
 from prismlm.corpus.pieces import visible
 from prismlm.explain.attribution import worth_showing
 from prismlm.lens.cells import UNKNOWN, Keys
-from prismlm.lens.text import Around
+from prismlm.lens.lens import Around
 from prismlm.pages.trace import Pool, fragment, page, trace_data
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.html_reader import Reader

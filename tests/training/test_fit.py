@@ -13,7 +13,7 @@ from prismlm.corpus import Corpus
 from prismlm.errors import DivergenceError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.options import IndexOptions
-from prismlm.lens.states import read_states
+from prismlm.lens.scan import read_states
 from prismlm.progress import SILENT
 from prismlm.training import fit as module
 from prismlm.training.fit import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +20,14 @@ from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cell_files import (
-    Spool,
     cells_entry,
     cells_format,
     ranges_of,
     spooled_type,
     write_range,
+    write_run,
 )
-from prismlm.lens.cells import Cells
-from prismlm.lens.codes import SAMPLE, CodeName, Int8Codes, learn_codes
+from prismlm.lens.cells import SAMPLE, Cells, CodeName, Int8Codes, learn_codes
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE, GROUP_COLUMNS
 from prismlm.ops.prototype_head import Nearest
 
@@ -111,16 +110,18 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     int8 = codes == "int8"
     coder = Int8Codes(setting.head.width) if int8 else learn_codes(directory, codes, states)
     dtype = spooled_type(coder, kept)
-    spool = Spool(directory / "positions", dtype, setting.head.num_prototypes)
-    for first in range(0, len(positions), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        records = np.empty(len(positions.token[rows]), dtype)
-        records["cell"], records["token"] = positions.cell[rows], positions.token[rows]
-        records["read"] = positions.read[rows]
-        records["position"] = setting.bank.first[positions.passage[rows]]
-        records["probability"] = positions.probability[rows]
-        coder.put(positions.state[rows].astype(np.float32), records)
-        spool.add(records)
+
+    def read() -> Iterator[np.ndarray]:
+        for first in range(0, len(positions), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            records = np.empty(len(positions.token[rows]), dtype)
+            records["cell"], records["token"] = positions.cell[rows], positions.token[rows]
+            records["read"] = positions.read[rows]
+            records["position"] = setting.bank.first[positions.passage[rows]]
+            records["probability"] = positions.probability[rows]
+            coder.put(positions.state[rows].astype(np.float32), records)
+            yield records
+
     bank = setting.bank
     ends = np.append(np.flatnonzero(np.diff(bank.document)), len(bank) - 1)
     starts = bank.corpus.starts[bank.documents]
@@ -129,7 +130,7 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     lengths = pa.array((bank.first + bank.length)[ends] - starts)
     documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
     pq.write_table(documents, directory / CELL_DOCUMENTS_FILE)
-    runs = [spool.close()]
+    runs = [write_run(directory / "positions", read(), dtype, setting.head.num_prototypes)]
     ranges = ranges_of(runs)
     for number in range(len(ranges)):
         write_range(directory, runs, ranges, number, vocabulary)

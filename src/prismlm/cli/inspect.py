@@ -204,7 +204,7 @@ def _print_card(card: Row) -> None:
 def print_contexts(contexts: list[Row]) -> None:
     """Print rows of a lens's index: their text, document, source and licence."""
     from prismlm.cli.trace import print_passage
-    from prismlm.lens.text import Around
+    from prismlm.lens.lens import Around
 
     for context in contexts:
         texts = (context[name] or "" for name in ("before", "token", "after"))
@@ -517,8 +517,8 @@ def index(
 
     The files of the lens are compared with their digests.
     """
-    from prismlm.lens.inspection import inspect_lens
     from prismlm.lens.layout import trained_on_words
+    from prismlm.lens.lens import inspect_lens
     from prismlm.models.sidecar import verify_weights
 
     _, lens = opt.load_with_lens(model, lens_name)

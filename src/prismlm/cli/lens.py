@@ -63,7 +63,7 @@ def index(
     """
     from prismlm.corpus import Corpus
     from prismlm.lens import build
-    from prismlm.lens.codes import check_codes
+    from prismlm.lens.cells import check_codes
     from prismlm.lens.options import IndexOptions, Shard, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
@@ -101,7 +101,7 @@ def _local_device(name: str) -> str:
 
 
 def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_json: bool) -> None:
-    from prismlm.lens.inspection import lens_summary
+    from prismlm.lens.lens import lens_summary
 
     if written is None:
         output.report_part("lens", out, part.number, part.count, as_json=as_json)

@@ -30,8 +30,7 @@ from prismlm.explain.trace import MIN_PERCENT, Step, Trace
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
-from prismlm.lens.lens import Lens
-from prismlm.lens.text import Around, joined
+from prismlm.lens.lens import Around, Lens, joined
 from prismlm.pages.frame import colour
 from prismlm.pages.trace import CAVEAT
 from prismlm.probes.results import Row

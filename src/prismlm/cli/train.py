@@ -159,7 +159,7 @@ def attach(
     if lora:
         opt.require_packages("peft")
     from prismlm import training
-    from prismlm.lens.codes import check_codes
+    from prismlm.lens.cells import check_codes
     from prismlm.lens.options import check_share
 
     check_share(positions)

@@ -129,6 +129,6 @@ def _put_lens(unpacked: Path, lens: Path, corpus_path: Path) -> None:
         meta["files"] = layout.describe_files(made)
         # It holds a key of the other files, which were one more where the archive was made.
         path = made / layout.PROTOTYPES_FILE
-        prototypes = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
+        prototypes = layout.read_table(path)
         layout.write_prototypes(prototypes, path, meta["files"])
         layout.write_meta(made, layout.LensMeta(**meta))

@@ -44,7 +44,7 @@ from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
 from prismlm.eval.runs import make_parts, read_part
 from prismlm.files import keep_json, read_text
-from prismlm.lens.labels.endpoint import Answers, Endpoint, Question, Session, fenced, one_line
+from prismlm.lens.labels.endpoint import Endpoint, Question, Session, fenced, one_line
 from prismlm.lens.labels.endpoint import prompt as fill_template
 from prismlm.lens.opened_model import MAX_SEED, write_after
 from prismlm.models.checkpoint import read_checkpoint
@@ -142,7 +142,7 @@ class EndpointJudge(Judge):
 
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
-        self._session = Session(endpoint, Answers(file, endpoint.model))
+        self._session = Session(endpoint, file)
 
     def usage(self) -> dict[str, Any]:
         """Return requests, tokens in and out, and counts of failures."""

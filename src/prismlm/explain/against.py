@@ -33,11 +33,11 @@ from prismlm.lens.cells import STRETCH, Where, compared, largest
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.probe import PROBE_FILE, Probe
-from prismlm.lens.states import probabilities, states_of
+from prismlm.lens.scan import probabilities, states_of
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
-    from prismlm.lens.text import OwnText
+    from prismlm.lens.lens import OwnText
 
 # Positions compared in all, shared evenly between predictions and their cells.
 MAX_COMPARED = 2**20
@@ -132,7 +132,7 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
     chosen = largest(bound, CANDIDATES)
     chosen = chosen[np.argsort(nearby.position[chosen], kind="stable")]
     # The output layer at the coded states, with the length of the lens's states.
-    lens.files.check(lens.meta, [PROBE_FILE])
+    lens.files.check([PROBE_FILE])
     length = Probe.open(lens.path).states.norm(dim=1).median()
     z = length * cells.codes.states(cells.records(nearby.row[chosen]))
     tokens, device = targets[query[nearby.pair[chosen]]], lm.model.device

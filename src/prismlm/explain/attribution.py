@@ -52,8 +52,7 @@ from prismlm.lens.cells import (
     normalised,
 )
 from prismlm.lens.layout import GROUP_COLUMNS
-from prismlm.lens.lens import Lens
-from prismlm.lens.text import Around
+from prismlm.lens.lens import Around, Lens
 
 if TYPE_CHECKING:
     import pandas

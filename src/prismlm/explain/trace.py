@@ -36,9 +36,8 @@ from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
 from prismlm.lens.cells import UNKNOWN, Where
-from prismlm.lens.lens import Lens
+from prismlm.lens.lens import Lens, sentences
 from prismlm.lens.opened_model import OpenedModel
-from prismlm.lens.text import sentences
 from prismlm.outputs import write_text
 
 if TYPE_CHECKING:

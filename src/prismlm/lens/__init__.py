@@ -2,5 +2,5 @@
 
 ``build`` reads a corpus with ``scan`` and ``states``, and writes ``cells``, ``suffixes``,
 ``signatures``, ``probe`` and ``support``. ``lens`` opens them; ``text`` has the sentences,
-``layout`` the files. ``labels`` names prototypes, and ``inspection`` measures a lens.
+``layout`` the files. ``labels`` names prototypes.
 """

@@ -285,7 +285,7 @@ def join_contexts(made: Sequence[Path], directory: Path) -> None:
     with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
         rest = schema.empty_table()
         for number, job in enumerate(made, 1):
-            rest = pa.concat_tables([rest, layout.read_table(job / layout.INDEX_FILE, schema)])
+            rest = pa.concat_tables([rest, layout.read_table(job / layout.INDEX_FILE)])
             # Row groups of the lens are full, but for the last.
             full = len(rest) if number == len(made) else len(rest) // CONTEXT_ROWS * CONTEXT_ROWS
             if full:

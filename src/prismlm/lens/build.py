@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,22 +28,20 @@ from prismlm.files import atomic_directory, check_room, discard, room_to_write, 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import Spool, spooled_type, stored_type
-from prismlm.lens.cells import Cells, CellsMeta
-from prismlm.lens.codes import learn_codes, open_codes
+from prismlm.lens.cell_files import spooled_type, stored_type, write_run
+from prismlm.lens.cells import Cells, CellsMeta, learn_codes, open_codes
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, Shard, options_for
 from prismlm.lens.probe import Probe
 from prismlm.lens.scan import (
     POSITIONS_FILE,
+    HiddenStates,
     Scan,
     ScanInput,
     sample_states,
     scan_blocks,
 )
 from prismlm.lens.signatures import signatures_of
-from prismlm.lens.states import HiddenStates
-from prismlm.lens.suffixes import suffix_bytes
 from prismlm.lens.support import measure_support
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.device import device_kind, device_named
@@ -103,8 +99,17 @@ def index(
     trained = sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     same = None if fingerprint is None else fingerprint == opened.fingerprint
-    how: dict[str, Any] = {"overwrite": overwrite, "merge": merge, "progress": progress}
-    return build_index(reader, sidecar.head, opened, out, options, trained_on=same, **how)
+    return build_index(
+        reader,
+        sidecar.head,
+        opened,
+        out,
+        options,
+        trained_on=same,
+        overwrite=overwrite,
+        merge=merge,
+        progress=progress,
+    )
 
 
 def build_index(
@@ -130,17 +135,18 @@ def build_index(
     check_index(model, corpus, options)
     check_lens(out, overwrite=overwrite)
     source, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
-    run = _run_settings(source)
-    with _ready(source, parts):
+    run, part, what = _run_settings(source), parts.part(options.shard.number), f"the lens {out}"
+    expected = index_bytes(source.cells, head, options, source.documents, source.predictions)
+    check_room(what, out, sum(expected), parts.path)
+    if model.device.type == "cpu":
+        keep_freed_memory()
+    room = room_to_write(what, out.parent, lambda: f"Make room. {parts.kept()}")
+    with evaluating(model), Interrupts(parts.kept) as interrupts, room:
+        interrupts.now = True
         parts.check(run, overwrite=overwrite)
-        part = parts.part(options.shard.number)
         with writing(part, wait=not merge):
             if not part.is_dir():
-                check_lens(out, overwrite=overwrite)  # another process may have written it
-                _learn_codes(source, parts, run)
-                with atomic_directory(part) as directory:
-                    write_json(directory / RUN_FILE, run)
-                    _scan_part(source, directory, parts.path / CENTRES, progress)
+                _scan_part(source, parts, run, progress)
         if not merge:
             return None
         parts.check(run)
@@ -154,8 +160,7 @@ def build_index(
                 return None
             check_lens(out, overwrite=overwrite)
             with writing(out), atomic_directory(out) as directory:
-                meta = run | {"trained_on": trained_on}
-                write_lens(directory, source, assembly, meta, progress)
+                write_lens(directory, source, assembly, run | {"trained_on": trained_on}, progress)
             discard(parts.path)
     return out
 
@@ -222,20 +227,6 @@ def assembly_of(lens: Path, parts: int, corpus: Path, options: IndexOptions) -> 
     return Assembly(lens, parts, options.range_bytes, corpus, options.split, options.with_text)
 
 
-@contextmanager
-def _ready(source: ScanInput, parts: Parts) -> Iterator[None]:
-    """Put the model in evaluation mode; on a full disk or a signal, say what can be resumed."""
-    what, counts = f"the lens {parts.out}", (source.documents, source.predictions)
-    expected = index_bytes(source.cells, source.head, source.options, *counts)
-    check_room(what, parts.out, sum(expected), parts.path)
-    if source.model.device.type == "cpu":
-        keep_freed_memory()
-    room = room_to_write(what, parts.out.parent, lambda: f"Make room. {parts.kept()}")
-    with evaluating(source.model), Interrupts(parts.kept) as interrupts, room:
-        interrupts.now = True
-        yield
-
-
 def _run_settings(source: ScanInput) -> dict[str, Any]:
     """Return the settings that all parts of a lens share."""
     options = source.options
@@ -256,31 +247,30 @@ def _run_settings(source: ScanInput) -> dict[str, Any]:
     }
 
 
-def _learn_codes(source: ScanInput, parts: Parts, run: dict[str, Any]) -> None:
-    """Learn the centers of product quantisation before the first part is read, once for all."""
-    centres = parts.path / CENTRES
-    if source.options.codes == "int8" or centres.is_dir():
-        return
-    with writing(centres, wait=True):
-        if not centres.is_dir():
-            with atomic_directory(centres) as directory:
-                write_json(directory / RUN_FILE, run)
-                learn_codes(directory, source.options.codes, sample_states(source))
-
-
-def _scan_part(source: ScanInput, directory: Path, centres: Path, progress: Reporter) -> None:
-    options, cells = source.options, source.cells
+def _scan_part(source: ScanInput, parts: Parts, run: dict[str, Any], progress: Reporter) -> None:
+    """Read a part; before the first one, learn the centers of product quantisation for all."""
+    options, head, centres = source.options, source.head, parts.path / CENTRES
+    if options.codes != "int8" and not centres.is_dir():
+        with writing(centres, wait=True):
+            if not centres.is_dir():
+                with atomic_directory(centres) as directory:
+                    write_json(directory / RUN_FILE, run)
+                    learn_codes(directory, options.codes, sample_states(source))
     slots = source.order.slots(options.shard.number, options.shard.count)
-    share = options.positions * len(slots) / source.order.count
-    codes = open_codes(centres, options.codes, source.head.width)
-    spool = Spool(
-        directory / POSITIONS_FILE, spooled_type(codes, cells), source.head.num_prototypes
-    )
-    scan = Scan.empty(source)
-    with progress.task("Indexing", round(source.predictions * share), "tokens") as task:
-        for predictions in scan_blocks(scan, source, slots, spool, codes):
-            task.advance(predictions)
-    scan.save(directory, spool.close(), cells)
+    expected = round(source.predictions * options.positions * len(slots) / source.order.count)
+    codes = open_codes(centres, options.codes, head.width)
+    with atomic_directory(parts.part(options.shard.number)) as directory:
+        write_json(directory / RUN_FILE, run)
+        scan, dtype = Scan.empty(source), spooled_type(codes, source.cells)
+
+        def read() -> Iterator[np.ndarray]:
+            with progress.task("Indexing", expected, "tokens") as task:
+                for records in scan_blocks(scan, source, slots, codes):
+                    yield records
+                    task.advance(len(records))
+
+        run_of_part = write_run(directory / POSITIONS_FILE, read(), dtype, head.num_prototypes)
+        scan.save(directory, run_of_part, source.cells)
 
 
 def write_lens(
@@ -321,7 +311,7 @@ def prototypes_table(
     """Return ``prototypes.parquet`` with names from signatures, before there are labels."""
     count, signatures = head.num_prototypes, signatures_of(model, head, corpus, scan.seen.numpy())
     nearest = scan.top.cosine[:, 0]
-    columns: dict[str, Any] = {field.name: None for field in layout.PROTOTYPES_SCHEMA} | {
+    columns: dict[str, Any] = dict.fromkeys(layout.PROTOTYPES_SCHEMA.names, [None] * count) | {
         "prototype": np.arange(count, dtype=np.int32),
         "name": signatures.names,
         "top_tokens": signatures.tokens,
@@ -330,11 +320,7 @@ def prototypes_table(
         "nearest_cosine": pa.array(nearest.numpy(), mask=torch.isinf(nearest).numpy()),
         "label_source": ["signature"] * count,
     }
-    empty = [None] * count
-    return pa.table(
-        {name: empty if values is None else values for name, values in columns.items()},
-        schema=layout.PROTOTYPES_SCHEMA,
-    )
+    return pa.table(columns, schema=layout.PROTOTYPES_SCHEMA)
 
 
 def lens_directory(model: Path, lens: Path | str) -> Path:
@@ -385,11 +371,12 @@ def index_bytes(
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     contexts = head.num_prototypes * min(options.contexts, documents) * per_context
     spooled = spooled_type(open_codes(None, cells.codes, cells.width), cells)
-    positions, text = round(tokens * options.positions), 0
-    if options.with_text:
-        text = suffix_bytes(documents, tokens + documents, cells.token_bytes)
     per_position = stored_type(spooled).itemsize + BYTES_OF_RANGES
-    return contexts + positions * per_position + text, positions * spooled.itemsize
+    # Tokens and their order, and a row for each document.
+    text = (tokens + documents) * (cells.token_bytes + 4) + 24 * documents
+    positions = round(tokens * options.positions)
+    lens = contexts + positions * per_position + text * options.with_text
+    return lens, positions * spooled.itemsize
 
 
 def estimate_index(
@@ -404,11 +391,9 @@ def estimate_index(
     check_index(model, corpus, options)
     source = ScanInput(model, head, corpus, options)
     codes = open_codes(None, options.codes, head.width)
-    with evaluating(model), TemporaryDirectory() as directory:
-        path, dtype = Path(directory) / POSITIONS_FILE, spooled_type(codes, source.cells)
-        spool, slots = Spool(path, dtype, head.num_prototypes), range(source.order.count)
-        predictions = scan_blocks(Scan.empty(source), source, slots, spool, codes)
-        rate = rate_of(predictions, SECONDS_MEASURED, enough=2**14) or 1e4
+    with evaluating(model):
+        passes = scan_blocks(Scan.empty(source), source, range(source.order.count), codes)
+        rate = rate_of(map(len, passes), SECONDS_MEASURED, enough=2**14) or 1e4
     documents, read = source.documents, round(source.predictions * options.positions)
     lens, parts = index_bytes(source.cells, head, options, documents, source.predictions)
     figures = {"documents": documents, "tokens": read, "tokens_per_second": rate}

@@ -7,9 +7,10 @@ a few cells at a time. Neither the parts nor the ranges change a record or its o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ import numpy as np
 
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.cells import CellsMeta, record_type
-from prismlm.lens.codes import CodeName, Codes
+from prismlm.lens.cells import CellsMeta, CodeName, Codes, record_type
 from prismlm.lens.options import IndexOptions
 from prismlm.progress import SILENT, Reporter
 
@@ -75,38 +75,24 @@ class Run:
         return np.memmap(self.path, self.dtype, "r", offset, (end - begin,))
 
 
-class Spool:
-    """The records of one part of the corpus, sorted on disk in constant memory."""
-
-    def __init__(self, path: Path, dtype: np.dtype, num_cells: int) -> None:
-        self.path, self.dtype, self._num_cells = path, dtype, num_cells
-        self._pending: list[np.ndarray] = []
-        self._runs: list[Run] = []
-
-    def add(self, records: np.ndarray) -> None:
-        """Add records, in any order."""
-        self._pending.append(records)
-        if sum(part.nbytes for part in self._pending) >= SORT_BYTES:
-            self._flush()
-
-    def close(self) -> Run:
-        """Return all records as one run; none may be added afterwards."""
-        if self._pending or not self._runs:
-            self._flush()
-        if len(self._runs) > 1:
-            with atomic_file(self.path) as path, path.open("wb") as file:
-                for records in merged(self._runs, (0, self._num_cells)):
-                    file.write(records.view(np.uint8).data)
-            self._runs = [Run(self.path, self.dtype, total_counts(self._runs))]
-        return self._runs[0]
-
-    def _flush(self) -> None:
-        records, self._pending = _sorted(self._pending, self.dtype), []
-        with self.path.open("ab") as file:
-            file.write(records.view(np.uint8).data)
-        start = int(sum(run.ends[-1] for run in self._runs))
-        counts = np.bincount(records["cell"], minlength=self._num_cells)
-        self._runs.append(Run(self.path, self.dtype, counts, start))
+def write_run(path: Path, batches: Iterable[np.ndarray], dtype: np.dtype, num_cells: int) -> Run:
+    """Write the records of one part of the corpus, in any order, sorted in constant memory."""
+    pending, runs, rows = list[np.ndarray](), list[Run](), 0
+    with path.open("wb") as file:
+        for records in chain(batches, [None]):
+            pending += [] if records is None else [records]
+            full = sum(part.nbytes for part in pending) >= SORT_BYTES
+            if full or (records is None and (pending or not runs)):
+                part, pending = _sorted(pending, dtype), []
+                file.write(part.view(np.uint8).data)
+                counts = np.bincount(part["cell"], minlength=num_cells)
+                runs.append(Run(path, dtype, counts, rows))
+                rows += len(part)
+    if len(runs) > 1:
+        with atomic_file(path) as temporary, temporary.open("wb") as file:
+            for part in merged(runs, (0, num_cells)):
+                file.write(part.view(np.uint8).data)
+    return Run(path, dtype, total_counts(runs))
 
 
 def total_counts(runs: Sequence[Run]) -> np.ndarray:

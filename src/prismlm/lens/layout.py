@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.layout import FACTS, strings
-from prismlm.errors import FormatError, InputError, StaleLensError, check_path
+from prismlm.errors import FormatError, InputError, check_path
 from prismlm.files import from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 
@@ -33,9 +32,6 @@ CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
 COUNT_FILES = ("cell-sizes.npy", "token-counts.npy")
 CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
-# Cells and suffix arrays beyond so many bytes are compared with their digests by `inspect index`
-# alone, since a question reads little of them. 64 MiB take a tenth of a second.
-COMPARED_BYTES = 2**26
 # In the metadata of prototypes.parquet.
 KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
@@ -172,7 +168,8 @@ def read_meta(
     meta = from_json(LensMeta, value, f"{where}/{META_FILE}")
     expected = {name: file["bytes"] for name, file in meta.files.items()}
     names = [*expected, PROTOTYPES_FILE]
-    sizes = sizes_of(names) if sizes_of else [_size(directory / name) for name in names]
+    paths = (directory / name for name in names)
+    sizes = sizes_of(names) if sizes_of else [p.stat().st_size if p.is_file() else 0 for p in paths]
     for name, size in zip(names, sizes, strict=True):
         if not size or size != expected.get(name, size):
             raise FormatError(
@@ -180,10 +177,6 @@ def read_meta(
                 f"missing, truncated or changed. {REBUILD if address is None else COPY}"
             )
     return meta
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def describe_files(
@@ -204,36 +197,12 @@ def key_of(files: dict[str, dict[str, Any]]) -> str:
     return fingerprints.of_json(files)
 
 
-def check_files(
-    directory: Path, meta: LensMeta, names: Collection[str] | None = None, *, most: float = math.inf
-) -> None:
-    """Compare files, by default all, with their digests, as long as they sum to ``most`` bytes."""
-    for name in meta.files if names is None else names:
-        entry = meta.files.get(name)
-        if entry is not None:
-            if entry["bytes"] > most:
-                continue
-            most -= entry["bytes"]
-        check_digest(str(directory / name), fingerprints.of_file(directory / name), entry)
-
-
-def check_digest(path: str, digest: str, entry: dict[str, Any] | None) -> None:
-    """Compare the digest of a file with the one that the lens records."""
-    if entry is None or digest != entry["digest"]:
-        raise FormatError(f"{path} is damaged or of another lens: its digest differs. {REBUILD}")
-
-
-def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+def read_table(path: Path) -> pa.Table:
     """Read a table of a lens."""
     try:
-        if pq.read_schema(path).equals(schema):
-            return pq.read_table(path, page_checksum_verification=True)
+        return pq.read_table(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). {REBUILD}") from error
-    names = ", ".join(f"{field.name} ({field.type})" for field in schema)
-    raise FormatError(
-        f"{path} has other columns than a lens of this version: expected {names}. {REBUILD}"
-    )
+        raise damaged(path, error) from error
 
 
 def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
@@ -301,7 +270,7 @@ def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any
 def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
     """Read ``prototypes.parquet``, which belongs to a lens by its key since it is rewritten."""
     path = directory / PROTOTYPES_FILE
-    table = read_table(path, PROTOTYPES_SCHEMA)
+    table = read_table(path)
     if (table.schema.metadata or {}).get(KEY) != key_of(meta.files).encode():
         raise FormatError(f"{path} is of another lens. Put its own back, or build the lens again.")
     return table
@@ -310,19 +279,6 @@ def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
 def write_table(table: pa.Table, path: Path, **options: Any) -> None:
     """Write a table of a lens, with checksums of its pages."""
     pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
-
-
-def check_fresh(
-    meta: LensMeta, lens: Path | str, head: PrototypeHead, tokenizer: str | None = None
-) -> None:
-    """Raise StaleLensError if a lens was built for another head, or tokenizer if given."""
-    now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
-    stale = [what for what, value in now.items() if value not in (None, getattr(meta, what))]
-    if stale:
-        raise StaleLensError(
-            f"the lens {lens} was built for another model: the {' and the '.join(stale)} "
-            "changed since. Build it again with `prismlm index MODEL --corpus DIR --overwrite`."
-        )
 
 
 def address_of(lens: object) -> str | None:

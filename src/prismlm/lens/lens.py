@@ -1,40 +1,144 @@
-"""A lens opened for reading: contexts, cells, names and text of every prototype."""
+"""A lens opened for reading: contexts, cells and names of every prototype, and text around them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
+from prismlm.corpus.encode import TokenBytes, around_text, encoder_of
+from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
 from prismlm.lens.cells import Cells
 from prismlm.lens.probe import PROBE_FILE, Probe
 from prismlm.lens.store import LensFiles, file_identity, files_of
-from prismlm.lens.suffixes import StoredTokens, Suffixes
+from prismlm.lens.suffixes import Suffixes
 from prismlm.lens.support import SupportScale
-from prismlm.lens.text import Around, OwnText, joined, sentence_around
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from prismlm.corpus.store import Corpus
 
 T = TypeVar("T")
-Stored = TypeVar("Stored", bound=StoredTokens)
 # The passages of one answer often share documents.
 CACHED_DOCUMENTS = 64
 # Prototypes with fewer positions are too rare to be named or listed.
 MIN_PLACES = 10
+CONVERGED = 0.99
+# Enough text: converged after this share of it, with this share of prototypes having all contexts.
+ENOUGH_AT, FILLED = 0.5, 0.95
+META_FIELDS = ("tokens", "share_read", "documents", "split", "trained_on")
+# Characters kept on either side of a token in a sentence without end.
+MAX_CHARACTERS = 240
+# The end of a sentence; special tokens of chats and texts end one too.
+_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+|<\|[^|<>\s]*\|>|</?s>")
+
+
+class Around(NamedTuple):
+    """A token of the corpus with the text before and after it."""
+
+    before: str
+    token: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.token}{self.after}"
+
+
+def sentence_around(text: str, left: int, right: int) -> Around:
+    """Return the sentence around a span of a text, cut to 240 characters on either side."""
+    begin = max(0, left - MAX_CHARACTERS)
+    # A token may start with the space that ends the previous sentence.
+    first = next((i for i in range(left, right) if not text[i].isspace()), left)
+    ends = [match.end() for match in _END.finditer(text, begin, first)]
+    begin = min(ends[-1], left) if ends else begin
+    end = min(len(text), right + MAX_CHARACTERS)
+    stop = _END.search(text, right, end)
+    return Around(text[begin:left], text[left:right], text[right : stop.start() if stop else end])
+
+
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Return the spans of the sentences of a text, without surrounding whitespace."""
+    edges = [0, *(match.end() for match in _END.finditer(text)), len(text)]
+    spans: list[tuple[int, int]] = []
+    for begin, end in pairwise(edges):
+        sentence = text[begin:end]
+        if words := sentence.strip():
+            begin += len(sentence) - len(sentence.lstrip())
+            spans.append((begin, begin + len(words)))
+    return spans
+
+
+def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Strip leading whitespace of ascending spans, and join those with only whitespace between."""
+    result: list[tuple[int, int]] = []
+    for begin, end in spans:
+        word = text[begin:end]
+        begin += len(word) - len(word.lstrip())
+        if begin == end:
+            continue
+        if result and not text[result[-1][1] : begin].strip():
+            begin = result.pop()[0]
+        result.append((begin, end))
+    return result
+
+
+class OwnText:
+    """Tokens and text of the documents of a lens, with the interface of a corpus for reading.
+
+    The decoded text differs where the tokenizer normalises, such as by lowercasing.
+    """
+
+    def __init__(self, cells: Cells, tokens: Suffixes, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._cells, self._tokenizer = cells, tokenizer
+        self.starts, self._tokens = cells.starts, tokens
+        self.prefix, self._suffix = around_text(tokenizer)
+        self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
+        self._token_bytes = TokenBytes.from_tokenizer(encoder_of(tokenizer).text)
+        self._decoded = lru_cache(2)(self._decode)
+
+    def read_tokens(self, start: int, length: int) -> np.ndarray:
+        """Return successive tokens from a global position on."""
+        return self._tokens.tokens(start, length)
+
+    def document_at(self, position: int) -> int:
+        """Return the number of the document that a global position lies in."""
+        return int(self._cells.document_of(np.array([position]))[0])
+
+    def text(self, number: int) -> str:
+        """Return the text of a document."""
+        return self._decoded(number)[0]
+
+    def spans(self, number: int) -> np.ndarray:
+        """Return the span of each token of a document in its text, int64 [length, 2]."""
+        return self._decoded(number)[1]
+
+    def _decode(self, number: int) -> tuple[str, np.ndarray]:
+        length = int(self._cells.lengths[number])
+        ids = self.read_tokens(int(self.starts[number]), length)[:-1].tolist()
+        before = len(self.prefix) * (ids[: len(self.prefix)] == self.prefix)
+        after = len(self._suffix) * (ids[len(ids) - len(self._suffix) :] == self._suffix)
+        tokens = np.array(ids[before : len(ids) - after], dtype=np.int64)
+        pieces = pieces_of(self._tokenizer, tokens.tolist())
+        text = "".join(piece.shown for piece in pieces)
+        spans = None if self._token_bytes is None else self._token_bytes.spans(tokens, text)
+        if spans is None:
+            ends = np.cumsum([len(piece.shown) for piece in pieces])
+            begins = ends - [len(piece.text) if piece.number == 1 else 0 for piece in pieces]
+            spans = np.stack([begins, ends], axis=1)
+        end = np.full((after + 1, 2), len(text))
+        return text, np.concatenate([np.zeros((before, 2), np.int64), spans, end])
 
 
 class lens_property(cached_property[T]):
@@ -60,9 +164,9 @@ class Lens:
 
     def __init__(self, files: Path | LensFiles, meta: layout.LensMeta, head: PrototypeHead) -> None:
         self.files, self.meta, self.head = files_of(files), meta, head
+        self.files.meta = meta
         self.name, self.address = self.files.name, self.files.address
         self.num_prototypes = head.num_prototypes  # K
-        self._opened = self.files.identity()
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
@@ -88,13 +192,17 @@ class Lens:
             StaleLensError: built for another model, head or tokenizer.
         """
         files = files_of(path)
-        opened = files.identity()
         meta = files.read_meta()
-        layout.check_fresh(meta, files.address, head, tokenizer)
+        now = {"prototypes": layout.prototypes_fingerprint(head), "tokenizer": tokenizer}
+        if changed := [n for n, value in now.items() if value not in (None, getattr(meta, n))]:
+            raise StaleLensError(
+                f"the lens {files.address} was built for another model: the "
+                f"{' and the '.join(changed)} changed since. Build it again with `prismlm index "
+                "MODEL --corpus DIR --overwrite`."
+            )
         lens = cls(files, meta, head)
-        lens._opened = opened
         _ = lens.cells
-        files.check(meta, [PROBE_FILE])
+        files.check([PROBE_FILE])
         Probe.open(files.path).check(model, files.address, decoder=decoder)
         return lens
 
@@ -105,28 +213,24 @@ class Lens:
 
     def check_unchanged(self) -> None:
         """Raise StaleLensError if the lens was rebuilt or removed; reload new names."""
-        current = self.files.identity()
-        if current == self._opened:
+        if not self.files.changed():
             return
         with suppress(FormatError, InputError):
             # Of its own: what other threads read stays that of the lens that was opened.
             files = files_of(self.address)
             meta = files.read_meta()
             if meta == replace(self.meta, labels=meta.labels, map=meta.map):
-                self.files, self.meta, self._opened = files, meta, current
+                self.files, self.meta = files, meta
                 for name in ("prototypes", "names", "categories", "by_size"):
                     self.__dict__.pop(name, None)
                 return
         raise StaleLensError(layout.REPLACED.format(self.address))
 
-    def _check_files(self, names: Collection[str], most: float = layout.COMPARED_BYTES) -> None:
-        self.files.check(self.meta, names, most=most)
-
     @lens_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        self._check_files([layout.INDEX_FILE], math.inf)
-        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
+        self.files.check([layout.INDEX_FILE])
+        return layout.read_table(self.path / layout.INDEX_FILE)
 
     @lens_property
     def prototypes(self) -> pa.Table:
@@ -147,7 +251,7 @@ class Lens:
     @lens_property
     def cells(self) -> Cells:
         """Every position, or a sample, in the cell of its nearest prototype."""
-        return Cells(self.files, self.meta.cells, self._check_files)
+        return Cells(self.files, self.meta.cells)
 
     @cached_property
     def cell_sizes(self) -> np.ndarray:
@@ -182,14 +286,14 @@ class Lens:
     @lens_property
     def suffixes(self) -> Suffixes | None:
         """The search for sequences in its text; None if it is :attr:`unsearchable`."""
-        return None if self.unsearchable else self._stored(Suffixes)
+        return None if self.unsearchable else self._stored
 
-    def _stored(self, kind: type[Stored]) -> Stored | None:
+    @cached_property
+    def _stored(self) -> Suffixes | None:
         if suffixes.DOCUMENTS_FILE not in self.meta.files:
             return None
-        names = [name for name in self.meta.files if name.startswith("suffixes-")]
-        self._check_files(names)
-        return kind(self.files)
+        self.files.check([name for name in self.meta.files if name.startswith("suffixes-")])
+        return Suffixes(self.files)
 
     @property
     def corpus(self) -> Corpus | None:
@@ -234,7 +338,7 @@ class Lens:
 
     @cached_property
     def _own_text(self) -> OwnText | None:
-        tokens = self._stored(StoredTokens)
+        tokens = self._stored
         if tokens is None or not self.meta.with_text or self.tokenizer is None:
             return None
         return OwnText(self.cells, tokens, self.tokenizer)
@@ -286,3 +390,68 @@ class Lens:
     def default_group_by(self) -> str:
         """The column that shares are grouped by: domain, or source if there is one domain."""
         return "domain" if len(self.cells.keys("domain").names) > 1 else "source"
+
+
+def inspect_lens(lens: Lens) -> dict[str, Any]:
+    """Measure a lens, as JSON values; every file is compared with its digest.
+
+    - ``share_read``: of the windows of the corpus; ``tokens`` and all other figures are of these
+    - ``with_contexts``, ``in_use``: prototypes with a context, and those used at least once
+    - ``kept``, ``filled``: contexts kept per prototype, and prototypes in use that have as many
+    - ``converged_at``: the first share of the text at which the mean nearest cosine is within 1 %
+      of its final value
+    - ``enough``, ``verdict``: see :func:`verdict`
+    """
+    lens.files.check()
+    meta, contexts, kept = lens.meta, lens.index, np.diff(lens.first_rows)
+    used = lens.prototypes["usage"].to_numpy() > 0
+    last = meta.convergence[-1]["mean_nearest_cosine"] if meta.convergence else 0.0
+    near = last - (1 - CONVERGED) * abs(last)
+    converged = (row["share"] for row in meta.convergence if row["mean_nearest_cosine"] >= near)
+    converged_at, in_use = next(converged, 1.0), int(used.sum())
+    filled = int((used & (kept >= meta.contexts)).sum())
+    enough, sentence = verdict(converged_at, in_use, filled, meta.contexts)
+    return {
+        **{name: getattr(meta, name) for name in META_FIELDS},
+        "prototypes": lens.num_prototypes,
+        "with_contexts": int((kept > 0).sum()),
+        "in_use": in_use,
+        "kept": meta.contexts,
+        "filled": filled,
+        "convergence": meta.convergence,
+        "converged_at": converged_at,
+        "contexts": len(contexts),
+        "distinct_documents": len(contexts["doc_id"].unique()),
+        "licenses": [{"license": k, "share": v} for k, v in lens.shares("license").items()],
+        "enough": enough,
+        "verdict": sentence,
+    }
+
+
+def verdict(converged_at: float, in_use: int, filled: int, kept: int) -> tuple[bool, str]:
+    """Return whether there was enough text for an index, and why.
+
+    The second half of the text must have raised the mean nearest cosine by less than 1 %, and 95 %
+    of the prototypes in use must have all their contexts.
+    """
+    enough = converged_at <= ENOUGH_AT and filled >= FILLED * in_use
+    return enough, (
+        f"{'Enough' if enough else 'Not enough'} text for this index: the mean nearest cosine was "
+        f"within 1 % of its last value after {converged_at:.0%} of the text, and {filled:,} of "
+        f"{in_use:,} active prototypes have their {kept} stored contexts."
+        f"{'' if enough else ' Index a larger corpus.'}"
+    )
+
+
+def lens_summary(directory: Path) -> dict[str, int | float]:
+    """Return how much a lens holds."""
+    meta = layout.read_meta(directory)
+    usage = layout.read_prototypes(directory, meta)["usage"].to_numpy()
+    return {
+        "tokens": meta.tokens,
+        "share_read": meta.share_read,
+        "documents": meta.documents,
+        "positions": int(meta.cells["rows"]),
+        "prototypes": len(usage),
+        "in_use": int((usage > 0).sum()),
+    }

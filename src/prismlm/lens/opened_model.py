@@ -131,8 +131,16 @@ class OpenedModel:
         return check_text("the text", text)
 
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
-        """Tokenize a text or messages; InputError if they are empty, too long or unsuitable."""
-        return self._tokens(text, room, self.path.name, self.context_length)
+        """Tokenize a text or messages; InputError if they are empty or unsuitable."""
+        with no_panics():
+            if is_messages(text):
+                ids = encode_chat(self.tokenizer, cast("Messages", text), continue_final=room > 0)
+            else:
+                ids = encode_text(self.tokenizer, self.as_text(text))
+        if len(ids) == len(encode_text(self.tokenizer, "")):
+            raise InputError("the text is empty: give at least one token to predict from.")
+        check_embedded(self.model, self.tokenizer, ids, self.path)
+        return ids
 
     def answer_start(self, text: str | Messages, ids: Tensor) -> int:
         """Return how many of ``ids`` [T] precede the assistant's last message; 0 in a text."""
@@ -142,24 +150,6 @@ class OpenedModel:
         before = encode_chat(self.tokenizer, text[:-1])
         # A template may write earlier messages differently if the last one is not answered yet.
         return len(before) if ids[: len(before)].tolist() == before else 0
-
-    def _tokens(self, text: str | Messages, room: int, reader: str, limit: int | None) -> list[int]:
-        plain, tokens = self.as_text(text, room), math.inf if limit is None else limit
-        # Certainly too long, so that it is not tokenised.
-        if len(plain) > (bound := min(MAX_CHARACTERS, tokens * self._longest_token)):
-            raise TooLongError(
-                f"the text has {len(plain):,} characters, and {reader} reads at most {bound:,}: "
-                "shorten it."
-            )
-        with no_panics():
-            if is_messages(text):
-                ids = encode_chat(self.tokenizer, cast("Messages", text), continue_final=room > 0)
-            else:
-                ids = encode_text(self.tokenizer, plain)
-        if len(ids) == len(encode_text(self.tokenizer, "")):
-            raise InputError("the text is empty: give at least one token to predict from.")
-        check_embedded(self.model, self.tokenizer, ids, self.path)
-        return ids
 
     def encode(
         self,
@@ -171,22 +161,29 @@ class OpenedModel:
     ) -> Tensor:
         """Return :meth:`tokens_of`, [1, T]; TooLongError unless ``room`` more fit the context.
 
-        A ``reader``, by default the model, may have a lower ``limit``.
+        A ``reader``, by default the model, may have a ``limit`` below the model's own.
         """
         room = check_whole("the number of tokens to generate", room, most=MAX_NEW_TOKENS)
-        longest, reader = self.context_length, reader or self.path.name
-        if longest is None or (limit is not None and limit <= longest):
-            longest = limit
-        else:
-            reader = self.path.name
-        ids = torch.tensor([self._tokens(text, room, reader, longest)])
+        longest = self.context_length
+        if limit is None or (longest is not None and longest < limit):
+            limit, reader = longest, None
+        reader, most = reader or self.path.name, math.inf if limit is None else limit
+        # A text that is certainly too long is not tokenised.
+        characters = len(self.as_text(text, room))
+        bound = min(MAX_CHARACTERS, most * self._longest_token)
+        if characters > bound:
+            raise TooLongError(
+                f"the text has {characters:,} characters, and {reader} reads at most {bound:,}: "
+                "shorten it."
+            )
+        ids = torch.tensor([self.tokens_of(text, room)])
         length = ids.shape[1]
-        if longest is not None and length + room > longest:
-            left = longest - length
+        if length + room > most:
+            left = most - length
             advice = f"generate at most {left}." if left >= 1 else ""
             raise TooLongError(
                 f"the text has {length} tokens{f' and {room} to generate' if room else ''}, and "
-                f"{reader} reads {longest}: {advice or f'shorten it by {room - left} tokens.'}"
+                f"{reader} reads {most}: {advice or f'shorten it by {room - left} tokens.'}"
             )
         return ids.to(self.model.device)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
 from prismlm.files import read_json
-from prismlm.lens.codes import CodeName, check_codes
+from prismlm.lens.cells import CodeName, check_codes
 from prismlm.models.sidecar import META_FILE
 
 if TYPE_CHECKING:

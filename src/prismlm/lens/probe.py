@@ -88,20 +88,24 @@ class Probe:
         Without a ``decoder``, only its output layer is compared, at the states of the lens.
         """
         shape, largest = weight_of(model).shape, max(int(row.max()) for row in self.rows)
-        if largest >= shape[0] or self.states.shape[1] != shape[1]:
-            raise _stale(lens, f"W is {list(shape)}, which does not fit the states of the lens")
-        difference, kind = self.differences(model, decoder=decoder)
-        median, most = difference.median().item(), difference.max().item()
-        allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
-        if not (median <= allowed[0] and most <= allowed[1]):
+        why = f"W is {list(shape)}, which does not fit the states of the lens"
+        if largest < shape[0] and self.states.shape[1] == shape[1]:
+            difference, kind = self.differences(model, decoder=decoder)
+            median, most = difference.median().item(), difference.max().item()
+            allowed = SINGLE if {self.kind, kind} <= {"float32", "float64"} else HALF
+            if median <= allowed[0] and most <= allowed[1]:
+                return
             what = "its states and logits" if decoder else "the logits of its output layer"
-            raise _stale(
-                lens,
-                f"at {len(difference)} positions, {what} "
-                f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
-                f"their size, more than the {allowed[0]:g} and {allowed[1]:g} that rounding "
-                "explains. Weights, configuration, adapters or quantisation have changed",
+            why = (
+                f"at {len(difference)} positions, {what} differ from those of the lens by "
+                f"{median:.2g} (median) and up to {most:.2g} of their size, more than the "
+                f"{allowed[0]:g} and {allowed[1]:g} that rounding explains. Weights, "
+                "configuration, adapters or quantisation have changed"
             )
+        raise StaleLensError(
+            f"the lens {lens} is of another model: {why}. Put the model back as it was, or build "
+            "the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
+        )
 
     @torch.no_grad()
     def differences(self, model: nn.Module, *, decoder: bool = True) -> tuple[Tensor, str]:
@@ -117,21 +121,10 @@ class Probe:
         return torch.maximum(moved, (logits - self.logits).abs() / size), _kind(z.dtype)
 
 
-def _stale(lens: Path | str, why: str) -> StaleLensError:
-    return StaleLensError(
-        f"the lens {lens} is of another model: {why}. Put the model back as it was, or build "
-        "the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
-    )
-
-
 def _kind(dtype: torch.dtype) -> str:
     """Return the number format of a computation; TF32 rounds the factors of float32."""
     exact = dtype.itemsize < 4 or torch.get_float32_matmul_precision() == "highest"
     return str(dtype).removeprefix("torch.") if exact else "tf32"
-
-
-def _bounds(kind: str) -> tuple[float, float]:
-    return SINGLE if kind in ("float32", "float64") else HALF
 
 
 def _positions(length: int) -> Tensor:

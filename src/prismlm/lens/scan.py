@@ -1,48 +1,60 @@
-"""The forward passes of an index: contexts, uses and positions in one part of a corpus."""
+"""The forward passes over a corpus: hidden states on disk, and what an index keeps of them.
+
+Stored hidden states have ``states.npy``, d bfloat16 numbers for every position that predicts a
+token of its document, ``next-tokens.npy``, that token, and ``states.json``, the settings and the
+end of each block. The order of blocks spreads the first of them over the corpus, so that a store
+limited in size is an even sample.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
-from prismlm.corpus.windows import BlockOrder, split_counts
-from prismlm.errors import FormatError
-from prismlm.files import json_text
+from prismlm import fingerprints
+from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts, window_batches
+from prismlm.errors import FormatError, InputError
+from prismlm.files import atomic_file, json_text, room_to_write, write_json
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import Run, Spool, cells_format, spooled_type
-from prismlm.lens.cells import CellsMeta
-from prismlm.lens.codes import SAMPLE, Codes, open_codes
-from prismlm.lens.options import IndexOptions
-from prismlm.lens.states import (
-    HiddenStates,
-    drawn,
-    next_tokens,
-    passes,
-    probabilities,
-    states_of,
-)
+from prismlm.lens.cell_files import Run, cells_format, spooled_type
+from prismlm.lens.cells import SAMPLE, CellsMeta, Codes, open_codes
+from prismlm.lens.layout import array_file, open_array
+from prismlm.lens.options import IndexOptions, Shard
+from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
+from prismlm.models.watch import evaluating
 from prismlm.ops import top_contexts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import read_note
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
+STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
+FORMAT_VERSION = 2
+WHOLE = Shard()
+ADVICE = "Remove the directory to read the states again."
+# Small passes leave a GPU idle; larger ones need more memory.
+GPU_PASS_TOKENS = 4 * PASS_TOKENS
+# Logits computed at once: 2 MB, to stay in the cache, but of rows enough to amortise reading W.
+LOGITS_AT_ONCE, MIN_ROWS = 2**19, 192
 # Cosines computed at once: 64 MiB, except for a single window that has more.
 TILE_ELEMENTS = 2**24
 # The cosine of a missing position.
@@ -52,6 +64,239 @@ SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 SAMPLE_BLOCKS = 512
 # Fields of a scan.
 SUMS = ("uses", "half_nearest", "seen", "following")
+
+
+def drawn(windows: np.ndarray, share: float) -> np.ndarray:
+    """Return which windows belong to a sample: bool [n].
+
+    It is by the SplitMix64 hash of the position of their first token, so that a smaller sample is
+    part of a larger one.
+    """
+    if share >= 1:
+        return np.ones(len(windows), dtype=bool)
+    x = windows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) < np.uint64(int(share * 2**63) * 2)
+
+
+def passes(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    order: BlockOrder,
+    slot: int,
+    options: IndexOptions,
+    share: float = 1.0,
+) -> Iterator[tuple[WindowBatch, Tensor]]:
+    """Yield the forward passes of the ``slot``-th block, with the positions that give a state.
+
+    These, bool [B, T], are owned by their window and predict a token of their document. ``share``
+    of the windows are read.
+    """
+    grid = order.windows(slot, corpus, options.split, options.window, options.stride)
+    if share < 1:
+        rows, names = drawn(grid.start, share), ("document", "start", "length", "skip")
+        grid = replace(grid, **{name: getattr(grid, name)[rows] for name in names})
+    for batch in window_batches(grid, corpus, pass_tokens(model.device), corpus.eos_token_id):
+        yield batch, predicting(batch, corpus)
+
+
+def pass_tokens(device: torch.device) -> int:
+    """Return the most positions of a forward pass."""
+    return PASS_TOKENS if device.type == "cpu" else GPU_PASS_TOKENS
+
+
+def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
+    """Return which positions of a batch give a state, bool [B, T]."""
+    ends = batch.input_ids == corpus.eos_token_id
+    # Some tokenizers start a text with the token that ends it.
+    ends[:, : len(corpus.prefix)] = False
+    return batch.owned & ~ends
+
+
+def states_of(
+    model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
+) -> Tensor:
+    """Return the hidden states of a forward pass, [B, T, d]."""
+    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+    with (
+        torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
+        capture(model, logits=False) as captured,
+    ):
+        model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
+    if not torch.isfinite(captured.z[owned.to(captured.z.device)]).all():
+        raise InputError(
+            "a hidden state is not finite: the model's weights hold NaN or infinity. Use a "
+            "checkpoint from before training diverged."
+        )
+    return captured.z
+
+
+def next_tokens(batch: WindowBatch, owned: Tensor, corpus: Corpus) -> Tensor:
+    """Return the token that follows each owned position, int64 [n].
+
+    At the last token of a window it is read from the corpus.
+    """
+    following, last = torch.roll(batch.input_ids, -1, 1), batch.attention_mask.sum(1) - 1
+    for row in owned[torch.arange(len(last)), last].nonzero()[:, 0].tolist():
+        start = int(batch.positions[row, last[row]]) + 1
+        following[row, last[row]] = int(corpus.tokens(start, 1)[0])
+    return following[owned]
+
+
+def probabilities(
+    model: PreTrainedModel, z: Tensor, tokens: Tensor, *, bf16: bool = False
+) -> Tensor:
+    """Return the model's probability of one token after each state, float32 [N].
+
+    In bfloat16 the relative error is a few percent.
+    """
+    embedding, logit_map = output_embedding(model), LogitMap.of(model)
+    weight, bias = embedding.weight, getattr(embedding, "bias", None)
+    assert isinstance(weight, Tensor)
+    if bf16:
+        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+    chances = torch.empty(len(z), device=z.device)
+    rows = max(MIN_ROWS, LOGITS_AT_ONCE // len(weight))
+    for first in range(0, len(z), rows):
+        part = slice(first, first + rows)
+        # Stored states are float32, whatever the dtype of the model.
+        logits = functional.linear(z[part].to(weight.dtype), weight, bias).float()
+        chances[part] = logit_map(logits).softmax(-1).gather(1, tokens[part, None])[:, 0]
+    return chances
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenStates:
+    """Stored hidden states."""
+
+    run: dict[str, Any]  # the settings that they were read with
+    ends: list[int]  # of each block, after a 0
+    bits: np.ndarray  # of bfloat16 numbers, int16 [n, d]
+    following: np.ndarray  # the token that follows each, [n]
+
+    @classmethod
+    def open(cls, directory: Path) -> HiddenStates:
+        """Memory-map a store; FormatError if a file is damaged."""
+        meta = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
+        bits = open_array(directory / STATES_FILE, ADVICE).reshape(-1, meta["width"])
+        following = open_array(directory / TOKENS_FILE, ADVICE)
+        return cls(meta["run"], [0, *meta["ends"]], bits, following)
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return self.bits.shape[1]
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def states(self, rows: np.ndarray | slice) -> Tensor:
+        """Return the states of some rows, float32 [n, d]."""
+        return torch.from_numpy(np.array(self.bits[rows])).view(torch.bfloat16).float()
+
+    def tokens(self, rows: np.ndarray | slice = slice(None)) -> Tensor:
+        """Return the tokens that follow some rows, by default all, int64 [n]."""
+        return torch.from_numpy(self.following[: len(self)][rows].astype(np.int64))
+
+    def of_block(self, slot: int) -> Tensor | None:
+        """Return the states of the ``slot``-th block, float32; None if it is not stored."""
+        ends = self.ends[slot : slot + 2]
+        return self.states(slice(*ends)) if len(ends) == 2 else None
+
+
+def bytes_per_position(width: int) -> int:
+    """Return the disk space of a position: d bfloat16 numbers and the token that follows."""
+    return 2 * width + 4
+
+
+def read_states(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    directory: Path,
+    options: IndexOptions,
+    *,
+    limit_bytes: float,
+    shard: Shard = WHOLE,
+    progress: Reporter = SILENT,
+) -> HiddenStates:
+    """Read a corpus with a model and store its hidden states, or open them if they are there.
+
+    As many blocks are read as have ``limit_bytes`` in all, on average; of these a process reads its
+    ``shard``, and :func:`join_states` puts all of them together.
+
+    Raises:
+        InputError: the directory has states of something else; a state is not finite.
+    """
+    run: dict[str, Any] = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
+    run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
+    run["limit_bytes"] = limit_bytes
+    run |= {} if shard == WHOLE else {"shard": [shard.number, shard.count]}
+    if (directory / META_FILE).is_file():
+        stored = HiddenStates.open(directory)
+        if stored.run != run:
+            raise InputError(
+                f"{directory} holds the hidden states of another model, corpus or setting. "
+                "Restore the former settings, or remove it."
+            )
+        return stored
+    width = weight_of(model).shape[1]
+    most = int(limit_bytes / bytes_per_position(width))
+    documents, tokens = split_counts(corpus, options.split)
+    order, predictions = BlockOrder.for_tokens(corpus.num_tokens), tokens - documents
+    blocks = order.count if predictions <= most else max(1, order.count * most // predictions)
+    edges = (blocks * number // shard.count for number in (shard.number, shard.number + 1))
+
+    def read(slot: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for batch, owned in passes(model, corpus, order, slot, options):
+            with torch.inference_mode():
+                z = states_of(model, batch, owned, bf16=options.bf16)
+            states = z[owned.to(z.device)].bfloat16().cpu()
+            yield states.view(torch.int16).numpy(), next_tokens(batch, owned, corpus).numpy()
+            task.advance(len(states))
+
+    total = min(predictions, most)
+    with evaluating(model), progress.task("Reading hidden states", total, "tokens") as task:
+        return _store(directory, run, width, map(read, range(*edges)))
+
+
+def join_states(parts: list[HiddenStates], directory: Path) -> None:
+    """Store the hidden states of all shards as one process would have."""
+    run = {name: value for name, value in parts[0].run.items() if name != "shard"}
+    blocks = (
+        [(part.bits[start:end], part.following[start:end])]
+        for part in parts
+        for start, end in pairwise(part.ends)
+    )
+    _store(directory, run, parts[0].width, blocks)
+
+
+def _store(
+    directory: Path,
+    run: dict[str, Any],
+    width: int,
+    blocks: Iterable[Iterable[tuple[np.ndarray, np.ndarray]]],
+) -> HiddenStates:
+    """Write states, as bits, and the tokens that follow them, in pieces of each block."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ends = list[int]()
+    with (
+        room_to_write("hidden states", directory, "Make room or lower --states-gb."),
+        atomic_file(directory / STATES_FILE) as states_file,
+        atomic_file(directory / TOKENS_FILE) as tokens_file,
+        array_file(states_file, np.dtype("<i2")) as add_states,
+        array_file(tokens_file, np.dtype("<u4")) as add_tokens,
+    ):
+        count = 0
+        for block in blocks:
+            for bits, following in block:
+                add_states(bits.reshape(-1))
+                add_tokens(following)
+                count += len(following)
+            ends.append(count)
+    note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends}
+    write_json(directory / META_FILE, note)
+    return HiddenStates.open(directory)
 
 
 @dataclass(frozen=True)
@@ -146,46 +391,31 @@ class Scan:
 
     @classmethod
     def load(cls, directory: Path, prototypes: slice, ranks: slice) -> Scan:
-        """Read a saved scan, with some contexts of some prototypes; FormatError if damaged."""
-        with _scan_file(directory) as (file, noted):
-            fields = top_contexts.TopContexts._fields
+        """Read a saved scan, with some contexts of some prototypes."""
+        fields = top_contexts.TopContexts._fields
+        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
             top = top_contexts.TopContexts(*(file.get_slice(f)[prototypes, ranks] for f in fields))
             sums: dict[str, Any] = {name: file.get_tensor(name) for name in SUMS}
-            counts = {name: noted[name] for name in ("tokens", "half_tokens")}
-            return cls(top=top, **sums, **counts)
+            noted = json.loads(file.metadata()["noted"])
+        return cls(top=top, tokens=noted["tokens"], half_tokens=noted["half_tokens"], **sums)
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
-    """Return the format of the cells and the positions of a finished part.
-
-    Raises:
-        FormatError: the part was damaged or removed since it was finished.
-    """
-    with _scan_file(directory) as (file, noted):
-        cells, counts = CellsMeta(**noted["cells"]), file.get_tensor("counts").numpy()
+    """Return the format of the cells and the positions of a finished part; FormatError if cut."""
+    with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
+        cells = CellsMeta(**json.loads(file.metadata()["noted"])["cells"])
+        counts = file.get_tensor("counts").numpy()
     codes = open_codes(centres, cells.codes, cells.width)
     run = Run(directory / POSITIONS_FILE, spooled_type(codes, cells), counts)
     size = run.path.stat().st_size if run.path.is_file() else 0
     expected = int(counts.sum()) * run.dtype.itemsize
     if size != expected:
-        raise _damaged(directory, f"{run.path.name} has {size} bytes, expected {expected}")
+        raise FormatError(
+            f"the part {directory} was damaged or removed since it was finished: {POSITIONS_FILE} "
+            f"has {size} bytes, expected {expected}. Remove what is left of it, and give the same "
+            "command again: only this part is read again."
+        )
     return cells, run
-
-
-@contextmanager
-def _scan_file(directory: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-    try:
-        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
-            yield file, json.loads(file.metadata()["noted"])
-    except (OSError, SafetensorError) as error:
-        raise _damaged(directory, str(error)) from error
-
-
-def _damaged(directory: Path, why: str) -> FormatError:
-    return FormatError(
-        f"the part {directory} was damaged or removed since it was finished ({why}). Remove what "
-        "is left of it, and give the same command again: only this part is read again."
-    )
 
 
 def read_block(
@@ -228,10 +458,8 @@ def sample_states(source: ScanInput) -> np.ndarray:
     return sample if len(sample) else np.zeros((1, source.head.width), np.float32)
 
 
-def scan_blocks(
-    scan: Scan, source: ScanInput, slots: range, spool: Spool, codes: Codes
-) -> Iterator[int]:
-    """Scan some blocks, by their slots in the order; yield the predictions of each pass."""
+def scan_blocks(scan: Scan, source: ScanInput, slots: range, codes: Codes) -> Iterator[np.ndarray]:
+    """Scan some blocks, by their slots in the order; yield the records of each pass."""
     corpus, size, half = source.corpus, source.order.size, -(-source.order.count // 2)
     for slot in slots:
         if slot == half:
@@ -240,35 +468,25 @@ def scan_blocks(
         tokens = corpus.tokens(first, min(size, corpus.num_tokens - first))
         scan.seen += torch.from_numpy(np.bincount(tokens, minlength=len(scan.seen)))
         for batch, owned, z in read_block(source, slot, source.options.positions):
-            with torch.inference_mode():
-                unit, cell = scan_pass(scan, source, batch, owned, z)
-                records = records_of(source, batch, owned, z, unit, cell, codes)
-            spool.add(records)
-            counts = np.bincount(records["token"], minlength=len(scan.following))
-            scan.following += torch.from_numpy(counts)
-            scan.tokens += len(unit)
-            yield len(unit)
+            yield scan_pass(scan, source, batch, owned, z, codes)
     if slots.stop <= half:
         scan.record_half()
 
 
+@torch.inference_mode()
 def scan_pass(
-    scan: Scan, source: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Add contexts and uses of a pass; return unit states [N, d] and nearest prototypes [N].
+    scan: Scan, source: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor, codes: Codes
+) -> np.ndarray:
+    """Add contexts and counts of a pass; return records of its positions, for a spool.
 
     ``owned`` marks the N positions that count, bool [B, T], of ``states`` [B, T, d].
     """
-    head, mask = source.head, owned.to(states.device)
-    z = states.float()
-    best = scan_windows(
-        z, head.prototypes, head.nearest_needed, mask, scan.top.threshold.to(z.device)
-    )
+    head, mask, z = source.head, owned.to(states.device), states.float()
+    threshold = scan.top.threshold.to(z.device)
+    best = scan_windows(z, head.prototypes, head.nearest_needed, mask, threshold)
     z_owned = z[mask]
-    unit = z_owned * inverse_norms(z_owned)
-    used = head.chosen(
-        z_owned, Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
-    )
+    nearest = Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
+    used = head.chosen(z_owned, nearest)
     active = used.indices[used.activations > 0].cpu()
     scan.uses += active.bincount(minlength=len(scan.uses))
     # The row of each candidate among the owned positions.
@@ -277,37 +495,27 @@ def scan_pass(
     activation = torch.relu(head.scale * best.cosine)
     if head.weights == "fitted":
         activation = (used.activations[row] * routed).sum(1)
+    window = best.window.cpu()
     candidates = top_contexts.Contexts(
         best.prototype.cpu(),
         best.cosine.cpu(),
-        batch.positions[best.window.cpu(), best.offset.cpu()],
-        batch.document[best.window.cpu()],
+        batch.positions[window, best.offset.cpu()],
+        batch.document[window],
         activation.cpu(),
         routed.any(1).cpu(),
     )
     scan.top = top_contexts.update(scan.top, candidates)
-    return unit, best.indices[:, 0]
-
-
-def records_of(
-    source: ScanInput,
-    batch: WindowBatch,
-    owned: Tensor,
-    states: Tensor,
-    unit: Tensor,
-    cell: Tensor,
-    codes: Codes,
-) -> np.ndarray:
-    """Return the records of the N positions of a pass, with their cells, for a spool."""
     following = next_tokens(batch, owned, source.corpus)
-    records = np.empty(len(unit), spooled_type(codes, source.cells))
-    records["cell"] = cell.cpu().numpy()
+    scan.following += following.bincount(minlength=len(scan.following))
+    scan.tokens += len(following)
+    records = np.empty(len(following), spooled_type(codes, source.cells))
+    records["cell"] = best.indices[:, 0].cpu().numpy()
     records["token"], records["read"] = following, batch.input_ids[owned]
     records["position"] = batch.positions[owned].numpy()
-    z, following = states[owned.to(states.device)], following.to(states.device)
-    chance = probabilities(source.model, z, following, bf16=source.options.bf16)
-    records["probability"] = chance.cpu().numpy()
-    codes.put(unit.cpu().numpy(), records)
+    bf16, following = source.options.bf16, following.to(states.device)
+    chances = probabilities(source.model, states[mask], following, bf16=bf16)
+    records["probability"] = chances.cpu().numpy()
+    codes.put((z_owned * inverse_norms(z_owned)).cpu().numpy(), records)
     return records
 
 

@@ -1,13 +1,13 @@
 """The files of a lens, on a disk or in an object store.
 
 A lens in a store is named by an address that fsspec reads, such as ``s3://bucket/lens``. Arrays
-whose size grows with the corpus (:mod:`prismlm.lens.stored_array`) and the table of documents are
-read by ranges of bytes; the other files are copied to a directory of this machine when they are
-first needed.
+whose size grows with the corpus and the table of documents are read by ranges of bytes; the other
+files are copied to a directory of this machine when they are first needed.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from prismlm import fingerprints
 from prismlm.corpus.tables import RangedFile
@@ -31,12 +33,15 @@ from prismlm.errors import (
 )
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.stored_array import StoredArray
 
 # The beginning of the names of files that are read by ranges.
 ARRAYS = ("cells", "cell-keys", "cell-starts", "suffixes-order", "suffixes-tokens")
 LARGE = (*ARRAYS, "cell-documents")
-CACHE_VARIABLE, CACHE_MEGABYTES = "PRISMLM_LENS_CACHE_MB", 256
+CACHE_VARIABLE, CACHE_MEGABYTES = "PRISMLM_LENS_CACHE_MB", "256"
+# Files beyond so many bytes are compared with their digests by `inspect index` alone: a question
+# reads little of cells and suffix arrays, and tables have checksums of their pages. 64 MiB take a
+# tenth of a second.
+COMPARED_BYTES = 2**26
 # Requests at once, and the bytes in which an array describes itself.
 REQUESTS, HEADER = 32, 2**12
 # Bytes of a request for several ranges, and those between two columns of a table that it may read
@@ -44,6 +49,9 @@ REQUESTS, HEADER = 32, 2**12
 MOST_AT_ONCE, GAP = 2**23, 2**16
 # Seconds between comparisons of meta.json with the one that was opened.
 COMPARED_EVERY = 2.0
+# Bytes that an array is read in. Blocks of a slice that are kept for the next read; a longer one
+# is of a pass over the array.
+BLOCK, KEPT_BLOCKS = 2**17, 32
 
 
 def files_of(lens: Path | str | LensFiles) -> LensFiles:
@@ -70,10 +78,17 @@ class LensFiles:
         path: the directory of the files that are not read by ranges.
         address: of the lens, for messages and results.
         name: of the lens.
+        meta: once it is read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.address, self.name = path, str(path), path.resolve().name
+        self.meta: layout.LensMeta | None = None
+        self._opened = self.identity()
+
+    def changed(self) -> bool:
+        """Return whether ``meta.json`` was replaced or removed since it was read."""
+        return self.identity() != self._opened
 
     def identity(self) -> object:
         """Return what changes when ``meta.json`` is replaced; None if it is missing."""
@@ -81,7 +96,9 @@ class LensFiles:
 
     def read_meta(self) -> layout.LensMeta:
         """Read ``meta.json``, and compare the sizes of all files with it."""
-        return layout.read_meta(self.path)
+        self._opened = self.identity()
+        self.meta = layout.read_meta(self.path)
+        return self.meta
 
     def has(self, name: str) -> bool:
         """Return whether a file exists."""
@@ -91,11 +108,25 @@ class LensFiles:
         """Return a file that is not read by ranges, on this machine."""
         return self.path / name
 
-    def check(
-        self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
-    ) -> None:
-        """Compare files with their digests, as :func:`layout.check_files`."""
-        layout.check_files(self.path, meta, names, **options)
+    def check(self, names: Collection[str] | None = None) -> None:
+        """Compare files with their digests, if ``meta`` is read.
+
+        Without ``names``, all are compared, otherwise those that sum to ``COMPARED_BYTES``.
+        """
+        files, left = {} if self.meta is None else self.meta.files, COMPARED_BYTES
+        for name in files if names is None else names:
+            size = files[name]["bytes"] if name in files else 0
+            if self.meta is not None and (names is None or size <= left):
+                left -= size
+                self._compare(name, fingerprints.of_file(self.path / name))
+
+    def _compare(self, name: str, digest: str) -> None:
+        assert self.meta is not None
+        if digest != self.meta.files.get(name, {}).get("digest"):
+            raise FormatError(
+                f"{self.address}/{name} is damaged or of another lens: its digest differs. "
+                f"{layout.REBUILD}"
+            )
 
     def check_local(self, command: str) -> None:
         """Raise InputError if a command needs a lens on a disk and this one is in a store."""
@@ -122,11 +153,15 @@ class StoredFiles(LensFiles):
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs
 
-        self.address, self.name = address, address.rpartition("/")[2]
+        self.address, self.name, self.meta = address, address.rpartition("/")[2], None
+        self._opened: object = None
         self.requests = self.bytes_read = 0
         # The blocks of arrays that were used last; several threads may use them.
         self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        self._cache_bytes, self._cached, self._lock = cache_bytes(), 0, threading.Lock()
+        value = os.environ.get(CACHE_VARIABLE) or CACHE_MEGABYTES
+        megabytes = int(value) if value.isdecimal() else value
+        self._cache_bytes = check_whole(CACHE_VARIABLE, megabytes, 1) * 10**6
+        self._cached, self._lock = 0, threading.Lock()
         # What the store says of each file, such as size, time or ETag; empty without the file.
         self._states: dict[str, dict[str, Any]] = {}
         self._compared = -COMPARED_EVERY
@@ -153,18 +188,21 @@ class StoredFiles(LensFiles):
     def read_meta(self) -> layout.LensMeta:
         """As of local files; ``path`` is then the directory of copies of this very lens."""
         with self._errors(layout.META_FILE):
-            if not self.identity():
+            self._opened = self.identity()
+            if not self._opened:
                 raise InputError(
                     f"there is no lens at {self.address}: it has no {layout.META_FILE}. Expected "
                     "the address of a directory that `prismlm index` wrote."
                 )
             data = self._fs.cat_file(f"{self._root}/{layout.META_FILE}")
-            self._check_size(layout.META_FILE, len(data))
+            if len(data) != self._size(layout.META_FILE):
+                raise OSError("it is incomplete")
             caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             self.path = caches / "prismlm" / "lenses" / fingerprints.of_bytes(data)
             with atomic_file(self.path / layout.META_FILE) as temporary:
                 temporary.write_bytes(data)
-        return layout.read_meta(self.path, self.address, self._sizes)
+        self.meta = layout.read_meta(self.path, self.address, self._sizes)
+        return self.meta
 
     def _sizes(self, names: Sequence[str]) -> list[int]:
         with self._errors(layout.META_FILE):
@@ -181,26 +219,24 @@ class StoredFiles(LensFiles):
         if not copy.is_file():
             with self._errors(name), atomic_file(copy) as temporary:
                 self._fs.get_file(f"{self._root}/{name}", str(temporary))
-                self._check_size(name, temporary.stat().st_size)
+                if temporary.stat().st_size != self._size(name):
+                    raise OSError("the copy is incomplete")
         return copy
 
-    def check(
-        self, meta: layout.LensMeta, names: Collection[str] | None = None, **options: Any
-    ) -> None:
+    def check(self, names: Collection[str] | None = None) -> None:
         """Compare copies with their digests; without ``names``, the other files as well."""
-        small = [n for n in (meta.files if names is None else names) if not n.startswith(LARGE)]
-        copies = [self.local(name) for name in small]
-        try:
-            layout.check_files(self.path, meta, small, **options)
-        except FormatError:
-            for copy in copies:  # to be copied again
-                copy.unlink(missing_ok=True)
-            raise
-        for name in meta.files if names is None else ():
-            if name.startswith(LARGE):
+        assert self.meta is not None
+        for name in self.meta.files if names is None else names:
+            if not name.startswith(LARGE):
+                copy = self.local(name)
+                try:
+                    self._compare(name, fingerprints.of_file(copy))
+                except FormatError:
+                    copy.unlink(missing_ok=True)  # to be copied again
+                    raise
+            elif names is None:
                 with self._errors(name), self._fs.open(f"{self._root}/{name}", "rb") as file:
-                    digest = fingerprints.of_stream(file)
-                layout.check_digest(f"{self.address}/{name}", digest, meta.files[name])
+                    self._compare(name, fingerprints.of_stream(file))
 
     def check_local(self, command: str) -> None:
         """Raise InputError, since a store has neither locks nor renames."""
@@ -226,20 +262,12 @@ class StoredFiles(LensFiles):
         large = [name for name in names if name.startswith(ARRAYS)]
         with self._errors(", ".join(large[:1])):
             found = _pool().map(lambda n: self._fetch(n, 0, min(HEADER, self._size(n))), large)
-            headers = dict(zip(large, found, strict=True))
+            reads = (partial(self._read, name) for name in large)
+            stored = dict(zip(large, map(StoredArray, reads, found), strict=True))
         return [
-            self._array(name, headers[name])
-            if name in headers
-            else layout.open_array(self.local(name))
+            stored[name] if name in stored else layout.open_array(self.local(name))
             for name in names
         ]
-
-    def _array(self, name: str, header: bytes) -> StoredArray:
-        try:
-            read = partial(self._read, name)
-            return StoredArray.from_header(read, header, self._size(name))
-        except ValueError as error:
-            raise layout.damaged(f"{self.address}/{name}", error) from error
 
     def table_file(self, name: str) -> Path | Callable[[], RangedFile]:
         """As of local files."""
@@ -271,21 +299,20 @@ class StoredFiles(LensFiles):
                     self._cached = 0
                 raise StaleLensError(layout.REPLACED.format(self.address))
         if keep:
-            self._keep(name, {span: parts[span] for span in missing})
+            # In place of blocks that were not used for the longest time.
+            with self._lock:
+                for span in missing:
+                    old = self._blocks.pop((name, *span), b"")
+                    self._cached += len(parts[span]) - len(old)
+                    self._blocks[name, *span] = parts[span]
+                while self._cached > self._cache_bytes:
+                    self._cached -= len(self._blocks.popitem(last=False)[1])
         return [parts[span] for span in spans]
-
-    def _keep(self, name: str, parts: dict[tuple[int, int], bytes]) -> None:
-        """Put blocks in the cache, in place of those that were not used for the longest time."""
-        with self._lock:
-            for span, part in parts.items():
-                self._cached += len(part) - len(self._blocks.pop((name, *span), b""))
-                self._blocks[name, *span] = part
-            while self._cached > self._cache_bytes:
-                self._cached -= len(self._blocks.popitem(last=False)[1])
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
         part = self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
-        self._check_size(name, len(part), stop - start)
+        if len(part) != stop - start:
+            raise OSError(f"{len(part):,} of {stop - start:,} bytes came")
         self.requests += 1
         self.bytes_read += len(part)
         return part
@@ -301,14 +328,6 @@ class StoredFiles(LensFiles):
 
     def _size(self, name: str) -> int:
         return self._states[name].get("size") or 0
-
-    def _check_size(self, name: str, size: int, expected: int | None = None) -> None:
-        expected = self._size(name) if expected is None else expected
-        if size != expected:
-            raise PrismError(
-                f"{self.address}/{name} could not be read: the store gave {size:,} bytes where "
-                f"{expected:,} were asked for. Ask again; the lens itself is unchanged."
-            )
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -327,6 +346,74 @@ class StoredFiles(LensFiles):
             ) from error
 
 
+class StoredArray:
+    """An array [n] in a file of a store: the part of ``np.memmap`` that readers of a lens use.
+
+    It is read in blocks of whole elements, all blocks of one call at once. ``read`` returns
+    ascending ranges of bytes, [first, last), of the file, and may keep them; ``header`` is the
+    beginning of the file, as ``np.save`` writes it.
+    """
+
+    def __init__(
+        self, read: Callable[[Sequence[tuple[int, int]], bool], list[bytes]], header: bytes
+    ) -> None:
+        stream = io.BytesIO(header)
+        np.lib.format.read_magic(stream)
+        (self._rows,), _, self.dtype = np.lib.format.read_array_header_1_0(stream)
+        self._read, self._offset = read, stream.tell()
+        self._per_block = max(1, BLOCK // self.dtype.itemsize)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, key: int | slice) -> Any:
+        if not isinstance(key, slice):
+            return self.take(np.array([key + self._rows * (key < 0)]))[0]
+        start, stop, _ = key.indices(self._rows)
+        first = start // self._per_block
+        numbers = range(first, -(-stop // self._per_block))
+        blocks = self._blocks(numbers, keep=len(numbers) <= KEPT_BLOCKS)
+        whole = np.concatenate([np.empty((0, self.dtype.itemsize), "u1"), *blocks])
+        rows = slice(start - first * self._per_block, max(start, stop) - first * self._per_block)
+        return whole[rows].view(self.dtype)[:, 0]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return copies of elements, in the order of ``rows``, int64 [m]."""
+        number, within = np.divmod(rows, self._per_block)
+        order = np.argsort(number, kind="stable")
+        distinct, first = np.unique(number[order], return_index=True)
+        result = np.empty((len(rows), self.dtype.itemsize), "u1")
+        parts = np.split(order, first[1:])
+        for block, chosen in zip(self._blocks(distinct.tolist()), parts, strict=False):
+            result[chosen] = block[within[chosen]]
+        return result.view(self.dtype)[:, 0]
+
+    def searchsorted(
+        self, values: np.ndarray, side: Literal["left", "right"] = "left"
+    ) -> np.ndarray:
+        """As of ``np.ndarray``, of values [m]: bisection over blocks for all, then within one."""
+        low = np.zeros(len(values), np.int64)
+        high = np.full(len(values), -(-self._rows // self._per_block))
+        while (open_ := high - low > 1).any():
+            middle = (low + high) // 2
+            first = self.take(middle[open_] * self._per_block)
+            later = first < values[open_] if side == "left" else first <= values[open_]
+            low[open_] = np.where(later, middle[open_], low[open_])
+            high[open_] = np.where(later, high[open_], middle[open_])
+        result, numbers = low * self._per_block, np.unique(low[high > 0]).tolist()
+        for number, block in zip(numbers, self._blocks(numbers), strict=True):
+            here = low == number
+            result[here] += block.view(self.dtype)[:, 0].searchsorted(values[here], side)
+        return result
+
+    def _blocks(self, numbers: Sequence[int], *, keep: bool = True) -> list[np.ndarray]:
+        """Return blocks, uint8 [n, bytes]: bytes are copied faster than the fields of records."""
+        size, edges = self.dtype.itemsize, [(n, n + 1) for n in numbers]
+        rows = [(a * self._per_block, min(b * self._per_block, self._rows)) for a, b in edges]
+        spans = [(self._offset + a * size, self._offset + b * size) for a, b in rows]
+        return [np.frombuffer(part, "u1").reshape(-1, size) for part in self._read(spans, keep)]
+
+
 def joined(spans: Sequence[tuple[int, int]], gap: int) -> list[list[tuple[int, int]]]:
     """Group ascending spans with at most ``gap`` bytes between them, into requests of 8 MiB."""
     groups = list[list[tuple[int, int]]]()
@@ -336,13 +423,6 @@ def joined(spans: Sequence[tuple[int, int]], gap: int) -> list[list[tuple[int, i
         else:
             groups.append([(first, last)])
     return groups
-
-
-def cache_bytes() -> int:
-    """Return the size of the cache of a lens, which an environment variable sets."""
-    value = os.environ.get(CACHE_VARIABLE) or str(CACHE_MEGABYTES)
-    megabytes = check_whole(CACHE_VARIABLE, int(value) if value.isdecimal() else value, 1)
-    return megabytes * 10**6
 
 
 @cache

@@ -18,6 +18,7 @@ import math
 import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -48,15 +49,42 @@ PACKAGE = "pydivsufsort"
 Tokens = Sequence[int] | np.ndarray
 
 
+class _Texts(NamedTuple):
+    """The documents of a split: where they start in the corpus, and end in the lens's tokens.
+
+    ``firsts`` are the first document of each part, and the end.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+    dtype: np.dtype
+    large: bool
+    firsts: np.ndarray
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: Split) -> _Texts:
+        documents, stored = corpus.split(split), np.dtype(corpus.meta["dtype"]).newbyteorder(">")
+        starts, lengths = corpus.starts[documents], corpus.lengths[documents]
+        ends, firsts, begin = np.cumsum(lengths), [0], 0
+        total = int(ends[-1])
+        if total > LARGE:
+            needed = total * stored.itemsize / MAX_PART_BYTES
+            count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
+            bounds = [total * part // count for part in range(count + 1)]
+            divided = np.unique(np.searchsorted(ends, bounds, side="right"))
+            return cls(starts, lengths, ends, stored, True, divided)
+        while firsts[-1] < len(ends):  # as many documents as fit in a part, at least one
+            fitting = int(np.searchsorted(ends, begin + PART, side="right"))
+            firsts.append(max(firsts[-1] + 1, fitting))
+            begin = int(ends[firsts[-1] - 1])
+        return cls(starts, lengths, ends, stored, False, np.array(firsts))
+
+
 def count_parts(corpus: Corpus, split: Split) -> int:
     """Return how many parts :func:`write_part` writes, which depends on the corpus alone."""
     texts = _Texts.of(corpus, split)
-    return len(texts.parts()) - 1 if texts.large else 1
-
-
-def suffix_bytes(documents: int, tokens: int, width: int) -> int:
-    """Return the bytes of all files, for token ids of ``width`` bytes."""
-    return tokens * (width + 4) + 24 * documents
+    return len(texts.firsts) - 1 if texts.large else 1
 
 
 def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> None:
@@ -67,81 +95,36 @@ def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> No
     :mod:`prismlm.lens.external_sort` says.
     """
     texts = _Texts.of(corpus, split)
-    firsts = texts.parts()
+    part = slice(*texts.firsts[number : number + 2]) if texts.large else slice(None)
+    names = (numbered(name, number if texts.large else None) for name in (TOKENS_FILE, ORDER_FILE))
+    path, order_path = (directory / name for name in names)
+    spans = zip(texts.starts[part].tolist(), texts.lengths[part].tolist(), strict=True)
+    with atomic_file(path) as temporary, array_file(temporary, texts.dtype) as append:
+        for start, length in spans:
+            append(corpus.tokens(start, length))
     if texts.large:
-        tokens, order = (directory / numbered(name, number) for name in (TOKENS_FILE, ORDER_FILE))
-        texts.write_tokens(tokens, corpus, slice(*firsts[number : number + 2]))
-        sort_on_disk(tokens, order)
+        sort_on_disk(path, order_path)
+    if texts.large or importlib.util.find_spec(PACKAGE) is None:
         return
-    texts.write_tokens(directory / TOKENS_FILE, corpus, slice(None))
-    if importlib.util.find_spec(PACKAGE) is None:
-        return
-    tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
-    # Leading bytes that are zero in all tokens are not sorted.
+    sorter: Any = import_module(PACKAGE)
+    tokens = np.load(path, mmap_mode="r")
+    # Big-endian bytes sort as the tokens do. Leading ones that are zero in all are left out.
     width = max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    edges = [0, *texts.ends[firsts[1:] - 1].tolist()]
-    with array_file(directory / ORDER_FILE, np.dtype("<u4")) as append:
+    edges = [0, *texts.ends[texts.firsts[1:] - 1].tolist()]
+    with array_file(order_path, np.dtype("<u4")) as append:
         for first, end in pairwise(edges):
-            append(_sorted_suffixes(tokens[first:end], width) + first)
+            text = tokens[first:end].view(np.uint8).reshape(-1, tokens.itemsize)[:, -width:]
+            order = sorter.divsufsort(np.array(text, order="C").reshape(-1))
+            # Without suffixes that start within a token.
+            append(order[order % width == 0].astype(np.int64) // width + first)
 
 
 def finish(directory: Path, corpus: Corpus, split: Split) -> None:
     """Write the table of documents, once all parts are written."""
     texts = _Texts.of(corpus, split)
-    firsts = texts.parts()
-    part = np.repeat(np.arange(len(firsts) - 1), np.diff(firsts))
+    part = np.repeat(np.arange(len(texts.firsts) - 1), np.diff(texts.firsts))
     table = np.array([texts.ends - texts.lengths, texts.starts, part], "<i8")
     np.save(directory / DOCUMENTS_FILE, table)
-
-
-class _Texts(NamedTuple):
-    """The documents of a split: where they start in the corpus, and end in the lens's tokens."""
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    ends: np.ndarray
-    dtype: np.dtype
-
-    @classmethod
-    def of(cls, corpus: Corpus, split: Split) -> _Texts:
-        documents = corpus.split(split)
-        lengths = corpus.lengths[documents]
-        stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-        return cls(corpus.starts[documents], lengths, np.cumsum(lengths), stored)
-
-    @property
-    def large(self) -> bool:
-        return bool(self.ends[-1] > LARGE)
-
-    def parts(self) -> np.ndarray:
-        """Return the first document of each part, and the end."""
-        if self.large:
-            total = int(self.ends[-1])
-            needed = total * self.dtype.itemsize / MAX_PART_BYTES
-            count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
-            bounds = [total * part // count for part in range(count + 1)]
-            return np.unique(np.searchsorted(self.ends, bounds, side="right"))
-        firsts, begin = [0], 0
-        while firsts[-1] < len(self.ends):  # as many documents as fit in a part, at least one
-            fitting = int(np.searchsorted(self.ends, begin + PART, side="right"))
-            firsts.append(max(firsts[-1] + 1, fitting))
-            begin = int(self.ends[firsts[-1] - 1])
-        return np.array(firsts)
-
-    def write_tokens(self, path: Path, corpus: Corpus, documents: slice) -> None:
-        spans = zip(self.starts[documents].tolist(), self.lengths[documents].tolist(), strict=True)
-        with atomic_file(path) as temporary, array_file(temporary, self.dtype) as append:
-            for start, length in spans:
-                append(corpus.tokens(start, length))
-
-
-def _sorted_suffixes(tokens: np.ndarray, width: int) -> np.ndarray:
-    """Return the indices of the sorted suffixes; big-endian bytes sort as the tokens do."""
-    sorter: Any = import_module(PACKAGE)
-    text = tokens.view(np.uint8).reshape(-1, tokens.itemsize)[:, -width:]
-    order = sorter.divsufsort(np.array(text, order="C").reshape(-1))
-    # Drop suffixes that start within a token.
-    return order[order % width == 0].astype(np.int64) // width
 
 
 def numbered(name: str, number: int | None) -> str:
@@ -163,42 +146,6 @@ def unsearchable(names: Collection[str]) -> str | None:
         f"{package} was not installed where it was built. Run `pip install 'prismlm[{extra}]'`, "
         "and build the lens again with `prismlm index`"
     )
-
-
-class StoredTokens:
-    """The tokens of the documents of a lens, memory-mapped; positions are those of the corpus."""
-
-    def __init__(self, files: Path | LensFiles) -> None:
-        self._files = files_of(files)
-        (documents,) = self._files.arrays(DOCUMENTS_FILE)
-        self._firsts, self._starts, self._part = documents
-        single = self._files.has(TOKENS_FILE)
-        self._numbers = [None] if single else range(int(self._part[-1]) + 1)
-        self._texts = self._arrays(TOKENS_FILE)
-        self._edges = [0, *np.cumsum([len(text) for text in self._texts]).tolist()]
-
-    def _arrays(self, name: str) -> list[Any]:
-        arrays = self._files.arrays(*(numbered(name, number) for number in self._numbers))
-        for array in arrays:
-            if isinstance(array, np.ndarray):
-                # Otherwise the kernel reads megabytes around each place.
-                before = array.ctypes.data % mmap.PAGESIZE
-                page = ctypes.c_void_p(array.ctypes.data - before)
-                size = ctypes.c_size_t(array.nbytes + before)
-                ctypes.CDLL(None).madvise(page, size, mmap.MADV_RANDOM)
-        return arrays
-
-    def __len__(self) -> int:
-        """The number of tokens, without the ends of documents."""
-        return self._edges[-1] - len(self._firsts)
-
-    def tokens(self, position: int, length: int) -> np.ndarray:
-        """Return the tokens of one document from a global position on, int64 [length]."""
-        document = int(np.searchsorted(self._starts, position, side="right")) - 1
-        first = int(self._firsts[document] + position - self._starts[document])
-        text = bisect_right(self._edges, first) - 1
-        first -= self._edges[text]
-        return self._texts[text][first : first + length].astype(np.int64)
 
 
 class _Part(NamedTuple):
@@ -226,45 +173,60 @@ class _Part(NamedTuple):
             return range(low, low)
         return range(low, bisect_right(rows, wanted, low, self.end, key=read))
 
-    def longest(self, query: np.ndarray, row: int) -> int:
-        """Return the longest prefix of a query that a suffix next to its row has."""
-        longest = 0
-        for index in self.order[max(self.begin, row - 1) : min(self.end, row + 1)].tolist():
-            suffix = self.tokens[index : index + len(query)]
-            differing = np.flatnonzero(suffix != query[: len(suffix)])
-            longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
-        return longest
 
-    def first_matches(self, rows: range, limit: int) -> np.ndarray:
-        """Return the first indices, among all tokens of the lens, of the suffixes of some rows."""
-        matches = self.order[rows.start : rows.stop]
-        if len(matches) > limit:
-            matches = np.partition(matches, limit)[:limit]
-        return np.sort(matches).astype(np.int64) + self.first
+class Suffixes:
+    """The tokens of the documents of a lens, and the places of sequences in them.
 
-
-class Suffixes(StoredTokens):
-    """Occurrences of token sequences in the documents of a lens.
-
-    A search compares about log₂ n suffixes of each part, or twice as many if it occurs. No match
-    contains an end of text, so that none crosses documents.
+    Positions are those of the corpus. A search compares about log₂ n suffixes of each part, or
+    twice as many if it occurs. No match contains an end of text, so that none crosses documents.
     """
 
     def __init__(self, files: Path | LensFiles) -> None:
-        super().__init__(files)
+        self._files = files_of(files)
+        (documents,) = self._files.arrays(DOCUMENTS_FILE)
+        self._firsts, self._starts, self._part = documents
+        self._texts = self._arrays(TOKENS_FILE)
+        self._edges = [0, *np.cumsum([len(text) for text in self._texts]).tolist()]
+
+    def _arrays(self, name: str) -> list[Any]:
+        single = self._files.has(TOKENS_FILE)
+        numbers = [None] if single else range(int(self._part[-1]) + 1)
+        arrays = self._files.arrays(*(numbered(name, number) for number in numbers))
+        for array in arrays:
+            if isinstance(array, np.ndarray):
+                # Otherwise the kernel reads megabytes around each place.
+                before = array.ctypes.data % mmap.PAGESIZE
+                page = ctypes.c_void_p(array.ctypes.data - before)
+                size = ctypes.c_size_t(array.nbytes + before)
+                ctypes.CDLL(None).madvise(page, size, mmap.MADV_RANDOM)
+        return arrays
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
         # A search takes many steps, one after another, so that arrays of a store are read whole.
-        self._texts, orders = (
+        texts, orders = (
             [array if isinstance(array, np.ndarray) else array[:] for array in arrays]
             for arrays in (self._texts, self._arrays(ORDER_FILE))
         )
-        numbers = np.arange(int(self._part[-1]) + 1)
+        numbers, parts = np.arange(int(self._part[-1]) + 1), list[_Part]()
         firsts = self._firsts[np.searchsorted(self._part, numbers)].tolist()
-        self._parts: list[_Part] = []
         for begin, end in pairwise([*firsts, self._edges[-1]]):
             file = bisect_right(self._edges, begin) - 1
             edge = self._edges[file]
-            part = _Part(self._texts[file], orders[file], begin - edge, end - edge, edge)
-            self._parts.append(part)
+            parts.append(_Part(texts[file], orders[file], begin - edge, end - edge, edge))
+        return parts
+
+    def __len__(self) -> int:
+        """The number of tokens, without the ends of documents."""
+        return self._edges[-1] - len(self._firsts)
+
+    def tokens(self, position: int, length: int) -> np.ndarray:
+        """Return the tokens of one document from a global position on, int64 [length]."""
+        document = int(np.searchsorted(self._starts, position, side="right")) - 1
+        first = int(self._firsts[document] + position - self._starts[document])
+        text = bisect_right(self._edges, first) - 1
+        first -= self._edges[text]
+        return self._texts[text][first : first + length].astype(np.int64)
 
     def count(self, tokens: Tokens) -> int:
         """Return how often a sequence of one token or more occurs."""
@@ -278,8 +240,10 @@ class Suffixes(StoredTokens):
         for part, matching in zip(self._parts, rows, strict=False):
             missing = limit - len(starts)
             if matching and missing:
-                matches = part.first_matches(matching, missing)
-                starts = np.concatenate([starts, matches])
+                matches = part.order[matching.start : matching.stop]
+                if len(matches) > missing:
+                    matches = np.partition(matches, missing)[:missing]
+                starts = np.append(starts, np.sort(matches).astype(np.int64) + part.first)
         document = np.searchsorted(self._firsts, starts, side="right") - 1
         return starts - self._firsts[document] + self._starts[document]
 
@@ -288,8 +252,14 @@ class Suffixes(StoredTokens):
         query = self._encode(tokens)
         length, rows = len(query), self._rows(query)
         if not any(rows):
-            nearest = zip(self._parts, rows, strict=False)
-            length = max((part.longest(query, row.start) for part, row in nearest), default=0)
+            length = 0
+            # The suffixes next to where it would be have the longest prefix.
+            for part, row in zip(self._parts, rows, strict=False):
+                near = slice(max(part.begin, row.start - 1), min(part.end, row.start + 1))
+                for index in part.order[near].tolist():
+                    suffix = part.tokens[index : index + len(query)]
+                    differing = np.flatnonzero(suffix != query[: len(suffix)])
+                    length = max(length, int(differing[0]) if len(differing) else len(suffix))
             rows = self._rows(query[:length])
         return length, sum(map(len, rows))
 
@@ -299,6 +269,6 @@ class Suffixes(StoredTokens):
 
     def _encode(self, tokens: Tokens) -> np.ndarray:
         """Return tokens in the stored type, up to the first that cannot occur."""
-        ids, stored = np.asarray(tokens, dtype=np.int64), self._texts[0]
+        ids, stored = np.asarray(tokens, dtype=np.int64), self._parts[0].tokens
         impossible = (ids < 0) | (ids > np.iinfo(stored.dtype).max) | (ids == stored[-1])
         return ids[: int(impossible.argmax()) if impossible.any() else None].astype(stored.dtype)

@@ -13,8 +13,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.explain.attribution import Passage, worth_showing
 from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
-from prismlm.lens.lens import Lens
-from prismlm.lens.text import Around
+from prismlm.lens.lens import Around, Lens
 from prismlm.pages.frame import called, colour, html_fragment, html_page, largest_shares, rounded
 
 if TYPE_CHECKING:

@@ -26,10 +26,8 @@ from scipy.spatial.distance import squareform
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.files import json_text
-from prismlm.lens.labels.contexts import FUNCTION
-from prismlm.lens.labels.embedded import NAME_LENGTH
+from prismlm.lens.labels.contexts import FUNCTION, NAME_LENGTH
 from prismlm.lens.labels.endpoint import (
-    Answers,
     Endpoint,
     Question,
     Session,
@@ -217,7 +215,7 @@ class EndpointJudge:
         on_estimate: Callable[[int, int], object] = lambda questions, characters: None,
     ) -> None:
         self.on_estimate = on_estimate
-        self.session = Session(endpoint, Answers(answers, endpoint.model))
+        self.session = Session(endpoint, answers)
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
 
     def judge(
@@ -225,7 +223,7 @@ class EndpointJudge:
     ) -> list[Judgement | None]:
         """Return the figures of units, None without a valid answer."""
         questions = [theme_question(unit) for unit in units]
-        new = [question for question in questions if self.session.answers.get(question) is None]
+        new = [question for question in questions if self.session.stored(question) is None]
         characters = sum(len(m["content"]) for question in new for m in question.messages)
         self.on_estimate(len(new), characters)
 

@@ -26,12 +26,12 @@ from prismlm.files import WAY_OUT, check_room, discard, keep_json, read_json, ro
 from prismlm.layers import PrototypeHead
 from prismlm.lens.build import IndexOptions, build_index, check_index, index_bytes, options_for
 from prismlm.lens.cell_files import cells_format
-from prismlm.lens.codes import CodeName
+from prismlm.lens.cells import CodeName
 from prismlm.lens.labels.write import label_lens
 from prismlm.lens.layout import read_meta
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
-from prismlm.lens.states import (
+from prismlm.lens.scan import (
     META_FILE,
     HiddenStates,
     bytes_per_position,

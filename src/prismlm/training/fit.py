@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from prismlm.errors import DivergenceError, InputError, check_choice, check_number, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
-from prismlm.lens.states import HiddenStates
+from prismlm.lens.scan import HiddenStates
 from prismlm.models.sidecar import weight_of
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product

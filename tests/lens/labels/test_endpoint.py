@@ -1,12 +1,13 @@
 """Questions to a real server on this machine, which answers well, badly or not at all."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from prismlm.errors import InputError
 from prismlm.lens.labels.contexts import CATEGORIES
-from prismlm.lens.labels.endpoint import Answers, Endpoint, NoAnswer, Question, Session
+from prismlm.lens.labels.endpoint import Endpoint, NoAnswer, Question, Session
 from prismlm.progress import SILENT
 from tests.helpers.chat_server import ChatServer, completion
 
@@ -24,7 +25,7 @@ def session(tmp_path):
 
     def open_session(url, **settings):
         endpoint = Endpoint(url, "m", **{"retries": 0, "timeout": 5.0} | settings)
-        return Session(endpoint, Answers(tmp_path / ".lens.answers.jsonl", "m"))
+        return Session(endpoint, tmp_path / ".lens.answers.jsonl")
 
     return open_session
 
@@ -51,7 +52,7 @@ def test_an_answer_is_asked_for_once_by_schema_and_with_a_key(session, monkeypat
     assert schema["strict"] is True
 
 
-def test_a_server_that_fails_at_a_schema_gets_it_as_an_object(session):
+def test_a_server_that_refuses_a_schema_is_asked_in_a_simpler_way(session):
     def behave(request, number):
         kind = request["response_format"]["type"]
         return GOOD if kind == "json_object" else (500, errors("response_format: no such type"))
@@ -62,14 +63,9 @@ def test_a_server_that_fails_at_a_schema_gets_it_as_an_object(session):
     kinds = [request["response_format"]["type"] for request in server.requests]
     assert kinds == ["json_schema", "json_object", "json_object"]
     assert server.requests[-1]["response_format"]["schema"]["required"]
-
-
-def test_a_server_that_knows_no_formats_still_limits_its_answers(session):
-    def behave(request, number):
-        return (400, errors("response_format")) if "response_format" in request else GOOD
-
-    with ChatServer(behave) as server:
-        assert session(server.url).ask(QUESTION) == GOOD
+    refusal = 400, errors("response_format")
+    with ChatServer(lambda request, _: refusal if "response_format" in request else GOOD) as server:
+        assert session(server.url).ask(questions([2])[0]) == GOOD
     assert server.requests[-1]["temperature"] == 0
     assert server.requests[-1]["max_tokens"] > 0
 
@@ -156,19 +152,21 @@ def test_a_server_that_goes_away_ends_the_run_and_keeps_its_answers(session, tmp
 
 def test_damaged_answers_are_asked_for_again(tmp_path):
     path = tmp_path / "answers.jsonl"
-    first, second, third, fourth = questions(range(4))
-    answers = Answers(path, "m")
-    for question in (first, second, third):
-        answers.add(question, GOOD)
-    _, one, two, three = path.read_bytes().splitlines(keepends=True)
-    two = two.replace(b"Morphology", b"Cookery")
-    path.write_bytes(one + two + b"\xff{[\n3\n" + three[:40])
-    answers = Answers(path, "m")
-    assert [answers.get(question) for question in (first, second, third)] == [GOOD, None, None]
-    answers.add(fourth, GOOD)
-    assert Answers(path, "m").get(fourth) == GOOD
-    assert Answers(path, "other").get(first) is None
-    assert Answers(path, "m").get(first._replace(fields={"category": list[str]})) is None
+    first, _, third = asked = questions(range(3))
+    with ChatServer(lambda request, number: GOOD) as server:
+        endpoint = Endpoint(server.url, "m")
+        for question in asked:
+            Session(endpoint, path).ask(question)
+        _, one, two, three = path.read_bytes().splitlines(keepends=True)
+        two = two.replace(b"Morphology", b"Cookery")
+        path.write_bytes(one + two + b"\xff{[\n3\n" + three[:40])
+        session = Session(endpoint, path)
+        assert [session.stored(question) for question in asked] == [GOOD, None, None]
+        session.ask(third)
+    session = Session(endpoint, path)
+    assert session.stored(third) == GOOD
+    assert session.stored(first._replace(fields={"category": list[str]})) is None
+    assert Session(replace(endpoint, model="other"), path).stored(first) is None
     assert json.loads(path.read_bytes().splitlines()[-1])["answer"] == GOOD
 
 

@@ -12,8 +12,7 @@ import prismlm
 from prismlm.errors import InputError, PrismError
 from prismlm.files import json_text
 from prismlm.lens import layout
-from prismlm.lens.labels.contexts import CATEGORIES, marked, sample_places
-from prismlm.lens.labels.embedded import NAME_LENGTH, Label
+from prismlm.lens.labels.contexts import CATEGORIES, NAME_LENGTH, Label, marked, sample_places
 from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
 from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import (
@@ -56,7 +55,7 @@ def test_empty_columns_are_filled_and_the_others_stay(labelled):
     assert table["label_source"].to_pylist().count("embedded") == record["named"]
     changed = {name for name, data in files_of(lens).items() if before.get(name) != data}
     assert changed == {layout.PROTOTYPES_FILE, layout.META_FILE}
-    layout.check_files(lens.path, lens.meta)
+    lens.files.check()
 
 
 def test_names_tell_more_than_shuffled_ones(labelled):
@@ -192,7 +191,7 @@ def test_documents_that_score_are_never_shown(model, made, answers):
         return [row.tobytes() for row in made.text.window(places, BEFORE, AFTER)]
 
     def count_shown(places, rows):
-        texts = (marked(made.text, places, row, BEFORE, AFTER).text for row in rows)
+        texts = (marked(made.text, places, row, BEFORE, AFTER)[0] for row in rows)
         return sum(json_text({"passage": text})[1:-1] in shown for text in texts)
 
     assert not held_out[made.places.document].any()

@@ -1,12 +1,25 @@
-"""Sampled positions of every cell, the corpus text around them, and what kinds of words it has.
+"""Names without a language model, from the words that distinguish the positions of a cell.
 
-The category and role of a prototype follow from the kinds that occur in its cell.
+Positions of every cell are sampled and the corpus is read around them. A name has the words that
+are read last at these positions, and those that come next,
+
+    read last → comes next
+
+ranked by p(w | cell) ln(p(w | cell) / p(w)), one term of a Kullback–Leibler divergence. Where the
+words read last vary, words of the surrounding text take their place, in brackets, ranked in the
+same way; they come last if both sides have only grammar and punctuation. Where most positions are
+inside a word, the whole word is shown, split at the prototype's position: Li-ouville, Ha-usdorff.
+With fewer than ten positions, the next words are chance, and the tokens that the prototype raises
+take their place; where the next words vary, these tokens follow them. Category and role follow from
+the kinds of words in the cell.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +32,8 @@ from prismlm.corpus.pieces import BROKEN, decode_token, pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.files import read_json
 from prismlm.lens.cells import Cells, group_members
+from prismlm.lens.signatures import MOST_WORDS, different_words, shown_word
+from prismlm.progress import SILENT, Reporter
 
 ROWS_AT_ONCE = 2**16
 # The surrounding text of a position: tokens up to the one read last, and after it.
@@ -61,6 +76,19 @@ DIRECTIONS = 8
 SUBJECT_LIFT = 3.0
 # Cells with fewer positions are too small for statistics of words.
 FEW = 5
+# The least share of the positions for a word to be shown, and for a side to name a cell.
+MIN_SHARE, MIN_SIDE = 0.05, 0.15
+NAME_LENGTH = 48
+TOPIC_WORDS = 5
+TAG_LIFT, TAG_SHARE = 2.0, 0.3
+# With fewer positions, the tokens a prototype raises say more than the words that come next.
+FEW_NEXT = 10
+# Occurrences that decide how a word is spelled out.
+SPELLINGS = 8
+CONTENT = re.compile(r"[^\W\d_]{3,}")
+
+# The words of one side of a cell as they are shown, each with its share of the positions.
+Side = dict[str, float]
 
 
 class Places(NamedTuple):
@@ -205,21 +233,17 @@ class Text:
         return self.open[left] & self.inner[right]
 
 
-class Marked(NamedTuple):
-    """The text around a place, with the token read last as ``<<token>>``, and the next token."""
+def marked(text: Text, places: Places, row: int, before: int, after: int) -> tuple[str, str]:
+    """Return the text around a place, with ``<<`` the token read last ``>>``, and the next token.
 
-    text: str
-    next: str
-
-
-def marked(text: Text, places: Places, row: int, before: int, after: int) -> Marked:
-    """Return a place with so many tokens on each side; other ``<<`` and ``>>`` are replaced."""
+    There are so many tokens on each side; other ``<<`` and ``>>`` are replaced.
+    """
     window = text.window(places.of(slice(row, row + 1)), before, after)[0]
     left, token, following, right = (
         text.spelled(part[part >= 0].tolist()).replace("<<", "‹‹").replace(">>", "››")
         for part in np.split(window, (before - 1, before, before + 1))
     )
-    return Marked(f"{left}<<{token}>>{following}{right}", following)
+    return f"{left}<<{token}>>{following}{right}", following
 
 
 def count_words(cell: np.ndarray, word: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
@@ -343,3 +367,197 @@ def subject_words(weight: Tensor, text: Text) -> sparse.csr_matrix:
     matrix = count_words(*entries, shape)
     matrix.data[:] = 1  # several tokens write one word
     return matrix
+
+
+@dataclass(frozen=True)
+class Label:
+    """The name of a prototype.
+
+    ``category`` is one of :data:`CATEGORIES`, ``role`` the kind of
+    word that comes next, ``tags`` are overrepresented domains, ``topic`` words of the surrounding
+    text.
+    """
+
+    name: str
+    description: str
+    category: str
+    role: str
+    tags: tuple[str, ...]
+    topic: tuple[str, ...] = ()
+
+
+class Namer:
+    """Names cells from the rates of words, kinds, subjects and domains in each.
+
+    ``raised`` are the tokens of each prototype's signature.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        places: Places,
+        cells: Cells,
+        subject_words: sparse.csr_matrix,
+        raised: Sequence[Sequence[str]],
+    ) -> None:
+        self.text, self.places, self.raised = text, places, raised
+        num_cells, word = len(places.size), text.word
+        self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
+        self.count = np.diff(self.first)
+        self.tokens = {"read": text.read(places), "next": text.next(places)}
+        shape = num_cells, len(text.words)
+        counts = {
+            "read": count_words(places.cell, word[self.tokens["read"]], shape),
+            "next": count_words(places.cell, word[self.tokens["next"]], shape),
+            "about": count_content_words(text, places, shape),
+        }
+        self.sides: dict[str, tuple[sparse.csr_matrix, sparse.csr_matrix]] = {}
+        for side, count in counts.items():
+            score = distinctiveness(count, self.count)
+            # Words that occur once in a cell of many are chance.
+            score.data[(count.data < 2) & np.repeat(self.count >= FEW, np.diff(count.indptr))] = 0
+            self.sides[side] = score, shares(count, self.count)
+        self.kinds = kind_rates(text, places, num_cells)
+        # How many times as many words of each subject are near as elsewhere, [K, subjects]. One
+        # position's worth of the mean is added, which bounds the ratios of small cells.
+        hits = sparse.csr_array(counts["about"] @ subject_words).toarray()
+        base = hits.sum(0) / max(1, self.count.sum())
+        self.subjects = (hits + base) / (np.maximum(base, 1e-9) * (self.count + 1)[:, None])
+        self.domains, codes = cells.keys("domain")
+        self.domain = np.zeros((num_cells, len(self.domains)))
+        np.add.at(self.domain, (places.cell, codes[places.document]), 1.0)
+        self.domain /= np.maximum(self.count, 1)[:, None]
+        self.base = np.maximum(cells.base_rates("domain"), 1e-9)
+
+    def labels(self, progress: Reporter = SILENT) -> list[Label | None]:
+        """Name every cell; None for an empty one."""
+        labels: list[Label | None] = []
+        with progress.task("Naming prototypes", len(self.count), "prototypes") as task:
+            for cell, count in enumerate(self.count):
+                labels.append(self._label(cell) if count else None)
+                task.advance()
+        return labels
+
+    def _label(self, cell: int) -> Label:
+        read, following, text = self._side("read", cell), self._side("next", cell), self.text
+        places, count = self.places.of(slice(*self.first[cell : cell + 2])), self.count[cell]
+        topic, rates = self._topic(cell, places), {n: float(r[cell]) for n, r in self.kinds.items()}
+        # Overrepresented domains, with share and lift.
+        share, lift = self.domain[cell], self.domain[cell] / self.base
+        enough = np.flatnonzero((lift >= TAG_LIFT) & (share >= TAG_SHARE) & (count >= FEW))
+        tags = {self.domains[i]: i for i in enough[np.argsort(-share[enough], kind="stable")][:2]}
+        pieces: list[tuple[str, str]] = []
+        if rates["piece"] >= 0.5:  # the most frequent words that continue, split where they do
+            inside = places.position[text.continues(places)].tolist()
+            pairs = ((text.beginning(i).strip(), text.end(i + 1).lstrip("-")) for i in inside)
+            pieces = [pair for pair, _ in Counter(pairs).most_common(MOST_WORDS)]
+        shown, raised = self._right_side(cell, following, inside_word=bool(pieces))
+        about, name = (topic or list(tags))[:2], ""
+        for most in range(MOST_WORDS, 0, -1):
+            if pieces:
+                whole = ", ".join("-".join(pair) for pair in pieces[:most])
+                name = " → ".join(filter(None, (whole, ", ".join(raised[:most]))))
+            else:
+                name = _two_sides(read, shown[:most], about[:most], most)
+            if len(name) <= NAME_LENGTH:
+                break
+        else:
+            name = name[: NAME_LENGTH - 1] + "…"
+        parts = [f"Read last: {_listed(read)}. Comes next: {_listed(following)}."]
+        parts += [f"It raises {', '.join(raised)}."] if raised else []
+        parts += [f"The text around has {', '.join(topic)}."] if topic else []
+        parts += [f"{share[i]:.0%} {t}, {lift[i]:.1f} times its share." for t, i in tags.items()]
+        size = int(self.places.size[cell])
+        parts.append(f"{size:,} {'place' if size == 1 else 'places'}.")
+        return Label(
+            name,
+            " ".join(parts),
+            category(rates, self.subjects[cell], count),
+            role(rates),
+            tuple(tags),
+            topic=tuple(dict.fromkeys([*("".join(pair).lower() for pair in pieces), *topic])),
+        )
+
+    def _right_side(
+        self, cell: int, following: Side, *, inside_word: bool
+    ) -> tuple[list[str], list[str]]:
+        """Return the words right of the arrow, and those among them that the prototype raises."""
+        words = list(following)
+        if self.count[cell] < FEW_NEXT:
+            words = []
+        elif not inside_word and sum(following.values()) < MIN_SIDE:
+            words = words[: MOST_WORDS - 1]
+        else:
+            return words, []
+        seen = {word.lower() for word in words}
+        raised = [word for word in different_words(self.raised[cell]) if word.lower() not in seen]
+        raised = sorted(raised, key=_is_grammar)[: MOST_WORDS - len(words)]
+        return [*words, *raised], raised
+
+    def _side(self, side: str, cell: int) -> Side:
+        """Return the words of one side as they are shown, each as it is most often spelled."""
+        words: dict[str, tuple[str, float]] = {}
+        rows = np.arange(self.first[cell], self.first[cell + 1])
+        spell = self.text.beginning if side == "read" else self.text.end
+        for word, share in self._top_words(side, cell, 2 * MOST_WORDS):
+            if (share < MIN_SHARE and words) or len(words) == MOST_WORDS:
+                break
+            of_word = rows[self.text.word[self.tokens[side][rows]] == word][:SPELLINGS]
+            positions = self.places.position[of_word] + (side == "next")
+            spelled = shown_word(most_common(map(spell, positions.tolist())))
+            words.setdefault(spelled.lower(), (spelled, share))
+        # Content words before more frequent punctuation.
+        return dict(sorted(words.values(), key=lambda pair: _is_grammar(pair[0])))
+
+    def _top_words(self, side: str, cell: int, most: int) -> list[tuple[int, float]]:
+        """Return the words of one side with the largest scores, and their shares."""
+        score, share = self.sides[side]
+        row = slice(score.indptr[cell], score.indptr[cell + 1])
+        scores: np.ndarray = score.data[row]
+        order = np.argsort(-scores, kind="stable")[:most]
+        order = order[scores[order] > 0] + row.start
+        return list(zip(score.indices[order].tolist(), share.data[order].tolist(), strict=True))
+
+    def _topic(self, cell: int, places: Places) -> list[str]:
+        """Return the top words of the surrounding text, whole."""
+        near, topic = words_near(self.text, places), dict[str, None]()
+        for word, _ in self._top_words("about", cell, TOPIC_WORDS):
+            row, column = (index[:SPELLINGS] for index in np.nonzero(near == word))
+            starts = places.position[row] + 1 - BEFORE + column
+            ends = (self.text.end(position).strip().lower() for position in starts.tolist())
+            topic[most_common(ends)] = None
+        return list(topic)
+
+
+def shares(count: sparse.csr_matrix, positions: np.ndarray) -> sparse.csr_matrix:
+    """Return the share p of each cell's positions that have each word."""
+    share = count.copy()
+    share.data /= np.repeat(np.maximum(positions, 1), np.diff(count.indptr)).astype(np.float32)
+    return share
+
+
+def distinctiveness(count: sparse.csr_matrix, positions: np.ndarray) -> sparse.csr_matrix:
+    """Return p ln(p / base) of each word in each cell."""
+    base = np.asarray(count.sum(0)).ravel() / max(1, positions.sum())
+    score = shares(count, positions)
+    score.data *= np.log(score.data / base[score.indices]).astype(np.float32)
+    return score
+
+
+def _two_sides(read: Side, following: list[str], about: list[str], most: int) -> str:
+    """Return a name of two sides, with the topic where these alone say little."""
+    topic = f"({', '.join(about)})" if about else "…"
+    left = ", ".join(list(read)[:most]) if sum(read.values()) >= MIN_SIDE else topic
+    right = ", ".join(following) or "…"
+    name = f"{left} → {right}"
+    enough = right != "…" and not _is_grammar(name)
+    return name if enough or topic in ("…", left) else f"{name} {topic}"
+
+
+def _is_grammar(name: str) -> bool:
+    """Whether a name has no content word and no piece of one."""
+    return all(word.lower() in FUNCTION for word in CONTENT.findall(name))
+
+
+def _listed(side: Side) -> str:
+    return ", ".join(f"{word} {share:.0%}" for word, share in side.items()) or "many things"

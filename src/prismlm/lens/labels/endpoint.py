@@ -121,48 +121,6 @@ class Question(NamedTuple):
         return answer
 
 
-class Answers:
-    """Answers in a file of JSON lines, by question; threads may add to it.
-
-    A damaged line is skipped, so its question is asked again.
-    """
-
-    def __init__(self, path: Path, model: str) -> None:
-        self.path, self.model, self._lock = path, model, threading.Lock()
-        self._answers: dict[str, Any] = {}
-        for line in path.read_bytes().splitlines() if path.is_file() else ():
-            with suppress(ValueError, RecursionError, TypeError, KeyError):
-                row = json.loads(line)
-                self._answers[row["key"]] = row["answer"]
-
-    def _key(self, question: Question) -> str:
-        value = json_text([self.model, question.messages, question.schema])
-        return hashlib.sha256(value.encode(errors="replace")).hexdigest()
-
-    def get(self, question: Question) -> dict[str, Any] | None:
-        """Return the stored answer to a question; None if it is missing or invalid."""
-        try:
-            return question.answer(json_text(self._answers.get(self._key(question))))
-        except NoAnswer:
-            return None
-
-    def add(self, question: Question, answer: dict[str, Any]) -> None:
-        """Store an answer on disk."""
-        key = self._key(question)
-        # The line break comes first, as the last line may have been cut off.
-        line = "\n" + json_text({"key": key, "answer": answer})
-        with self._lock, room_to_write(str(self.path), self.path.parent, self.kept):
-            with self.path.open("ab") as file:
-                file.write(line.encode(errors="replace"))
-            self._answers[key] = answer
-
-    def kept(self) -> str:
-        """Say where the answers are."""
-        if not self.path.is_file():
-            return "No answers have been saved."
-        return f"The answers so far are kept in {self.path}; run the same command again to resume."
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """An OpenAI-compatible endpoint."""
@@ -184,22 +142,16 @@ class Endpoint:
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
 
 
-def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the ways to ask for a schema, in the order tried; the last one sets no option."""
-    named = {"name": "answer", "strict": True, "schema": schema}
-    limits = {"temperature": 0, "max_tokens": MAX_TOKENS}
-    by_schema = {"response_format": {"type": "json_schema", "json_schema": named}}
-    as_object = {"response_format": {"type": "json_object", "schema": schema}}
-    return [limits | by_schema, limits | as_object, limits, {}]
-
-
 class Session:
-    """Questions to an endpoint."""
+    """Questions to an endpoint; answers are kept in a file of JSON lines, which threads may add to.
 
-    def __init__(self, endpoint: Endpoint, answers: Answers) -> None:
+    A damaged line is skipped, so its question is asked again.
+    """
+
+    def __init__(self, endpoint: Endpoint, path: Path) -> None:
         import openai
 
-        self.endpoint, self.answers = endpoint, answers
+        self.endpoint, self.path = endpoint, path
         # Requests that got a reply, and their tokens where the endpoint reports these.
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()  # questions, by reason
@@ -211,14 +163,35 @@ class Session:
             timeout=endpoint.timeout,
             max_retries=endpoint.retries,
         )
+        self._answers: dict[str, Any] = {}
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
+            with suppress(ValueError, RecursionError, TypeError, KeyError):
+                row = json.loads(line)
+                self._answers[row["key"]] = row["answer"]
 
     def usage(self) -> dict[str, Any]:
         """Return the tally, with failures by reason."""
         return {**self.tally, "failures": dict(self.failures)}
 
+    def kept(self) -> str:
+        """Say where the answers are."""
+        if not self.path.is_file():
+            return "No answers have been saved."
+        return f"The answers so far are kept in {self.path}; run the same command again to resume."
+
+    def _key(self, question: Question) -> str:
+        value = json_text([self.endpoint.model, question.messages, question.schema])
+        return hashlib.sha256(value.encode(errors="replace")).hexdigest()
+
+    def stored(self, question: Question) -> dict[str, Any] | None:
+        """Return the stored answer to a question; None if it is missing or invalid."""
+        with suppress(NoAnswer):
+            return question.answer(json_text(self._answers.get(self._key(question))))
+        return None
+
     def ask(self, question: Question) -> dict[str, Any]:
         """Return the stored answer to a question, or ask for it, again if the reply is unusable."""
-        if (stored := self.answers.get(question)) is not None:
+        if (stored := self.stored(question)) is not None:
             return stored
         messages = list(question.messages)
         text = self._reply(messages, question)
@@ -228,11 +201,46 @@ class Session:
             said = {"role": "assistant", "content": str(text)[:MESSAGE_LENGTH]}
             again = {"role": "user", "content": prompt("again", reason=str(error))}
             answer = question.answer(self._reply([*messages, said, again], question))
-        self.answers.add(question, answer)
+        # The line break comes first, as the last line may have been cut off.
+        key = self._key(question)
+        line = "\n" + json_text({"key": key, "answer": answer})
+        with self._lock, room_to_write(str(self.path), self.path.parent, self.kept):
+            with self.path.open("ab") as file:
+                file.write(line.encode(errors="replace"))
+            self._answers[key] = answer
         return answer
 
     def _reply(self, messages: list[dict[str, str]], question: Question) -> str | None:
-        reply = self._request(messages, question)
+        """Return a reply's text; fall back to simpler options for good if they are refused."""
+        import openai
+
+        refusals = openai.BadRequestError, openai.UnprocessableEntityError
+        named = {"name": "answer", "strict": True, "schema": question.schema}
+        limits: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS}
+        ways: list[dict[str, Any]] = [
+            limits | {"response_format": {"type": "json_schema", "json_schema": named}},
+            limits | {"response_format": {"type": "json_object", "schema": question.schema}},
+            limits,
+            {},
+        ]
+        create: Any = self._client.chat.completions.create
+        way, reply = self._way, None
+        while True:
+            try:
+                reply = create(model=self.endpoint.model, messages=messages, **ways[way])
+            except (*refusals, openai.InternalServerError) as error:
+                # Options that have worked before are not the cause.
+                if (self.tally["requests"] and way == self._way) or way + 1 == len(ways):
+                    raise self._error(error) from error
+                way = max(way + 1, self._way)
+                continue
+            except openai.APIError as error:
+                raise self._error(error) from error
+            except ValueError:  # the body is not JSON
+                pass
+            else:
+                self._way = way
+            break
         # The client does not validate what it receives.
         usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
         counts = [getattr(usage, name, 0) for name in ("prompt_tokens", "completion_tokens")]
@@ -242,33 +250,6 @@ class Session:
                 self.tally[name] += count if isinstance(count, int) else 0
         first = choices[0] if isinstance(choices, list) and choices else None
         return getattr(getattr(first, "message", None), "content", None)
-
-    def _request(self, messages: list[dict[str, str]], question: Question) -> object:
-        """Send a request, and fall back to simpler options for good if the endpoint refuses it."""
-        import openai
-
-        refusals = (
-            openai.BadRequestError,
-            openai.UnprocessableEntityError,
-            openai.InternalServerError,
-        )
-        create: Any = self._client.chat.completions.create
-        ways, way = _options(question.schema), self._way
-        while True:
-            try:
-                reply = create(model=self.endpoint.model, messages=messages, **ways[way])
-            except refusals as error:
-                # Options that have worked before are not the cause.
-                if (self.tally["requests"] and way == self._way) or way + 1 == len(ways):
-                    raise self._error(error) from error
-                way = max(way + 1, self._way)
-            except openai.APIError as error:
-                raise self._error(error) from error
-            except ValueError:  # the body is not JSON
-                return None
-            else:
-                self._way = way
-                return reply
 
     def _error(self, error: Exception) -> NoAnswer | InputError:
         """Return the error of a failed request: InputError if it would stop every other as well."""
@@ -287,9 +268,7 @@ class Session:
         if not fatal and self.tally["requests"]:
             return NoAnswer(reason)
         cause = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
-        return InputError(
-            f"{self.endpoint.url}: {reason} ({cause}). {advice} {self.answers.kept()}"
-        )
+        return InputError(f"{self.endpoint.url}: {reason} ({cause}). {advice} {self.kept()}")
 
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task
@@ -312,7 +291,7 @@ class Session:
             threading.Thread(target=run, daemon=True).start()
         failed = in_a_row = 0
         try:
-            with Interrupts(self.answers.kept) as signals:
+            with Interrupts(self.kept) as signals:
                 signals.now = True
                 for count in range(1, len(jobs) + 1):
                     job, result, error = done.get()
@@ -329,7 +308,7 @@ class Session:
                                 f"{failed:,} of the first {count:,} questions to "
                                 f"{self.endpoint.model!r} at {self.endpoint.url} got no usable "
                                 f"answer, mostly because {self.failures.most_common(1)[0][0]}. Try "
-                                f"another model, or check the server. {self.answers.kept()}"
+                                f"another model, or check the server. {self.kept()}"
                             )
                     task.advance()
                     yield job, result

@@ -30,10 +30,16 @@ from prismlm.errors import InputError, check_whole
 from prismlm.files import WAY_OUT, atomic_file, json_text, room_to_write
 from prismlm.lens import layout
 from prismlm.lens.labels import contexts
-from prismlm.lens.labels.contexts import CATEGORIES, FUNCTION, Places, Text
-from prismlm.lens.labels.embedded import NAME_LENGTH, Label, Namer
+from prismlm.lens.labels.contexts import (
+    CATEGORIES,
+    FUNCTION,
+    NAME_LENGTH,
+    Label,
+    Namer,
+    Places,
+    Text,
+)
 from prismlm.lens.labels.endpoint import (
-    Answers,
     Endpoint,
     Question,
     Session,
@@ -53,7 +59,12 @@ EMBEDDED, SIGNATURE = "embedded", "signature"
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
 # Passages in a question, and tokens of each before and after the position.
 PASSAGES, BEFORE, AFTER = 12, 32, 8
+LABEL_COLUMNS = ("name", "description", "category", "role", "tags")
 DESCRIPTION_LENGTH, SHORT, MAX_TAGS = 240, 32, 3
+# Of an answer, with their types.
+FIELDS: dict[str, Any] = {
+    "name": str, "description": str, "role": str, "category": CATEGORIES, "tags": list[str]
+}  # fmt: skip
 # Positive passages of a label at most, and at least for it to be scored.
 MOST, LEAST = 16, 3
 PASSAGE = 24
@@ -143,27 +154,18 @@ def label_lens(
             "held_out": labelling.documents[1],
             "asked": None if labeller is None else _compared(named, labelling),
         }
-        write_columns(lens, _columns(lens, labels, named, scores), labels=record)
+        columns: dict[str, list[Any]] = {
+            column: [None if label is None else getattr(label, column) for label in labels]
+            for column in LABEL_COLUMNS
+        }
+        columns["name"] = [new or old for new, old in zip(columns["name"], lens.names, strict=True)]
+        columns["label_source"] = [
+            SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
+            for cell, label in enumerate(labels)
+        ]
+        columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
+        write_columns(lens, columns, labels=record)
     return record
-
-
-def _columns(
-    lens: Lens, labels: list[Label | None], named: Named, scores: Scores
-) -> dict[str, Any]:
-    """Return the columns of ``prototypes.parquet`` that labels fill."""
-    columns: dict[str, Any] = {
-        column: [None if label is None else getattr(label, column) for label in labels]
-        for column in ("description", "category", "role", "tags")
-    }
-    columns["name"] = [
-        old if label is None else label.name for label, old in zip(labels, lens.names, strict=True)
-    ]
-    columns["label_source"] = [
-        SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
-        for cell, label in enumerate(labels)
-    ]
-    columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
-    return columns
 
 
 def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Labelling:
@@ -246,25 +248,34 @@ def ask_for_names(
     if prototypes is not None:
         check_whole("the prototypes", prototypes)
     path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
-    session = Session(endpoint, Answers(path, endpoint.model))
-    nameable = labelling.places.size >= MIN_PLACES
-    nameable &= np.bincount(labelling.places.cell, minlength=len(labelling.labels)) > 0
+    session, places = Session(endpoint, path), labelling.places
+    first = np.searchsorted(places.cell, np.arange(len(labelling.labels) + 1))
+    nameable = (places.size >= MIN_PLACES) & (np.diff(first) > 0)
     cells = lens.by_size[nameable[lens.by_size]][:prototypes].tolist()
-    first = np.searchsorted(labelling.places.cell, np.arange(len(labelling.labels) + 1))
-    rows = lens.prototypes.select(["top_tokens", "top_values"]).to_pylist()
+    signatures = lens.prototypes.select(["top_tokens", "top_values"]).to_pylist()
 
     def label(cell: int) -> Label:
-        raised = dict(zip(*(row or [] for row in rows[cell].values()), strict=True))
-        question = name_question(labelling, raised, *first[cell : cell + 2].tolist())
-        answer = session.ask(question)
-        name = _trimmed(answer)
+        raised = dict(zip(*(row or [] for row in signatures[cell].values()), strict=True))
+        lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
+        # Evenly spaced, since places are sorted by next token.
+        count = min(PASSAGES, int(np.diff(first)[cell]))
+        for row in np.unique(np.linspace(first[cell], first[cell + 1] - 1, count).astype(int)):
+            text, following = contexts.marked(labelling.text, places, int(row), BEFORE, AFTER)
+            lines.append(json_text({"passage": text, "next": following}))
+        # Some chat templates refuse a system message.
+        data = fenced("\n".join(lines))
+        content = f"{prompt('system')}\n\n{prompt('name', data=data)}"
+        messages = ({"role": "user", "content": content},)
+        answer = session.ask(Question(messages, FIELDS, lambda reply: all(_trimmed(reply))))
+        name, description = _trimmed(answer)
         tags = filter(None, (one_line(tag, SHORT) for tag in answer["tags"][:MAX_TAGS]))
         return Label(
-            **name,
+            name,
+            description,
             category=answer["category"],
             role=one_line(answer["role"], SHORT),
             tags=tuple(dict.fromkeys(tags)),
-            topic=content_words(name["description"]),
+            topic=content_words(description),
         )
 
     with progress.task("Asking for names", len(cells), "prototypes") as task:
@@ -273,30 +284,11 @@ def ask_for_names(
     return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.usage())
 
 
-def name_question(
-    labelling: Labelling, raised: Mapping[str, float], first: int, end: int
-) -> Question:
-    """Return the request for a label, from some of the places ``first`` to ``end``."""
-    # Evenly spaced, since places are sorted by next token.
-    rows = np.unique(np.linspace(first, end - 1, min(PASSAGES, end - first)).astype(int))
-    lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
-    for row in rows.tolist():
-        text, following = contexts.marked(labelling.text, labelling.places, row, BEFORE, AFTER)
-        lines.append(json_text({"passage": text, "next": following}))
-    data = fenced("\n".join(lines))
-    # Some chat templates refuse a system message.
-    content = f"{prompt('system')}\n\n{prompt('name', data=data)}"
-    return Question(
-        ({"role": "user", "content": content},),
-        dict.fromkeys(("name", "description", "role"), str)
-        | {"category": CATEGORIES, "tags": list[str]},
-        is_valid=lambda answer: all(_trimmed(answer).values()),
+def _trimmed(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name and the description of an answer."""
+    return one_line(answer["name"], NAME_LENGTH), one_line(
+        answer["description"], DESCRIPTION_LENGTH
     )
-
-
-def _trimmed(answer: Mapping[str, Any]) -> dict[str, str]:
-    lengths = {"name": NAME_LENGTH, "description": DESCRIPTION_LENGTH}
-    return {field: one_line(answer[field], length) for field, length in lengths.items()}
 
 
 def score_labels(
@@ -313,13 +305,20 @@ def score_labels(
         for cell, label in enumerate(labels)
         if label is not None
     }
+    rows = sorted({row for rows in drawn.values() for row in rows})
+    sample = places.of(np.array(rows, dtype=np.int64))
+    texts = np.array([*text.texts, ""], dtype=object)
+    around = ["".join(texts[window]) for window in text.window(sample, PASSAGE, 1)]
+    marked = [f"{text.beginning(p)} {text.end(p + 1)}" for p in sample.position.tolist()]
     scores = np.full((4, len(labels)), np.nan)
     with progress.task("Scoring names", 2 * len(drawn), "names") as task:
-        for kind, passages in enumerate(_words_of_passages(text, places, drawn)):
+        for kind, read in enumerate((around, marked)):
+            found = (frozenset(words_of(passage)) for passage in read)
+            passages = dict(zip(rows, found, strict=True))
             counts = Counter(word for passage in passages.values() for word in passage)
             rarity = {word: float(np.log(len(passages) / n)) for word, n in counts.items()}
-            for cell, rows in drawn.items():
-                drawn_passages = [passages[row] for row in rows]
+            for cell, chosen in drawn.items():
+                drawn_passages = [passages[row] for row in chosen]
                 scores[kind, cell] = _accuracy(words[cell], drawn_passages, rarity)
                 scores[kind + 2, cell] = _accuracy(words[control[cell]], drawn_passages, rarity)
                 task.advance()
@@ -363,22 +362,6 @@ def content_words(text: str) -> tuple[str, ...]:
 def words_of(text: str) -> list[str]:
     """Return the words and signs of a text, in lower case; a line break is a sign."""
     return TOKEN.findall(text.lower().replace("\n", LINE))
-
-
-def _words_of_passages(
-    text: Text, places: Places, drawn: dict[int, list[int]]
-) -> tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]]:
-    """Return the words of every passage, and those at its marked position."""
-    rows = sorted({row for rows in drawn.values() for row in rows})
-    sample = places.of(np.array(rows, dtype=np.int64))
-    texts = np.array([*text.texts, ""], dtype=object)
-    windows = text.window(sample, PASSAGE, 1)
-    passages = [frozenset(words_of("".join(texts[window]))) for window in windows]
-    marked = [
-        frozenset(words_of(f"{text.beginning(position)} {text.end(position + 1)}"))
-        for position in sample.position.tolist()
-    ]
-    return dict(zip(rows, passages, strict=True)), dict(zip(rows, marked, strict=True))
 
 
 def _accuracy(

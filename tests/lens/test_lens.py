@@ -1,4 +1,4 @@
-"""Sentences around a token, and text decoded from a lens's own tokens, against its corpus."""
+"""Text of a lens: sentences, its own tokens against the corpus, and whether it is enough."""
 
 import shutil
 
@@ -8,8 +8,8 @@ import pytest
 import prismlm
 from prismlm.corpus import build_corpus
 from prismlm.lens.build import IndexOptions, build_index
-from prismlm.lens.suffixes import StoredTokens
-from prismlm.lens.text import OwnText, joined, sentence_around
+from prismlm.lens.lens import OwnText, inspect_lens, joined, sentence_around, verdict
+from prismlm.lens.suffixes import Suffixes
 from tests.helpers.lens_meta import change_meta
 
 ODD = "Ein 東京 👩\u200d🚀 café\t\n\n«x»  two  blanks \u202e end. Then <|endoftext|> more."
@@ -33,7 +33,7 @@ def odd(tiny_model, tmp_path_factory):
 def test_every_document_is_that_of_the_corpus(model, request):
     lm = prismlm.load(request.getfixturevalue(model))
     corpus, documents = lm.lens.corpus, lm.lens.cells.documents
-    source = OwnText(lm.lens.cells, StoredTokens(lm.lens.path), lm.tokenizer)
+    source = OwnText(lm.lens.cells, Suffixes(lm.lens.path), lm.tokenizer)
     for number, doc_id in enumerate(documents.column("doc_id").to_pylist()):
         other = corpus.find(doc_id)
         start, length = int(corpus.starts[other]), int(corpus.lengths[other])
@@ -105,3 +105,27 @@ def test_adjacent_tokens_are_joined(words, marked):
     text = " They went to war in 1763."
     spans = [(text.index(word), text.index(word) + len(word)) for word in words]
     assert [text[slice(*span)] for span in joined(text, spans)] == marked
+
+
+@pytest.mark.parametrize(
+    ("converged_at", "filled", "enough", "begins"),
+    [
+        (0.5, 4, True, "Enough text"),
+        (0.51, 4, False, "Not enough text"),
+        (0.5, 3, False, "Not enough text"),
+    ],
+)
+def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, begins):
+    found, said = verdict(converged_at, 4, filled, 2)
+    assert found is enough
+    assert said.startswith(begins)
+
+
+def test_a_lens_says_what_licences_its_text_has(lm):
+    lens = lm.lens
+    found = {one["license"]: one["share"] for one in inspect_lens(lens)["licenses"]}
+    records = lens.cells.records(np.arange(len(lens.cells)))
+    document = lens.cells.document_of(records["position"])
+    of_row = [lens.cells.facts(int(number))["license"] or "(unknown)" for number in document]
+    assert found == pytest.approx({name: of_row.count(name) / len(of_row) for name in set(of_row)})
+    assert list(found.values()) == sorted(found.values(), reverse=True)
