@@ -117,6 +117,14 @@ def test_mass_and_memory_by_hand_where_each_token_has_a_decay():
     assert lives.item() == pytest.approx(3 / 5)
 
 
+def test_a_channel_whose_mass_underflowed_reads_as_empty():
+    write, decay = torch.eye(60, 1), torch.tensor([1e-2])
+    memory = LayerCurves(0, write, write, discounted_mass(write, decay), decay).memory(0)
+    # 0.01^i is below 1e-30 from i = 16 on.
+    assert memory[1:15, 0].tolist() == pytest.approx([1] * 14)
+    assert (memory[16:] == 0).all()
+
+
 def test_with_decays_by_token_memory_is_what_the_mixer_reads():
     by_token = make_model(decay_mode="token")
     for block in by_token.model.layers:

@@ -170,6 +170,20 @@ def test_every_cell_is_one_forward_pass(sharp_model, report):
             assert row[name] == pytest.approx(expected, rel=1e-2, abs=1e-2)
 
 
+def test_a_summary_is_of_the_cells_and_of_the_controls(sharp_model, report):
+    (mask,) = (row for row in report["summary"].rows if row["intervention"] == "mask_write")
+    cells = {row["context"]: row["mask"] for row in report["L1 P2"].rows}
+    assert mask["median_relative"] == pytest.approx(statistics.median(cells.values()))
+    chosen = [probe for probe in probes() if probe.context in cells]
+    before = target_probabilities(sharp_model, chosen)
+    sizes = []
+    for control in draw_controls(sharp_model, PLACE, 3, 7):
+        with intervene(sharp_model, MaskWrite(*control)):
+            changes = 100 * (target_probabilities(sharp_model, chosen) / before - 1)
+        sizes.append(statistics.median(changes.abs().tolist()))
+    assert mask["control_sizes"] == pytest.approx(sizes)
+
+
 def test_summaries_by_hand():
     # Two cases, one channel, two controls.
     row = effect_of(np.array([-50.0, 50.0]), np.array([[-5.0, 0.0], [10.0, -37.5]]))

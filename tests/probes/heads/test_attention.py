@@ -69,6 +69,8 @@ def test_each_head_of_each_layer_is_its_own_weights():
     model = make_signal_noise()
     (row,) = random_rows(24)
     result = head_uses(model, [make_batch(row)], least_visible=3)
+    equal = torch.ones(24, 24).tril() / torch.arange(1, 25)[:, None]
+    assert_close(result.rows[0], figures(equal, least=3))
     kept = {}
     with torch.no_grad(), reading_attention(model, lambda layer, w: kept.update({layer: w})):
         model(torch.tensor([row]))
