@@ -1,8 +1,11 @@
 """How long attribution takes beside generation.
 
     python -m benchmarks.attribution.latency MODEL --called NAME
+    python -m benchmarks.attribution.latency MODEL --large 1e8 --work DIR
 
-MODEL is a model directory with a lens. Other models keep what an earlier run found.
+MODEL is a model directory with a lens. Other models keep what an earlier run found. With --large,
+how long a question takes among so many positions, drawn from those of MODEL's lens in its own
+codes: a row of docs/results/scale.json.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import prismlm
+from benchmarks.index import scale
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.shared.turns import in_turns
@@ -69,7 +73,14 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--called", default="the demo's kind of model", help="on the page")
     parser.add_argument("--rounds", type=int, default=SAMPLES)
+    parser.add_argument("--large", type=float, metavar="POSITIONS")
+    parser.add_argument("--work", type=Path, help="with --large: a directory for 200 B a position")
     args = parser.parse_args()
+    if args.large:
+        if args.work is None:
+            parser.error("--large needs --work DIR")
+        lens = prismlm.load(args.model).lens_for("positions to draw from")
+        return scale.add(lens.path, args.work, [int(args.large)])
     row = time_generation(prismlm.load(args.model), args.rounds)
     row |= {"model": args.called, "environment": environment()}
     result = read_json(args.out) if args.out.is_file() else {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -46,21 +46,26 @@ COMPUTED = {10**9: 64, 10**12: 4096}  # positions and workers
 
 
 def main() -> None:
-    """Measure each size and add it to the result."""
+    """Measure each size."""
     parser = script_options(__doc__, OUT)
     parser.add_argument("lens", type=Path)
     parser.add_argument("--positions", type=float, nargs="+", default=[10**6, 10**7])
     parser.add_argument("--work", type=Path, required=True, help="a directory for 200 B a position")
     args = parser.parse_args()
+    add(args.lens, args.work, map(int, args.positions), args.out)
+
+
+def add(lens: Path, work: Path, positions: Iterable[int], out: Path = OUT) -> None:
+    """Measure sizes and add them to the result."""
     set_environment()
     torch.set_num_threads(1)
-    before = read_json(args.out) if args.out.exists() else {}
+    before = read_json(out) if out.exists() else {}
     rows = before.get("measured", [])
-    for positions in map(int, args.positions):
-        row = measured(args.lens.absolute(), args.work.absolute() / "scale", positions)
-        rows = sorted([*(r for r in rows if r["positions"] != positions), row], key=size_of)
-        computed = [extrapolated(rows[-1], *size) for size in COMPUTED.items()]
-        write_json(args.out, before | {"measured": rows, "computed": computed})
+    for size in positions:
+        row = measured(lens.absolute(), work.absolute() / "scale", size)
+        rows = sorted([*(r for r in rows if r["positions"] != size), row], key=size_of)
+        computed = [extrapolated(rows[-1], *of) for of in COMPUTED.items()]
+        write_json(out, before | {"measured": rows, "computed": computed})
         print(row)
 
 
