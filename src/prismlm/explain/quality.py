@@ -63,11 +63,13 @@ def quality_of(
     sums, explained = defaultdict[str, float](float), list[Tensor]()
     for z, logits, targets in batches:
         routing, rebuilt = head(z)
-        from_prototypes, top = output.logits(rebuilt), logits.argmax(-1)
+        ce, top = _loss(logits, targets)
+        # These logits are free again before the next pass, which has its own.
+        prototype_only_ce, prototype_top = _loss(output.logits(rebuilt), targets)
         for name, amount in (
-            ("ce", F.cross_entropy(logits, targets, reduction="sum")),
-            ("prototype_only_ce", F.cross_entropy(from_prototypes, targets, reduction="sum")),
-            ("agreement", (from_prototypes.argmax(-1) == top).sum()),
+            ("ce", ce),
+            ("prototype_only_ce", prototype_only_ce),
+            ("agreement", (prototype_top == top).sum()),
             ("residual", (z - rebuilt).double().square().sum()),
             ("squared_z", z.double().square().sum()),
         ):
@@ -98,6 +100,11 @@ def quality_of(
         usage_perplexity=torch.exp(torch.special.entr(shares_of_use).sum()).item(),
         mean_state_ce=-(counts @ log_probabilities).item() / count,
     )
+
+
+def _loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of cross-entropies, and the top tokens."""
+    return F.cross_entropy(logits, targets, reduction="sum"), logits.argmax(-1)
 
 
 def measure_quality(
