@@ -259,7 +259,8 @@ def locality(loaded: Loaded, text: Sequences) -> Row:
         np.array([channel[key] for channel in channels], dtype=np.float64)
         for key in ("half_life", "repetition")
     )
-    return {"spearman": asdict(spearman(lives, scores))}
+    rho, p = spearman(lives, scores)
+    return {"spearman": {"rho": rho, "p": p}}
 
 
 def lags(loaded: Loaded, corpus: Corpus, args: argparse.Namespace) -> list[Row]:

@@ -47,7 +47,7 @@ def linear_datamodeling(scores: np.ndarray, subsets: np.ndarray, outputs: np.nda
     """
     foretold = scores.astype(np.float64) @ subsets.T.astype(np.float64)
     return np.array(
-        [spearman(left, right).rho for left, right in zip(foretold, outputs, strict=True)]
+        [spearman(left, right)[0] for left, right in zip(foretold, outputs, strict=True)]
     )
 
 
