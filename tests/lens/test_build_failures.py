@@ -174,10 +174,11 @@ def test_a_part_or_range_that_is_damaged_or_missing_is_named(build, straight, tm
     parts, many = Parts(tmp_path / "lens", 2), {"range_bytes": 20_000}
     expected = build(**many).rename(tmp_path / "expected")
     build(shard=Shard(1, 2), **many)
-    positions = parts.part(1) / "positions"
-    positions.write_bytes(positions.read_bytes()[:-1])
-    with pytest.raises(FormatError, match=r"00001-of-00002 was damaged or removed .*positions"):
-        build(shard=Shard(0, 2), **many)
+    for name in ("positions", "scan.safetensors"):
+        path = parts.part(1) / name
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(FormatError, match=rf"00001-of-00002 was damaged or removed .*{name}"):
+            build(shard=Shard(0, 2), **many)
     shutil.rmtree(parts.part(1))
     with patch("prismlm.lens.build.write_lens", side_effect=PrismError("stopped")):
         build(shard=Shard(0, 2), **many)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -401,21 +401,31 @@ class Scan:
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
-    """Return the format of the cells and the positions of a finished part; FormatError if cut."""
-    with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
-        cells = CellsMeta(**json.loads(file.metadata()["noted"])["cells"])
-        counts = file.get_tensor("counts").numpy()
+    """Return the format of the cells and the positions of a finished part.
+
+    Raises:
+        FormatError: the part was damaged or removed since it was finished.
+    """
+    try:
+        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
+            cells = CellsMeta(**json.loads(file.metadata()["noted"])["cells"])
+            counts = file.get_tensor("counts").numpy()
+    except (OSError, SafetensorError) as error:
+        raise _damaged(directory, f"{SCAN_FILE}: {error}") from error
     codes = open_codes(centres, cells.codes, cells.width)
     run = Run(directory / POSITIONS_FILE, spooled_type(codes, cells), counts)
     size = run.path.stat().st_size if run.path.is_file() else 0
     expected = int(counts.sum()) * run.dtype.itemsize
     if size != expected:
-        raise FormatError(
-            f"the part {directory} was damaged or removed since it was finished: {POSITIONS_FILE} "
-            f"has {size} bytes, expected {expected}. Remove what is left of it, and give the same "
-            "command again: only this part is read again."
-        )
+        raise _damaged(directory, f"{POSITIONS_FILE} has {size} bytes, expected {expected}")
     return cells, run
+
+
+def _damaged(part: Path, why: str) -> FormatError:
+    return FormatError(
+        f"the part {part} was damaged or removed since it was finished ({why}). Remove what is "
+        "left of it, and give the same command again: only this part is read again."
+    )
 
 
 def read_block(
