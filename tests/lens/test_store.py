@@ -284,6 +284,14 @@ def test_new_names_in_a_store(lm, tiny_model, in_memory, tmp_path, monkeypatch):
     assert stored.lens.path != before
 
 
+def test_a_damaged_array_is_named(tiny_model, in_memory):
+    memory, root, address = in_memory
+    path = f"{root}/{layout.CELL_KEYS_FILE}"
+    memory.pipe_file(path, b"?" + memory.cat_file(path)[1:])
+    with pytest.raises(FormatError, match=f"{address}/{layout.CELL_KEYS_FILE} is damaged"):
+        prismlm.load(tiny_model, lens=address)
+
+
 class HalfWay:
     """A store in memory that fails from some request on, or gives less than was asked for."""
 

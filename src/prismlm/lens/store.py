@@ -260,14 +260,19 @@ class StoredFiles(LensFiles):
     def arrays(self, *names: str) -> list[Any]:
         """As of local files; small ones are copied and memory-mapped."""
         large = [name for name in names if name.startswith(ARRAYS)]
-        with self._errors(", ".join(large[:1])):
-            found = _pool().map(lambda n: self._fetch(n, 0, min(HEADER, self._size(n))), large)
-            reads = (partial(self._read, name) for name in large)
-            stored = dict(zip(large, map(StoredArray, reads, found), strict=True))
+        stored = dict(zip(large, _pool().map(self._array, large), strict=True))
         return [
             stored[name] if name in stored else layout.open_array(self.local(name))
             for name in names
         ]
+
+    def _array(self, name: str) -> StoredArray:
+        with self._errors(name):
+            header = self._fetch(name, 0, min(HEADER, self._size(name)))
+        try:
+            return StoredArray(partial(self._read, name), header)
+        except ValueError as error:
+            raise layout.damaged(f"{self.address}/{name}", error) from error
 
     def table_file(self, name: str) -> Path | Callable[[], RangedFile]:
         """As of local files."""

@@ -120,7 +120,7 @@ def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> No
 
 
 def finish(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the table of documents, once all parts are written."""
+    """Write the table of documents of all parts."""
     texts = _Texts.of(corpus, split)
     part = np.repeat(np.arange(len(texts.firsts) - 1), np.diff(texts.firsts))
     table = np.array([texts.ends - texts.lengths, texts.starts, part], "<i8")
