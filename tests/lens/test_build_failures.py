@@ -276,6 +276,16 @@ def test_another_input_is_refused_and_named(build, model, corpus, straight, tmp_
     assert_same_lens(straight, build(**second))
 
 
+def test_a_lens_written_while_waiting_is_refused_before_reading(
+    build, straight, tmp_path, monkeypatch
+):
+    out = tmp_path / "lens"
+    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
+    with pytest.raises(InputError, match="exists"):
+        build(progress=StopAfter(1, pytest.fail))
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
