@@ -4,9 +4,11 @@ import json
 import os
 import resource
 import shutil
+import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -262,6 +264,24 @@ def test_an_id_in_two_parts_is_refused_or_left_out(build, tmp_path):
     )
     assert written(one) == written(three)
     assert three.meta["left_out"] == {"id used before": 5}
+
+
+def test_ids_of_many_parts_are_compared_in_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "IDS_AT_ONCE", 4096)
+    rng, paths = np.random.default_rng(0), [tmp_path / f"{n}.npy" for n in range(8)]
+    parts = [np.unique(rng.integers(2**64, size=20_000, dtype=np.uint64)) for _ in paths]
+    least, most = parts[0][7], np.uint64(2**64 - 1)
+    parts[0], parts[3] = np.append(parts[0], most), np.append(parts[3], most)
+    parts[5] = np.unique(np.append(parts[5], least))
+    for path, ids in zip(paths, parts, strict=True):
+        np.save(path, ids)
+    tracemalloc.start()
+    try:
+        repeated = module._repeated_ids(paths)
+        assert tracemalloc.get_traced_memory()[1] < 20 * 4 * 20_000
+    finally:
+        tracemalloc.stop()
+    assert {part: {*ids} for part, ids in repeated.items()} == {3: {most}, 5: {least}}
 
 
 @pytest.mark.parametrize(

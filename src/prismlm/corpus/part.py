@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 MINHASH, PARTS = "minhash", "part-*"
 # A file of a part: sorted hashes of the ids that it has read, also of documents left out.
 IDS_FILE = "ids.npy"
+# Hashes of ids that are compared at once, of about 50 bytes each.
+IDS_AT_ONCE = 2**25
 # A tokenizer is trained on the beginnings of at most so many equal parts of the input, of so many
 # bytes or one file of a dataset at least.
 TRAINING_CHARACTERS, PLACES, PLACE_BYTES = 64_000_000, 16, 2**22
@@ -453,14 +456,24 @@ def _check_not_replaced(inputs: Sequence[Path], out: Path) -> None:
 
 
 def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
-    """Return, by part, the hashes of ids that an earlier part has too."""
-    ids, repeated = [np.load(path) for path in paths], dict[int, list[int]]()
-    keys, owners = np.concatenate(ids), np.repeat(np.arange(len(ids)), list(map(len, ids)))
-    order = np.argsort(keys, kind="stable")
-    again = order[1:][keys[order[1:]] == keys[order[:-1]]]
-    for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
-        repeated.setdefault(number, []).append(key)
+    """Return, by part, the hashes of ids that an earlier part has too; one file is open at once."""
+    ranges = 1 + sum(len(np.load(path, mmap_mode="r")) for path in paths) // IDS_AT_ONCE
+    bounds = [np.uint64(2**64 * n // ranges - (n > 0)) for n in range(ranges + 1)]
+    repeated = dict[int, list[int]]()
+    for low, high in pairwise(bounds):
+        ids = [_ids_between(path, low, high) for path in paths]
+        keys, owners = np.concatenate(ids), np.repeat(np.arange(len(ids)), list(map(len, ids)))
+        order = np.argsort(keys, kind="stable")
+        again = order[1:][keys[order[1:]] == keys[order[:-1]]]
+        for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
+            repeated.setdefault(number, []).append(key)
     return repeated
+
+
+def _ids_between(path: Path, low: np.uint64, high: np.uint64) -> np.ndarray:
+    """Return the hashes of ids of a part from ``low`` to ``high``, both included."""
+    ids = np.load(path, mmap_mode="r")
+    return ids[np.searchsorted(ids, low) : np.searchsorted(ids, high, side="right")].copy()
 
 
 def estimate_build(

@@ -179,8 +179,8 @@ class DocumentReader:
 
     def ids(self) -> np.ndarray:
         """Return the sorted hashes of the ids of this pass: uint64, without those used before."""
-        ids = np.fromiter(self._seen, np.uint64, len(self._seen))
-        return np.setdiff1d(ids, np.array(self._used or (), np.uint64))
+        ids = np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
+        return np.setdiff1d(ids, np.array(self._used or (), np.uint64), assume_unique=True)
 
     def locate(self, hashes: Collection[int]) -> tuple[str, str]:
         """Return the location and id of the first document with one of these hashes of ids."""

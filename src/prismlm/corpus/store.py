@@ -155,12 +155,13 @@ class Corpus:
             return numbers
         is_whole = len(numbers) == len(self)
         held_out = self._held_out if is_whole else self._find_held_out(start, len(numbers))
-        return np.setdiff1d(numbers[held_out == (name == "heldout")], self._left_out)
+        chosen = numbers[held_out == (name == "heldout")]
+        return np.setdiff1d(chosen, self._left_out, assume_unique=True)
 
     def without(self, documents: Collection[int]) -> Corpus:
         """Return this corpus with some documents, by number, in no split but "all"."""
         corpus = copy.copy(self)
-        corpus._left_out = np.array(sorted(documents), dtype=np.int64)
+        corpus._left_out = np.array(sorted({*documents}), dtype=np.int64)
         return corpus
 
     @cached_property

@@ -74,7 +74,7 @@ def measure_support(
 def sample_excerpts(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     """Return the first position and the tokens of excerpts, one per document, drawn by seed."""
     generator, prefix = np.random.default_rng(0), len(corpus.prefix)
-    others = np.setdiff1d(corpus.split("all"), corpus.split(split))
+    others = np.setdiff1d(corpus.split("all"), corpus.split(split), assume_unique=True)
     others = others[corpus.lengths[others] > 2]
     documents = others if len(others) >= MIN_DOCUMENTS else corpus.split(split)
     lengths = corpus.lengths[documents] - 1 - prefix
