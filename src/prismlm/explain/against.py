@@ -1,6 +1,6 @@
 """What opposes predictions: near text in which another token came next.
 
-In the sum of the representer theorem (:mod:`prismlm.explain.attribution`), a position n with
+In the sum of the representer theorem (Yeh et al. 2018; docs/concepts.md), a position n with
 y_n ≠ y has −p_n(y) z_n·z / λ: the likelier the model held y there, the more it opposes y. So its
 weight at a state z is, without the sign,
 

@@ -419,9 +419,9 @@ class Coverage(NamedTuple):
     """Which documents carry which of T predictions, and with that the support of an answer.
 
     A document carries a prediction if one of its positions came before the same token, in a state
-    at least as near as the nearest of half the predictions of unseen text (:mod:`prismlm.lens.
-    support`). Each distinct token y of the answer counts once, and support is the largest part of
-    the answer's information that one document carries:
+    at least as near as the nearest of half the predictions of unseen text, a figure of
+    :mod:`prismlm.lens.support`. Each distinct token y of the answer counts once, and support is the
+    largest part of the answer's information that one document carries:
 
         s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
 
