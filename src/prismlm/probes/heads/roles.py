@@ -1,10 +1,11 @@
 """Do heads look for the subject, the object, determiners or verbs more than for other words?
 
-The equations are in docs/signal_noise_attention.md; M and U of ``lift`` are :func:`word_sums`, and
-``excess`` has M_w − E_w for M_w, E being :func:`expected_by_distance`. The control moves the role
-to as many random words of the sentence, the role's own among them, as in any permutation test. The
-draws say that a head prefers a role's words, not that it learned to, so compare a model with
-:func:`random_model`.
+A head's ``lift`` is the attention M that it gives the words of a role over the attention U that a
+head without preferences gives them (:func:`word_sums`); ``excess`` has M − E for M, with E what the
+head gives by distance alone (:func:`expected_by_distance`). docs/signal_noise_attention.md has the
+equations. The control moves the role to as many random words of the sentence, its own among them,
+as in any permutation test. The draws say that a head prefers a role's words, not that it learned
+to, so compare a model with :func:`random_model`.
 
 A file of sentences is JSON lines, each ``{"text": "The {subject:frog} {action:found} …"}``; marks
 are removed before a model reads the text. Source: Prism, Fig. 3, which shows one head of each
