@@ -143,6 +143,16 @@ def test_an_implementation_applies_to_its_block_and_thread():
     assert seen == [original] * 3
 
 
+def test_after_a_block_models_are_compiled_as_before():
+    model = llama(LlamaConfig).eval()
+    with attention_form(model):
+        pass
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        logits = compiled(IDS % 19, use_cache=False).logits
+        torch.testing.assert_close(logits, model(IDS % 19, use_cache=False).logits)
+
+
 def build_family(family):
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -32,6 +33,8 @@ _NONE: dict[int, str] = {}
 _forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
 # Where a configuration stores its implementation; some families have a property over it.
 FORM = "_attn_implementation_internal"
+_counting = threading.Lock()
+_open_blocks = 0
 
 
 class HeadGroup(NamedTuple):
@@ -99,10 +102,9 @@ def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
     """Run an attention implementation in the passes of this thread or task only.
 
     A model looks up the implementation in its configurations at each pass, for masks and layers:
-    from the first block on, they answer by thread or task. In nested blocks any registered
-    implementation takes precedence over ``eager``.
+    in a block, they answer by thread or task. In nested blocks any registered implementation takes
+    precedence over ``eager``.
     """
-    setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
     outer = _forms.get()
     forms = dict(outer)
     for module in model.modules():
@@ -110,13 +112,26 @@ def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
         if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
             forms[id(config)] = name
     _forms.set(forms)
+    _count_blocks(+1)
     try:
         yield
     finally:
+        _count_blocks(-1)
         # Tasks that started in the block have a copy of its context, and may outlive it.
         forms.clear()
         if _forms.get() is forms:
             _forms.set(outer)
+
+
+def _count_blocks(change: int) -> None:
+    """Have configurations answer by context while a block is open; torch.compile cannot trace it."""
+    global _open_blocks
+    with _counting:
+        if not _open_blocks:
+            setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
+        _open_blocks += change
+        if not _open_blocks:
+            delattr(PreTrainedConfig, FORM)
 
 
 def _get_form(config: PreTrainedConfig) -> Any:

@@ -184,6 +184,13 @@ def test_the_head_sees_the_state_before_the_output_embedding(model):
     )
 
 
+def test_a_loss_function_gets_its_arguments_by_name(model, monkeypatch):
+    """Users' own may have another order."""
+    ids = tokens(2, 9)
+    monkeypatch.setattr(model, "loss_function", lambda **given: torch.tensor(len(given)))
+    assert model(ids, labels=ids).loss == 3
+
+
 def test_wrong_input(model):
     ids = tokens(2, 6)
     cache = model(ids, use_cache=True).past_key_values

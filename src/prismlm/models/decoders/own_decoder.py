@@ -356,7 +356,8 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.lm_head(outputs.last_hidden_state[:, keep]), None
         if labels is not None:
-            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            vocab_size = self.config.vocab_size
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
         return OwnOutput(
             loss, logits, None, outputs.past_key_values, outputs.hidden_states, outputs.gates
         )
