@@ -260,7 +260,7 @@ def locality(loaded: Loaded, text: Sequences) -> Row:
         for key in ("half_life", "repetition")
     )
     rho, p = spearman(lives, scores)
-    return {"spearman": {"rho": rho, "p": p}}
+    return {"spearman": {"rho": rho, "p": p, "count": len(channels)}}
 
 
 def lags(loaded: Loaded, corpus: Corpus, args: argparse.Namespace) -> list[Row]:

@@ -124,6 +124,8 @@ def test_what_is_written(corpus, tmp_path, monkeypatch):
     for row in value["channels"]:
         assert row["tokens"][0]["ratio"] >= row["tokens"][-1]["ratio"]
     assert [model["model"] for model in value["models"]] == ["seed0", "seed1"]
+    # The page shows all three.
+    assert set(value["locality"]["spearman"]) == {"rho", "p", "count"}
     assert value["concepts"]
     for concept in value["concepts"]:
         (effect,) = concept["effects"]
