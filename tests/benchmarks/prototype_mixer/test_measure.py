@@ -2,10 +2,32 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
-from benchmarks.prototype_mixer import measure
+from benchmarks.prototype_mixer import four_models, measure
+from benchmarks.shared.options import RESULTS
+
+RUNS = RESULTS / "prototype_mixer"
+
+
+def test_what_was_measured_has_the_recipe_of_its_script():
+    pairs = []
+    for file in sorted(RUNS.glob("longer-*.json")):
+        row = json.loads(file.read_text(encoding="utf-8"))
+        recipe = measure.recipe_of(row["model"], Path("corpus-long"), row["seed"])
+        pairs.append((row["settings"], recipe))
+    for name in four_models.MODELS:
+        row = json.loads((RUNS / "four_models" / f"{name}.json").read_text(encoding="utf-8"))
+        lasting = (four_models.STEPS, four_models.WARMUP, Path("corpus-mixed"))
+        rate = four_models.best_rate(RUNS / "four_models", name)
+        pairs.append((row["settings"], four_models.recipe_of(name, rate, *lasting) | {"seed": 0}))
+    assert len(pairs) == 8
+    for settings, recipe in pairs:
+        # Runs of before the setting spared nothing from weight decay.
+        settings["optimizer"].setdefault("weight_decay_exempt", [])
+        assert settings == recipe
 
 
 def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
