@@ -124,7 +124,7 @@ def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
 
 
 def _count_blocks(change: int) -> None:
-    """Have configurations answer by context while a block is open; torch.compile cannot trace it."""
+    """Have configurations answer by context in blocks only: torch.compile cannot trace that."""
     global _open_blocks
     with _counting:
         if not _open_blocks:
