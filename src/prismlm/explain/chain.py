@@ -204,10 +204,10 @@ def read_direct_path(
         ]
     with watch(hooks), capture(model, logits=False) as captured:
         model(**replay(input_ids[None], codes), use_cache=False)
-    flows = [
+    flows = (
         block.mixer.flow(seen["inputs", layer], seen["gates", layer])
         for layer, block in enumerate(blocks)
-    ]
+    )
     return DirectPath(
         head=head,
         embedding=seen["embedding", 0],
