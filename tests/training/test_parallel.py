@@ -230,4 +230,9 @@ def test_processes_wait_for_one_that_works_for_hours(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: given.update(how))
     join()
+    assert given.pop("timeout") >= timedelta(days=7)
+    # Those that write a checkpoint in the background, too.
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(dist, "new_group", lambda backend, **how: given.update(how))
+    parallel.group_for_thread()
     assert given["timeout"] >= timedelta(days=7)

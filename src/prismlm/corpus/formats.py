@@ -28,7 +28,7 @@ WHOLE_FILES = (".txt", ".md")
 # Files that parts share; the others belong to one part.
 DIVISIBLE = (".jsonl", ".ndjson", ".parquet")
 PACKED = (".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
-EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *PACKED, *DIVISIBLE)
+EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *DIVISIBLE, *PACKED)
 # What stores say of the version of a file.
 VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
 ROWS_AT_ONCE = 64

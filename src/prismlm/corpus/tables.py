@@ -1,4 +1,4 @@
-"""Tables in Parquet files, of which rows are read by row group."""
+"""Parquet tables of corpora and lenses, on a disk or in a store: row groups are read one by one."""
 
 from __future__ import annotations
 

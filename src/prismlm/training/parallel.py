@@ -68,6 +68,13 @@ def join() -> None:
         dist.init_process_group("gloo", timeout=PATIENCE)
 
 
+def group_for_thread() -> dist.ProcessGroup | None:
+    """Return a group of all processes for a thread of its own; None if there is one process."""
+    if world_size() == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=PATIENCE)  # pyright: ignore[reportReturnType]
+
+
 def end(code: int) -> NoReturn:
     """Exit at once: threads of the process group may crash while libraries are unloaded."""
     atexit._run_exitfuncs()

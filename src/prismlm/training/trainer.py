@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -107,7 +106,7 @@ class PrismTrainer(Trainer):
         self._writing: Future[Any] | None = None
         self._writers: Any = None
         if recipe.checkpoint.asynchronous:
-            self._writers = dist.new_group(backend="gloo") if several else None
+            self._writers = parallel.group_for_thread()
         self._shuffled: ShuffledSignal | None = None
         if model.uncertainty is not None:
             self._shuffled = set_training_signal(recipe, model.uncertainty)
