@@ -159,6 +159,9 @@ def test_generation_that_would_change_codes(name):
         model.generate(IDS, generation_config=GenerationConfig(**settings))
     with torch.no_grad():
         model.generate(IDS, **settings, use_cache=True, use_mtp=False)
+        # An argument comes before both, even None.
+        model.generation_config.prompt_lookup_num_tokens = 2
+        model.generate(IDS, **settings, use_cache=True, prompt_lookup_num_tokens=None)
     for start in (model.generate_batch, model.init_continuous_batching):
         with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
             start(IDS.tolist())

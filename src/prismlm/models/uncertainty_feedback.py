@@ -400,9 +400,9 @@ class _WithUncertainty:
         given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
         passed, own = given.get("generation_config"), getattr(self, "generation_config", None)
         for name in REFUSED:
-            # generate() takes what is None from the model's own.
-            values = [given.get(name), getattr(passed, name, None), getattr(own, name, None)]
-            value = next((value for value in values if value is not None), None)
+            # generate() takes what is None in the configuration from the model's own.
+            value = getattr(passed, name, None)
+            value = given.get(name, getattr(own, name, None) if value is None else value)
             if value is False if name == "use_cache" else value not in (None, False):
                 raise InputError(
                     f"{name} is not possible with uncertainty feedback, since it would change the "
