@@ -1,4 +1,8 @@
-"""Attention weights and head outputs of a model while it runs, layer by layer."""
+"""Attention weights and head outputs of a model while it runs, layer by layer.
+
+Weights exist in the eager implementation only, which :func:`attention_form` runs for one thread;
+other threads that use the model keep theirs.
+"""
 
 from __future__ import annotations
 
