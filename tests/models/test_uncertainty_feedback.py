@@ -48,6 +48,21 @@ def test_positional_arguments():
         model(IDS, *[None] * 40)
 
 
+def test_gradients_flow_through_a_cache_that_is_continued(model):
+    """As in training in pieces, and with prefixes that are trained."""
+    attach_drawn(model, 64, passes=2)
+    first = model(IDS, use_cache=True)
+    rest = model(IDS, past_key_values=first.past_key_values)
+    codes = torch.cat([first.uncertainty_codes, rest.uncertainty_codes], 1)
+    whole = model(torch.cat([IDS, IDS], 1), uncertainty_codes=codes, use_cache=False)
+    grads = []
+    for logits in (whole.logits[:, 5:], rest.logits):
+        model.zero_grad()
+        logits.square().sum().backward()
+        grads.append(model.model.layers[0].self_attn.v_proj.weight.grad.clone())
+    torch.testing.assert_close(*grads)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_call_that_failed_leaves_nothing_behind(model, passes):

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -117,6 +118,16 @@ def _has_seen(cache: Any) -> bool:
     with suppress(ValueError):
         return cache.get_seq_length() > 0
     return bool(cache.has_previous_state())
+
+
+class _Detached(TorchFunctionMode):
+    """Lets copy.deepcopy copy tensors with a gradient history, detached."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        return memo.setdefault(id(tensor), tensor.detach().clone())
 
 
 class _Tokens(NamedTuple):
@@ -329,8 +340,9 @@ class UncertaintyFeedback:
     ) -> Int64[Tensor, "B T"]:
         """Return the codes of the predictions at the new positions, by a pass with ``codes``."""
         kwargs = {name: value for name, value in kwargs.items() if name not in NOT_IN_FIRST_PASS}
-        # This pass must not change the cache.
-        kwargs |= {name: copy.deepcopy(kwargs[name]) for name in CACHES if name in kwargs}
+        with _Detached():
+            # This pass must not change the cache.
+            kwargs |= {name: copy.deepcopy(kwargs[name]) for name in CACHES if name in kwargs}
         kwargs |= {"use_cache": _cache_in(kwargs) is not None, "return_dict": True}
         with unwatched():
             logits: Tensor = self._fed(forward, codes, kwargs).logits
