@@ -1,13 +1,17 @@
 """Texts written together get what each gets alone."""
 
+import asyncio
 import random
+import threading
+import time
 
 import pytest
 import torch
+from anyio import CancelScope
 from transformers import AutoModelForCausalLM
 
 from prismlm.models.seam import capture
-from prismlm.web.engine import Batch, supports_batching
+from prismlm.web.engine import Batch, Busy, RequestQueue, supports_batching
 from tests.helpers.families import FAMILIES
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 
@@ -72,3 +76,41 @@ def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
         torch.testing.assert_close(states, alone.z[0], rtol=1e-4, atol=1e-4)
         after = torch.stack([row for _, row in seen])
         torch.testing.assert_close(after, logits[-len(seen) :], rtol=1e-4, atol=1e-4)
+
+
+def test_of_calls_at_the_same_moment_so_many_wait_and_others_are_refused():
+    done = []
+
+    async def ask(number):
+        await queue.run(lambda: done.append(number))
+
+    async def all_at_once():
+        return await asyncio.gather(*map(ask, range(9)), return_exceptions=True)
+
+    queue = RequestQueue(2)
+    errors = asyncio.run(all_at_once())
+    assert done == [0, 1, 2]
+    assert [type(error) for error in errors[3:]] == [Busy] * 6
+    assert queue.waiting == 0
+
+
+def test_the_next_call_waits_for_a_thread_that_was_left_behind():
+    release, ended = threading.Event(), []
+
+    def work():
+        release.wait()
+        time.sleep(0.05)
+        ended.append("first")
+
+    async def first():
+        with CancelScope() as scope:
+            asyncio.get_running_loop().call_later(0.05, scope.cancel)
+            asyncio.get_running_loop().call_later(0.1, release.set)
+            await queue.run(work)
+
+    async def both():
+        await asyncio.gather(first(), queue.run(lambda: ended.append("second")))
+
+    queue = RequestQueue(2)
+    asyncio.run(both())
+    assert ended == ["first", "second"]

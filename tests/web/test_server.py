@@ -1,12 +1,15 @@
 """OpenAI's own client, over real HTTP, compared with what `explain` gives for the same text."""
 
+import asyncio
 import json
 import shutil
+import threading
 import time
 
 import openai
 import pytest
 import torch
+from anyio import from_thread
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -367,6 +370,25 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_a_place(chat_model,
         wait_until(lambda: server.engine.running + server.engine.waiting == len(streams))
         for stream in streams:
             stream.close()
+
+
+def test_a_request_that_was_read_while_attributions_piled_up_is_refused(served, monkeypatch):
+    server, end, tasks = served.app.state.server, threading.Event(), []
+    prepare, queue = server._prepare, server._attributions
+
+    def slowly(body, source):
+        for _ in range(66):
+            tasks.append(from_thread.run_sync(lambda: asyncio.create_task(queue.run(end.wait))))
+        wait_until(lambda: queue.waiting > 64)
+        return prepare(body, source)
+
+    monkeypatch.setattr(server, "_prepare", slowly)
+    with pytest.raises(openai.RateLimitError):
+        served.client.with_options(timeout=10).completions.create(
+            model="tiny", prompt=TEXT, max_tokens=1
+        )
+    end.set()
+    wait_until(lambda: all(task.done() for task in tasks))
 
 
 def test_a_lens_that_was_built_again_is_refused(chat_model, tmp_path):

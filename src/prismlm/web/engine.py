@@ -38,11 +38,12 @@ class RequestQueue:
 
     def __init__(self, max_waiting: int) -> None:
         self._turn, self._max_waiting = CapacityLimiter(1), max_waiting
+        self._calls = 0  # that run or wait; the limiter does not yet know of those just begun
 
     @property
     def waiting(self) -> int:
         """How many calls wait."""
-        return self._turn.statistics().tasks_waiting
+        return max(0, self._calls - 1)
 
     def check(self) -> None:
         """Raise Busy if the queue is full."""
@@ -55,7 +56,11 @@ class RequestQueue:
         Cancelled by an anyio scope, it returns when the thread has ended.
         """
         self.check()
-        return await to_thread.run_sync(call, limiter=self._turn)
+        self._calls += 1
+        try:
+            return await to_thread.run_sync(call, limiter=self._turn)
+        finally:
+            self._calls -= 1
 
 
 class Engine:

@@ -155,6 +155,7 @@ class Server:
         self._check_queues()
         start = time.monotonic()
         prompt, sampling = await run_in_threadpool(self._prepare, body, source)
+        self._check_queues()
         generation = Generation(self.lm, source, prompt, sampling, started=start)
         self.engine.submit(generation)
         form = protocol.ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
