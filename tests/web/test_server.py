@@ -377,8 +377,10 @@ def test_a_request_that_was_read_while_attributions_piled_up_is_refused(served, 
     prepare, queue = server._prepare, server._attributions
 
     def slowly(body, source):
-        for _ in range(66):
-            tasks.append(from_thread.run_sync(lambda: asyncio.create_task(queue.run(end.wait))))
+        def pile_up():
+            tasks.extend(asyncio.create_task(queue.run(end.wait)) for _ in range(66))
+
+        from_thread.run_sync(pile_up)
         wait_until(lambda: queue.waiting > 64)
         return prepare(body, source)
 
