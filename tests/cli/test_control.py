@@ -179,6 +179,17 @@ def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, examples
         assert row[1:4] == ["2", *(f"{share:.1%}" for share in shares)]
 
 
+def test_a_controller_is_written_though_a_question_cannot_be_asked(
+    refused, tiny_model, examples, keep, tmp_path
+):
+    out, long = tmp_path / "quiet.safetensors", {"goal": "To heal", "sol2": "rest.", "label": 1}
+    data = write_benchmarks(tmp_path, "piqa", rows=[long | {"sol1": "take a pill " * 300}])
+    command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
+    command += ("--target", 0.1, "--max-cost", 100, "--questions", 1, "--tasks", "piqa")
+    assert "the continuation" in refused(*command, "--data", data)
+    assert prismlm.Controller.load(out).made["by"] == "suppress"
+
+
 def accuracies(lm, names, data):
     """The share of questions of each task whose right answer is the likeliest, one by one."""
     for questions, _ in selected_tasks(names, SuiteOptions(data=data)).values():

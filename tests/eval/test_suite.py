@@ -171,6 +171,15 @@ def test_points_under_a_way_by_hand(monkeypatch):
         )
 
 
+def test_points_of_a_single_question_have_no_interval(monkeypatch):
+    monkeypatch.setattr(suite, "ask", lambda *_: answers([1], [0], choices=[4]))
+    monkeypatch.setattr(suite, "WaysLM", lambda *_: None)
+    for row in suite.ask_ways(None, {"prototype_only": Way()}, {"a": ([], 1)}):
+        points = row["prototype_only"]["points"]
+        assert points.value == -100
+        assert math.isnan(points.low)
+
+
 def test_no_right_answer_has_no_change_and_a_single_question_no_error():
     figures = task_figures(answers([0, 0, 0, 0], [1, 0, 0, 0]))
     assert math.isnan(figures["predictors"]["prototype_only"]["acc"]["change"])

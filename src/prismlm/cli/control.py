@@ -134,9 +134,12 @@ def suppress(
     how: dict[str, Any] = {"within_cost": within_cost, "progress": ConsoleReporter()}
     controller, report = suppression.suppress(lm, split, kept, options, **how)
     report["tasks"] = None
+    if controller is not None:
+        output.write(out, controller.save)
     if ask is not None and controller is not None:
-        # The other ways act by words before a text, of which questions have none.
-        ways = {n.replace(" ", "_"): way for n, way in report["ways"].items() if any(way[:2])}
+        # Questions have no words before them.
+        ways = {n.replace(" ", "_"): way for n, way in report["ways"].items() if not way.words}
+        del ways["before"]
         report["tasks"] = ask(lm, ways)
     value = json_values({"model": str(model), "out": str(out), **report})
     output.show(value, as_json, lambda: _print_suppression(lm, controller, report))
@@ -146,7 +149,6 @@ def suppress(
             "and nothing was written. Lower --target, raise --max-cost, or take the strongest "
             "within it by --within-cost."
         )
-    output.write(out, controller.save)
 
 
 def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: int) -> Any:

@@ -246,8 +246,8 @@ def ask_ways(
         values.append(float(np.mean(values)))
         errors.append(float(np.linalg.norm(errors)) / len(errors))
         for row, value, error in zip(rows, values, errors, strict=True):
-            ends = (value + sign * NORMAL_QUANTILE * error for sign in (0, -1, 1))
-            row[name]["points"] = Interval(*ends)
+            half = NORMAL_QUANTILE * error
+            row[name]["points"] = Interval(value, value - half, value + half)
     return rows
 
 
