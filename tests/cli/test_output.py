@@ -1,10 +1,13 @@
+import io
 from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from prismlm.cli import steer
 from prismlm.cli.output import (
+    Writer,
     format_bytes,
     format_count,
     format_duration,
@@ -49,6 +52,24 @@ def test_numbers_as_people_read_them(shown, text):
 def test_names_are_cut_in_the_middle(name, width, shown):
     assert shorten(name, width) == shown
     assert cell_len(shown) <= width
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("one two three four", "one two \nthree four\n"),
+        ("twice three four", "twice \nthree four\n"),
+        ("three four  five \n\n", "three four\nfive\n"),
+        ("three four \n  five", "three four\n  five\n"),
+    ],
+)
+def test_no_blank_is_printed_past_the_last_column(text, printed):
+    console = Console(file=io.StringIO(), width=10)
+    writer = Writer(console)
+    for character in text:
+        writer.write(character)
+    writer.write("", end=True)
+    assert console.file.getvalue() == printed
 
 
 def test_text_moves_nothing_on_a_terminal():

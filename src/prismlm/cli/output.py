@@ -136,14 +136,18 @@ class Writer:
         text = text if self._prompt is None else text.lstrip()
         *words, self._pending = re.split(r"(?<=\s)(?=\S)", text)
         if end or cell_len(self._pending) > MAX_WORD_WIDTH:
-            words, self._pending = [*words, self._pending], ""
+            words, self._pending = [*words, self._pending.rstrip() if end else self._pending], ""
         if self._prompt is not None and words:
             self._console.print(self._prompt, style="dim", end="\n\n")
             self._prompt = None
         for word in words:
-            if self._column and self._column + cell_len(word.rstrip()) > self._console.width:
+            body = word.rstrip()
+            if self._column and self._column + cell_len(body) > self._console.width:
                 self._print("\n")
-            self._print(word)
+            self._print(body)
+            # A terminal puts blanks that do not fit on a line of their own.
+            blanks, room = word[len(body) :], max(0, self._console.width - self._column)
+            self._print(blanks.lstrip(" ") if "\n" in blanks else blanks[:room])
         if end and self._column:
             self._print("\n")
 
