@@ -66,7 +66,7 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
     result = prism("attach", tiny_model, *files, *SMALL, "--weights", "cosine")
     for task in ("Reading hidden states", "Fitting prototypes", "Indexing"):
         assert task in result.stderr
-    assert "prototype only ce" in result.stdout
+    assert "prototype only cross-entropy" in result.stdout
     assert result.stdout.rstrip().endswith(str(out))
     assert json.loads((out / "prismlm.json").read_text())["weights"] == "cosine"
     assert "Documents behind it" in prism("explain", out, "The little man lived in a house").stdout

@@ -32,6 +32,8 @@ MAX_WORD_WIDTH = 24
 # Numbers that are identifiers, not counts; ``a`` and ``b`` are prototypes of two models.
 IDS = ("prototype", "position", "a", "b", "trial", "layer", "seed")
 SHARES = ("share", "usage", "agreement", "in_use", "recovered")
+# Of names of figures, what readers see instead.
+WORDS = {"ce": "cross-entropy", "fvu": "unexplained variance (FVU)"}
 # Line ends, tabs, and the joiners inside emoji and Persian words.
 ALLOWED_CONTROLS = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -234,7 +236,8 @@ def print_facts(facts: Mapping[str, Any], last: str = "") -> None:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim")
     for name, value in facts.items():
-        grid.add_row(sanitize(name.replace("_", " ")), Text(_format(name, value)))
+        words = " ".join(WORDS.get(word, word) for word in name.split("_"))
+        grid.add_row(sanitize(words), Text(_format(name, value)))
     console = stdout_console()
     console.print(grid)
     if last:
@@ -316,7 +319,7 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 def print_quality(quality: HeadQuality) -> None:
     """Print how well a head stands in for the model's states."""
     say("\nThe prototypes in place of the hidden states, on held-out text", style="bold")
-    print_facts(quality.to_dict() | {"recovered": quality.recovered})
+    print_facts(quality.to_dict() | {"gain over the mean state recovered": quality.recovered})
 
 
 def report_part(kind: str, out: Path, number: int, count: int, *, as_json: bool) -> None:
