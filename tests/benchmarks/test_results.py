@@ -10,6 +10,8 @@ from tests.benchmarks.scripts import run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
+# Pages say what has not been run on a GPU yet.
+ON_A_GPU = ("gpu.json", "prism_gpu.json")
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md"))
 
 
@@ -46,6 +48,7 @@ def test_no_page_is_rendered_without_all_of_its_json(name, tmp_path, monkeypatch
     parsed = render.parsed
     monkeypatch.setattr(render, "parsed", lambda path: asked.setdefault(path, parsed(path)))
     render.page(name, tmp_path)
+    asked = [path for path in asked if path.name not in ON_A_GPU]
     parts = {path if path.parent == tmp_path else path.parent for path in asked}
     assert parts
     for part in parts:
