@@ -51,7 +51,7 @@ status=0
 for name in "${names[@]}"; do
     model=$work/$name left=$((limit - SECONDS)) began=$SECONDS code=0
     [ "$left" -gt 0 ] || { echo "$name: no time left, call again" && status=1 && continue; }
-    [ -e "$model/prismlm.json" ] || timeout -k 25 "$left" python3 -m prismlm train "recipes/gpt2-small-gpu/100m-$name.yaml" --resume \
+    grep -qs final_ce "$model/training.jsonl" || timeout -k 25 "$left" python3 -m prismlm train "recipes/gpt2-small-gpu/100m-$name.yaml" --resume \
         "--set=corpus=$corpus" "--set=out=$model" "${changes[@]}" >>"$out/prism_gpu.log" 2>&1 </dev/null ||
         code=$?
     [ ! -e "$model/training.jsonl" ] ||

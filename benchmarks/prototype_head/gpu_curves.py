@@ -35,7 +35,9 @@ def measured(model: Path) -> dict[str, Any]:
     run, history = read_json(model / "training.json"), parsed(model / "training.jsonl")
     recipe, meta = run["recipe"], model / "prismlm.json"
     a_step = recipe["batch_size"] * recipe["gradient_accumulation"] * recipe["data"]["length"]
-    quality = read_json(meta)["provenance"]["quality"] if meta.is_file() else None
+    # A model without a head has no such file.
+    end = {"ce": history[-1]["final_ce"]} if "final_ce" in history[-1] else None
+    quality = read_json(meta)["provenance"]["quality"] if end and meta.is_file() else end
     points = [(row["step"], "eval_", row) for row in history if "eval_ce" in row]
     # The last step is not evaluated before the end of the run.
     points += [(recipe["steps"], "", quality)] if quality else []
@@ -44,6 +46,7 @@ def measured(model: Path) -> dict[str, Any]:
         "corpus": run["corpus"]["fingerprint"],
         "tokens": recipe["steps"] * a_step,
         "step": history[-1]["step"],
+        "passes": round(history[-1]["epoch"], 2),
         "curve": [
             {"tokens": step * a_step} | {key: row.get(prefix + key) for key in keys}
             for step, prefix, row in points

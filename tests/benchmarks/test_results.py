@@ -48,8 +48,8 @@ def test_no_page_is_rendered_without_all_of_its_json(name, tmp_path, monkeypatch
     parsed = render.parsed
     monkeypatch.setattr(render, "parsed", lambda path: asked.setdefault(path, parsed(path)))
     render.page(name, tmp_path)
-    asked = [path for path in asked if path.name not in ON_A_GPU]
-    parts = {path if path.parent == tmp_path else path.parent for path in asked}
+    needed = [path for path in asked if path.name not in ON_A_GPU]
+    parts = {path if path.parent == tmp_path else path.parent for path in needed}
     assert parts
     for part in parts:
         moved = part.rename(tmp_path.with_name("away"))
