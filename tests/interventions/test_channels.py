@@ -54,6 +54,8 @@ def test_a_mask_is_its_equation(model, layer, kind, gate, other, renormalise):
     def change(write, read):
         (write if gate == "write" else read)[..., 2] = -torch.inf if renormalise else 0.0
 
+    # In float32 the order of sums, which a machine chooses, changes more than the bounds allow.
+    model = copy.deepcopy(model).double()
     reference = copy.deepcopy(model)
     gates = Gates(**{"scores" if renormalise else "gates": change})
     reference.model.layers[layer].mixer.gates = gates
@@ -65,9 +67,9 @@ def test_a_mask_is_its_equation(model, layer, kind, gate, other, renormalise):
     masked, unmasked = (getattr(output.gates[layer], name) for name in (gate, other))
     assert (masked[..., 2] == 0).all()
     assert (unmasked[..., 2] > 0).all()
-    torch.testing.assert_close(unmasked.sum(-1), torch.ones(2, 20))
+    torch.testing.assert_close(unmasked.sum(-1), torch.ones(2, 20).double())
     if renormalise:
-        torch.testing.assert_close(masked.sum(-1), torch.ones(2, 20))
+        torch.testing.assert_close(masked.sum(-1), torch.ones(2, 20).double())
     else:
         assert masked.sum(-1).max() < 1
 
