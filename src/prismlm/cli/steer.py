@@ -127,7 +127,7 @@ def steer(
     sampling = {"generate": 20 if generate is None else generate, "temperature": temperature or 0.0}
     if file is not None:
         progress = ConsoleReporter()
-        result = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)
+        result: Any = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)
     else:
         if search:
             edits = [steering.strongest(lm, prompts[0], edits[0], **sampling, seed=seed)]
