@@ -188,7 +188,8 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
 
 def _datatrove(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     # The pool of its local executor waits in vain for a process that was killed.
-    with TemporaryDirectory() as logs:
+    # After an error, other workers may still write their logs.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as logs:
         _local(partial(_datatrove_task, work, logs), count, workers, gpus, task)
 
 
