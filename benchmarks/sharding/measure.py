@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,31 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1)
     parser.add_argument("--directory", type=Path, help="for 11 GB")
     arguments = parser.parse_args()
+    ranks = in_every_process(partial(measure, arguments.blocks), arguments.directory)
+    if parallel.is_main():
+        result = {"plan": plan(), "measured": ranks, "environment": environment()}
+        write_json(RESULTS / "sharding.json", result, indent=1)
+        for name in ranks[0]["steps"]:
+            rows = [rank["steps"][name] for rank in ranks]
+            seconds, peak = (max(row[key] for row in rows) for key in ("seconds", "peak_bytes"))
+            print(f"| {name} | {seconds:.0f} | {peak / 1e9:.1f} |")
+    parallel.end(0)
+
+
+def in_every_process(measure: Callable[[Path], Any], parent: Path | None) -> list[Any]:
+    """Measure in all processes, with a directory that is removed, and return what each found."""
     torch.set_num_threads(1)
     parallel.join()
-    directory = parallel.on_main(lambda: Path(tempfile.mkdtemp(dir=arguments.directory)))
+    directory = parallel.on_main(lambda: Path(tempfile.mkdtemp(dir=parent)))
     try:
-        measured = measure(arguments.blocks, directory)
+        measured = measure(directory)
     finally:
         parallel.barrier()
         if parallel.is_main():
             shutil.rmtree(directory)
     ranks: list[Any] = [None] * parallel.world_size()
     torch.distributed.all_gather_object(ranks, measured)
-    if parallel.is_main():
-        result = {"plan": plan(), "measured": ranks, "environment": environment()}
-        write_json(RESULTS / "sharding.json", result, indent=1)
-        for name in measured["steps"]:
-            rows = [rank["steps"][name] for rank in ranks]
-            seconds, peak = (max(row[key] for row in rows) for key in ("seconds", "peak_bytes"))
-            print(f"| {name} | {seconds:.0f} | {peak / 1e9:.1f} |")
-    parallel.end(0)
+    return ranks
 
 
 def plan() -> dict[str, Any]:

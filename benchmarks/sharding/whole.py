@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.index.scale import memory
-from benchmarks.sharding.measure import BLOCKS, SHAPE, VOCABULARY
+from benchmarks.sharding.measure import BLOCKS, SHAPE, VOCABULARY, in_every_process
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
@@ -41,17 +40,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--directory", type=Path, help="for 16 GB")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    parallel.join()
-    directory = parallel.on_main(lambda: Path(tempfile.mkdtemp(dir=arguments.directory)))
-    try:
-        measured = measure(arguments.blocks, directory)
-    finally:
-        parallel.barrier()
-        if parallel.is_main():
-            shutil.rmtree(directory)
-    ranks: list[Any] = [None] * parallel.world_size()
-    torch.distributed.all_gather_object(ranks, measured)
+    ranks = in_every_process(partial(measure, arguments.blocks), arguments.directory)
     if parallel.is_main():
         result = {"blocks": arguments.blocks, "processes": ranks, "environment": environment()}
         write_json(arguments.out, read_json(arguments.out) | {"model": result})
