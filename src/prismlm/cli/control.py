@@ -13,6 +13,7 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import InputError
 from prismlm.probes.results import as_json as json_values
+from prismlm.probes.results import text_of
 
 if TYPE_CHECKING:
     from prismlm.explain.what_if import WhatIf
@@ -30,7 +31,7 @@ QUESTIONS_HELP = "Questions of each of PRISM's eight tasks to ask before and aft
 WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; repeatable."
 RETRAIN_HELP = "Also train again without them; this can take long."
 CALIBRATED = (
-    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of {} to {} "
+    "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of {} "
     "nats a token, without up to {:.0%} of the text."
 )
 OTHERWISE = (
@@ -72,11 +73,15 @@ def calibrate(
             "changes nothing: give more examples, or take it that prototypes do not tell here."
         )
     print_scales(lm, controller, examples_fitted=report["fitted"])
-    points = [100 * share for share in vars(report["change"]).values()]
+    change, *ends = (100 * share for share in vars(report["change"]).values())
     output.say(
         "right on {tested} other examples: {before:.1%} → {after:.1%}, ".format(**report)
-        + "a change of {:+.1f} points ({:+.1f} to {:+.1f})".format(*points)
+        + f"a change of {text_of(change, '+.1f')} points ({_span(*ends, '+.1f')})"
     )
+
+
+def _span(low: float, high: float, form: str) -> str:
+    return f"{text_of(low, form)} to {text_of(high, form)}"
 
 
 def print_scales(lm: OpenedModel, controller: Controller, **facts: Any) -> None:
@@ -228,16 +233,16 @@ def _print_what_if(result: WhatIf) -> None:
     documents = f"{result.documents:,} document{'s' * (result.documents != 1)}"
     every = [*result.estimates, *filter(None, [result.retrained])]
     rows = [
-        {"by": one.method, "log_p": result.log_probability + one.change, "change": one.change}
-        | {"interval": "" if one.low is None else f"{one.low:+.1f} to {one.high:+.1f}"}
+        {"by": one.method, "logprob": result.log_probability + one.change, "change": one.change}
+        | {"interval": "" if one.low is None else _span(one.low, one.high, "+.1f")}
         for one in every
     ]
     title = f"Without {documents} ({result.share:.1%} of the text)"
-    facts = {"tokens": result.tokens, "log p now": result.log_probability}
-    output.print_rows(title, "by log_p:.1f change:+.1f interval", rows, **facts)
+    facts = {"tokens": result.tokens, "logprob now": result.log_probability}
+    output.print_rows(title, "by logprob:.1f change:+.1f interval", rows, **facts)
     for one in every:
         words = "the answer stays the same" if one.text is None else f"“{one.text.strip()}”"
         output.say(f"By {one.method}: {words}")
-    ends = (f"{end:.1f}".replace("-", "−") for end in calibration()["nats_per_token"])
-    words = CALIBRATED.format(*ends, calibration()["largest_share"])
+    likely = _span(*calibration()["nats_per_token"], ".1f")
+    words = CALIBRATED.format(likely, calibration()["largest_share"])
     output.say(f"\n{words}{OTHERWISE * (not result.calibrated)}", style="dim")
