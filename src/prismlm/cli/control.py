@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,12 +77,12 @@ def calibrate(
     change, *ends = (100 * share for share in vars(report["change"]).values())
     output.say(
         "right on {tested} other examples: {before:.1%} → {after:.1%}, ".format(**report)
-        + f"a change of {text_of(change, '+.1f')} points ({_span(*ends, '+.1f')})"
+        + f"a change of {text_of(change, '+.1f')} points ({_span(ends, '+.1f')})"
     )
 
 
-def _span(low: float, high: float, form: str) -> str:
-    return f"{text_of(low, form)} to {text_of(high, form)}"
+def _span(ends: Iterable[float | None], form: str) -> str:
+    return " to ".join(text_of(end, form) for end in ends)
 
 
 def print_scales(lm: OpenedModel, controller: Controller, **facts: Any) -> None:
@@ -234,7 +235,7 @@ def _print_what_if(result: WhatIf) -> None:
     every = [*result.estimates, *filter(None, [result.retrained])]
     rows = [
         {"by": one.method, "logprob": result.log_probability + one.change, "change": one.change}
-        | {"interval": "" if one.low is None else _span(one.low, one.high, "+.1f")}
+        | {"interval": "" if one.low is None else _span((one.low, one.high), "+.1f")}
         for one in every
     ]
     title = f"Without {documents} ({result.share:.1%} of the text)"
@@ -243,6 +244,6 @@ def _print_what_if(result: WhatIf) -> None:
     for one in every:
         words = "the answer stays the same" if one.text is None else f"“{one.text.strip()}”"
         output.say(f"By {one.method}: {words}")
-    likely = _span(*calibration()["nats_per_token"], ".1f")
+    likely = _span(calibration()["nats_per_token"], ".1f")
     words = CALIBRATED.format(likely, calibration()["largest_share"])
     output.say(f"\n{words}{OTHERWISE * (not result.calibrated)}", style="dim")
