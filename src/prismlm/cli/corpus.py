@@ -21,7 +21,7 @@ DATASET_HELP = "Stream a Hugging Face dataset; json, parquet: the format of --da
 DataFiles = Annotated[list[str] | None, option("FILE", "A file of the dataset; repeatable.")]
 INPUTS_HELP = (
     "Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, .parquet, "
-    "saved datasets; or [bold]sample[/bold], the bundled sample."
+    "or [bold]sample[/bold], the bundled sample."
 )
 Column = Annotated[str | None, option("NAME", "Its column.")]
 Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
