@@ -64,9 +64,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "plain": list(plain.values()),
         "over_plain": over_plain,
         "alone": lambda name: f"{fmean(over_plain(methods[name], 'prototype_only_ce')):.2f} %",
-        "attached": [
-            fmean(over_plain(methods[name], "ce")) for name in methods if name not in detached
-        ],
         "sweep": sorted((run for run in runs if run["kind"] == "sweep"), key=_shape),
         "sizes": sorted([*sizes, *same], key=lambda run: run["parameters"]),
         "times": [(time, time["recipes"]["default"]) for time in times],

@@ -45,7 +45,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "smallest_k": min(
             run["per_token"] for run in by_k if over(run["last"]) <= least + WITHIN / 100
         ),
-        "longest": max(fits, key=lambda run: run["steps"]),
         "within": WITHIN,
         "over": over,
         **_shipped(),
