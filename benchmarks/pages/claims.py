@@ -117,10 +117,9 @@ def _protot(read: Callable[..., Any]) -> list[Claim]:
               f"clamping lowers it in {clamped['lower']} of {clamped['slices']} kinds, and by more "
               f"than another text's routing in {clamped['better']}", "prototype_mixer_robustness"),
     ]  # fmt: skip
-    for said, answer in glue["claims"]:
-        words = (("shown", SHOWN), ("the opposite", OPPOSITE))
-        judged = next((word for start, word in words if answer.startswith(start)), NOT)
-        rows.append(Claim(f"GLUE: {said}", judged, answer, "prototype_mixer_glue"))
+    for said, answer, figure in glue["claims"]:
+        judged = SHOWN if answer == "shown" else answer
+        rows.append(Claim(f"GLUE: {said}", judged, figure, "prototype_mixer_glue"))
     for claims in texts["claims"]:
         rows += [
             Claim(said, _of_slices(found), found.replace("**", ""), "prototype_mixer_robustness")
@@ -191,7 +190,7 @@ def _signal_noise(read: Callable[..., Any]) -> list[Claim]:
         Claim("a layer raises ΔR", PART,
               f"{trained:+.2f} nats, random weights {random:+.2f}", name),
         Claim("π keeps the two groups apart best", counted(len(least), len(cross)),
-              f"further than {', '.join(least)} of {', '.join(cross)}", name),
+              f"further than {', '.join(least) or 'none'}; tried: {', '.join(cross)}", name),
         Claim("lower loss beyond the trained length", verdict(beyond["ratio 1"], -1),
               f"π less ratio 1 {beyond['ratio 1'].shown('+.3f')}", name),
     ]  # fmt: skip

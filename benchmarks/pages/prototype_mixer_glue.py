@@ -65,29 +65,27 @@ def gains(row: Row) -> bool:
     return row["fine_tuned"]["low"] > row["from_scratch"]["high"]
 
 
-def _claims(rows: dict[str, Rows], means: dict[str, np.ndarray]) -> list[tuple[str, str]]:
-    """Return each claim and whether it is shown, or the opposite, in every pair of seeds."""
+def _claims(rows: dict[str, Rows], means: dict[str, np.ndarray]) -> list[tuple[str, str, str]]:
+    """Return each claim, whether it or its opposite is shown in all pairs of seeds, and the gap."""
     claims = [
-        (f"LLaMA is above {NAMES[other]}", compared(means["llama"], means[other]))
+        (f"LLaMA is above {NAMES[other]}", *compared(means["llama"], means[other]))
         for other in ("deltanet", "mamba", "protot")
     ]
     claims += [
-        (f"ProtoT is on par with {NAMES[other]}", compared(means["protot"], means[other], BAND))
+        (f"ProtoT is on par with {NAMES[other]}", *compared(means["protot"], means[other], BAND))
         for other in ("deltanet", "mamba")
     ]
     order = sorted(rows, key=lambda name: -by_seed(rows[name], ["MNLI"]).mean())
     place = f"number {order.index('protot') + 1} of {len(order)}, with intervals that overlap"
-    return [*claims, ("ProtoT is second on MNLI", place)]
+    return [*claims, ("ProtoT is second on MNLI", "not shown", place)]
 
 
-def compared(one: np.ndarray, other: np.ndarray, band: float | None = None) -> str:
-    """Say whether means over seeds are above others or, with a band, within it."""
+def compared(one: np.ndarray, other: np.ndarray, band: float | None = None) -> tuple[str, str]:
+    """Return whether means over seeds are above others or, with a band, within it; and the gap."""
     gap = f"{one.mean() - other.mean():+.1f} points"
     above, below = one.min() > other.max(), one.max() < other.min()
     if band is None:
-        verdict = "shown" if above else "the opposite" if below else "not shown"
-        return f"{verdict}, by {gap}"
+        return "shown" if above else "the opposite" if below else "not shown", gap
     if abs(one.mean() - other.mean()) <= band:
-        return f"shown, {gap}"
-    side = "above" if one.mean() > other.mean() else "below"
-    return f"{f'the opposite, it is {side}' if above or below else 'not shown'}, {gap}"
+        return "shown", gap
+    return "the opposite" if above or below else "not shown", gap
