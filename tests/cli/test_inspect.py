@@ -260,6 +260,14 @@ def test_heads_in_json_are_the_report(document, tiny, signal_noise):
     assert len(value["models"][0]["comparison"]["rows"]) == 7
 
 
+def test_heads_fit_80_columns(prism, gpt2, tiny):
+    shown = prism(*HEADS, gpt2, "--corpus", tiny.path, *SOME, "--length", 64, columns=80).stdout
+    assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80
+    heads = [line.split() for line in shown.splitlines() if re.match(r" +\d +\d ", line)]
+    assert len(heads) == 8
+    assert {words[2] for words in heads} == {"attention"}
+
+
 def test_several_models_are_compared(shown, signal_noise):
     text = shown(*HEADS, signal_noise, signal_noise, *SOME)
     assert text.count("Signal against noise heads") == 2

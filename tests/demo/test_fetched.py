@@ -1,6 +1,8 @@
 """The demo's real model put together: here with a tiny one in its place, and a real archive."""
 
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from prismlm.lens.labels.map import map_lens
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
+from tests.helpers.kills import index_in_child
 
 module = sys.modules[run_fetched.__module__]
 EVERY = 120
@@ -99,9 +102,27 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     assert here.lens.support == there.lens.support
     assert here.lens.support is not None
 
+    # As a demo that was killed at the end leaves it.
+    (tmp_path / ".demo.fetched").mkdir()
     again = run_fetched(out)
     assert again.cached
     assert len(fetched) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+def test_what_a_killed_demo_left_is_removed(shipped, tmp_path, monkeypatch):
+    out = tmp_path / "demo"
+
+    def kill(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.layout, "describe_files", kill)
+        _, status = os.waitpid(index_in_child(lambda: run_fetched(out)), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert [*tmp_path.rglob(".*.tmp")] != []
+    run_fetched(out)
+    assert [*tmp_path.rglob(".*")] == []
 
 
 SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("corpus", "model/prismlm.json")]

@@ -59,6 +59,7 @@ def test_rows_of_a_split_are_read(tmp_path, name, label):
     ("name", "row", "words"),
     [
         ("sst2", {"sentence": "a", "label": 2}, "label 2: expected text and a class below 2"),
+        ("sst2", {"sentence": "a", "label": -1}, "label -1: .* again"),
         ("sst2", {"sentence": "a", "label": True}, "label True"),
         ("sst2", {"sentence": "a", "label": None}, "label None"),
         ("stsb", PAIR | {"label": 5.5}, "label 5.5: expected text and a score from 0 to 5"),

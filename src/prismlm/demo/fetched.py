@@ -23,11 +23,18 @@ from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import DemoResult, check_claim, claim, explain_prompts, parts_there
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.errors import FormatError, InputError
-from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write
+from prismlm.files import (
+    WAY_OUT,
+    atomic_directory,
+    read_json,
+    remove_left_behind,
+    room_to_write,
+)
 from prismlm.lens import layout, suffixes
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import writing
 
 SHIPPED = "smollm2.zip"
 ADAPTER, LENS = "adapter", "lens"
@@ -48,8 +55,14 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     out = Path(out)
     check_claim(out, identity())
     cached = all(parts_there(out).values())
+    # A sibling, on the disk of ``out``, which is not touched before the model is fetched.
+    work = out.resolve().with_name(f".{out.resolve().name}.fetched")
     if not cached:
-        _build(out, progress)
+        with writing(out):
+            for directory in (out, out / "model", work):
+                remove_left_behind(directory, within=True)
+            _build(out, work, progress)
+    shutil.rmtree(work, ignore_errors=True)
     return explain_prompts(out, chat=True, cached=cached, progress=progress)
 
 
@@ -65,10 +78,8 @@ def _archive() -> Traversable:
     return files("prismlm.demo").joinpath("shipped", SHIPPED)
 
 
-def _build(out: Path, progress: Reporter) -> None:
+def _build(out: Path, work: Path, progress: Reporter) -> None:
     corpus, model, there = out / "corpus", out / "model", parts_there(out)
-    # A sibling, on the disk of ``out``, which is not touched before the model is fetched.
-    work = out.resolve().with_name(f".{out.resolve().name}.fetched")
     unpacked = work / "shipped"
     # The weights may be there without the head, which completes the model.
     if (model / "config.json").is_file():
@@ -97,7 +108,6 @@ def _build(out: Path, progress: Reporter) -> None:
             shutil.copytree(unpacked / ADAPTER, model / ADAPTER, dirs_exist_ok=True)
             for name in (HEAD_FILE, META_FILE):
                 (unpacked / name).replace(model / name)
-    shutil.rmtree(work)
 
 
 def _unpack(directory: Path) -> None:

@@ -154,7 +154,8 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows:
             expected = f"a class below {task.classes}" if task.classes else "a score from 0 to 5"
             raise FormatError(
                 f"row {number} of {source} is {shown(row)} with the label {shown(label)}: expected "
-                f"text and {expected}."
+                f"text and {expected}. Copy the file from {HUB} again; the labels of its test "
+                "split, -1, are not published."
             )
     return Rows(texts, np.array(labels), source)
 

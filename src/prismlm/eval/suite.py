@@ -21,7 +21,7 @@ import datasets
 import numpy as np
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line
+from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line, shown
 from prismlm.eval.predictors import PredictorLM, WaysLM
 from prismlm.eval.runs import read_part, run_study, sample_rows
 from prismlm.files import finite
@@ -87,6 +87,22 @@ class SuiteOptions:
         return asdict(self) | {"data": "hub" if self.data is None else str(self.data.resolve())}
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the logging of lm-eval and the progress bars of datasets."""
+    logger, silent = logging.getLogger("lm_eval"), datasets.are_progress_bars_disabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not silent:
+            datasets.enable_progress_bars()
+
+
+@_quiet()
 def load_tasks(
     benchmark: Benchmark, options: SuiteOptions, dataset: Dataset | None = None
 ) -> list[Any]:
@@ -97,9 +113,6 @@ def load_tasks(
     import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
-    # Silence the logging and progress bars of lm-eval.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
     folder = Path(lm_eval.tasks.__file__).parent / benchmark.folder
     manager = TaskManager(include_path=folder, include_defaults=False)
     names, prefix = [benchmark.name], f"{benchmark.name}_"
@@ -166,6 +179,7 @@ class Question(NamedTuple):
 Selected = dict[Benchmark, tuple[list[Question], int]]
 
 
+@_quiet()
 def select_questions(
     benchmark: Benchmark, options: SuiteOptions, dataset: Dataset | None = None
 ) -> tuple[list[Question], int]:
@@ -174,11 +188,15 @@ def select_questions(
     Questions of MMLU are drawn from all subjects together. ``dataset`` is of :func:`load_tasks`.
     """
     questions: list[Question] = []
+    source = (options.data or Path()) / benchmark.hub
     with nullcontext() if options.data is None else _reading(benchmark, options.data):
         tasks = load_tasks(benchmark, options, dataset)
-        rows = [(task, document) for task in tasks for document in task.task_docs]
+        rows = [(task, row) for task in tasks for row in enumerate(task.task_docs)]
         for number in sample_rows(len(rows), options.limit, options.seed):
-            task, document = rows[number]
+            task, (row, document) = rows[number]
+            split = task.config.test_split or task.config.validation_split
+            where = f"row {row} of the {split} set of {task.task_name} in {source}"
+            _check_label(task, document, where)
             prefix = task.doc_to_prefix(document)
             context = task.fewshot_context(document, options.shots, gen_prefix=prefix)
             name = (task.task_name, number, 1)
@@ -186,6 +204,18 @@ def select_questions(
             pairs = [request.args for request in requests]
             questions.append(Question(number, task, document, pairs))
     return questions, len(rows)
+
+
+def _check_label(task: Any, document: dict[str, Any], where: str) -> None:
+    """Refuse a question without a right answer, which lm-eval would count as answered wrongly."""
+    read = task.doc_to_text if task.multiple_input else task.doc_to_target
+    label, choices = read(document), len(task.doc_to_choice(document))
+    if not isinstance(label, int) or not 0 <= label < choices:
+        raise FormatError(
+            f"{where} has the label {shown(label)}: expected a number from 0 to {choices - 1}. "
+            "Rows of a split without published answers have -1: remove them, or download the "
+            "dataset again (hf download --repo-type dataset --local-dir)."
+        )
 
 
 def ask(

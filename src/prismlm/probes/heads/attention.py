@@ -110,6 +110,8 @@ def head_uses(
             for head in range(group.start, group.stop)
         ]
     columns = {"layer": "", "head": "", "group": "", **FIGURES, "spectrum": ""}
+    # (1 − self share) · distance beyond self; without it the table fits 80 columns.
+    del columns["distance"]
     facts = {"tokens": tokens, "windows": windows, "queries": uniform.queries}
     facts |= {"least_visible": least_visible, "bins": bins, "layers": tuple(layers)}
     return Table("Heads: means over queries", columns, tuple(rows), facts)
