@@ -6,6 +6,7 @@ import pickle
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,9 @@ def test_a_model_whose_layers_are_on_disk(base, attached, short_corpus, tmp_path
     with pytest.raises(InputError, match="through which --uncertainty cannot train"):
         replace(options, uncertainty=TableOptions())
     tuned = replace(options, lora=LoraOptions())
-    with pytest.raises(InputError, match="start several, which divide the model"):
-        attach(str(base), [short_corpus], tmp_path / "tuned", tuned)
+    for run in (partial(attach, out=tmp_path / "tuned"), estimate_attach):
+        with pytest.raises(InputError, match="start several, which divide the model"):
+            run(str(base), [short_corpus], options=tuned)
 
 
 def test_it_explains_and_records_its_base(attached, base, short_corpus):

@@ -224,14 +224,19 @@ def _begin(
             check_same(f"{out} was begun with other settings", before, settings, way_out)
         if before.get("corpus") != settings["corpus"]:
             shutil.rmtree(out / CORPORA, ignore_errors=True)
-    alone, adapted = parallel.world_size() == 1, (out / ADAPTER).exists()
-    if options.device == BALANCED and options.lora and alone and not adapted:
+    if not (out / ADAPTER).exists():
+        _check_lora(options)
+    keep_json(out / ATTACH_FILE, settings)
+
+
+def _check_lora(options: AttachOptions) -> None:
+    """Refuse to fine-tune a model that one process spreads over devices."""
+    if options.device == BALANCED and options.lora and parallel.world_size() == 1:
         raise InputError(
             "--device balanced may leave layers on disk, through which one process cannot train "
             "for --lora: start several, which divide the model among their GPUs (torchrun "
             "--nproc-per-node N -m prismlm attach …), or choose one device, such as cuda or cpu."
         )
-    keep_json(out / ATTACH_FILE, settings)
 
 
 class _AttachRun:
@@ -460,6 +465,7 @@ def estimate_attach(
 ) -> Cost:
     """Estimate the cost of :func:`attach` from a forward pass and a few steps; write nothing."""
     options = options or AttachOptions()
+    _check_lora(options)
     device = device_named(options.device)
     with tempfile.TemporaryDirectory() as name:
         base = find_base(model, options.revision)
