@@ -52,7 +52,6 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
             differently than for the lens.
         PrismError: the disk is full.
     """
-    out = Path(out)
     check_claim(out, identity())
     cached = all(parts_there(out).values())
     # A sibling, on the disk of ``out``, which is not touched before the model is fetched.

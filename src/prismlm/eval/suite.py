@@ -142,11 +142,9 @@ def _copy_of(benchmark: Benchmark, data: Path) -> dict[str, Any]:
             f"which {benchmark.name} needs (hf download --repo-type dataset --local-dir). Leave "
             "the task out with --tasks, or leave --data out to read from the hub."
         )
-    from datasets import config
-
     # By default another copy of that name would be taken from the cache.
     files = [(str(path), path.stat().st_mtime_ns) for path in sorted(copy.resolve().rglob("*"))]
-    cache = Path(config.HF_DATASETS_CACHE) / fingerprints.of_json(files)
+    cache = Path(datasets.config.HF_DATASETS_CACHE) / fingerprints.of_json(files)
     return {"dataset_path": str(copy), "dataset_kwargs": {"cache_dir": str(cache)}}
 
 
@@ -194,9 +192,7 @@ def select_questions(
         rows = [(task, row) for task in tasks for row in enumerate(task.task_docs)]
         for number in sample_rows(len(rows), options.limit, options.seed):
             task, (row, document) = rows[number]
-            split = task.config.test_split or task.config.validation_split
-            where = f"row {row} of the {split} set of {task.task_name} in {source}"
-            _check_label(task, document, where)
+            _check_label(task, document, row, source)
             prefix = task.doc_to_prefix(document)
             context = task.fewshot_context(document, options.shots, gen_prefix=prefix)
             name = (task.task_name, number, 1)
@@ -206,15 +202,17 @@ def select_questions(
     return questions, len(rows)
 
 
-def _check_label(task: Any, document: dict[str, Any], where: str) -> None:
+def _check_label(task: Any, document: dict[str, Any], row: int, source: Path) -> None:
     """Refuse a question without a right answer, which lm-eval would count as answered wrongly."""
     read = task.doc_to_text if task.multiple_input else task.doc_to_target
     label, choices = read(document), len(task.doc_to_choice(document))
     if not isinstance(label, int) or not 0 <= label < choices:
+        split = task.config.test_split or task.config.validation_split
         raise FormatError(
-            f"{where} has the label {shown(label)}: expected a number from 0 to {choices - 1}. "
-            "Rows of a split without published answers have -1: remove them, or download the "
-            "dataset again (hf download --repo-type dataset --local-dir)."
+            f"row {row} of the {split} set of {task.task_name} in {source} has the label "
+            f"{shown(label)}: expected a number from 0 to {choices - 1}. Splits whose answers are "
+            "not published have -1: remove such rows, or download the dataset again (hf download "
+            "--repo-type dataset --local-dir)."
         )
 
 
