@@ -105,8 +105,8 @@ class Bank:
             said = [{"role": "user", "content": questions[-1]}, self.pairs[n]["messages"][1]]
             trace = lm.explain(said)
             rows = what_if.answer_rows(trace)
-            ends = what_if.Ends.read(lm.model, trace.ids, rows)
-            brought["behind"].append((ends.given - ends.of_other)[: len(answer)])
+            given, of_other, _ = what_if.read_ends(lm.model, trace.ids, rows)
+            brought["behind"].append((given - of_other)[: len(answer)])
             for method in what_if.METHODS:
                 token, document, value = what_if.parts(trace, method)
                 sums = np.zeros((len(rows), len(lm.lens.cells.starts)))

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from prismlm.explain.audit import Audit
     from prismlm.explain.language_model import Attributor, PrismLM, load
     from prismlm.explain.trace import Trace
-    from prismlm.interventions.controller import Controller
-    from prismlm.interventions.values import Ablate, Clamp, Group, Scale
+    from prismlm.interventions.values import Ablate, Clamp, Controller, Group, Scale
     from prismlm.lens.build import index
     from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
     from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
@@ -31,8 +30,7 @@ _MODULES = {
     "prismlm.explain.audit": ("Audit",),
     "prismlm.explain.language_model": ("Attributor", "PrismLM", "load"),
     "prismlm.explain.trace": ("Trace",),
-    "prismlm.interventions.controller": ("Controller",),
-    "prismlm.interventions.values": ("Ablate", "Clamp", "Group", "Scale"),
+    "prismlm.interventions.values": ("Ablate", "Clamp", "Controller", "Group", "Scale"),
     "prismlm.lens.build": ("index",),
     "prismlm.models.decoders.protot": ("ProtoTConfig", "ProtoTForCausalLM"),
     "prismlm.models.decoders.signal_noise": ("SignalNoiseConfig", "SignalNoiseForCausalLM"),

@@ -8,9 +8,9 @@ import torch
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.eval.suite import SuiteOptions, selected_tasks
-from prismlm.explain.controlled import compare_answers
 from prismlm.explain.what_if import what_if
 from prismlm.interventions.calibration import calibrate, read_examples
+from prismlm.interventions.steering import compare_answers
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.probes.results import as_json
 from tests.helpers import forked

@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from prismlm.eval.robustness import read_pairs
-from prismlm.interventions.controller import Controller
+from prismlm.interventions.values import Controller
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked

@@ -5,7 +5,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from prismlm.cli import steer
+from prismlm.cli import control
 from prismlm.cli.output import (
     Writer,
     format_bytes,
@@ -83,7 +83,7 @@ def the_corpus_of_a_cost():
     cost = SimpleNamespace(
         corpus=MARKED, control=None, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
     )
-    steer._print_cost(cost, "")
+    control._print_cost(cost, "")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from tokenizers import pre_tokenizers
 from prismlm import Ablate
 from prismlm.errors import InputError
 from prismlm.explain.chain import read_direct_path
-from prismlm.explain.controlled import compare_answers
 from prismlm.explain.language_model import PrismLM
-from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import applied, plan_for
-from prismlm.interventions.steering import steer
+from prismlm.interventions.steering import compare_answers, steer
+from prismlm.interventions.values import Controller
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import recording_codes, replay

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 import prismlm
 from prismlm import Ablate, Controller, Scale
 from prismlm.errors import FormatError, InputError
-from prismlm.interventions.controller import META
 from prismlm.interventions.plan import applied
+from prismlm.interventions.values import META
 from prismlm.lens.layout import prototypes_fingerprint
 from tests.helpers.edit_models import Flat, dense_activations, make_head, make_model, plan
 

@@ -9,7 +9,7 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
-from prismlm.interventions.states import Read, Text, read
+from prismlm.interventions.calibration import Read, Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     Examples,

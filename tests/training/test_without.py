@@ -16,11 +16,10 @@ from prismlm.files import read_json, write_json
 from prismlm.models.base import merge_adapter
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import META_FILE
-from prismlm.training import without as module
+from prismlm.training import tuning as module
 from prismlm.training.attach import AttachOptions, attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.tuning import LoraOptions
-from prismlm.training.without import train_without, untaught
+from prismlm.training.tuning import LoraOptions, train_without, untaught
 
 FIT = FitOptions(prototypes=48, prototypes_per_token=4, epochs=1, batch=128, frequent=300, drawn=50)
 

@@ -25,7 +25,6 @@ from prismlm.cli import (
     inspect,
     lens,
     serve,
-    steer,
     train,
 )
 from prismlm.cli.options import is_first_process
@@ -139,8 +138,8 @@ for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.
 for command in (
     audit.compare,
     control.calibrate,
-    steer.steer,
-    steer.generate,
+    control.steer,
+    control.generate,
     control.suppress,
     control.what_if,
     lens.push,

@@ -1,26 +1,41 @@
-"""prismlm calibrate, suppress and what-if: what is written under other scales or other text."""
+"""prismlm generate, steer, calibrate, suppress and what-if: text written under other conditions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.explain import read_texts
+from prismlm.cli.explain import opened, read_texts
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter, spinner
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError
 from prismlm.probes.results import as_json as json_values
 from prismlm.probes.results import text_of
 
-if TYPE_CHECKING:
-    from prismlm.explain.what_if import WhatIf
-    from prismlm.interventions.controller import Controller
-    from prismlm.lens.opened_model import OpenedModel
-
+TARGETS = "one of --prototype, --category and --controller"
+MAX_LEADING = 8
+MEASURES = {
+    "signature": "signature's top tokens, Δ log p",
+    "text": "text's own next token, Δ log p",
+    "divergence": "KL (before ‖ after)",
+}
+STRENGTH_HELP = (
+    "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default: the "
+    "largest without repetition.)"
+)
+GENERATE_HELP = "Tokens to write; 0 scores the prompt (default: 20)."
+Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
+TEMPERATURE_HELP = "0 takes the top token (default: 0)."
+Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "Edit of the prototype.")]
+Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Only this part of z.")]
+HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (default: the lens's).")]
 TASK_HELP = "Rows of context, choices and label, or prompt, chosen and rejected."
 Out = Annotated[Path, option("FILE", "The controller to write, .safetensors.", "--out")]
 SHOWN = 12
@@ -41,6 +56,253 @@ OTHERWISE = (
 )
 
 
+def generate(
+    model: opt.Model,
+    prompt: Annotated[str, argument("PROMPT", "Text to continue; with --chat, to answer.")],
+    chat: opt.Chat = False,
+    system: opt.System = None,
+    tokens: Annotated[int, option("N", "Maximum number of tokens.", min=0)] = 50,
+    temperature: opt.Temperature = 0.0,
+    seed: opt.Seed = 0,
+    controller: opt.Controller = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Continue a prompt, and print both.
+
+    The model stops at the end of a document. With --chat, only its answer is printed. On
+    a terminal, words appear as they are written.
+    """
+    model_input = opt.build_prompt(prompt, chat, system)
+    from prismlm.hub import model_directory
+    from prismlm.interventions.plan import Controller, install
+    from prismlm.lens.opened_model import OpenedModel, settings_not_applied
+    from prismlm.models.checkpoint import load_checkpoint
+
+    with spinner("Opening the model"):
+        directory = model_directory(model)
+        loaded, tokenizer, sidecar = load_checkpoint(directory)
+    # prismlm.load would refuse a stale lens, or several; no lens is needed here.
+    lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, lens=None)
+    install(lm, [Controller.load(controller)] if controller else [])
+    write = partial(lm.generate, model_input, tokens=tokens, temperature=temperature, seed=seed)
+    note = settings_not_applied(loaded, temperature)
+    if as_json:
+        notes = {"notes": [note]} if note else {}
+        output.print_json({"model": str(model), "prompt": prompt, "text": write(), **notes})
+        return
+    if note:
+        typer.echo(note, err=True)
+    console = output.stdout_console()
+    if not console.is_terminal:
+        typer.echo(write())
+        return
+    writer = output.Writer(console)
+    writer.write(prompt if isinstance(model_input, str) else "")
+    try:
+        write(on_text=writer.write)
+    finally:
+        # An error message starts on a new line.
+        writer.write("", end=True)
+
+
+def steer(
+    model: opt.Model,
+    prompt: Annotated[str | None, argument("PROMPT", "Text to continue, or use --file.")] = None,
+    chat: opt.Chat = False,
+    system: opt.System = None,
+    prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
+    category: Annotated[str | None, option("NAME", "Edit the prototypes of this category.")] = None,
+    controller: opt.Controller = None,
+    strength: Annotated[float | None, option("S", STRENGTH_HELP)] = None,
+    edit: Kind = "clamp",
+    only: Only = None,
+    generate: Generate = None,
+    temperature: Annotated[float | None, option("T", TEMPERATURE_HELP, min=0)] = None,
+    seed: opt.Seed = 0,
+    draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
+    file: Annotated[str | None, option("FILE", "Measure effects over its lines.")] = None,
+    lens: opt.Lens = None,
+    device: opt.Device = "cpu",
+    corpus: HeldOut = None,
+    heldout: Annotated[int, option("N", "Held-out tokens for the cost.", min=0)] = 10_000,
+    as_json: opt.Json = False,
+) -> None:
+    """Generate text under an edit of prototypes; show its effect, a control and its cost."""
+    if file is not None and (generate is not None or temperature is not None):
+        raise InputError("--file writes no text: leave out --generate and --temperature.")
+    target = (controller, prototype, category)
+    edits = _edits(*target, edit, strength, optional=only is not None)
+    texts = read_texts(model, prompt, file, lines=file is not None)
+    prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
+    import prismlm
+    from prismlm.interventions import steering
+    from prismlm.interventions.steering_effects import measure_effects
+
+    searchable = (prismlm.Clamp, prismlm.Group)
+    search = strength is None and bool(edits) and isinstance(edits[0], searchable)
+    if search and file is not None:
+        raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
+    lm = prismlm.load(model, lens=lens, device=device)
+    scope: dict[str, Any] = {"only": only, "seed": seed}
+    sampling = {"generate": 20 if generate is None else generate, "temperature": temperature or 0.0}
+    if file is not None:
+        progress = ConsoleReporter()
+        result: Any = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)
+    else:
+        if search:
+            edits = [steering.strongest(lm, prompts[0], edits[0], **sampling, seed=seed)]
+        result = steering.steer(lm, prompts[0], edits, **scope, **sampling, draws=draws)
+    cost, note = _measure_cost(lm, corpus, edits, heldout, scope)
+    description = _describe(edits[0]) if edits else None
+    if as_json:
+        head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
+        costs = {"cost": cost and asdict(cost), "cost_note": note}
+        figures = result if file is not None else asdict(result)
+        output.print_json(head | {"only": only} | figures | costs)
+        return
+    words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
+    title = filter(None, (words.removeprefix("kind "), only and f"{only} only"))
+    output.say(", ".join(title) + "\n", style="bold")
+    _print_effects(result) if file is not None else _print_text(result, edited=bool(edits))
+    _print_cost(cost, note)
+
+
+def _edits(
+    controller: Path | None,
+    prototype: int | None,
+    category: str | None,
+    kind: str,
+    strength: float | None,
+    *,
+    optional: bool,
+) -> list[Any]:
+    """Return the edit that the options describe, in a list; with --only there may be none."""
+    from prismlm import Ablate, Clamp, Controller, Group, Scale
+
+    if controller is not None and not (strength is prototype is category is None):
+        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
+    if controller is not None:
+        return [Controller.load(controller)]
+    if optional and prototype is category is None:
+        if strength is not None:
+            raise InputError(f"--strength belongs to an edit: name {TARGETS}, or leave it out.")
+        return []
+    if (prototype is None) == (category is None):
+        got = "none" if prototype is None else "--prototype and --category"
+        raise InputError(f"expected {TARGETS}, got {got}.")
+    if category is not None and kind != "clamp":
+        raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
+    if kind == "ablate" and strength is not None:
+        raise InputError("--edit ablate removes the prototype completely: leave out --strength.")
+    if kind == "scale" and strength is None:
+        raise InputError("give --strength S: the factor of --edit scale.")
+    amount = 1.0 if strength is None else strength
+    if category is not None:
+        return [Group(amount, category=category)]
+    assert prototype is not None
+    if kind == "ablate":
+        return [Ablate(prototype)]
+    return [(Scale if kind == "scale" else Clamp)(prototype, amount)]
+
+
+def _describe(edit: Any) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(edit).items() if value is not None}
+    if "scales" in fields:
+        return {"kind": "controller", "prototypes": len(edit.scales), "of": edit.description}
+    return {"kind": type(edit).__name__.lower()} | fields
+
+
+def _measure_cost(
+    lm: Any, corpus: Path | None, edits: list[Any], tokens: int, scope: dict[str, Any]
+) -> tuple[Any, str]:
+    """Return the cost on held-out text, or None and the reason."""
+    if tokens == 0:
+        return None, "not measured."
+    from prismlm.interventions.steering_effects import corpus_of, perplexity_cost
+
+    try:
+        text, note = corpus_of(lm, corpus)
+        if text is None:
+            return None, note
+        reporter = ConsoleReporter()
+        return perplexity_cost(lm, text, edits, tokens=tokens, **scope, progress=reporter), ""
+    except (InputError, FormatError) as error:
+        # Only a corpus on the command line must be usable; that of the lens may have changed.
+        if corpus is not None:
+            raise
+        return None, str(error)
+
+
+def _print_text(steering: Any, *, edited: bool) -> None:
+    from prismlm.interventions.steering import cautions
+
+    tokens = steering.tokens
+    output.say(f"with     {steering.text}")
+    if steering.unedited != steering.text:
+        output.say(f"without  {steering.unedited}", style="dim")
+    output.say(*cautions(steering), style="yellow")
+    output.say("")
+    if edited and tokens and not any(token.changed for token in tokens):
+        leading = list(dict.fromkeys(_leading_name(token.leading_before) for token in tokens))
+        output.say(
+            f"Nothing changed: the edited prototypes are not active at any of the {len(tokens)} "
+            f"tokens. The strongest there: {', '.join(leading[:MAX_LEADING])}.\n"
+        )
+        return
+    rows = [
+        vars(token)
+        | {
+            "token": output.token_text(token.token),
+            "points": 100 * (token.after - token.before),
+            "leads_before": _leading_name(token.leading_before),
+            "leads_after": _leading_name(token.leading_after),
+        }
+        for token in tokens
+    ]
+    columns = "token before:.1% after:.1% points:+.1f control:.1% leads_before leads_after"
+    facts = {"mean change of log p": steering.change, "of the control": steering.control_change}
+    facts |= {"draws of the control": steering.draws}
+    title = "" if rows else "The document ends here: nothing was written."
+    output.print_rows(title, columns, rows, **facts)
+
+
+def _leading_name(leading: Any) -> str:
+    if leading is None:
+        return "–"
+    name = leading.category or output.shorten(leading.name or "prototype", 24)
+    return f"{output.sanitize(name)} #{leading.prototype}"
+
+
+def _print_effects(effects: dict[str, Any]) -> None:
+    from prismlm.statistics import Interval
+
+    rows: list[dict[str, Any]] = []
+    for name, effect in effects["measures"].items():
+        row = {"nats_per_prediction": MEASURES[name]} | effect
+        if effect["difference_interval"] is not None:
+            row["difference"] = Interval(effect["difference"], *effect["difference_interval"])
+        rows.append(row)
+    columns = "nats_per_prediction prompts edit:+.3f control:+.3f difference:+.3f"
+    facts = {
+        "predictions": effects["predictions"],
+        "changed": f"{effects['changed']:.0%}",
+        "draws of the control": effects["draws"],
+        "signature's top tokens": " ".join(map(output.token_text, effects["signature_tokens"])),
+    }
+    output.print_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
+
+
+def _print_cost(cost: Any, note: str) -> None:
+    if cost is None:
+        output.say(f"cost on held-out text: {note}", style="dim")
+        return
+    control = "" if cost.control is None else f", control {cost.control:.2f}"
+    output.say(
+        f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
+        f"({output.format_count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed)"
+    )
+
+
 def calibrate(
     model: opt.Model,
     task: Annotated[Path, option("FILE", TASK_HELP, "--task")],
@@ -58,16 +320,12 @@ def calibrate(
 
     examples = calibration.read_examples(task)
     tested = None if test is None else calibration.read_examples(test)
-    import prismlm
-
-    with spinner("Opening the model"):
-        lm = prismlm.load(model, lens=lens, device=device)
+    lm = opened(model, lens, device=device)
     how: dict[str, Any] = {"seed": seed, "description": task.name, "progress": ConsoleReporter()}
     controller, report = calibration.calibrate(lm, examples, tested, **how)
     output.write(out, controller.save)
     if as_json:
-        value = {"model": str(model), "task": str(task), **report}
-        return output.print_json(json_values(value))
+        return output.print_json(json_values({"model": str(model), "task": str(task), **report}))
     if not controller.scales:
         output.say(
             "No scale of a prototype lowers the loss on held-out examples, so the controller "
@@ -85,7 +343,7 @@ def _span(ends: Iterable[float | None], form: str) -> str:
     return " to ".join(text_of(end, form) for end in ends)
 
 
-def print_scales(lm: OpenedModel, controller: Controller, **facts: Any) -> None:
+def print_scales(lm: Any, controller: Any, **facts: Any) -> None:
     """Print the prototypes that are turned most."""
     rows = [
         {"prototype": i, "scale": s, "name": "" if lm.lens is None else lm.lens.names[i]}
@@ -121,14 +379,13 @@ def suppress(
     for the report, beside random prototypes, a prompt and a bias of logits.
     """
     opt.check_output_files(model, lens, examples, keep, overwrite=overwrite, safetensors=out)
-    import prismlm
     from prismlm.interventions import suppression
     from prismlm.interventions.steering_effects import corpus_of
 
     options = opt.fill(suppression.SuppressOptions, locals(), phrases=tuple(phrases or ()))
     split = suppression.split_examples(read_texts(model, None, examples, None), seed)
     ask = _task_asker(questions, opt.split_names(tasks), data, seed)
-    lm = prismlm.load(model, lens=lens, device=device)
+    lm = opened(model, lens, device=device)
     if keep is not None:
         texts = [suppression.encoded(lm, text) for text in read_texts(model, None, keep, None)]
         kept = [text for text in texts if len(text.ids) > text.start]
@@ -159,20 +416,19 @@ def suppress(
 
 def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: int) -> Any:
     """Return what asks ``count`` questions of each task, which are read now; None for 0."""
-    if not count:
-        if names or data:
-            raise InputError(
-                "--tasks and --data are for --questions N: give it, or leave them out."
-            )
-        return None
-    opt.require_packages("lm_eval")
-    from prismlm.eval import suite
+    if count:
+        opt.require_packages("lm_eval")
+        from prismlm.eval import suite
 
-    selected = suite.selected_tasks(names, suite.SuiteOptions(data=data, limit=count, seed=seed))
-    return partial(suite.ask_ways, selected=selected, progress=ConsoleReporter())
+        options = suite.SuiteOptions(data=data, limit=count, seed=seed)
+        selected = suite.selected_tasks(names, options)
+        return partial(suite.ask_ways, selected=selected, progress=ConsoleReporter())
+    if names or data:
+        raise InputError("--tasks and --data are for --questions N: give it, or leave them out.")
+    return None
 
 
-def _print_suppression(lm: OpenedModel, controller: Controller | None, report: Any) -> None:
+def _print_suppression(lm: Any, controller: Any, report: Any) -> None:
     output.say(f"Behaviour: {report['judge']}.")
     marked = " ".join(map(output.token_text, report["marked"][:SHOWN]))
     output.say(
@@ -211,25 +467,19 @@ def what_if(
 ) -> None:
     """Estimate an answer without some documents: its log-probability, and where it would change."""
     text = opt.build_prompt(prompt, chat, system)
-    import prismlm
+    from prismlm.explain.what_if import calibration
     from prismlm.explain.what_if import what_if as estimate
 
-    with spinner("Opening the model"):
-        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
+    lm = opened(model, lens, corpus, device)
     how: dict[str, Any] = {"generate": generate}
     if retrain:
-        from prismlm.training.without import train_without
+        from prismlm.training.tuning import train_without
 
         how["retrain"] = partial(train_without, lm, progress=ConsoleReporter())
     result = estimate(lm, text, without, **how)
     value = {"model": str(model), "lens": lm.lens and lm.lens.name, "prompt": prompt}
-    output.show(value | json_values(result), as_json, lambda: _print_what_if(result))
-
-
-def _print_what_if(result: WhatIf) -> None:
-    """Print the answer, and a row for each estimate and for training again."""
-    from prismlm.explain.what_if import calibration
-
+    if as_json:
+        return output.print_json(value | json_values(result))
     output.say(result.answer.strip() + "\n")
     documents = f"{result.documents:,} document{'s' * (result.documents != 1)}"
     every = [*result.estimates, *filter(None, [result.retrained])]

@@ -79,14 +79,17 @@ def explain(
     if count := opt.count_parts(parts, workers, engine):
         return _explain_in_parts(prompts, count, locals())
     selection = _parse_span(tokens)
+    from prismlm import Controller
     from prismlm.cli.trace import PrintOptions
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
 
     search = {"method": method, "where": parse_where(where or [])}
-    edits = opt.load_controller(controller)
-    lm = _opened(model, lens, corpus, device, bool(by or against or where or method != "evidence"))
+    edits = [Controller.load(controller)] if controller else []
+    lm = opened(model, lens, corpus, device)
+    if by or against or where or method != "evidence":
+        lm.lens_for("training text to point to")
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
     printed = opt.fill(PrintOptions, locals(), by=column, table=tokens is not None)
     how: dict[str, Any] = {"temperature": temperature, "seed": seed}
@@ -100,17 +103,14 @@ def explain(
         output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
-def _opened(
-    model: Path, lens: str | None, corpus: Path | None, device: str, needs_lens: bool
+def opened(
+    model: Path, lens: str | None, corpus: Path | None = None, device: str = "cpu"
 ) -> PrismLM:
-    """Open a model; with ``needs_lens``, InputError where it has none."""
+    """Open a model, and say so."""
     import prismlm
 
     with spinner("Opening the model"):
-        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-    if needs_lens:
-        lm.lens_for("training text to point to")
-    return lm
+        return prismlm.load(model, lens=lens, corpus=corpus, device=device)
 
 
 def _explain(
@@ -123,10 +123,9 @@ def _explain(
 ) -> tuple[list[dict[str, Any]], list[Trace]]:
     """Return what a controller moved, and the traces; print both, unless ``printed`` is None."""
     from prismlm.cli.trace import explain_and_print, select
-    from prismlm.explain.controlled import compare_answers
+    from prismlm.interventions.steering import compare_answers
 
-    pairs = [(edit, *prompt) for edit in edits for prompt in prompts]
-    moved = [compare_answers(lm, prompt, edit, count, **how) for edit, prompt, count in pairs]
+    moved = [compare_answers(lm, text, edit, n, **how) for edit in edits for text, n in prompts]
     for one in moved if printed else ():
         _print_controlled(one)
     traces: list[Trace] = []

@@ -104,18 +104,7 @@ Endpoint = Annotated[str | None, option("URL", ENDPOINT_HELP)]
 EndpointModel = Annotated[str | None, option("NAME", "Model at the endpoint.")]
 Host = Annotated[str, option("ADDRESS", "Address; others can reach 0.0.0.0.")]
 Port = Annotated[int, option("N", "Port; 0: a free one.", min=0, max=65535)]
-
-
 Controller = Annotated[Path | None, option("FILE", "Apply this controller.")]
-
-
-def load_controller(path: Path | None) -> list[Any]:
-    """Return the controller of a file as the only edit; no edits without a file."""
-    if path is None:
-        return []
-    from prismlm import Controller as Loaded
-
-    return [Loaded.load(path)]
 
 
 def split_names(text: str | None) -> list[str] | None:

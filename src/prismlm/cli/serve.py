@@ -124,11 +124,10 @@ def _load(
 ) -> PrismLM:
     """Open a model, under a controller if there is one."""
     import prismlm
-    from prismlm.interventions.plan import install, plan_for
+    from prismlm.interventions.plan import install
 
     lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-    if edits := opt.load_controller(controller):
-        install(plan_for(lm, edits))
+    install(lm, [prismlm.Controller.load(controller)] if controller else [])
     return lm
 
 

@@ -50,13 +50,13 @@ from prismlm.errors import (
     check_choice,
     shown,
 )
-from prismlm.eval.runs import last_states, read_columns, read_part, run_study, sample_rows
+from prismlm.eval.runs import read_columns, read_part, run_study, sample_rows
 from prismlm.files import check_json, keep_json, read_json
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import learned_positions, uses_bf16
 from prismlm.models.presets import build_model
-from prismlm.models.seam import output_embedding
+from prismlm.models.seam import last_states, output_embedding
 from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
 from prismlm.progress import Task as Progress

@@ -11,6 +11,7 @@ three.
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,14 +25,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError
-from prismlm.eval.runs import last_states
-from prismlm.interventions.controller import Controller
-from prismlm.interventions.plan import install, plan_for
+from prismlm.interventions.plan import install
 from prismlm.interventions.suppression import Way, using
+from prismlm.interventions.values import Controller
 from prismlm.layers import PrototypeHead
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
-from prismlm.models.seam import LogitMap, output_embedding, verify_logit_map
+from prismlm.models.seam import LogitMap, last_states, output_embedding, verify_logit_map
 from prismlm.models.sidecar import has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 from prismlm.models.watch import evaluating
@@ -154,11 +154,10 @@ class WaysLM(PredictorLM):
 
     def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Any, Tensor]]:
         embedding: Any = output_embedding(self.model)
-        with torch.autocast(z.device.type, enabled=False):
-            for name, way in self.ways.items():
-                with using(self.opened, way):
-                    logits = self.logit_map(embedding(z.to(embedding.weight.dtype)).float())
-                yield name, logits.log_softmax(-1)
+        for name, way in self.ways.items():
+            with torch.autocast(z.device.type, enabled=False), using(self.opened, way):
+                logits = self.logit_map(embedding(z.to(embedding.weight.dtype)).float())
+            yield name, logits.log_softmax(-1)
 
 
 def _score_end(log_p: Tensor, continuation: list[int]) -> Score:
@@ -192,12 +191,9 @@ def with_feedback(controller: Controller | None = None) -> AbstractContextManage
         if has_uncertainty(pretrained):
             load_uncertainty(pretrained, lm._model)
         if controller is not None:
-            sidecar = load_sidecar(pretrained, lm._model)
-            head = sidecar.head.to(lm._model.device)
-            opened = OpenedModel(
-                Path(pretrained), lm._model, lm.tokenizer, head, sidecar.logit_map, lens=None
-            )
-            install(plan_for(opened, [controller]))
+            model, sidecar = lm._model, load_sidecar(pretrained, lm._model)
+            parts = model, lm.tokenizer, sidecar.head.to(model.device), sidecar.logit_map
+            install(OpenedModel(Path(pretrained), *parts, lens=None), [controller])
 
     return patch.object(HuggingFaceLM, "_create_model", create_with_feedback)
 
@@ -209,10 +205,8 @@ def run_harness(arguments: Sequence[str]) -> None:
     """
     from lm_eval.__main__ import cli_evaluate
 
-    controller, others = None, list(arguments)
-    if "--controller" in others[:-1]:
-        place = others.index("--controller")
-        controller = Controller.load(others[place + 1])
-        del others[place : place + 2]
-    with patch.object(sys, "argv", ["lm-eval", *others]), with_feedback(controller):
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--controller", type=Controller.load)
+    ours, others = parser.parse_known_args(arguments)
+    with patch.object(sys, "argv", ["lm-eval", *others]), with_feedback(ours.controller):
         cli_evaluate()

@@ -1,4 +1,4 @@
-"""What studies share: finished parts, names of models, states, samples of rows, Parquet input."""
+"""What studies share: finished parts, names of models, samples of rows, Parquet input."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
 
 from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.files import keep_json, read_json
-from prismlm.models.seam import capture
 from prismlm.run_state import begin, keeping, writing
 
 T = TypeVar("T")
@@ -77,21 +71,6 @@ def unique_names(models: Sequence[Path]) -> dict[str, Path]:
     names = [os.path.basename(os.path.abspath(path)) for path in models]
     keys = [n if names.count(n) == 1 else str(p) for n, p in zip(names, models, strict=True)]
     return dict(zip(keys, models, strict=True))
-
-
-def last_states(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], counts: Sequence[int]
-) -> Float[Tensor, "N d"]:
-    """Return the last hidden states z of the last ``counts`` tokens of rows, one row after another.
-
-    Rows are padded on the right, which a causal model does not see, and the output embedding is
-    not computed.
-    """
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    with capture(model, logits=False) as captured:
-        model(input_ids=ids.to(model.device), use_cache=False)
-    ends = zip(captured.z, rows, counts, strict=True)
-    return torch.cat([z[len(row) - count : len(row)] for z, row, count in ends])
 
 
 def sample_rows(count: int, limit: int | None, seed: int) -> list[int]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +47,8 @@ from prismlm.lens.opened_model import write_after
 Method = Literal["evidence", "influence"]
 METHODS: tuple[Method, ...] = ("evidence", "influence")
 TEMPERATURE = 0.1
+# Log-probabilities of the tokens of an answer, of the likeliest others, and these: [T] each.
+Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
 PART = "document to leave out"  # what a model without a lens does not have
 
 
@@ -101,40 +103,36 @@ def what_if(
 
     ``without`` has ids of documents, or ``source=…``, ``domain=…`` and ``license=…``; ``retrain``
     returns a model that was trained without documents of these ids, such as
-    :func:`prismlm.training.without.train_without`. InputError: an unknown or held-out document, all
+    :func:`prismlm.training.tuning.train_without`. InputError: an unknown or held-out document, all
     documents, a model that was not trained on them, or no answer.
     """
-    removed, lens = removed_documents(lm, without), lm.lens_for(PART)
-    given = not isinstance(text, str) and text[-1].get("role") == "assistant"
-    trace = lm.explain(text, generate=0 if given else generate)
-    if not given and not trace.written:
+    removed, lens, retrained = removed_documents(lm, without), lm.lens_for(PART), None
+    answered = not isinstance(text, str) and text[-1].get("role") == "assistant"
+    trace = lm.explain(text, generate=0 if answered else generate)
+    if not answered and not trace.written:
         raise InputError(
             f"the model wrote nothing: there is no answer to estimate. Generate more than "
             f"{generate} tokens, or ask something else."
         )
     rows = answer_rows(trace)
-    ends, retrained = Ends.read(lm.model, trace.ids, rows), None
+    ends = read_ends(lm.model, trace.ids, rows)
+    given = ends[0]
     share, limits = float(lens.cells.document_rates[removed].sum()), calibration()
     low, high = limits["nats_per_token"]
-    alike = low <= ends.given.mean() <= high and share <= limits["largest_share"]
+    alike = low <= given.mean() <= high and share <= limits["largest_share"]
+    calibrated = lens.meta.trained_on == "fine-tuned" and alike
+    estimates = tuple(_estimate(trace, ends, method, removed) for method in METHODS)
     if retrain is not None:
         ids: list[str] = lens.cells.documents.column("doc_id").filter(pa.array(removed)).to_pylist()
         other, prompt = retrain(ids), trace.ids[: rows[0] + 1]
-        change = Ends.read(other, trace.ids, rows).given - ends.given
+        change = read_ends(other, trace.ids, rows)[0] - given
         start = torch.tensor([prompt], device=other.device)
         answer = write_after(other, lm.tokenizer, start, len(rows), 0.0, 0)[0, len(prompt) :]
         tokens = change.tolist()
         retrained = Estimate("training again", sum(tokens), None, None, lm.words(answer), tokens)
+    total, count, names = float(given.sum()), int(removed.sum()), tuple(without)
     return WhatIf(
-        trace.answer,
-        float(ends.given.sum()),
-        len(rows),
-        tuple(without),
-        int(removed.sum()),
-        share,
-        tuple(_estimate(trace, ends, method, removed) for method in METHODS),
-        lens.meta.trained_on == "fine-tuned" and alike,
-        retrained,
+        trace.answer, total, len(rows), names, count, share, estimates, calibrated, retrained
     )
 
 
@@ -186,24 +184,14 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
     return removed
 
 
-class Ends(NamedTuple):
-    """The tokens of an answer, and what a model gives them and the best others: [T] each."""
-
-    tokens: np.ndarray
-    given: np.ndarray  # log-probabilities, float64
-    other: np.ndarray  # the likeliest other tokens
-    of_other: np.ndarray
-
-    @classmethod
-    @torch.no_grad()
-    def read(cls, model: PreTrainedModel, ids: list[int], rows: list[int]) -> Ends:
-        """Read a text; ``rows`` are the positions before the tokens of the answer."""
-        output: Any = model(torch.tensor([ids], device=model.device), use_cache=False)
-        logits = output.logits[0, rows].double().log_softmax(-1).cpu()
-        tokens = torch.tensor(ids)[[row + 1 for row in rows]]
-        given = logits.gather(1, tokens[:, None])[:, 0]
-        of_other, other = logits.scatter(1, tokens[:, None], -torch.inf).max(1)
-        return cls(*(column.numpy() for column in (tokens, given, other, of_other)))
+@torch.no_grad()
+def read_ends(model: PreTrainedModel, ids: list[int], rows: list[int]) -> Ends:
+    """Read the tokens after ``rows`` of a text."""
+    output: Any = model(torch.tensor([ids], device=model.device), use_cache=False)
+    logits = output.logits[0, rows].double().log_softmax(-1).cpu()
+    tokens = torch.tensor(ids)[[row + 1 for row in rows], None]
+    of_other, other = logits.scatter(1, tokens, -torch.inf).max(1)
+    return logits.gather(1, tokens)[:, 0].numpy(), of_other.numpy(), other.numpy()
 
 
 def parts(trace: Trace, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -232,18 +220,20 @@ def changes(given: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 
 def _estimate(trace: Trace, ends: Ends, method: Method, removed: np.ndarray) -> Estimate:
-    fit, count = calibration()["estimates"][method], len(ends.given)
+    given, of_other, other = ends
+    fit, count = calibration()["estimates"][method], len(given)
     token, document, value = parts(trace, method)
     gone = removed[document]
     delta = fit["scale"] * np.bincount(token[gone], value[gone], minlength=count)
-    change = changes(ends.given, delta)
+    change = changes(given, delta)
     mean = float(change.mean())
     low, high = (mean + one + each * abs(mean) for one, each in (fit["low"], fit["high"]))
     interval = count * min(low, mean), count * max(high, mean)
     # A sampled or given answer has tokens that were not the likeliest before, either.
-    overtaken = (ends.given - delta < ends.of_other) & (ends.given >= ends.of_other)
+    overtaken = (given - delta < of_other) & (given >= of_other)
     text = None
     if overtaken.any():
         first = int(overtaken.argmax())
-        text = trace.lm.words([*ends.tokens[:first].tolist(), int(ends.other[first])]) + "…"
+        same = [trace.ids[row + 1] for row in answer_rows(trace)[:first]]
+        text = trace.lm.words([*same, int(other[first])]) + "…"
     return Estimate(method, count * mean, *interval, text, change.tolist())

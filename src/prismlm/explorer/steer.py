@@ -19,10 +19,9 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explain.what_if import what_if
 from prismlm.explorer.overview import controllers_of
 from prismlm.explorer.session import Job, SendEvent, Session
-from prismlm.interventions.controller import Controller
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import cautions, steer, strongest
-from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
+from prismlm.interventions.values import Ablate, Clamp, Controller, Edit, Group, Scale
 from prismlm.pages.frame import labelled, rounded
 
 # Tokens: each draw holds the probabilities of the whole vocabulary for each.

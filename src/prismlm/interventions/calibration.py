@@ -25,21 +25,101 @@ import numpy as np
 import torch
 from scipy import optimize, sparse
 from torch import Tensor
+from torch.func import functional_call
 
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.formats import InputFile, read_rows
 from prismlm.errors import BadRow, InputError, check_path, shown
-from prismlm.interventions.controller import Controller
-from prismlm.interventions.plan import plan_for
-from prismlm.interventions.states import STATES, Routed, Text, log_probabilities, read, route
+from prismlm.interventions.plan import applied, plan_for
+from prismlm.interventions.values import Controller
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, check_embedded
+from prismlm.models.seam import last_states, output_embedding
+from prismlm.ops.prototype_head import Nearest
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
 LARGEST, FOLDS, PULLS, PATIENCE = 5.0, 5, 10, 2
 TURNED = 1e-6  # an offset from 1 that is none
+# States at once; larger blocks are slower on a CPU.
+BATCH_TOKENS, STATES = 2048, 128
 EXPECTED = "context, choices and label, or prompt, chosen and rejected"
+
+
+class Text(NamedTuple):
+    """Tokens of a text; those from ``start`` on are predicted."""
+
+    ids: list[int]
+    start: int
+
+
+class Read(NamedTuple):
+    """States before N predicted tokens, these tokens, and the number of each one's text."""
+
+    z: Tensor
+    targets: Tensor
+    text: Tensor
+
+
+@torch.no_grad()
+def read(
+    lm: OpenedModel, texts: Sequence[Text], before: Sequence[int] = (), progress: Reporter = SILENT
+) -> Read:
+    """Run the model over texts, each after the tokens ``before``, in batches of like lengths.
+
+    Texts that differ in their last token alone share a row.
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for number, (ids, _) in enumerate(texts):
+        rows.setdefault((*before, *(ids[:-1] or ids)), []).append(number)
+    order, parts = sorted(rows, key=len), list[tuple[Tensor, Tensor, Tensor]]()
+    with progress.task("Reading", len(order), "texts") as task:
+        while order:
+            size = max(1, BATCH_TOKENS // (len(order[-1]) + 1))
+            batch, order = order[-size:], order[:-size]
+            counts = [max(len(texts[n].ids) - texts[n].start for n in rows[row]) for row in batch]
+            states = last_states(lm.model, batch, counts).split(counts)
+            for z, row in zip(states, batch, strict=True):
+                for number in rows[row]:
+                    tokens = torch.tensor(texts[number].ids[texts[number].start :], device=z.device)
+                    own = z[len(z) - len(tokens) :]
+                    parts.append((own, tokens, torch.full_like(tokens, number)))
+            task.advance(len(batch))
+    return Read(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def route(lm: OpenedModel, z: Tensor) -> Nearest:
+    """Return the prototypes of states [T, d], where the states are."""
+    nearest = lm.head.nearest(z.to(lm.model.device).float())
+    return Nearest(*(column.to(z.device) for column in nearest))
+
+
+def along(routed: Nearest, directions: Tensor, prototypes: Tensor) -> Tensor:
+    """Return α_i p_i·v for a direction v of each state, [T, d] to [T, k]."""
+    blocks = zip(directions.split(STATES), routed.indices.split(STATES), strict=True)
+    products = [(v.float() @ prototypes.T).gather(1, i) for v, i in blocks]
+    return torch.cat(products) * routed.activations
+
+
+def log_probabilities(
+    lm: OpenedModel, z: Tensor, tokens: Tensor, *, slopes: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return log p of a token at each state [T], and its slope in the state, [T, d] or nothing.
+
+    Both are float32, whatever the model is in; edits of a block around it apply.
+    """
+    embedding = output_embedding(lm.model)
+    weights = {name: weight.detach().float() for name, weight in embedding.named_parameters()}
+    values, gradients = list[Tensor](), [torch.zeros(0, z.shape[1])]
+    for part, wanted in zip(z.split(STATES), tokens.split(STATES), strict=True):
+        block = part.to(weights["weight"]).requires_grad_(slopes)
+        with torch.set_grad_enabled(slopes):
+            logits = lm.logit_map(functional_call(embedding, weights, (block,)))
+            own = logits.log_softmax(-1).gather(1, wanted.to(block.device)[:, None])[:, 0]
+        values.append(own.detach().cpu())
+        if slopes:
+            gradients.append(torch.autograd.grad(own.sum(), block)[0].cpu())
+    return torch.cat(values), torch.cat(gradients)
 
 
 class Example(NamedTuple):
@@ -118,21 +198,6 @@ def _example(row: dict[str, Any] | BadRow, where: str) -> Example:
     return Example(tuple(contexts), tuple(apart), label, where, preferred)
 
 
-def _check_examples(examples: Sequence[Example]) -> None:
-    """Raise InputError for examples that no controller can be fitted to."""
-    most = max((len(example.choices) for example in examples), default=2)
-    if len(examples) < (least := max(2 * FOLDS, most)):
-        raise InputError(
-            f"there are {len(examples)} examples of up to {most} choices to fit: expected at least "
-            f"{least}, and some hundred for a controller that helps."
-        )
-    if len({e.label for e in examples}) == 1 and not any(e.preferred for e in examples):
-        raise InputError(
-            f"all examples to fit have the label {examples[0].label}, such as {examples[0].where}: "
-            "a controller could only learn to prefer that place. Put right answers in several."
-        )
-
-
 def read_answers(
     lm: OpenedModel, examples: Sequence[Example], progress: Reporter = SILENT
 ) -> Answers:
@@ -164,9 +229,8 @@ def _encode(lm: OpenedModel, example: Example) -> list[tuple[list[int], list[int
     pairs: list[tuple[list[int], list[int]]] = []
     for context, choice in zip(example.contexts, example.choices, strict=True):
         # As lm-eval does: a blank at the end of a context belongs to the answer's first word.
-        start = context.rstrip()
+        before = encode_text(lm.tokenizer, context.rstrip(), end=False)
         whole = encode_text(lm.tokenizer, context + choice, end=False)
-        before = encode_text(lm.tokenizer, start, end=False)
         check_embedded(lm.model, lm.tokenizer, whole, lm.path, example.where)
         pairs.append((whole[: len(before)], whole[len(before) :]))
         if not before or not pairs[-1][1]:
@@ -203,11 +267,11 @@ def is_right(scores: np.ndarray, starts: np.ndarray, right: np.ndarray) -> np.nd
 
 
 def prototype_gains(
-    lm: OpenedModel, answers: Answers, routed: Routed, slopes: Tensor
+    lm: OpenedModel, answers: Answers, routed: Nearest, slopes: Tensor
 ) -> sparse.csr_array:
     """Return g [C, K]: the sum over an answer's tokens of α_i · slope·p_i."""
     bank = lm.head.prototypes.detach().float().cpu()
-    gains = routed.along(slopes, bank).double()
+    gains = along(routed, slopes, bank).double()
     rows = answers.answer[:, None].expand_as(gains)
     entries = gains.flatten().numpy(), (rows.flatten().numpy(), routed.indices.flatten().numpy())
     return sparse.csr_array(sparse.coo_array(entries, (len(answers.question), len(bank))))
@@ -263,8 +327,7 @@ def choose(scored: Scored, seed: int = 0) -> tuple[np.ndarray, float, list[float
             break
     worse = [one - losses[best] for one in losses]
     near = [one.mean() <= one.std() / count**0.5 for one in worse].index(True)
-    means = [float(one.mean()) for one in losses]
-    return fit(scored, pulls[near]), float(pulls[near]), means
+    return fit(scored, pulls[near]), float(pulls[near]), [float(one.mean()) for one in losses]
 
 
 def calibrate(
@@ -281,13 +344,24 @@ def calibrate(
     Without a prototype whose scale lowers the held-out loss, the controller is empty. The report is
     that of ``prismlm calibrate --json``: accuracies ``before`` and ``after`` are of the model with
     the edited states themselves, and the interval of their ``change``, in shares of the questions,
-    is over resampled questions; ``cut`` answers had their context cut on the left.
+    is over resampled questions; ``cut`` answers had their context cut on the left. InputError for
+    examples that no controller can be fitted to.
     """
     if test is None:
         order = np.random.default_rng(seed).permutation(len(examples))
         held = len(examples) // FOLDS
         test, examples = ([examples[n] for n in part] for part in (order[:held], order[held:]))
-    _check_examples(examples)
+    most = max((len(example.choices) for example in examples), default=2)
+    if len(examples) < (least := max(2 * FOLDS, most)):
+        raise InputError(
+            f"there are {len(examples)} examples of up to {most} choices to fit: expected at least "
+            f"{least}, and some hundred for a controller that helps."
+        )
+    if len({e.label for e in examples}) == 1 and not any(e.preferred for e in examples):
+        raise InputError(
+            f"all examples to fit have the label {examples[0].label}, such as {examples[0].where}: "
+            "a controller could only learn to prefer that place. Put right answers in several."
+        )
     answers = read_answers(lm, examples, progress)
     log_p, slopes = log_probabilities(lm, answers.z, answers.tokens, slopes=True)
     gains = prototype_gains(lm, answers, route(lm, answers.z), slopes)
@@ -297,14 +371,15 @@ def calibrate(
     scales = tuple((i, float(np.float32(1 + offsets[i]))) for i in turned)
     made = {"fitted": len(answers), "seed": seed}
     controller = Controller(scales, prototypes_fingerprint(lm.head), description, made)
-    asked, plan = read_answers(lm, test, progress), plan_for(lm, [controller])
+    asked = read_answers(lm, test, progress)
 
-    def answered(z: Tensor) -> np.ndarray:
-        scores = asked.total(log_probabilities(lm, z, asked.tokens)[0])
+    def answered() -> np.ndarray:
+        scores = asked.total(log_probabilities(lm, asked.z, asked.tokens)[0])
         return is_right(scores, asked.starts, asked.right)
 
-    blocks = asked.z.to(lm.model.device).split(STATES)
-    before, after = answered(asked.z), answered(torch.cat([*map(plan.apply, blocks)]).cpu())
+    before = answered()
+    with applied(lm.model, plan_for(lm, [controller])):
+        after = answered()
     turns = [{"prototype": i, "scale": s} for i, s in scales]
     change = bootstrap(after * 1.0 - before, seed=seed)
     report = {"controller": turns, "fitted": len(answers), "tested": len(asked)}

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
-from prismlm.interventions.controller import Controller
-from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Only, Scale, members_of
+from prismlm.interventions.values import Clamp, Controller, Edit, Group, Only, Scale, members_of
 from prismlm.layers import PrototypeHead
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import signature_ids, tokens_of_group
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.models.watch import Hook, watch
-from prismlm.ops.prototype_head import Routing, reconstruct
+from prismlm.ops.prototype_head import Nearest, Routing, reconstruct
 
 # Rows of W sampled to estimate M = WᵀW / V.
 SAMPLED_ROWS = 16_384
@@ -156,7 +155,7 @@ class Plan:
     def changes(self, z: Tensor) -> Changes:
         """Return what the edits change in states [N, d]."""
         routing = self.head(z).routing
-        before = self._activations(routing)
+        before = dense_activations(routing, self.prototypes, self.head.num_prototypes)
         current, scaled, raised = before, torch.zeros_like(before), []
         for edit, members in self.edits:
             columns, after = self._columns(members), current.clone()
@@ -169,15 +168,6 @@ class Plan:
             current = after
         rows = self.head.prototypes[self.prototypes].detach()
         return Changes(routing, before, current, (Step(scaled, rows, None), *raised))
-
-    def _activations(self, routing: Routing) -> Tensor:
-        """Return the activation of each edited prototype, [N, E]; 0 where it is not routed."""
-        count = len(self.prototypes)
-        column = torch.full((self.head.num_prototypes,), count, device=self.prototypes.device)
-        column[self.prototypes] = torch.arange(count, device=column.device)
-        # All other prototypes share a last column, which is dropped.
-        spread = routing.activations.new_zeros(len(routing.indices), count + 1)
-        return spread.scatter(1, column[routing.indices], routing.activations)[:, :count]
 
     def _target(
         self, edit: Clamp | Group, members: tuple[int, ...], z: Tensor, current: Tensor
@@ -195,6 +185,15 @@ class Plan:
         gain = self.logit_map.scale * (current @ self.rows[edit] @ rows.T).max(1).values
         more = torch.where(gain > 0, edit.strength * evidence / gain, 0)
         return current * (1 + more[:, None])
+
+
+def dense_activations(routing: Routing | Nearest, chosen: Tensor, prototypes: int) -> Tensor:
+    """Return the activations of E chosen prototypes, of all, [N, E]; 0 where one is not routed."""
+    column = torch.full((prototypes,), len(chosen), device=chosen.device)
+    column[chosen] = torch.arange(len(chosen), device=chosen.device)
+    # All other prototypes share a last column, which is dropped.
+    spread = routing.activations.new_zeros(len(routing.indices), len(chosen) + 1)
+    return spread.scatter(1, column[routing.indices], routing.activations)[:, : len(chosen)]
 
 
 def raises(edit: Edit) -> TypeGuard[Clamp | Group]:
@@ -259,13 +258,19 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
     """Check edits against an opened model, its head and its lens."""
     members: list[tuple[Edit, tuple[int, ...]]] = []
     for edit in edits:
-        if not isinstance(edit, (Scale, Ablate, Clamp, Group, Controller)):
+        if not isinstance(edit, Edit):
             raise InputError(
                 f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp, Group or "
                 "Controller."
             )
-        if isinstance(edit, Controller):
-            edit.check_head(prototypes_fingerprint(lm.head))
+        head = prototypes_fingerprint(lm.head) if isinstance(edit, Controller) else ""
+        if isinstance(edit, Controller) and edit.head not in ("", head):
+            name = f" {edit.description!r}" if edit.description else ""
+            raise InputError(
+                f"the controller{name} was made for the prototype head {edit.head[:8]}, and this "
+                f"model has {head[:8]}, whose prototypes mean other things: open the model it was "
+                "made for, or calibrate one for this model."
+            )
         members.append((edit, tuple(members_of(edit, lm.head.num_prototypes, lm.lens))))
     plan = Plan(
         output_embedding(lm.model),
@@ -307,8 +312,9 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
         _plans.reset(token)
 
 
-def install(plan: Plan) -> None:
-    """Apply a plan to every later pass, in all threads, before edits of blocks: for a server."""
+def install(lm: OpenedModel, edits: Iterable[Edit]) -> None:
+    """Apply edits to every later pass, in all threads, before edits of blocks: for a server."""
+    plan = plan_for(lm, edits)
 
     def always(module: nn.Module, args: tuple[Any, ...]) -> Any:
         return (plan.apply(args[0]), *args[1:])

@@ -20,19 +20,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from prismlm.corpus.chat import Messages
-from prismlm.corpus.pieces import pieces_of
+from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.errors import InputError, check_whole
 from prismlm.interventions.plan import Changes, Plan, applied, plan_for
-from prismlm.interventions.values import Clamp, Edit, Group, Only
+from prismlm.interventions.values import Clamp, Controller, Edit, Group, Only
 from prismlm.lens.opened_model import OpenedModel
-from prismlm.models.seam import capture
+from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import recording_codes, replay
 from prismlm.ops.prototype_head import Routing
@@ -42,7 +42,7 @@ NEAREST = 4
 MIN_PROBABILITY = 1e-38
 # Below this share of the evidence, removing a set changes hardly any top token.
 HARDLY_ACTIVE = 0.02
-NGRAM = 3
+NGRAM, CONTEXTS = 3, 3
 MAX_REPETITION = 0.1
 STRENGTH_STEPS = 8
 # Evidence lies some 15 nats below the top: at 0.8 of that hardly any text is left.
@@ -272,6 +272,60 @@ def steer(
         if plan.only or any(isinstance(edit, Clamp) for edit, _ in plan.edits)
         else evidence_share(lm, predictions, plan.prototypes.tolist()),
     )
+
+
+@torch.no_grad()
+def compare_answers(
+    lm: OpenedModel,
+    text: str | Messages,
+    controller: Controller,
+    generate: int = 0,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare ``generate`` tokens after a text, or with 0 the top token, with and without.
+
+    Where two answers part, after the same tokens, the one without the controller has the token x
+    and the one with it y. What y gains on x is, exactly, the sum over the turned prototypes that
+    are active in the state between them of
+
+        Δ_i = (s_i − 1) · scale · α_i (W_y − W_x)·p_i
+
+    Returns the part ``controller`` of ``prismlm explain --json``: both texts; the ``position`` of
+    the last token that they share, None if they are the same; the two tokens after it; ``gap``, the
+    logit of x less that of y without the controller; Σ Δ_i, ``gained``; and ``moves`` of the turned
+    prototypes by |Δ_i|, with ``contexts`` of the lens, nearest first.
+    """
+    prompt, plan = lm.encode(text, generate), plan_for(lm, [controller])
+    how = max(1, generate), temperature if generate else 0.0, seed
+    with recording_codes(lm.model) as codes:
+        before = lm.write(prompt, *how)[0]
+    with applied(lm.model, plan):
+        after = lm.write(prompt, *how)[0]
+    without, with_it = (lm.words(ids[prompt.shape[1] :]) for ids in (before, after))
+    report = {"without": without, "with_it": with_it, "position": None, "token_without": ""}
+    report |= {"token_with": "", "gap": 0.0, "gained": 0.0, "moves": list[dict[str, Any]]()}
+    pairs = enumerate(zip(before.tolist(), after.tolist(), strict=False))
+    parted, x, y = next(((n, x, y) for n, (x, y) in pairs if x != y), (None, 0, 0))
+    if parted is None:
+        return report
+    with capture(lm.model, logits=False) as captured:
+        lm.model(**replay(after[None, :parted], codes), use_cache=False)
+    z, weight = captured.z[0, -1:], weight_of(lm.model)
+    logits = lm.logit_map.before_softcap(output_embedding(lm.model)(z).float())
+    changes, lens = plan.changes(z.float()), lm.lens
+    along = lm.head.prototypes[plan.prototypes].float() @ (weight[y] - weight[x]).float()
+    gained = lm.logit_map.scale * (changes.after - changes.before)[0] * along
+    for n in gained.abs().argsort(descending=True, stable=True).tolist():
+        i, s = controller.scales[n]
+        if changes.after[0, n] != (alpha := float(changes.before[0, n])):
+            move = {"prototype": i, "name": lens and lens.names[i], "scale": s, "activation": alpha}
+            contexts = lens.index[lens.rows_of(i)][:CONTEXTS].to_pylist() if lens else []
+            report["moves"].append(move | {"gained": float(gained[n]), "contexts": contexts})
+    old, new = (token_alone(lm.tokenizer, token) for token in (x, y))
+    report |= {"position": parted - 1, "token_without": old, "token_with": new}
+    total = sum(move["gained"] for move in report["moves"])
+    return report | {"gap": float(logits[0, x] - logits[0, y]), "gained": total}
 
 
 def evidence_share(

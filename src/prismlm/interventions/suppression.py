@@ -40,9 +40,9 @@ from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError, check_number
-from prismlm.interventions.controller import Controller
-from prismlm.interventions.plan import applied, plan_for
-from prismlm.interventions.states import STATES, Read, Text, read, route
+from prismlm.interventions.calibration import Read, Text, along, log_probabilities, read, route
+from prismlm.interventions.plan import applied, dense_activations, plan_for
+from prismlm.interventions.values import Controller
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, TooLongError, write_after
 from prismlm.models.seam import output_embedding
@@ -173,15 +173,11 @@ class Way(NamedTuple):
 @contextmanager
 def using(lm: OpenedModel, way: Way) -> Iterator[None]:
     """Apply scales and biases to every forward pass of the block; words are the prompt's matter."""
-
-    def lowered(_: Any, args: Any, kwargs: Any, embedded: Tensor) -> Tensor:
-        embedded = embedded.clone()
-        embedded[..., list(way.tokens)] -= way.bias / lm.logit_map.scale
-        return embedded
-
+    lower = torch.zeros(len(weight_of(lm.model)))
+    lower[list(way.tokens)] = way.bias / lm.logit_map.scale
+    hook = Hook(output_embedding(lm.model), after=lambda *call: call[-1] - lower.to(call[-1]))
     plan = plan_for(lm, [Controller(way.scales)] if way.scales else [])
-    hooks = [Hook(output_embedding(lm.model), None, lowered)] if way.bias else []
-    with applied(lm.model, plan), watch(hooks, unwatched_too=True):
+    with applied(lm.model, plan), watch([hook] if way.bias else [], unwatched_too=True):
         yield
 
 
@@ -218,25 +214,19 @@ def prompt_of(lm: OpenedModel, text: Prompt, words: str = "") -> list[int]:
 def held_out(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[Text]:
     """Return held-out documents of a corpus in random order, cut to fit, of some ``tokens``."""
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
-    texts, most = list[Text](), most_tokens(lm)
-    for number in np.random.default_rng(seed).permutation(corpus.split("heldout")).tolist():
-        length = min(int(corpus.lengths[number]), most)
-        if tokens > 0 and length > 1:
-            texts.append(Text(corpus.tokens(int(corpus.starts[number]), length).tolist(), 1))
-            tokens -= length
-    return texts
+    order = np.random.default_rng(seed).permutation(corpus.split("heldout"))
+    order = order[corpus.lengths[order] > 1]
+    lengths = np.minimum(corpus.lengths[order], most_tokens(lm))
+    count = np.searchsorted(lengths.cumsum(), tokens) + 1
+    spans = zip(corpus.starts[order[:count]].tolist(), lengths[:count].tolist(), strict=True)
+    return [Text(corpus.tokens(*span).tolist(), 1) for span in spans]
 
 
-@torch.no_grad()
 def summed_losses(lm: OpenedModel, text: Read, way: Way, count: int) -> np.ndarray:
     """Return −Σ log p of the tokens of each of ``count`` texts under a way's scales and biases."""
-    embedding, losses = output_embedding(lm.model), np.zeros(count)
     with using(lm, way):
-        for z, targets, number in zip(*(column.split(256) for column in text), strict=True):
-            logits = lm.logit_map(embedding(z).float())
-            own = F.cross_entropy(logits, targets, reduction="none").double()
-            losses += np.bincount(number.cpu().numpy(), own.cpu().numpy(), count)
-    return losses
+        log_p = log_probabilities(lm, text.z, text.targets)[0]
+    return -np.bincount(text.text.cpu().numpy(), log_p.double().numpy(), count)
 
 
 def growth(after: np.ndarray, before: np.ndarray, sizes: np.ndarray) -> Interval:
@@ -281,9 +271,9 @@ def marking_prototypes(lm: OpenedModel, marked: Read, keep: Read) -> Tensor:
     weight, bank = weight_of(lm.model), lm.head.prototypes.float()
     centre, means, squared = weight.mean(0, dtype=torch.float32), list[np.ndarray](), 0.0
     for part in (marked, keep):
-        routed = route(lm, part.z)
-        evidence = routed.along(weight[part.targets].float() - centre, bank).flatten().cpu().numpy()
-        places, count = routed.indices.flatten().cpu().numpy(), len(part.targets)
+        routed, count = route(lm, part.z), len(part.targets)
+        evidence = along(routed, weight[part.targets].float() - centre, bank)
+        evidence, places = (x.flatten().cpu().numpy() for x in (evidence, routed.indices))
         first, second = (np.bincount(places, evidence**p, len(bank)) / count for p in (1, 2))
         means.append(first)
         squared += (second - first**2) / count
@@ -359,11 +349,7 @@ class ScaleFit:
 
 def activations_of(lm: OpenedModel, z: Tensor, prototypes: Tensor) -> Tensor:
     """Return the activations of some prototypes in states, [N, C]."""
-    parts = list[Tensor]()
-    for indices, activations in (route(lm, block) for block in z.split(STATES)):
-        every = activations.new_zeros(len(indices), lm.head.num_prototypes)
-        parts.append(every.scatter(1, indices, activations)[:, prototypes])
-    return torch.cat(parts)
+    return dense_activations(route(lm, z), prototypes, lm.head.num_prototypes)
 
 
 def like_random(lm: OpenedModel, z: Tensor, scales: Scales, seed: int) -> Scales:
@@ -371,7 +357,7 @@ def like_random(lm: OpenedModel, z: Tensor, scales: Scales, seed: int) -> Scales
 
     Each goes to one of the eight nearest that are free, those turned down most first.
     """
-    indices, activations = (column.flatten().cpu().numpy() for column in route(lm, z))
+    indices, _, activations = (column.flatten().cpu().numpy() for column in route(lm, z))
     usage = np.bincount(indices, activations, lm.head.num_prototypes)
     draw = np.random.default_rng(seed)
     free, chosen = np.setdiff1d(np.arange(len(usage)), [i for i, _ in scales]), dict[int, float]()
@@ -400,9 +386,10 @@ class Suppressing:
         targets = self.states.targets
         if options.phrases:
             self.judge, marks = phrase_judge(options.phrases), torch.zeros_like(targets).bool()
-            for number, text in enumerate(found):
-                own = torch.from_numpy(phrase_marks(lm, text, options.phrases))
-                marks[self.states.text == number] = own.to(marks.device)
+            spelled = np.concatenate([phrase_marks(lm, text, options.phrases) for text in found])
+            marks[self.states.text.argsort(stable=True)] = torch.from_numpy(spelled).to(
+                marks.device
+            )
             self.tokens = targets[marks].unique().tolist()
             reason = (
                 f"none of the {len(found)} examples for finding has a phrase in what the model is "
@@ -548,9 +535,9 @@ def suppress(
     if within_cost and affordable and not reached:
         chosen = min(affordable, key=lambda point: (point["behaviour"], point["turned"]))
     words = [token_alone(lm.tokenizer, token) for token in work.tokens]
-    report = {"chosen": chosen, "reached": reached, "judge": judge, "marked": words}
-    report |= {"candidates": len(fit.candidates), "before": before, "frontier": points}
-    report |= {"ways": dict[str, Way](), "outcomes": list[dict[str, Any]]()}
+    report: dict[str, Any] = {"chosen": chosen, "reached": reached, "judge": judge}
+    report |= {"marked": words, "candidates": len(fit.candidates), "before": before}
+    report |= {"frontier": points, "ways": {}, "outcomes": []}
     if chosen is None:
         return None, report
     report["ways"] = ways = work.ways(chosen["scales"], words, limit)

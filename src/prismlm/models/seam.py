@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from prismlm.errors import FormatError, InputError
@@ -125,6 +126,21 @@ def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
 
     with watch([Hook(output_embedding(model), before, after if logits else None)]):
         yield captured
+
+
+def last_states(
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], counts: Sequence[int]
+) -> Float[Tensor, "N d"]:
+    """Return the last hidden states z of the last ``counts`` tokens of rows, one row after another.
+
+    Rows are padded on the right, which a causal model does not see, and the output embedding is
+    not computed.
+    """
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    with capture(model, logits=False) as captured:
+        model(input_ids=ids.to(model.device), use_cache=False)
+    ends = zip(captured.z, rows, counts, strict=True)
+    return torch.cat([z[len(row) - count : len(row)] for z, row, count in ends])
 
 
 @torch.no_grad()

@@ -62,10 +62,10 @@ from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe import flat
 from prismlm.training.run import check_ours, write_history
 from prismlm.training.setup import versions
-from prismlm.training.tuning import LoraOptions, TableOptions
+from prismlm.training.tuning import ADAPTER, LoraOptions, TableOptions
 
 ATTACH_FILE, EFFECT_FILE = "attach.json", "uncertainty_feedback.json"
-CORPORA, ADAPTER = "corpora", "adapter"
+CORPORA = "corpora"
 # A directory that is removed at the end, with hidden states and the model before fine-tuning.
 WORK, STATES, BASE = "attach", "states", "base"
 

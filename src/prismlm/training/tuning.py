@@ -1,10 +1,11 @@
-"""Training on an existing model before a head is attached: adapters, or a table of codes."""
+"""Training on an existing model: adapters, a table of codes, and again without some documents."""
 
 from __future__ import annotations
 
+import tempfile
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import IGNORED, PackedDataset, pack
-from prismlm.errors import check_number
+from prismlm.errors import InputError, PrismError, check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
+from prismlm.lens.opened_model import OpenedModel
+from prismlm.models.base import adapter_updates, find_base, merge_adapter
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.device import uses_bf16
+from prismlm.models.sidecar import load_sidecar
 from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
@@ -26,12 +32,14 @@ from prismlm.training import parallel
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import Loop, batches, check_options, num_steps
 from prismlm.training.parallel import blocks
+from prismlm.training.recipe import build_recipe
+from prismlm.training.run import train
 from prismlm.training.setup import supports_packed_documents
 
 # Tokens per forward pass; more are no faster, and their logits take memory.
 TOKENS_PER_PASS = 1024
 ALPHA_OVER_RANK = 2
-NOTE_FILE = "fine-tuning.json"
+ADAPTER, NOTE_FILE = "adapter", "fine-tuning.json"
 
 
 @dataclass(frozen=True)
@@ -255,3 +263,84 @@ def effect_of_table(model: PreTrainedModel, text: HeldOut, tokens: int) -> dict[
                 loss = F.cross_entropy(predicted, ids[:, 1:][scored], reduction="sum")
                 sums[name] += loss.item()
     return {name: total / count for name, total in sums.items()} | {"tokens": count}
+
+
+def train_without(
+    lm: OpenedModel, doc_ids: Collection[str], *, progress: Reporter = SILENT
+) -> PreTrainedModel:
+    """Return a model trained as ``lm`` was, without documents of its lens's corpus.
+
+    A model of ``prismlm train`` is trained by its recipe, to its head's last step; one of ``prismlm
+    attach --lora`` has its adapter taken out, and another trained on the remaining documents. Seed
+    and settings are the same, and rows are packed anew. InputError if the directory does not say
+    how it was trained, or on a corpus that is not there.
+    """
+    provenance = load_sidecar(lm.path).provenance or {}
+    attached: dict[str, Any] = provenance.get("attached") or {}
+    names = [field.name for field in fields(LoraOptions) if f"lora.{field.name}" in attached]
+    if not provenance.get("recipe") and not (names and (lm.path / ADAPTER).is_dir()):
+        raise InputError(
+            f"{lm.path} does not say how it was trained on these documents: expected the recipe of "
+            "`train`, or the adapter of `attach --lora`. Leave out --retrain for the estimates."
+        )
+    read: dict[str, str] = attached.get("read") or provenance.get("corpus") or {}
+    lens, left_out = lm.lens_for("document to leave out"), set(doc_ids)
+    if (corpus := lens.corpus) is None:
+        raise InputError(
+            f"to train again, the corpus of the lens {lens.name} is needed, and {lens.corpus_path} "
+            "is missing or was changed: say where it is with --corpus DIR."
+        )
+    if read.get("fingerprint") != lens.meta.corpus:
+        raise InputError(
+            f"the lens {lens.name} is of another corpus than {lm.path} was trained on: choose the "
+            "lens of its training text with --lens."
+        )
+    documents = [n for n, doc_id in enumerate(corpus.doc_ids) if doc_id in left_out]
+    with tempfile.TemporaryDirectory() as name:
+        if provenance.get("recipe"):
+            settings = {**provenance["recipe"], "corpus": corpus.path, "out": Path(name) / "model"}
+            # The settings of an earlier version's evaluations may be gone; they change no weight.
+            recipe = build_recipe(settings | {"evaluation": {}}, str(lm.path))
+            # One process takes as many rows together as those that trained the model.
+            rows = recipe.batch_size * provenance.get("processes", 1)
+            recipe = recipe.model_copy(update={"batch_size": rows})
+            train(recipe, without=documents, progress=progress)
+            return read_checkpoint(recipe.out, device=lm.model.device.type)[0]
+        model, adapter = untaught(lm), Path(name) / ADAPTER
+        options = LoraOptions(**{name: attached[f"lora.{name}"] for name in names})
+        how = {"window": attached["window"], "base": lm.path.name, "progress": progress}
+        how["bf16"] = uses_bf16(attached["precision"], lm.model.device.type)
+        adapt(untaught(lm), corpus.without(documents), options, adapter, **how)
+        merge_adapter(model, adapter)
+        return model
+
+
+@torch.no_grad()
+def untaught(lm: OpenedModel) -> PreTrainedModel:
+    """Return another copy of the model, with its adapter taken out.
+
+    Weights in half precision do not say what they were before: they are read from the base.
+    """
+    model, base = read_checkpoint(lm.path, device=lm.model.device.type)[0], None
+    named, reason = load_sidecar(lm.path).base, ""
+    if any(weight.dtype.itemsize < 4 for weight in model.parameters()):
+        try:
+            base = read_checkpoint(find_base(named.name, named.revision).path)[0]
+            load_sidecar(lm.path, base)
+        except PrismError as error:
+            reason = str(error).rstrip(".")
+    for name, update in () if reason else adapter_updates(model, lm.path / ADAPTER):
+        weight = model.get_parameter(name)
+        before = weight.double() - update
+        if base is not None:
+            before = base.get_parameter(name).to(weight.device)
+            if not torch.equal((before.double() + update).to(weight.dtype), weight):
+                reason = f"with the adapter, {name} is not that of the model"
+        weight.copy_(before)
+    if reason:
+        raise InputError(
+            f"the weights of {lm.path} are in half precision, from which its adapter cannot be "
+            f"taken out: expected the checkpoint {named.name} that was fine-tuned, but {reason}. "
+            "Put it back there, or leave out --retrain for the estimates."
+        )
+    return model
