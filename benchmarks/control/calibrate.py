@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 import prismlm
 from benchmarks.control.local_tasks import documents, right_answer
@@ -36,7 +37,6 @@ from prismlm.interventions.calibration import (
     TURNED,
     Answers,
     Example,
-    Routed,
     Scored,
     choose,
     is_right,
@@ -45,6 +45,7 @@ from prismlm.interventions.calibration import (
     read_answers,
     route,
 )
+from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.fast import gather_sum
 
 # Questions to draw from, and to test.
@@ -95,6 +96,11 @@ def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None
         z = decoder(input_ids=ids, use_cache=False).last_hidden_state
         return torch.cat([z, seen["h"], seen["a"]], -1)
 
+    def last_states(_: Any, rows: list[list[int]], counts: list[int]) -> Tensor:
+        states = forward(pad_sequence([torch.tensor(row) for row in rows], batch_first=True))
+        ends = zip(states, rows, counts, strict=True)
+        return torch.cat([each[len(row) - count : len(row)] for each, row, count in ends])
+
     if not (work / "text.pt").is_file():
         ids = torch.tensor(lm.tokenizer(text.read_text())["input_ids"][: TEXT + 1])
         windows = [forward(ids[None, n : n + WINDOW])[0] for n in range(0, TEXT, WINDOW)]
@@ -107,7 +113,7 @@ def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None
             continue
         parts: dict[str, Answers] = {}
         for part, examples in zip(("fit", "test"), questions_of(benchmark, data), strict=True):
-            with patch("prismlm.interventions.states.last_states", lambda _, ids: forward(ids)):
+            with patch("prismlm.interventions.calibration.last_states", last_states):
                 parts[part] = read_answers(lm, examples)
             print(benchmark.name, part, len(examples), len(parts[part].tokens), flush=True)
         torch.save(parts, path.with_suffix(".part"))
@@ -128,7 +134,7 @@ class Part(NamedTuple):
     """Answers with the prototypes of their states, scores, and for LoRA two inputs."""
 
     answers: Answers
-    routed: Routed
+    routed: Nearest
     scores: np.ndarray
     slope: Tensor  # of log p in z, [T, d]
     normed: Tensor  # what enters the last norm, [T, d]
@@ -148,7 +154,7 @@ class Part(NamedTuple):
             first,
             number[answers.right[np.unique(answers.question[kept])]],
         )
-        routed = Routed(*(column[tokens] for column in self.routed))
+        routed = Nearest(*(column[tokens] for column in self.routed))
         rest = [column[tokens] for column in self[3:]]
         return Part(own, routed, self.scores[kept], *rest)
 
@@ -212,7 +218,7 @@ def trained_lora(lm: prismlm.PrismLM, part: Part, seed: int) -> tuple[LoRA, floa
 
     Its loss is the true one.
     """
-    order = np.random.default_rng(seed).permutation(len(part.answers))
+    order = np.random.default_rng(seed).permutation(len(part.answers.right))
     held = len(order) // FOLDS
     outer, inner = part.questions(order[:held]), part.questions(order[held:])
     answers, losses = outer.answers, {}
@@ -249,10 +255,12 @@ def lora_steps(
         moved = ((lora(part) - answers.z) * part.slope).sum(1)
         scores = base.index_add(0, answers.answer, moved)
         question = torch.tensor(answers.question)
-        top = torch.full((len(answers),), -torch.inf).scatter_reduce(
+        top = torch.full((len(answers.right),), -torch.inf).scatter_reduce(
             0, question, scores.detach(), "amax"
         )
-        total = torch.zeros(len(answers)).index_add(0, question, (scores - top[question]).exp())
+        total = torch.zeros(len(answers.right)).index_add(
+            0, question, (scores - top[question]).exp()
+        )
         loss = (total.log() + top - scores[torch.tensor(answers.right)]).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -265,7 +273,7 @@ def measure(lm: prismlm.PrismLM, parts: dict[str, Answers], text: Part) -> dict[
     before = is_right(test.scores, test.answers.starts, test.answers.right)
     places, runs = test.answers.right - test.answers.starts, list[dict[str, Any]]()
     for seed in range(SEEDS):
-        drawn = np.random.default_rng(seed).permutation(len(pool.answers))[:FITTED]
+        drawn = np.random.default_rng(seed).permutation(len(pool.answers.right))[:FITTED]
         for name, (edit, facts) in fitted(lm, pool.questions(drawn), seed).items():
             with torch.no_grad():
                 right = test.right(lm, edit(test))
@@ -312,7 +320,7 @@ def fitted(lm: prismlm.PrismLM, part: Part, seed: int) -> dict[str, tuple[Any, d
 
 def moved(lm: prismlm.PrismLM, part: Part, offsets: np.ndarray) -> Tensor:
     """Return z′ = z + Σ_i (s_i − 1) α_i p_i for offsets s − 1 [K]."""
-    (indices, activations), bank = part.routed, lm.head.prototypes.detach().float()
+    (indices, _, activations), bank = part.routed, lm.head.prototypes.detach().float()
     change = activations * torch.tensor(offsets, dtype=torch.float32)[indices]
     blocks = zip(indices.split(STATES), change.split(STATES), strict=True)
     return part.answers.z.float() + torch.cat([gather_sum(i, c, bank) for i, c in blocks])

@@ -38,7 +38,7 @@ from prismlm.eval.suite import (
     task_figures,
 )
 from prismlm.files import read_json, write_json
-from prismlm.interventions.states import Text, read
+from prismlm.interventions.calibration import Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     BIASES,

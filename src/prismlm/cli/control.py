@@ -420,9 +420,8 @@ def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: in
         opt.require_packages("lm_eval")
         from prismlm.eval import suite
 
-        options = suite.SuiteOptions(data=data, limit=count, seed=seed)
-        selected = suite.selected_tasks(names, options)
-        return partial(suite.ask_ways, selected=selected, progress=ConsoleReporter())
+        asked = suite.selected_tasks(names, suite.SuiteOptions(data=data, limit=count, seed=seed))
+        return partial(suite.ask_ways, selected=asked, progress=ConsoleReporter())
     if names or data:
         raise InputError("--tasks and --data are for --questions N: give it, or leave them out.")
     return None

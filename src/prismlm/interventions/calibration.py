@@ -143,9 +143,6 @@ class Answers:
     right: np.ndarray  # the right answer of each question, [Q]
     cut: int = 0  # answers whose context was cut on the left
 
-    def __len__(self) -> int:
-        return len(self.right)
-
     @property
     def starts(self) -> np.ndarray:
         """The first answer of each question, [Q]."""
@@ -369,7 +366,7 @@ def calibrate(
     offsets, pull, _ = choose(scored, seed)
     turned = np.flatnonzero(np.abs(offsets) > TURNED).tolist()
     scales = tuple((i, float(np.float32(1 + offsets[i]))) for i in turned)
-    made = {"fitted": len(answers), "seed": seed}
+    made = {"fitted": len(examples), "seed": seed}
     controller = Controller(scales, prototypes_fingerprint(lm.head), description, made)
     asked = read_answers(lm, test, progress)
 
@@ -382,6 +379,6 @@ def calibrate(
         after = answered()
     turns = [{"prototype": i, "scale": s} for i, s in scales]
     change = bootstrap(after * 1.0 - before, seed=seed)
-    report = {"controller": turns, "fitted": len(answers), "tested": len(asked)}
+    report = {"controller": turns, "fitted": len(examples), "tested": len(test)}
     report |= {"before": float(before.mean()), "after": float(after.mean()), "change": change}
     return controller, report | {"pull": pull, "cut": answers.cut + asked.cut}

@@ -338,8 +338,7 @@ class ScaleFit:
             optimizer.step()
             with torch.no_grad():
                 scales.clamp_(0, 1)
-        fitted = scales.detach()
-        return torch.where(fitted > UNCHANGED, 1.0, fitted)
+        return torch.where(scales > UNCHANGED, 1.0, scales.detach())
 
     def pairs(self, scales: Tensor) -> Scales:
         """Return the candidates that are turned down with their scales."""
@@ -468,8 +467,9 @@ class Suppressing:
         scales, points = torch.ones(len(fit.candidates), device=fit.candidates.device), []
         with progress.task("Choosing a strength", len(WEIGHTS) + 1, "strengths") as task:
             for weight in (*WEIGHTS, None):
-                removed = torch.zeros_like(scales)
-                scales = removed if weight is None else fit.fit(weight, scales, self.options.seed)
+                scales = (
+                    0 * scales if weight is None else fit.fit(weight, scales, self.options.seed)
+                )
                 way = Way(fit.pairs(scales))
                 share, cost = self.behaviour(way)[0].value, self.cost(way)[1].value
                 point = {"weight": weight, "scales": way.scales, "behaviour": share, "cost": cost}
