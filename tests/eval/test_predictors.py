@@ -1,4 +1,5 @@
 import shutil
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,14 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.eval.predictors import PREDICTORS, PredictorLM, open_predictors, with_feedback
+from prismlm.eval.predictors import (
+    PREDICTORS,
+    PredictorLM,
+    open_predictors,
+    run_harness,
+    with_feedback,
+)
+from prismlm.interventions.values import Controller
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap
@@ -128,3 +136,12 @@ def test_saved_uncertainty_feedback_is_attached(tiny_model, tmp_path):
     differences = [abs(a - b) for (a, _), (b, _) in zip(expected, hf_scores(), strict=True)]
     assert min(differences) > 1e-2
     assert_plain_equals(score(open_predictors(directory, batch_size=2), PAIRS), expected)
+
+
+@pytest.mark.parametrize("form", [("--controller", "{}"), ("--controller={}",)])
+def test_the_harness_gets_all_arguments_but_the_controller(tmp_path, monkeypatch, form):
+    path, given = tmp_path / "c.safetensors", []
+    Controller(((3, 0.0),)).save(path)
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: given.append(sys.argv[1:]))
+    run_harness(["run", *(part.format(path) for part in form), "--model_args", "a=1,b=-2"])
+    assert given == [["run", "--model_args", "a=1,b=-2"]]
