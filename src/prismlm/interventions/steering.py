@@ -303,8 +303,8 @@ def compare_answers(
     with applied(lm.model, plan):
         after = lm.write(prompt, *how)[0]
     without, with_it = (lm.words(ids[prompt.shape[1] :]) for ids in (before, after))
-    report = {"without": without, "with_it": with_it, "position": None, "token_without": ""}
-    report |= {"token_with": "", "gap": 0.0, "gained": 0.0, "moves": list[dict[str, Any]]()}
+    report: dict[str, Any] = {"without": without, "with_it": with_it, "position": None}
+    report |= {"token_without": "", "token_with": "", "gap": 0.0, "gained": 0.0, "moves": []}
     pairs = enumerate(zip(before.tolist(), after.tolist(), strict=False))
     parted, x, y = next(((n, x, y) for n, (x, y) in pairs if x != y), (None, 0, 0))
     if parted is None:
