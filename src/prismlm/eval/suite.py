@@ -271,7 +271,7 @@ def ask_ways(
         right = [[each["correct"][one][HEADLINE] for one in (name, "plain")] for each in answers]
         gains = [100.0 * np.subtract(*pair) for pair in right]
         values, errors = [gain.mean() for gain in gains], [*map(_standard_error, gains)]
-        errors.append(np.linalg.norm(errors) / len(errors))
+        errors.append(float(np.linalg.norm(errors)) / len(errors))
         for row, value, error in zip(rows, [*values, np.mean(values)], errors, strict=True):
             half = NORMAL_QUANTILE * error
             row[name]["points"] = Interval(*map(float, (value, value - half, value + half)))
