@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import prismlm
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
@@ -79,14 +80,13 @@ def explain(
     if count := opt.count_parts(parts, workers, engine):
         return _explain_in_parts(prompts, count, locals())
     selection = _parse_span(tokens)
-    from prismlm import Controller
     from prismlm.cli.trace import PrintOptions
     from prismlm.explain.trace import write_parquet
     from prismlm.lens.cells import parse_where
     from prismlm.pages.trace import page
 
     search = {"method": method, "where": parse_where(where or [])}
-    edits = [Controller.load(controller)] if controller else []
+    edits = [prismlm.Controller.load(controller)] if controller else []
     lm = opened(model, lens, corpus, device)
     if by or against or where or method != "evidence":
         lm.lens_for("training text to point to")
@@ -107,8 +107,6 @@ def opened(
     model: Path, lens: str | None, corpus: Path | None = None, device: str = "cpu"
 ) -> PrismLM:
     """Open a model, and say so."""
-    import prismlm
-
     with spinner("Opening the model"):
         return prismlm.load(model, lens=lens, corpus=corpus, device=device)
 
