@@ -1,12 +1,13 @@
 """What ships for the demo's model: an adapter, a head and a lens for SmolLM2, in one archive.
 
-    python -m benchmarks.attach.demo_model --work DIR
+    python -m benchmarks.attach.demo_model --work DIR [--from MODEL]
 
 fetches SmolLM2-135M-Instruct, teaches it the question-answer pairs and some texts of the bundled
 sample (``prismlm/demo/texts.py``), attaches a head, lays its prototypes out and writes
 ``src/prismlm/demo/shipped/smollm2.zip``. Stopped, it goes on where it was. Two CPU cores take some
-90 minutes. Names that were given to the prototypes of WORK/model
-since, by ``prismlm label``, are packed when it is run again.
+90 minutes. ``--from`` the demo's model of before, its adapter is taught on and its prototypes are
+where the fit begins, so that most names still hold. Names that were given to the prototypes of
+WORK/model since, by ``prismlm label``, are packed when it is run again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import zipfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from transformers import PreTrainedModel
 
 import prismlm
 import prismlm.demo
+import prismlm.training.fit as fitting
 from benchmarks.attach.demo_lessons import OPTIONS as LESSONS
 from benchmarks.attach.demo_lessons import PLAIN, Lessons, lines_of, teach
 from benchmarks.shared.options import script_options
@@ -35,10 +38,11 @@ from prismlm.demo.fetch import fetch
 from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.files import read_json
+from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.labels.map import map_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
-from prismlm.training import AttachOptions, FitOptions, attach
+from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach, tuning
 
 WINDOW = 512
 OPTIONS = AttachOptions(
@@ -50,6 +54,12 @@ OPTIONS = AttachOptions(
     keep_states=True,
     lora=LESSONS,
 )
+# From a model of before.
+ON_FROM = replace(
+    OPTIONS,
+    fit=replace(OPTIONS.fit, epochs=2.0),
+    lora=replace(LESSONS, epochs=12, learning_rate=8e-4),
+)
 # The time of every member, so that the same files make the same archive.
 STAMP = (2026, 1, 1, 0, 0, 0)
 
@@ -58,16 +68,21 @@ def main() -> None:
     """Make the archive."""
     parser = script_options(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where everything is built")
+    parser.add_argument("--from", type=Path, dest="former", help="the demo's model of before")
     args = parser.parse_args()
+    former: Path | None = args.former and args.former.resolve()
     target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
     args.work.mkdir(parents=True, exist_ok=True)
     # Names that are noted are then without a path.
     os.chdir(args.work)
     gguf = fetch(Path(), progress=ConsoleReporter())
     # Between fine-tuning and the head; attach has no name for that.
-    sys.modules[attach.__module__].adapt = taught  # pyright: ignore[reportAttributeAccessIssue]
+    tuning.adapt = partial(taught, former)
+    if former is not None:
+        fitting.init_prototypes = partial(begin_at, former)
     texts = [pairs_path(), plain_texts(Path("plain.parquet"))]
-    result = attach(str(gguf), texts, Path("model"), OPTIONS, progress=ConsoleReporter())
+    options = OPTIONS if former is None else ON_FROM
+    result = attach(str(gguf), texts, Path("model"), options, progress=ConsoleReporter())
     lm = prismlm.load(result.directory)
     assert lm.lens is not None
     if lm.lens.meta.map is None:
@@ -77,14 +92,27 @@ def main() -> None:
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
 
 
+def begin_at(former: Path, head: PrototypeHead, *_: object) -> None:
+    """Begin the fit of a head at the prototypes of the head of before."""
+    before = load_file(former / HEAD_FILE)
+    with torch.no_grad():
+        head.prototypes.copy_(before["prototypes"].float())
+
+
 def taught(
-    model: PreTrainedModel, corpus: Corpus, _: object, out: Path, **how: Any
+    former: Path | None,
+    model: PreTrainedModel,
+    corpus: Corpus,
+    options: LoraOptions,
+    out: Path,
+    **how: Any,
 ) -> list[dict[str, float]]:
     """Teach the pairs where ``attach`` would fine-tune on the corpus."""
     pairs = [row for row in pq.read_table(pairs_path()).to_pylist() if row["split"] == "train"]
     texts = pq.read_table("plain.parquet")["text"].to_pylist()
     lessons = Lessons(pairs, lines_of(PLAIN), texts, corpus.tokenizer, LESSONS.length or WINDOW)
-    return teach(model, lessons, out, base=how["base"])
+    adapter = former and former / ADAPTER
+    return teach(model, lessons, out, base=how["base"], options=options, former=adapter)
 
 
 def pack(model: Path, lens: Path, target: Path) -> None:

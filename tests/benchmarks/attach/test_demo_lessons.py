@@ -10,17 +10,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.attach.demo_lessons import (
+    ALL_FROM,
+    CUT_AFTER,
     OPTIONS,
     REPORTED,
     Lessons,
     Teaching,
     lines_of,
+    start_as,
     summed_loss,
     wordings,
     words,
 )
 from prismlm.demo.texts import pairs_path
-from prismlm.training.tuning import with_adapters
+from prismlm.training.tuning import with_adapters, write_adapter
 from tests.helpers.chats import TEMPLATE
 
 SHORT = replace(OPTIONS, rank=8, blocks=1.0, epochs=40, batch=2, learning_rate=2e-2)
@@ -69,3 +72,33 @@ def test_what_is_taught_is_learned(adapted, lessons):
     teaching = Teaching(adapted, lessons, SHORT)
     found = [teaching.take(torch.tensor([step]).numpy())["ce"] for step in range(teaching.steps)]
     assert sum(found[-3:]) < 0.9 * sum(found[:3])
+
+
+def test_late_questions_are_also_in_lower_case_and_late_answers_also_cut(lessons, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    early = [pair for row in lessons.epoch(ALL_FROM - 1, 0) for pair in row if pair[0]]
+    late = [p for n in range(6) for row in lessons.epoch(ALL_FROM + n, 0) for p in row if p[0]]
+    assert all(answer[-len(end) :] == end for _, answer in early)
+    cut = [answer for _, answer in late if answer[-len(end) :] != end]
+    assert 0.3 < len(cut) / len(late) < 0.7
+    assert {len(answer) for answer in cut} <= set(range(CUT_AFTER[0], CUT_AFTER[1] + 1))
+    questions = [tokenizer.decode(asked).partition("<|im_end|>")[0] for asked, _ in late]
+    assert 0.1 < sum(one == one.lower() for one in questions) / len(questions) < 0.5
+
+
+def test_adapters_of_a_larger_rank_start_as_those_of_before(adapted, tiny_model, tmp_path):
+    random = torch.Generator().manual_seed(0)
+    learned = [one for one in adapted.parameters() if one.requires_grad]
+    with torch.no_grad():
+        for one in learned:
+            one.normal_(std=0.1, generator=random)
+    write_adapter(learned, adapted, "tiny", tmp_path / "former", {})
+    larger = with_adapters(
+        AutoModelForCausalLM.from_pretrained(tiny_model), replace(SHORT, rank=12)
+    )
+    ids = torch.tensor([[3, 5, 7]])
+    before = larger(ids).logits
+    start_as(larger, tmp_path / "former")
+    torch.testing.assert_close(larger(ids).logits, adapted.float()(ids).logits)
+    assert not torch.allclose(larger(ids).logits, before, atol=1e-2)
