@@ -17,8 +17,10 @@ is, and one in four questions is in lower case throughout.
 What ships was taught in three legs, the third by ``--from`` the model of the two before (commit
 e878a0d1 says what those were): 50 minutes of two cores at rank 32, with twenty questions to each
 answer; the rate was 8e-4 for a third of the time and then fell to zero in a line, and pairs whose
-first twelve tokens had lost 0.05 nats each or less were asked half as often. A run makes a model
-that has learned as much, and not the same one.
+first twelve tokens had lost 0.05 nats each or less were asked half as often. What ships is the
+mean of the adapters after and before that leg, seven to three: it answers 90 % of 80 questions for
+choosing in the document's words, the leg's end 85 %, and a leg more of the hardest questions 83 %.
+A run makes a model that has learned as much, and not the same one.
 """
 
 from __future__ import annotations

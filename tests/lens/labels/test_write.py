@@ -18,6 +18,7 @@ from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import (
     AFTER,
     BEFORE,
+    MIN_PLACES,
     ask_for_names,
     label_lens,
     make_labels,
@@ -170,6 +171,8 @@ def test_prototypes_with_most_text_get_names_and_the_others_keep_theirs(model, m
             assert row["description"] == "Described in a line."
             assert (row["category"], row["role"]) == ("Science / Tech", "noun-like")
             assert row["tags"] == ["trials"]
+        elif sizes[row["prototype"]] < MIN_PLACES:
+            assert (row["name"], row["label_source"]) == ("", "signature")
         elif label is not None:
             assert (row["name"], row["label_source"]) == (label.name, "embedded")
     assert record["source"] == "endpoint:m"

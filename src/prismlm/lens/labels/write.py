@@ -118,7 +118,8 @@ def label_lens(
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
     A fifth of the documents, drawn by seed, is held out from naming; names are scored on it.
-    Labels of a ``labeller`` replace the embedded ones.
+    Labels of a ``labeller`` replace the embedded ones; prototypes with fewer than ten positions
+    then have no name.
 
     Returns:
         What ``meta.json`` records: the ``source`` of the names; how many of the ``prototypes`` are
@@ -142,6 +143,14 @@ def label_lens(
         labelling = make_labels(lens, model, progress)
         named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, labelling, progress)
         labels = [named.labels.get(cell, label) for cell, label in enumerate(labelling.labels)]
+        names = lens.names
+        if named.labels:
+            # What the others raise would look like names of the labeller.
+            sizes, names = labelling.places.size.tolist(), [""] * len(labels)
+            labels = [
+                label if size >= MIN_PLACES else None
+                for label, size in zip(labels, sizes, strict=True)
+            ]
         scores = score_labels(labels, labelling.text, labelling.held_out, SEED, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
@@ -158,7 +167,7 @@ def label_lens(
             column: [None if label is None else getattr(label, column) for label in labels]
             for column in LABEL_COLUMNS
         }
-        columns["name"] = [new or old for new, old in zip(columns["name"], lens.names, strict=True)]
+        columns["name"] = [new or old for new, old in zip(columns["name"], names, strict=True)]
         columns["label_source"] = [
             SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
             for cell, label in enumerate(labels)
