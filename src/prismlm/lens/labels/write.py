@@ -142,15 +142,9 @@ def label_lens(
     with room, writing(lens.path):
         labelling = make_labels(lens, model, progress)
         named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, labelling, progress)
-        labels = [named.labels.get(cell, label) for cell, label in enumerate(labelling.labels)]
-        names = lens.names
-        if named.labels:
-            # What the others raise would look like names of the labeller.
-            sizes, names = labelling.places.size.tolist(), [""] * len(labels)
-            labels = [
-                label if size >= MIN_PLACES else None
-                for label, size in zip(labels, sizes, strict=True)
-            ]
+        labels = _labels(named, labelling)
+        # Next to names of a labeller, those that say what a prototype raises would look alike.
+        names = [""] * len(labels) if named.labels else lens.names
         scores = score_labels(labels, labelling.text, labelling.held_out, SEED, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
@@ -175,6 +169,13 @@ def label_lens(
         columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
         write_columns(lens, columns, labels=record)
     return record
+
+
+def _labels(named: Named, labelling: Labelling) -> list[Label | None]:
+    """Return a labeller's labels, or else the embedded ones; by a labeller, none of few places."""
+    labels = [named.labels.get(cell, label) for cell, label in enumerate(labelling.labels)]
+    enough = (labelling.places.size >= (MIN_PLACES if named.labels else 0)).tolist()
+    return [label if some else None for label, some in zip(labels, enough, strict=True)]
 
 
 def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Labelling:
