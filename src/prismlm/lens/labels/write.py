@@ -143,8 +143,6 @@ def label_lens(
         labelling = make_labels(lens, model, progress)
         named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, labelling, progress)
         labels = _labels(named, labelling)
-        # Next to names of a labeller, those that say what a prototype raises would look alike.
-        names = [""] * len(labels) if named.labels else lens.names
         scores = score_labels(labels, labelling.text, labelling.held_out, SEED, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
@@ -157,18 +155,28 @@ def label_lens(
             "held_out": labelling.documents[1],
             "asked": None if labeller is None else _compared(named, labelling),
         }
-        columns: dict[str, list[Any]] = {
-            column: [None if label is None else getattr(label, column) for label in labels]
-            for column in LABEL_COLUMNS
-        }
-        columns["name"] = [new or old for new, old in zip(columns["name"], names, strict=True)]
-        columns["label_source"] = [
-            SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
-            for cell, label in enumerate(labels)
-        ]
-        columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
+        columns = _columns(lens, labels, named, scores)
         write_columns(lens, columns, labels=record)
     return record
+
+
+def _columns(
+    lens: Lens, labels: list[Label | None], named: Named, scores: Scores
+) -> dict[str, list[Any]]:
+    """Return the columns of ``prototypes.parquet`` that labels fill."""
+    columns: dict[str, list[Any]] = {
+        column: [None if label is None else getattr(label, column) for label in labels]
+        for column in LABEL_COLUMNS
+    }
+    # Next to names of a labeller, what a prototype raises would look alike.
+    others = [""] * len(labels) if named.labels else lens.names
+    columns["name"] = [new or old for new, old in zip(columns["name"], others, strict=True)]
+    columns["label_source"] = [
+        SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
+        for cell, label in enumerate(labels)
+    ]
+    columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
+    return columns
 
 
 def _labels(named: Named, labelling: Labelling) -> list[Label | None]:
