@@ -53,7 +53,7 @@ def naive(lm, text, steps, everything, predicted_by_place):
     return found
 
 
-STEPS = [(TEXTS[0], slice(-1, None)), (TEXTS[1], slice(2, 5)), (TEXTS[0], slice(None))]
+STEPS = [(TEXTS[1], slice(2, 5)), (TEXTS[0], slice(None))]
 
 
 @pytest.mark.parametrize(("text", "steps"), STEPS)

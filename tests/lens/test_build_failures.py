@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
-from prismlm.lens import assembly
+from prismlm.lens import assembly, scan
 from prismlm.lens.build import build_index, check_index, write_lens
 from prismlm.lens.cells import Cells
 from prismlm.lens.layout import (
@@ -47,6 +47,12 @@ def model(corpus):
 @pytest.fixture(scope="module")
 def straight(corpus, model, tmp_path_factory):
     return build_index(*model, corpus, tmp_path_factory.mktemp("straight") / "lens", OPTIONS)
+
+
+@pytest.fixture(autouse=True)
+def few_states_teach_the_centres(monkeypatch):
+    """Of product quantisation, which from all of them would take most of the time."""
+    monkeypatch.setattr(scan, "SAMPLE", 600)
 
 
 @pytest.fixture

@@ -142,9 +142,11 @@ def _copy_of(benchmark: Benchmark, data: Path) -> dict[str, Any]:
             f"which {benchmark.name} needs (hf download --repo-type dataset --local-dir). Leave "
             "the task out with --tasks, or leave --data out to read from the hub."
         )
+    from datasets import config
+
     # By default another copy of that name would be taken from the cache.
     files = [(str(path), path.stat().st_mtime_ns) for path in sorted(copy.resolve().rglob("*"))]
-    cache = Path(datasets.config.HF_DATASETS_CACHE) / fingerprints.of_json(files)
+    cache = Path(config.HF_DATASETS_CACHE) / fingerprints.of_json(files)
     return {"dataset_path": str(copy), "dataset_kwargs": {"cache_dir": str(cache)}}
 
 
