@@ -145,3 +145,8 @@ def test_the_harness_gets_all_arguments_but_the_controller(tmp_path, monkeypatch
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: given.append(sys.argv[1:]))
     run_harness(["run", *(part.format(path) for part in form), "--model_args", "a=1,b=-2"])
     assert given == [["run", "--model_args", "a=1,b=-2"]]
+
+
+def test_the_harness_names_a_controller_that_is_none():
+    with pytest.raises(InputError, match="the controller is ''"):
+        run_harness(["run", "--controller="])

@@ -206,7 +206,8 @@ def run_harness(arguments: Sequence[str]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--controller", type=Controller.load)
+    parser.add_argument("--controller")
     ours, others = parser.parse_known_args(arguments)
-    with patch.object(sys, "argv", ["lm-eval", *others]), with_feedback(ours.controller):
+    controller = None if ours.controller is None else Controller.load(ours.controller)
+    with patch.object(sys, "argv", ["lm-eval", *others]), with_feedback(controller):
         cli_evaluate()
