@@ -12,6 +12,7 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.interventions import calibration as cal
 from prismlm.models.seam import LogitMap
+from prismlm.models.watch import Hook, watch
 
 QUESTION = {"context": "The sky is", "choices": ["blue", "green as grass"], "label": 0}
 
@@ -181,6 +182,19 @@ def test_gains_are_slopes_of_the_true_scores(lm, answers, logit_map, monkeypatch
     slope = (ahead - behind) / (2 * small)
     object.__setattr__(lm, "logit_map", LogitMap())
     np.testing.assert_allclose(gains @ direction, slope, rtol=0.02, atol=0.02)
+
+
+def test_a_pass_that_fails_leaves_the_output_weights(lm, answers):
+    embedding = lm.model.get_output_embeddings()
+    weight, copied = embedding.weight, embedding.weight.clone()
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    with watch([Hook(embedding, after=fail)]), pytest.raises(RuntimeError, match="no memory"):
+        cal.log_probabilities(lm, answers.z, answers.tokens, slopes=True)
+    assert embedding.weight is weight
+    assert torch.equal(weight, copied)
 
 
 # -- fitting
