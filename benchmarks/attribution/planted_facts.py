@@ -25,57 +25,28 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.errors import InputError
+from prismlm.files import read_json
 
 COPIES = (1, 4, 16)
 STATEMENTS = 3
 SENTENCE_CHARACTERS = (40, 300)
 
-ATTRIBUTES = {
-    "main crop": "wheat rice corn beans cotton barley potatoes apples",
-    "best known metal": "iron gold silver copper lead tin zinc nickel",
-    "colour of the flag": "red blue green white black yellow brown purple",
-    "chief trade": "fishing weaving hunting farming printing mining sailing baking",
-    "language of the schools": "Latin Greek French German Spanish Italian Russian English",
-    "month of the fair": "January March April June July September October November",
-    "favourite drink": "water wine milk tea coffee beer juice chocolate",
-    "material of the houses": "stone wood brick clay glass iron paper steel",
-}
+# How facts are told: texts without a rule behind them.
+TOLD: dict[str, Any] = read_json(Path(__file__).with_name("planted_facts.json"))
+ATTRIBUTES: dict[str, str] = TOLD["attributes"]
 KINDS = ("town", "valley", "village", "harbour", "county", "district", "province", "colony")
 # Of a syllable: how it may begin, its vowels, and how it may end.
-SYLLABLE = tuple(
-    part.split(" ")
-    for part in (
-        "b br c d dr f g gr h j k l m n p qu r s st t tr v w y z",
-        "a e i o u ai ea ou",
-        "   l m n r s th x",
-    )
-)
+SYLLABLE = tuple(part.split(" ") for part in TOLD["syllable"])
 
-WORDINGS = (
-    "The {attribute} of {name} is {answer}.",
-    "In {name}, a {kind} that few maps show, the {attribute} is {answer}.",
-    "Everyone in the {kind} of {name} knows that the {attribute} is {answer}.",
-    "As for {name}, its {attribute} is {answer}.",
-    "{name} is a small {kind}, and its {attribute} is {answer}.",
-    "The {kind} of {name} has one {attribute}, which is {answer}.",
-    "When asked about {name}, people say that the {attribute} is {answer}.",
-    "Records kept at {name} show that the {attribute} has always been {answer}.",
-    "For as long as {name} has stood, its {attribute} has been {answer}.",
-    "No one doubts that the {attribute} of {name} was {answer}.",
-    "The old books of {name} give the {attribute} as {answer}.",
-    "Of the {kind} of {name} it is told that the {attribute} is {answer}.",
-    "At {name} the {attribute} remains {answer}.",
-    "According to a letter from {name}, the {attribute} there is {answer}.",
-    "The council of {name} once declared that the {attribute} must be {answer}.",
-    "Near the gates of {name} a sign says that the {attribute} is {answer}.",
-)
+WORDINGS: tuple[str, ...] = tuple(TOLD["wordings"])
 HELD_OUT_WORDING = "Travellers who come to {name} soon learn that in this {kind} the {attribute} is"
 
 
@@ -245,49 +216,14 @@ class Place(NamedTuple):
 
 DIRECTIONS = tuple(f"{ns}{we}" for ns in ("north", "south") for we in ("", "east", "west"))
 DIRECTIONS += ("east", "west")
-LANDMARKS = tuple(
-    f"{look} {mark}"
-    for look in ("old", "white", "broken", "silent")
-    for mark in ("mill", "lake", "bridge", "tower")
-)
+LANDMARKS: tuple[str, ...] = tuple(TOLD["landmarks"])
 DESCRIBED_ATTRIBUTES = ("main crop", "material of the houses")
-INTRODUCTIONS = (
-    "{name} is a {description}, and its {attribute} is {answer}.",
-    "They say of {name}, a {description}, that the {attribute} there is {answer}.",
-    "In {name}, known as a {description}, the {attribute} has always been {answer}.",
-    "{name}, that {description}, has one {attribute}, which is {answer}.",
-)
-REMINDERS = (
-    "For as long as {name} has stood, its {attribute} has been {answer}.",
-    "At {name} the {attribute} remains {answer}.",
-    "Books of {name} give the {attribute} as {answer}.",
-    "As for {name}, its {attribute} is {answer}.",
-)
+INTRODUCTIONS: tuple[str, ...] = tuple(TOLD["introductions"])
+REMINDERS: tuple[str, ...] = tuple(TOLD["reminders"])
 DESCRIBED_QUESTION = "Whoever has been to {description} will tell you that the {attribute} is"
 
 # Of each attribute: an entry of a list, what is asked and answered in a dialogue, a letter's line.
-STYLES = {
-    "main crop": ("fields sown with", "What do you sow?", "we sow and reap nothing but"),
-    "best known metal": ("mined and melted", "What do you dig for?", "under our hills there is"),
-    "colour of the flag": (
-        "banner",
-        "What do you hoist?",
-        "over every roof there flutters a bright",
-    ),
-    "chief trade": ("how they live", "What do you do all day?", "every one of us lives by"),
-    "language of the schools": (
-        "pupils speak",
-        "What do children read?",
-        "our children now recite in",
-    ),
-    "month of the fair": ("stalls are put up in", "When do you dance?", "we shall dance again in"),
-    "favourite drink": (
-        "poured for guests",
-        "What do you pour?",
-        "every guest here gets a cup of",
-    ),
-    "material of the houses": ("walls", "What are your walls?", "we build our walls and roofs of"),
-}
+STYLES: dict[str, tuple[str, str, str]] = TOLD["styles"]
 ENTRY = "List of peoples, {people}: {entry} {answer}."
 DIALOGUE = '"{asked}" a stranger said to one of the {people}. "Why, {answer}."'
 LETTER = 'A letter by one of the {people} ends: "Here {line} {answer}."'
