@@ -20,7 +20,8 @@ answer; the rate was 8e-4 for a third of the time and then fell to zero in a lin
 first twelve tokens had lost 0.05 nats each or less were asked half as often. What ships is the
 mean of the adapters after and before that leg, seven to three: it answers 90 % of 80 questions for
 choosing in the document's words, the leg's end 85 %, and a leg more of the hardest questions 83 %.
-A run makes a model that has learned as much, and not the same one.
+A run makes a model that has learned as much, and not the same one. Two prototypes
+that the fit of the head left unused were put where most was left unexplained.
 """
 
 from __future__ import annotations
