@@ -121,3 +121,15 @@ def generate(model, ids, mask, *, cache=True, beams=1, tokens=12, reference=None
         pad_token_id=PAD,
         logits_processor=LogitsProcessorList([] if reference is None else [reference]),
     )
+
+
+# By hand, with a matrix of four tokens and one state.
+WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, -3.0]])
+STATE = torch.tensor([[3.0, 4.0]])
+
+
+def small_head():
+    """τ = 2 and prototypes (1, 0), (0, 2), (1, −1): at (3, 4), α = 1.2, 1.6, 0."""
+    head = make_head(2, 3, 2, scale=2.0)
+    head.prototypes.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -1.0]]))
+    return head

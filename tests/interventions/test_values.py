@@ -8,24 +8,18 @@ from prismlm.errors import InputError
 from prismlm.interventions.plan import applied, card_direction, token_directions
 from prismlm.models.seam import LogitMap, capture
 from tests.helpers.edit_models import (
+    STATE,
+    WEIGHT,
     Flat,
     dense_activations,
     make_head,
     make_model,
     plan,
+    small_head,
 )
 from tests.helpers.naive_edits import edit_naive
 
 IDS = torch.tensor([[5, 9, 2, 40, 33, 17, 8], [1, 1, 60, 7, 12, 21, 3]])
-WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, -3.0]])
-STATE = torch.tensor([[3.0, 4.0]])
-
-
-def small_head():
-    """τ = 2 and prototypes (1, 0), (0, 2), (1, −1): at (3, 4), α = 1.2, 1.6, 0."""
-    head = make_head(2, 3, 2, scale=2.0)
-    head.prototypes.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -1.0]]))
-    return head
 
 
 def apply(z, *edits, head=None, scale=1.0, **options):

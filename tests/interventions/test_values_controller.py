@@ -10,17 +10,16 @@ from prismlm.errors import FormatError, InputError
 from prismlm.interventions.plan import applied
 from prismlm.interventions.values import META
 from prismlm.lens.layout import prototypes_fingerprint
-from tests.helpers.edit_models import Flat, dense_activations, make_head, make_model, plan
-
-WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, -3.0]])
-STATE = torch.tensor([[3.0, 4.0]])
-
-
-def small_head():
-    """τ = 2 and prototypes (1, 0), (0, 2), (1, −1): at (3, 4), α = 1.2, 1.6, 0."""
-    head = make_head(2, 3, 2, scale=2.0)
-    head.prototypes.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -1.0]]))
-    return head
+from tests.helpers.edit_models import (
+    STATE,
+    WEIGHT,
+    Flat,
+    dense_activations,
+    make_head,
+    make_model,
+    plan,
+    small_head,
+)
 
 
 @pytest.mark.parametrize(
