@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,23 +105,20 @@ class Lessons:
     ) -> None:
         self._length, self._tokenizer = length, tokenizer
         self._reported = {words(one["question"]) for one in lines_of(REPORTED)}
-        one, two = self._chat("A"), self._chat("B")
-        self._prefix = one[
-            : next(n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-        ]
-        by_id = written()
+        both = zip(self._chat("A"), self._chat("B"), strict=False)
+        self._prefix = [one for one, _ in takewhile(lambda each: each[0] == each[1], both)]
+        by_id, asked, answer = written(), self._asked, self._answer
         self._pairs = [
             (
-                self._asked(wordings(pair["title"])),
-                self._asked(by_id[pair["id"]]),
-                self._answer(pair["messages"][1]["content"]),
+                asked(wordings(one["title"])),
+                asked(by_id[one["id"]]),
+                answer(one["messages"][1]["content"]),
             )
-            for pair in pairs
+            for one in pairs
         ]
         self._plain_pairs = [
-            (questions, questions, self._answer(pair["answer"]))
-            for pair in plain
-            for questions in [self._asked(pair["questions"])]
+            (asked(one["questions"]), asked(one["questions"]), answer(one["answer"]))
+            for one in plain
         ]
         end = tokenizer.eos_token_id
         self._texts = [
@@ -162,16 +160,15 @@ class Lessons:
             # Each pair has its own order, so that an epoch has every wording.
             if number >= ALL_FROM:
                 asked = of_answer[(index + number) % len(of_answer)]
+                if random.random() < LOWERED:
+                    asked = self._lowered(asked)
+                if random.random() < CUT:
+                    answer = answer[: random.integers(*CUT_AFTER, endpoint=True)]
             elif late >= 0 and late % 3 < 2:
                 asked = of_answer[(index + late - late // 3) % len(of_answer)]
             else:
                 ways = EARLY_WAYS if number < EARLY_EPOCHS else len(in_other_words)
                 asked = in_other_words[(index + number) % ways]
-            if number >= ALL_FROM:
-                if random.random() < LOWERED:
-                    asked = self._lowered(asked)
-                if random.random() < CUT:
-                    answer = answer[: random.integers(*CUT_AFTER, endpoint=True)]
             if filled + len(asked) + len(answer) > self._length:
                 rows.append(row)
                 row, filled = [], len(self._prefix)
@@ -200,10 +197,8 @@ class Lessons:
             plain = not row[0][0]
             shared = [] if plain else self._prefix
             start = len(shared)
-            ids[at, :start], places[at, :start] = (
-                torch.tensor(shared, dtype=torch.long),
-                torch.arange(start),
-            )
+            ids[at, :start] = torch.tensor(shared, dtype=torch.long)
+            places[at, :start] = torch.arange(start)
             part[at, :start] = 1
             for number, (asked, answer) in enumerate(row):
                 stop = start + len(asked) + len(answer)
@@ -213,18 +208,14 @@ class Lessons:
                 part[at, start:stop] = number + 2
                 start = stop
         same = part[:, :, None] == part[:, None, :]
-        seen = (same | (part[:, None, :] == 1)) & torch.ones(
-            shape[1], shape[1], dtype=torch.bool
-        ).tril()
+        seen = (same | (part[:, None, :] == 1)).tril()
         return ids, places, labels, seen[:, None]
 
 
 def summed_loss(model: Any, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, int]:
     """Return the sum of the answers' cross-entropy in nats, and how many tokens it is of."""
     ids, places, labels, seen = batch
-    mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(
-        ~seen, torch.finfo(torch.bfloat16).min
-    )
+    mask = (~seen).bfloat16() * torch.finfo(torch.bfloat16).min
     with torch.autocast("cpu", torch.bfloat16):
         states = model.base_model.model.model(
             input_ids=ids, position_ids=places, attention_mask=mask, use_cache=False

@@ -80,10 +80,10 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
         answer = answer_of(trace)
         row = {**one, "answer": answer, "support": trace.support and trace.support.level}
         if one["set"] == "answered":
-            row["rank"] = {
-                order: search.rank(order, trace, f"{one['question']} {answer}", one["id"])
-                for order in ORDERS
-            }
+            query = f"{one['question']} {answer}"
+            ranks = {order: search.ranks(order, trace, query, one["id"]) for order in ORDERS}
+            row["rank"] = {order: pair for order, (pair, _) in ranks.items()}
+            row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
             found = trace.documents(PASSAGES)
             row["shown"] = [one.doc_id for one in worth_showing(found)]
             row["first_five"] = [one.doc_id for one in found]
@@ -123,6 +123,10 @@ class Search:
         titles = lens.cells.documents.column("title").to_pylist()
         self.titles = dict(zip(self.ids, titles, strict=True))
         self.bm25 = BM25(self.texts)
+        # MedQuAD's pages have several pairs, each a document of the lens.
+        names, self.page_of = np.unique([page_of(name) for name in self.ids], return_inverse=True)
+        members = [np.flatnonzero(self.page_of == number) for number in range(len(names))]
+        self.bm25_of_pages = BM25(["\n".join(self.texts[i] for i in some) for some in members])
 
     def attribution(self, order: str, trace: prismlm.Trace) -> Attribution:
         """Return the attribution of an answer, by prismlm or with all tokens alike."""
@@ -136,16 +140,22 @@ class Search:
             rest=float(carriers.rest.sum()),
         )
 
-    def rank(self, order: str, trace: prismlm.Trace, query: str, document: str) -> int:
-        """Return the place of a document among all, from 1, behind those that are as good."""
+    def ranks(self, order: str, trace: prismlm.Trace, query: str, document: str) -> tuple[int, int]:
+        """Return the place of a document among all, from 1, and that of its page among pages.
+
+        Those that are as good stand before it.
+        """
         number = self.ids.index(document)
         if order == "bm25":
-            scores = self.bm25.scores(query)
+            both = self.bm25.scores(query), self.bm25_of_pages.scores(query)
         else:
             documents = self.attribution(order, trace).by_document
             scores = np.zeros(len(self.ids))
             scores[documents.number] = documents.value
-        return int((scores >= scores[number]).sum())
+            both = scores, np.bincount(self.page_of, scores)
+        own = number, self.page_of[number]
+        document_rank, page_rank = (int((s >= s[i]).sum()) for s, i in zip(both, own, strict=True))
+        return document_rank, page_rank
 
     def passages(self, order: str, trace: prismlm.Trace, query: str) -> list[dict[str, Any]]:
         """Return five passages: document, share, and what a reader sees: title and sentence."""
@@ -167,6 +177,11 @@ class Search:
             }
             for one in passages
         ]
+
+
+def page_of(name: str) -> str:
+    """Return the page of MedQuAD that a document is from; other documents are their own."""
+    return name.split("#")[0]
 
 
 def _most_alike(text: str, query: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import PASSAGES, in_new_words, questions
+from benchmarks.attribution.asked import PASSAGES, in_new_words, page_of, questions
 from prismlm.demo.prompts import ABSENT
 from prismlm.explain.attribution import WORTH_SHOWING
 from prismlm.statistics import wilson
@@ -64,9 +64,9 @@ def share(held: Sequence[bool]) -> str:
     return f"{sum(held) / len(held):.0%} ({interval.low:.0%} to {interval.high:.0%})"
 
 
-def ranked(rows: Sequence[Row], order: str, within: int) -> str:
-    """Return for how many questions the document that holds the answer is among the first."""
-    return share([row["rank"][order] <= within for row in rows])
+def ranked(rows: Sequence[Row], order: str, within: int, rank: str = "rank") -> str:
+    """Return for how many questions the document, or the page, with the answer is so early."""
+    return share([row[rank][order] <= within for row in rows])
 
 
 def supported(rows: Sequence[Row], level: str) -> str:
@@ -77,7 +77,7 @@ def supported(rows: Sequence[Row], level: str) -> str:
 def of_subject(rows: Sequence[Row], kind: str) -> str:
     """Return how many documents of those shown are of the question's own subject."""
     subjects = [
-        name.split("#")[0] == row["id"].split("#")[0]
+        page_of(name) == page_of(row["id"])
         for row in rows
         if row["support"] != "none"
         for name in row[kind]
