@@ -10,8 +10,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from prismlm.cli.trace import passage_text
+from prismlm.cli.trace import passage_text, print_quotes
 from prismlm.explain.attribution import worth_showing
+from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Around
 from tests.helpers import forked
 from tests.helpers.html_reader import Reader
@@ -38,6 +39,15 @@ def printed(document, tiny_model):
 @pytest.fixture
 def copy(tiny_model, tmp_path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+
+
+def test_a_long_quote_is_cut_at_its_end_not_within(capsys):
+    place = {"title": "On knots", "doc_id": "a", "position": 4}
+    print_quotes([Quote("one two three " * 20, 0, 60, 1, 1.0, (place,))])
+    line = capsys.readouterr().out.splitlines()[1].strip()
+    quote, name = re.fullmatch("“(.*)…”  (.*)", line).groups()
+    assert ("one two three " * 20).startswith(quote)
+    assert name == "On knots"
 
 
 def test_json_is_the_trace(printed, tiny_model):

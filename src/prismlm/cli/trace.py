@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -153,7 +154,7 @@ def _print_evidence(trace: Trace, sources: Sources, options: PrintOptions) -> No
             say("All others carry far less: --passages shows them.\n", style="dim")
         print_shares(sources)
         if shown and trace.lens.suffixes is not None:
-            _print_quotes(trace.verbatim(MAX_QUOTES))
+            print_quotes(trace.verbatim(MAX_QUOTES))
     if options.against:
         _print_against(trace.against(options.against, where=options.search["where"]))
 
@@ -320,7 +321,7 @@ def _print_against(passages: Sequence[Passage]) -> None:
     say("" if passages else "no such text in the active cells\n")
 
 
-def _print_quotes(quotes: Sequence[Quote]) -> None:
+def print_quotes(quotes: Sequence[Quote]) -> None:
     """Print verbatim matches, which do not prove that the model learned the words there."""
     if not quotes:
         return
@@ -330,9 +331,11 @@ def _print_quotes(quotes: Sequence[Quote]) -> None:
         first = quote.places[0]
         name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
         more = f" and {quote.count - 1:,} more" if quote.count > 1 else ""
-        half = console.width // 2 - INDENT
-        text = f"“{shorten(quote.text.strip(), half)}”  {shorten(name, half)}{more}"
-        console.print(" " * INDENT + text, soft_wrap=True)
+        name = shorten(name, console.width // 2 - INDENT) + more
+        # Cut at its end: two ends in one would read as if they stood together.
+        text = Text(f"{' ' * INDENT}“{_one_line(quote.text.strip())}")
+        text.truncate(console.width - len("”  ") - cell_len(name), overflow="ellipsis")
+        console.print(text.append(f"”  {name}"), soft_wrap=True)
     say("")
 
 
