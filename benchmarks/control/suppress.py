@@ -227,16 +227,17 @@ def costs(
 def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any]:
     """Ask the eight tasks, the decoder in bfloat16."""
     asked, options = WaysLM(lm, ways), SuiteOptions(limit=args.questions)
-    figures, dataset = [], documents(args.data)
+    given, dataset = [], documents(args.data)
     for benchmark in SEED:
 
         def answers(benchmark: Any = benchmark) -> dict[str, Any]:
             selected = select_questions(benchmark, options, dataset)
             with torch.autocast("cpu", torch.bfloat16):
-                return task_figures(ask(asked, benchmark, selected, ConsoleReporter()))
+                return ask(asked, benchmark, selected, ConsoleReporter())
 
-        figures.append(once(args.work / f"task_{benchmark.name}.json", answers))
-    return {"questions": args.questions, "tasks": figures, "mean": mean_figures(figures)}
+        given.append(once(args.work / f"answers_{benchmark.name}.json", answers))
+    figures = [task_figures(one) for one in given]
+    return {"questions": args.questions, "tasks": figures, "mean": mean_figures(given)}
 
 
 if __name__ == "__main__":

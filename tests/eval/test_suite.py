@@ -155,24 +155,26 @@ def test_figures_by_hand():
     assert prototypes["value"] == 0.5
     assert prototypes["change"] == pytest.approx(-100 / 3)
     assert prototypes["change_stderr"] == pytest.approx(100 * 0.25 / 0.75)
+    # Without a right answer there is no change, with a single question no error.
+    assert math.isnan(mean_figures([answers([0] * 4, [1, 0, 0, 0])])["prototype_only"]["change"])
+    single = mean_figures([answers([1], [0], choices=[4])])
+    assert (single["plain"]["value"], single["prototype_only"]["change"]) == (1, -100)
+    assert math.isnan(single["plain"]["stderr"])
+    assert math.isnan(single["prototype_only"]["change_stderr"])
 
 
 def test_a_mean_over_tasks_by_hand():
-    means = mean_figures(
-        [
-            task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1])),
-            task_figures(answers([1, 0, 0, 0], [1, 1, 0, 0])),
-        ]
-    )
-    error = pytest.approx(math.sqrt(2 * 0.25**2) / 2)
+    tasks = [answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([1, 0, 0, 0], [1, 1, 0, 0])]
+    means, error = mean_figures(tasks), pytest.approx(math.sqrt(2 * 0.25**2) / 2)
     assert means["plain"] == {"value": 0.5, "stderr": error}
     assert (means["prototype_only"]["value"], means["prototype_only"]["change"]) == (0.5, 0)
     assert means["prototype_only"]["change_stderr"] / 200 == error
 
 
 def test_points_under_a_way_by_hand(monkeypatch):
-    """Differences (0, −1, 0, 0) and (0, 1, 0, 0), with the standard error 25 points each."""
-    given = iter([answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([0, 0, 0, 0], [0, 1, 0, 0])])
+    """Differences (0, −1, 0, 0), (0, 1, 0, 0), of 25 points standard error, and of one question."""
+    pair = [answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([0] * 4, [0, 1, 0, 0])]
+    given = iter([*pair, answers([1], [0], choices=[4])])
     monkeypatch.setattr(suite, "ask", lambda *_: next(given))
     monkeypatch.setattr(suite, "WaysLM", lambda *_: None)
     rows = suite.ask_ways(None, {"prototype_only": Way()}, dict.fromkeys("ab", ([], 4)))
@@ -184,23 +186,7 @@ def test_points_under_a_way_by_hand(monkeypatch):
         assert (points.value, points.low, points.high) == pytest.approx(
             (value, value - half, value + half)
         )
-
-
-def test_points_of_a_single_question_have_no_interval(monkeypatch):
-    monkeypatch.setattr(suite, "ask", lambda *_: answers([1], [0], choices=[4]))
-    monkeypatch.setattr(suite, "WaysLM", lambda *_: None)
-    for row in suite.ask_ways(None, {"prototype_only": Way()}, {"a": ([], 1)}):
-        points = row["prototype_only"]["points"]
-        assert points.value == -100
-        assert math.isnan(points.low)
-
-
-def test_no_right_answer_has_no_change_and_a_single_question_no_error():
-    figures = task_figures(answers([0, 0, 0, 0], [1, 0, 0, 0]))
-    assert math.isnan(figures["predictors"]["prototype_only"]["acc"]["change"])
-    single = task_figures(answers([1], [0], choices=[4]))
-    plain, prototypes = (single["predictors"][n]["acc"] for n in ("plain", "prototype_only"))
-    assert (plain["value"], prototypes["change"]) == (1, -100)
-    assert math.isnan(plain["stderr"])
-    assert math.isnan(prototypes["change_stderr"])
-    assert math.isnan(mean_figures([single])["prototype_only"]["change_stderr"])
+    row, _ = suite.ask_ways(None, {"prototype_only": Way()}, {"a": ([], 1)})
+    points = row["prototype_only"]["points"]
+    assert points.value == -100
+    assert math.isnan(points.low)

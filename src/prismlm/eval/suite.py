@@ -260,24 +260,19 @@ def ask_ways(
 ) -> list[dict[str, Any]]:
     """Return the accuracy in each task, and the mean: ``plain``, and under ways to suppress.
 
-    Figures are those of :func:`task_figures`, and ``points``, the change with a 95 % interval.
+    Figures are those of :func:`mean_figures`, and ``points``, the change with a 95 % interval.
     """
     asked, rows = WaysLM(lm, ways), list[dict[str, Any]]()
     answers = [ask(asked, *part, progress) for part in selected.items()]
-    tasks = [task_figures(each) for each in answers]
-    for task in tasks:
-        accuracies = {name: each[HEADLINE] for name, each in task["predictors"].items()}
-        rows.append({"task": task["task"], "questions": task["questions"], **accuracies})
-    rows.append({"task": "mean", **mean_figures(tasks)})
-    for name in ways:
-        right = [[each["correct"][one][HEADLINE] for one in (name, "plain")] for each in answers]
-        gains = [100.0 * np.subtract(*pair) for pair in right]
-        values, errors = [gain.mean() for gain in gains], [*map(_standard_error, gains)]
-        errors.append(float(np.linalg.norm(errors)) / len(errors))
-        for row, value, error in zip(rows, [*values, np.mean(values)], errors, strict=True):
+    for group in (*([one] for one in answers), answers):
+        row: dict[str, Any] = mean_figures(group)
+        for name in ways:
+            right = [[one["correct"][arm][HEADLINE] for arm in (name, "plain")] for one in group]
+            value, error = _mean([100.0 * np.subtract(*pair) for pair in right])
             half = NORMAL_QUANTILE * error
-            row[name]["points"] = Interval(*map(float, (value, value - half, value + half)))
-    return rows
+            row[name]["points"] = Interval(value, value - half, value + half)
+        rows.append({"task": group[0]["task"], "questions": len(group[0]["choices"])} | row)
+    return [*rows[:-1], rows[-1] | {"task": "mean"}]
 
 
 def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
@@ -285,51 +280,42 @@ def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
 
     ``chance`` is the mean of 1 / choices.
     """
-    correct = answers["correct"]
-
-    def figure(predictor: str, metric: str) -> dict[str, float]:
-        right, plain = correct[predictor][metric], correct["plain"][metric]
-        value = {"value": float(np.mean(right)), "stderr": _standard_error(right)}
-        error = _standard_error(np.subtract(right, plain))
-        change = _change(value["value"], float(np.mean(plain)), error)
-        return value if predictor == "plain" else value | change
-
+    correct, choices = answers["correct"], np.array(answers["choices"])
+    by_metric = {metric: mean_figures([answers], metric) for metric in correct["plain"]}
     return {
         "task": answers["task"],
-        "questions": len(answers["choices"]),
+        "questions": len(choices),
         "of": answers["of"],
-        "chance": float(np.mean([1 / count for count in answers["choices"]])),
+        "chance": float(np.mean(1 / choices)),
         "predictors": {
-            predictor: {metric: figure(predictor, metric) for metric in metrics}
-            for predictor, metrics in correct.items()
+            name: {metric: figures[name] for metric, figures in by_metric.items()}
+            for name in correct
         },
     }
 
 
-def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the mean accuracy over tasks, with equal weights, by predictor."""
-    means: dict[str, dict[str, Any]] = {}
-    plain = np.array([task["predictors"]["plain"][HEADLINE]["value"] for task in tasks])
-    for predictor in tasks[0]["predictors"]:
-        figures = [task["predictors"][predictor][HEADLINE] for task in tasks]
-        value = float(np.mean([figure["value"] for figure in figures]))
-        error = np.linalg.norm([figure["stderr"] for figure in figures]) / len(tasks)
-        means[predictor] = {"value": value, "stderr": float(error)}
-        if predictor != "plain":
-            # The change of a task is relative to its own plain accuracy.
-            errors = plain * [figure["change_stderr"] for figure in figures] / 100
-            error = float(np.linalg.norm(errors) / len(tasks))
-            means[predictor] |= _change(value, float(plain.mean()), error)
-    return means
+def mean_figures(
+    answers: Sequence[dict[str, Any]], metric: str = HEADLINE
+) -> dict[str, dict[str, Any]]:
+    """Return the mean of a metric over tasks, with equal weights, by predictor."""
+    figures: dict[str, dict[str, Any]] = {}
+    plain = [np.array(one["correct"]["plain"][metric]) for one in answers]
+    base = _mean(plain)[0] or np.nan
+    for name in answers[0]["correct"]:
+        right = [np.array(one["correct"][name][metric]) for one in answers]
+        value, error = _mean(right)
+        figures[name] = {"value": value, "stderr": error}
+        if name != "plain":
+            _, error = _mean([a - b for a, b in zip(right, plain, strict=True)])
+            figures[name] |= {"change": 100 * (value - base) / base}
+            figures[name] |= {"change_stderr": 100 * error / base}
+    return figures
 
 
-def _change(value: float, base: float, error: float) -> dict[str, float]:
-    base = base or np.nan
-    return {"change": 100 * (value - base) / base, "change_stderr": 100 * error / base}
-
-
-def _standard_error(values: Any) -> float:
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
+def _mean(tasks: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the mean over tasks of the mean over questions, and its standard error."""
+    errors = [np.std(x, ddof=1) / len(x) ** 0.5 if len(x) > 1 else np.nan for x in tasks]
+    return float(np.mean([x.mean() for x in tasks])), float(np.linalg.norm(errors) / len(tasks))
 
 
 def run_suite(
@@ -353,18 +339,18 @@ def run_suite(
     def answers(benchmark: Benchmark) -> dict[str, Any]:
         return ask(lm, benchmark, select_questions(benchmark, options), progress)
 
-    benchmarks = select_benchmarks(options.suite, tasks)
-    parts = {benchmark.name: partial(answers, benchmark) for benchmark in benchmarks}
+    def with_figures(stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return stored, task_figures(stored)
 
     def result() -> dict[str, Any]:
-        figures = [
-            {"title": benchmark.title} | read_part(path, task_figures)
-            for benchmark in select_benchmarks(options.suite)
-            if (path := out / TASKS / f"{benchmark.name}.json").is_file()
-        ]
+        files = {item.title: out / TASKS / f"{item.name}.json" for item in SUITES[options.suite]}
+        parts = {t: read_part(path, with_figures) for t, path in files.items() if path.is_file()}
         value = {"model": name, **options.as_json(), "predictors": list(lm.predictors)}
         value |= {"metric": HEADLINE, "band_percent": BAND}
-        value |= {"tasks": figures, "mean": mean_figures(figures)}
+        value["tasks"] = [{"title": title} | figures for title, (_, figures) in parts.items()]
+        value["mean"] = mean_figures([stored for stored, _ in parts.values()])
         return finite(value | {"versions": versions("lm_eval", "torch", "transformers")})
 
+    benchmarks = select_benchmarks(options.suite, tasks)
+    parts = {benchmark.name: partial(answers, benchmark) for benchmark in benchmarks}
     return run_study(out / RESULT_FILE, TASKS, note | options.as_json(), parts, result)
