@@ -10,8 +10,9 @@ import prismlm
 from prismlm.explorer import create_app
 from prismlm.explorer.session import Limits
 from tests.helpers.named_lens import named_model
-from tests.helpers.running import Running, chromium, slowed
+from tests.helpers.running import Running, browser, pytest_runtest_teardown, slowed
 
+__all__ = ["browser", "pytest_runtest_teardown"]
 TOKEN = "the-key-of-this-run"
 HOSTILE = '<img src=x onerror="document.title=1"> \u202egnp'
 PROMPTS = {"medicine": "The symptoms of this disease in patients include"}
@@ -71,7 +72,7 @@ def texts_of(rows):
 
 
 class Stream:
-    """A request that is read event by event, from a connection of its own."""
+    """A request whose answer is read chunk by chunk, from a connection of its own."""
 
     def __init__(self, served, body, path):
         self.connection = http.client.HTTPConnection(served.host, timeout=60)
@@ -79,24 +80,11 @@ class Stream:
         self.connection.request("POST", path, json.dumps(body), headers)
         self.response = self.connection.getresponse()
 
-    def lines(self):
-        """Return the lines of the next event."""
-        lines = []
-        while line := self.response.readline().decode().strip():
-            lines.append(line)
-        return lines
-
     def chunk(self):
         """Return the next chunk of an answer as OpenAI streams it; None at the end."""
-        data = "".join(self.lines()).removeprefix("data: ")
+        lines = iter(lambda: self.response.readline().decode().strip(), "")
+        data = "".join(lines).removeprefix("data: ")
         return None if data in ("", "[DONE]") else json.loads(data)
-
-    def until(self, wanted):
-        """Return the data of the next event of a name."""
-        while lines := self.lines():
-            if lines[0] == f"event: {wanted}":
-                return json.loads(lines[1].removeprefix("data: "))
-        raise AssertionError(f"no event {wanted}")
 
 
 @pytest.fixture
@@ -123,13 +111,6 @@ def named(tiny_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("named") / "model"
     with Served(named_model(tiny_model, directory, first=HOSTILE), tokens=60) as server:
         yield server
-
-
-# Not of the session: two of them in one process, this and that of tests/pages, do not go together.
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @contextlib.contextmanager

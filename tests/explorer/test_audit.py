@@ -9,7 +9,7 @@ import prismlm
 from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
-from tests.explorer.conftest import Served, Stream, assert_fits_a_phone, go, texts_of
+from tests.explorer.conftest import Served, assert_fits_a_phone, go, texts_of
 from tests.helpers.axe import problems
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
@@ -110,18 +110,6 @@ def test_files_that_are_refused(served, name, content, words):
     error = served.refused("POST", "/api/audits", {"files": files})
     assert words in error
     assert "/tmp" not in error
-
-
-@pytest.mark.usefixtures("slow_model")
-def test_an_audit_can_be_stopped(served):
-    body = texts_of([{"id": str(n), "text": TEXTS[1]["text"]} for n in range(99)])
-    stream = Stream(served, body, "/api/audits")
-    key = stream.until("start")["id"]
-    stream.until("row")
-    served.json("POST", f"/api/answers/{key}/stop", {})
-    end = stream.until("done")
-    assert end["stopped"]
-    assert 0 < end["summary"]["texts"] < 99
 
 
 def audit_files(page, files):

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+import pytest
 import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
@@ -68,6 +69,28 @@ def assert_never_at_fault(running, complete=lambda case: None, cases=8):
         check()
     assert {200, 400} <= statuses
     return routes
+
+
+_open = contextlib.ExitStack()
+_browsers = []
+
+
+@pytest.fixture
+def browser():
+    """Chromium, open until a test follows that is of another folder.
+
+    Two of Playwright's do not go together in one process, nor does one with ``asyncio.run``.
+    """
+    if not _browsers:
+        _browsers.append(_open.enter_context(chromium()))
+        _open.callback(_browsers.clear)
+    return _browsers[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path.parent.name not in ("explorer", "pages"):
+        _open.close()
 
 
 @contextlib.contextmanager

@@ -4,16 +4,18 @@ import contextlib
 
 import pytest
 
-from tests.helpers.running import chromium
+from tests.helpers.running import browser, pytest_runtest_teardown
+
+__all__ = ["browser", "pytest_runtest_teardown"]
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+@pytest.fixture
+def opened(browser, tmp_path):
     """What opens HTML in a tab; an error in its scripts, or a request, fails the test."""
 
     @contextlib.contextmanager
     def tab(html, fragment="", **options):
-        path = tmp_path_factory.mktemp("page") / "page.html"
+        path = tmp_path / "page.html"
         path.write_text(html, encoding="utf-8")
         errors, requests = [], []
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
@@ -27,5 +29,4 @@ def opened(tmp_path_factory):
         assert errors == []
         assert {url.partition("#")[0] for url in requests} == {path.as_uri()}
 
-    with chromium() as browser:
-        yield tab
+    return tab

@@ -44,7 +44,7 @@ def corpus(tmp_path_factory):
             "title": f"{EVIL}{number}",
             "url": "javascript:alert(1)" if number % 2 else "https://example.org/a",
         }
-        for number, thing in enumerate(["river", "council", "maps", "winter"] * 6)
+        for number, thing in enumerate(["river", "council", "maps", "winter"] * 2)
     ]
     source = directory / "documents.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -92,8 +92,9 @@ def begun(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize(("source", "length"), [("corpus", 48), ("begun", 16)])
-@pytest.mark.parametrize("decay_mode", ["channel", "token"])
+@pytest.mark.parametrize(
+    ("source", "length", "decay_mode"), [("corpus", 48, "channel"), ("begun", 16, "token")]
+)
 def test_gates_are_those_of_each_text_alone(request, source, length, decay_mode):
     corpus = request.getfixturevalue(source)
     model = make_model(len(corpus.tokenizer), decay_mode=decay_mode)

@@ -24,7 +24,7 @@ def test_langchain_invokes_and_streams(served, lm):
 
 
 @pytest.mark.parametrize(
-    ("clients", "seconds"), [(50, 0), pytest.param(200, 60, marks=pytest.mark.slow)]
+    ("clients", "seconds"), [(24, 0), pytest.param(200, 60, marks=pytest.mark.slow)]
 )
 def test_many_clients_lose_nothing(chat_model, clients, seconds):
     """Each asks again until the time is over, at least once."""
