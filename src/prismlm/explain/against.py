@@ -121,9 +121,10 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
 
     Of cells with more than a million positions together, evenly spaced ones are compared.
     """
-    uses, cells, targets = predictions.uses("source"), lens.cells, predictions.targets
-    first, last = cells.ranges_except(uses.prototype, targets.numpy()[uses.prediction])
-    query = uses.prediction.repeat(2)
+    cells, targets = lens.cells, predictions.targets
+    prediction, prototype, _ = predictions.uses(predictions.routing.activations)
+    first, last = cells.ranges_except(prototype, targets.numpy()[prediction])
+    query = prediction.repeat(2)
     limit = max(STRETCH, MAX_COMPARED // max(1, len(query)))
     nearby = compared(cells, query, first.ravel(), last.ravel(), predictions.states, limit)
     # No probability exceeds what the token that came next left over.

@@ -28,7 +28,7 @@ The method ``source`` is PRISM's A_t instead: with μ uniform over the stored co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -185,10 +185,10 @@ def spread(
     predictions before these, and these are added to it.
     """
     prior = ContextPrior(cells) if prior is None else prior
-    uses, count, targets = predictions.uses(), len(predictions), predictions.targets.numpy()
-    pairs = uses.prediction, uses.prototype, targets[uses.prediction]
-    nearby = neighbours(cells, *pairs, predictions.states)
-    prediction, repeats = uses.prediction[nearby.pair], nearby.sampling_weight
+    count, targets = len(predictions), predictions.targets.numpy()
+    query, prototype, of_use = predictions.uses(predictions.evidence)
+    nearby = neighbours(cells, query, prototype, targets[query], predictions.states)
+    prediction, repeats = query[nearby.pair], nearby.sampling_weight
     kernel = repeats * np.exp((nearby.cosine.astype(np.float64) - 1) / TEMPERATURE)
     kernel[nearby.read == predictions.tokens.numpy()[prediction]] *= SAME_TOKEN
     document = cells.document_of(nearby.position)
@@ -209,8 +209,7 @@ def spread(
     # A position relies on the prototype of its own cell, however its state is coded.
     shared[nearby.pair[heavy]] = True
     evidence, uncovered = (
-        np.bincount(uses.prediction[chosen], uses.weight[chosen], minlength=count)
-        for chosen in (shared, ~shared)
+        np.bincount(query[chosen], of_use[chosen], minlength=count) for chosen in (shared, ~shared)
     )
     residual, bias = predictions.parts.residual_evidence, predictions.parts.bias_evidence
     other = residual.double().clamp_min(0) + bias.double().clamp_min(0)
@@ -247,18 +246,18 @@ def _relied_on(
 
 def _contexts(predictions: Predictions, lens: Lens) -> Carriers:
     """Return the contexts of the prototypes in use: PRISM's A_t, α spread over them equally."""
-    uses, count = predictions.uses("source"), len(predictions)
-    first = lens.first_rows[uses.prototype]
-    counts = lens.first_rows[uses.prototype + 1] - first
+    prediction, prototype, weight = predictions.uses(predictions.routing.activations)
+    first, count = lens.first_rows[prototype], len(predictions)
+    counts = lens.first_rows[prototype + 1] - first
     use, context = group_members(counts)
     rows, empty = lens.index.take(first[use] + context), counts == 0
     return Carriers(
-        uses.prediction[use],
+        prediction[use],
         rows["position"].to_numpy(),
         rows["cosine"].to_numpy(),
-        (uses.weight / np.maximum(counts, 1))[use],
+        (weight / np.maximum(counts, 1))[use],
         predictions.targets.numpy(),
-        np.bincount(uses.prediction[empty], uses.weight[empty], minlength=count),
+        np.bincount(prediction[empty], weight[empty], minlength=count),
         np.zeros(count, dtype=bool),
     )
 
@@ -277,9 +276,8 @@ class Share(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"key", "share"}``; with ``base_rate`` and ``lift`` if they are known."""
-        value = {"key": self.key, "share": self.share}
-        known = {} if self.base_rate is None else {"base_rate": self.base_rate, "lift": self.lift}
-        return value | known
+        value = {name: x for name, x in self._asdict().items() if x is not None}
+        return value if self.base_rate is None else value | {"lift": self.lift}
 
 
 @dataclass(frozen=True)
@@ -388,8 +386,7 @@ class Places(NamedTuple):
     cosine: np.ndarray  # the largest to a prediction's state, float32 [n]
 
 
-@dataclass(frozen=True)
-class Support:
+class Support(NamedTuple):
     """The support of an answer."""
 
     level: Level  # strong from 0.8 on, none below 0.25
@@ -398,21 +395,13 @@ class Support:
     @property
     def sentence(self) -> str:
         """The level as a sentence."""
-        return sentence(self.level)
+        word = "No" if self.level == "none" else self.level.capitalize()
+        return f"{word} support: {WORDS[self.level]}."
 
     @property
     def sums(self) -> dict[str, float]:
         """The level, as a count of one, and the score: to be summed over texts."""
         return {self.level: 1, "score": self.score}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the part of ``prismlm explain --json``."""
-        return asdict(self)
-
-
-def sentence(level: Level) -> str:
-    """Return a level as a sentence."""
-    return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
 
 
 class Coverage(NamedTuple):
@@ -433,16 +422,6 @@ class Coverage(NamedTuple):
     tokens: np.ndarray  # the predicted tokens, int64 [T]
     weights: np.ndarray  # w of each, float64 [T]
     carried: np.ndarray  # (prediction, document) pairs, int64 [m, 2]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Coverage]) -> Coverage:
-        """Return the coverage of successive predictions."""
-        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
-        shifted = [
-            part._replace(carried=part.carried + np.array([first, 0]))
-            for part, first in zip(parts, firsts, strict=False)
-        ]
-        return cls(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Return documents, int [m], the part of Σ_y w(y) that each carries, and Σ_y w(y)."""
@@ -630,8 +609,12 @@ def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> At
 def joined(parts: Sequence[Attribution]) -> Attribution:
     """Return the attribution of successive predictions from parts, of one lens."""
     columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
-    coverages = [part.coverage for part in parts if part.coverage is not None]
-    coverage = Coverage.joined(coverages) if len(coverages) == len(parts) else None
+    coverages, count = list[Coverage](), 0
+    for coverage in (part.coverage for part in parts if part.coverage is not None):
+        coverages.append(coverage._replace(carried=coverage.carried + np.array([count, 0])))
+        count += len(coverage.tokens)
+    whole = Coverage(*map(np.concatenate, zip(*coverages, strict=True))) if coverages else None
+    coverage = whole if len(coverages) == len(parts) else None
     rest = sum(part.rest for part in parts)
     return Attribution(parts[0].lens, added_up(*columns), rest, coverage)
 

@@ -9,8 +9,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,32 +112,15 @@ def window_of(models: Sequence[PrismLM], window: int | None = None) -> int:
     return window
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class TextFigures:
     """What a model's predictions along one text rely on; of a chat, along its last answer."""
 
     document: Document  # the text
     ids: Tensor  # its tokens; each but the first is predicted
-    first: int  # the first prediction that counts
-    prior: ContextPrior | None
-    # Of its windows so far: losses and explained shares, [2, n], and attributions.
-    parts: list[Tensor] = field(default_factory=lambda: [torch.empty(2, 0)])
-    attributions: list[Attribution] = field(default_factory=list[Attribution])
-
-    @property
-    def losses(self) -> np.ndarray:
-        """−log p of every prediction that counts, float32."""
-        return torch.cat(self.parts, 1)[0, self.first :].numpy()
-
-    @property
-    def explained(self) -> np.ndarray:
-        """The explained share at every such position, for the model's top token there."""
-        return torch.cat(self.parts, 1)[1, self.first :].numpy()
-
-    @cached_property
-    def attribution(self) -> Attribution | None:
-        """The attribution of all these; None without a lens or predictions."""
-        return joined(self.attributions) if self.attributions else None
+    losses: np.ndarray  # −log p of every prediction that counts, float32
+    explained: np.ndarray  # the explained share at each, for the model's top token there
+    attribution: Attribution | None  # of all of them; None without a lens or predictions
 
     @property
     def support(self) -> Support | None:
@@ -151,11 +133,18 @@ class TextFigures:
 class _Window(NamedTuple):
     """Some tokens of a text, from ``start`` on; it gives the predictions ``rows`` of them."""
 
-    text: TextFigures
+    document: Document
+    text: Tensor  # the tokens of the whole text
     ids: Tensor
     start: int
     rows: slice
+    first: int  # the first of these predictions that counts: a chat's context does not
+    prior: ContextPrior | None  # of the text
     last: bool
+
+
+# Of a window: losses and explained shares, [2, n], and what the predictions that count rely on.
+_Figures = tuple[Tensor, list[Attribution]]
 
 
 def read_texts(
@@ -166,42 +155,47 @@ def read_texts(
     Windows begin every three quarters of one: a prediction comes from the earliest window that
     gives it a quarter of context, or its text's start.
     """
+    figures, attributions = [torch.empty(2, 0)], list[Attribution]()
     for batch in _batches(_windows(lm, documents, window_of([lm], window))):
-        if predicting := [one for one in batch if one.rows.start < one.rows.stop]:
-            _run_batch(lm, predicting)
-        yield from (one.text for one in batch if one.last)
+        predicting = [one for one in batch if one.rows.start < one.rows.stop]
+        of_windows = iter(_run_batch(lm, predicting) if predicting else ())
+        for one in batch:
+            if one.rows.start < one.rows.stop:
+                rows, relied_on = next(of_windows)
+                figures.append(rows)
+                attributions += relied_on
+            if one.last:
+                whole = joined(attributions) if attributions else None
+                yield TextFigures(one.document, one.text, *torch.cat(figures, 1).numpy(), whole)
+                figures, attributions = figures[:1], []
 
 
 def _windows(lm: PrismLM, documents: Iterable[Document], size: int) -> Iterator[_Window]:
+    """Cut texts and chats to windows; InputError for a token without an embedding."""
     prefix = around_text(lm.tokenizer)[0]
     zero, opening = np.zeros(1, dtype=np.int64), torch.tensor(prefix, dtype=torch.int64)
     for document in documents:
-        text = _unread(lm, document)
+        if document.messages:
+            tokens = encode_chat(lm.tokenizer, document.messages)
+        else:
+            tokens = encode_text(lm.tokenizer, document.text)
+        check_embedded(lm.model, lm.tokenizer, tokens, lm.path, f"the text {document.doc_id!r}")
+        text = torch.tensor(tokens, dtype=torch.int64)
+        before = lm.answer_start(document.messages, text) if document.messages else 0
+        prior = None if lm.lens is None else ContextPrior(lm.lens.cells)
         # The last token predicts no token of the text, so it gets no window of its own.
-        predictions = len(text.ids) - 1
+        predictions = len(text) - 1
         lengths = np.array([max(1, predictions)])
         grid = document_windows(zero, zero, lengths, size, size * 3 // 4, prefix)
         columns = (grid.start.tolist(), grid.length.tolist(), grid.skip.tolist())
         for start, length, skip in zip(*columns, strict=True):
-            ids = text.ids[start:][:length]
+            ids = text[start:][:length]
             if start:
                 # As in an index, windows inside a text begin with the prefix of texts.
                 ids = torch.cat([opening, ids[len(prefix) :]])
             rows = slice(skip, max(skip, min(length, predictions - start)))
-            yield _Window(text, ids, start, rows, last=start == columns[0][-1])
-
-
-def _unread(lm: PrismLM, document: Document) -> TextFigures:
-    """Encode a text or a chat; InputError for a token without an embedding."""
-    if document.messages:
-        tokens = encode_chat(lm.tokenizer, document.messages)
-    else:
-        tokens = encode_text(lm.tokenizer, document.text)
-    check_embedded(lm.model, lm.tokenizer, tokens, lm.path, f"the text {document.doc_id!r}")
-    ids = torch.tensor(tokens, dtype=torch.int64)
-    before = lm.answer_start(document.messages, ids) if document.messages else 0
-    prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
-    return TextFigures(document, ids, max(0, before - 1), prior)
+            first, last = max(0, before - 1 - start - skip), start == columns[0][-1]
+            yield _Window(document, text, ids, start, rows, first, prior, last)
 
 
 def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
@@ -218,8 +212,8 @@ def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
 
 
 @torch.no_grad()
-def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
-    """Run the model once, and add the figures of each window to its text."""
+def _run_batch(lm: PrismLM, batch: list[_Window]) -> Iterator[_Figures]:
+    """Run the model once, and yield the figures of each window."""
     device, output = lm.model.device, lm.output_layer
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
     attended = pad_sequence([torch.ones_like(window.ids) for window in batch], batch_first=True)
@@ -230,24 +224,18 @@ def _run_batch(lm: PrismLM, batch: list[_Window]) -> None:
         torch.cat([states[row, window.rows] for row, window in enumerate(batch)])
         for states in (seen.z, seen.embedded)
     )
-    tokens, targets = (
-        torch.cat([w.text.ids[w.start + by :][w.rows] for w in batch]) for by in (0, 1)
-    )
+    tokens, targets = (torch.cat([w.text[w.start + by :][w.rows] for w in batch]) for by in (0, 1))
     split = split_states(output, lm.head, z, tokens, targets.to(device), raw_logits=raw)
     top = output.parts(lm.head.prototypes, z.float(), split.routing, split.scores.top)
     figures = torch.stack([-split.scores.log_probabilities, top.explained_share]).cpu()
     split, end = split.cpu(), 0
     for window in batch:
-        text, size = window.text, window.rows.stop - window.rows.start
-        rows = slice(end, end := end + size)
-        text.parts.append(figures[:, rows])
+        size, attributions = window.rows.stop - window.rows.start, list[Attribution]()
+        rows, counted = slice(end, end := end + size), range(window.first, size)
         if lm.lens is not None:
-            carriers = spread(split[rows], lm.lens.cells, lm.lens.head, text.prior)
-            # In a chat, predictions before the answer are its context and do not count.
-            first = max(0, text.first - window.start - window.rows.start)
-            if first < size:
-                counted = carriers.select(range(first, size))
-                text.attributions.append(attribute(counted, lm.lens))
+            carriers = spread(split[rows], lm.lens.cells, lm.lens.head, window.prior)
+            attributions += [attribute(carriers.select(counted), lm.lens)] if counted else []
+        yield figures[:, rows][:, window.first :], attributions
 
 
 class Audit:
@@ -363,7 +351,7 @@ class Audit:
         elif sources := row["by_source"]:
             self._list("most_matching", sources[0]["share"], entry | sources[0])
         if support is not None:
-            self._list("least_supported", -support.score, entry | support.to_dict())
+            self._list("least_supported", -support.score, entry | support._asdict())
         return row
 
     def _shares_of(self, attribution: Attribution) -> dict[str, Any]:

@@ -14,6 +14,7 @@ direct: what a channel adds to z through later layers and SwiGLUs counts as thei
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -96,7 +97,7 @@ class DirectPath:
 
     head: PrototypeHead  # whose prototypes
     embedding: Float[Tensor, "T d"]  # what entered the first layer
-    mlps: tuple[Float[Tensor, "T d"], ...]  # what each layer's SwiGLU added
+    mlps: Float[Tensor, "L T d"]  # what each layer's SwiGLU added
     flows: tuple[ChannelFlow, ...]  # what each layer's channels wrote and read
     # Each layer's map from channels to the residual stream.
     outputs: tuple[Float[Tensor, "d D"], ...]
@@ -122,7 +123,7 @@ class DirectPath:
         ]
         return ActivationParts(
             direction @ self.embedding[position].double(),
-            direction @ torch.stack([mlp[position] for mlp in self.mlps]).double().T,
+            direction @ self.mlps[:, position].double().T,
             torch.stack(channels, 1),
             unit @ edited,
         )
@@ -179,43 +180,42 @@ def read_direct_path(
             "to split its states over."
         )
     check_sequence(input_ids)
-    seen: dict[tuple[str, int], Any] = {}
+    blocks, norm = list(decoder.layers), decoder.norm
+    seen: dict[str, list[Any]] = defaultdict(list)
 
-    def store(name: str, layer: int = 0) -> Callable[..., None]:
+    def store(name: str) -> Callable[..., None]:
         """Store a module's output if the hook is after it, else its first input."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
-            value = (*output, args[0])[0]
-            # The one sequence of a batch of one; gates are of a batch.
-            seen[name, layer] = value if name in ("gates", "inputs") else value[0].detach().cpu()
+            seen[name].append((*output, args[0])[0])
 
         return hook
 
-    blocks, norm = list(decoder.layers), decoder.norm
     hooks = [
         Hook(blocks[0], before=store("embedding")),
         Hook(norm, before=store("hidden"), after=store("normed")),
     ]
-    for layer, block in enumerate(blocks):
+    for block in blocks:
         hooks += [
-            Hook(block.mixer, before=store("inputs", layer)),
-            Hook(block.mixer.gates, after=store("gates", layer)),
-            Hook(block.mlp, after=store("mlp", layer)),
+            Hook(block.mixer, before=store("inputs")),
+            Hook(block.mixer.gates, after=store("gates")),
+            Hook(block.mlp, after=store("mlps")),
         ]
     with watch(hooks), capture(model, logits=False) as captured:
         model(**replay(input_ids[None], codes), use_cache=False)
-    flows = (
-        block.mixer.flow(seen["inputs", layer], seen["gates", layer])
-        for layer, block in enumerate(blocks)
-    )
+    mixers = [block.mixer for block in blocks]
+    flows = map(PrototypeMixer.flow, mixers, seen["inputs"], seen["gates"])
+    names = ("embedding", "hidden", "normed", "mlps")
+    # The one sequence of a batch of one.
+    embedding, hidden, normed, mlps = ([x[0].detach().cpu() for x in seen[n]] for n in names)
     return DirectPath(
         head=head,
-        embedding=seen["embedding", 0],
-        mlps=tuple(seen["mlp", layer] for layer in range(len(blocks))),
+        embedding=embedding[0],
+        mlps=torch.stack(mlps),
         flows=tuple(map(_on_cpu, flows)),
-        outputs=tuple(block.mixer.output_map.detach().cpu() for block in blocks),
-        hidden=seen["hidden", 0],
-        normed=seen["normed", 0],
+        outputs=tuple(mixer.output_map.detach().cpu() for mixer in mixers),
+        hidden=hidden[0],
+        normed=normed[0],
         states=captured.z[0].detach().cpu(),
         gain=norm.weight.detach().cpu(),
         epsilon=norm.eps or 0.0,
@@ -234,12 +234,14 @@ def chains(
     parts = path.parts(position, torch.tensor([use.id for use in uses], dtype=torch.int64))
     result: list[PrototypeChain] = []
     for i, (use, total) in enumerate(zip(uses, parts.total.tolist(), strict=True)):
-        _check_sum(path, position, total, use.activation)
+        if not abs(total - use.activation) <= path.tolerance:
+            raise DecompositionError(
+                f"at position {position} the direct parts of an activation sum to {total:.6g} and "
+                f"the model's own is {use.activation:.6g}: the model does not repeat its states, "
+                "or its weights are not finite."
+            )
         by_channel = parts.channels[i]
-        places = (
-            divmod(flat, by_channel.shape[1]) for flat in _largest(by_channel, CHANNELS_NAMED)
-        )
-        named = [(*place, float(by_channel[place])) for place in places if by_channel[place]]
+        largest = ((at, float(by_channel[at])) for at in _largest(by_channel, CHANNELS_NAMED))
         chain = PrototypeChain(
             use.id,
             use.activation,
@@ -247,7 +249,7 @@ def chains(
             tuple(parts.mlps[i].tolist()),
             tuple(by_channel.sum(1).tolist()),
             float(parts.edit[i]),
-            tuple(_channel_use(path, position, use, tokens, *channel) for channel in named),
+            tuple(_channel_use(path, position, use, *one, tokens) for one in largest if one[1]),
         )
         result.append(chain)
     return tuple(result)
@@ -257,36 +259,29 @@ def _channel_use(
     path: DirectPath,
     position: int,
     use: PrototypeUse,
-    tokens: Sequence[str],
-    layer: int,
-    channel: int,
+    channel: tuple[int, ...],
     part: float,
+    tokens: Sequence[str],
 ) -> ChannelUse:
-    ids, channels = torch.tensor([use.id]), torch.tensor([channel])
-    by_token = path.token_parts(position, ids, layer, channels)[0]
-    _check_sum(path, position, float(by_token.sum()), part)
-    decays = path.flows[layer].log_decay[position - 1 : position + 1, channel]
-    named = _largest(by_token, TOKENS_NAMED)
+    """Split a channel's part of an activation over the earlier tokens."""
+    layer, number = channel
+    by_token = path.token_parts(position, torch.tensor([use.id]), layer, torch.tensor([number]))[0]
+    decays = path.flows[layer].log_decay[position - 1 : position + 1, number]
     return ChannelUse(
         layer,
-        channel,
+        number,
         float(half_life((decays[1:] - decays[:1]).exp())),
         part,
         use.contribution * part / use.activation,
         part / use.activation,
-        tuple(ChannelSource(s, tokens[s], float(by_token[s])) for s in named),
+        tuple(
+            ChannelSource(source, tokens[source], float(by_token[source]))
+            for (source,) in _largest(by_token, TOKENS_NAMED)
+        ),
     )
 
 
-def _largest(values: Tensor, count: int) -> list[int]:
-    """Return the flat indices of the values of largest size."""
-    return values.flatten().abs().topk(min(count, values.numel())).indices.tolist()
-
-
-def _check_sum(path: DirectPath, position: int, total: float, expected: float) -> None:
-    if not abs(total - expected) <= path.tolerance:
-        raise DecompositionError(
-            f"at position {position} the direct parts of an activation sum to {total:.6g} and the "
-            f"model's own is {expected:.6g}: the model does not repeat its states, or its weights "
-            "are not finite."
-        )
+def _largest(values: Tensor, count: int) -> list[tuple[int, ...]]:
+    """Return the indices of the values of largest size."""
+    order = values.flatten().abs().topk(min(count, values.numel())).indices
+    return [*zip(*(i.tolist() for i in torch.unravel_index(order, values.shape)), strict=True)]

@@ -23,6 +23,7 @@ from prismlm.corpus.read import DocumentReader
 from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import PrismLM, load
 from prismlm.explain.rows import write_rows
+from prismlm.explain.trace import table_rows
 from prismlm.files import atomic_directory, discard, write_json
 from prismlm.lens.cells import Where
 from prismlm.lens.layout import key_of
@@ -101,13 +102,7 @@ class TraceJob(_Job):
             lm.explain(prompt, generate=tokens, temperature=self.temperature, seed=self.seed)
             for prompt, tokens in self.texts[first:last]
         )
-        rows = (
-            {"text": number} | row
-            for number, trace in enumerate(traces, first)
-            for step in trace
-            for row in step.rows()
-        )
-        write_rows(rows, directory / ROWS_FILE)
+        write_rows(table_rows(traces, first), directory / ROWS_FILE)
 
 
 def explain_in_parts(job: TraceJob, count: int, *, overwrite: bool = False, **how: Any) -> None:

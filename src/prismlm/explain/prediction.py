@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -179,12 +179,14 @@ class Predictions:
         """The evidence of each prototype for the target, [T, k]."""
         return self.parts.evidence
 
-    def uses(self, method: Literal["evidence", "source"] = "evidence") -> Uses:
-        """Return the uses of prototypes with positive evidence, or activation."""
-        weights = self.evidence if method == "evidence" else self.routing.activations
-        prediction, slot = (weights > 0).nonzero(as_tuple=True)
-        prototype = self.routing.indices[prediction, slot].numpy()
-        return Uses(prediction.numpy(), prototype, weights[prediction, slot].double().numpy())
+    def uses(self, weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return prediction, prototype and weight of each use with a positive one, [u] each.
+
+        ``weights`` are evidence or activations, [T, k]; uses are in the order of predictions.
+        """
+        prediction, slot = used = (weights > 0).nonzero(as_tuple=True)
+        prototype = self.routing.indices[used].numpy()
+        return prediction.numpy(), prototype, weights[prediction, slot].double().numpy()
 
     def warnings(self) -> list[str]:
         """Return what is wrong with model or head, by figures that no working ones have."""
@@ -221,14 +223,6 @@ def misfit(explained_share: float) -> list[str]:
         return []
     why = f"the median explained share is {explained_share:,.0%}, where 0% to 100% can be"
     return [MISFIT.format(why)]
-
-
-class Uses(NamedTuple):
-    """Uses of prototypes in the order of predictions, with positive evidence or α; [u] each."""
-
-    prediction: np.ndarray
-    prototype: np.ndarray
-    weight: np.ndarray
 
 
 def split_states(

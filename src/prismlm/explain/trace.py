@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -98,20 +98,16 @@ class Step:
         """Channels and tokens behind the leading prototypes; None without prototype mixers."""
         return None if self.read_chains is None else self.read_chains()
 
+    def figures(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``, without chains."""
+        value = {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
+        return value | {"prototypes": [use._asdict() for use in self.prototypes]}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``; chains only if there are any."""
-        value = {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
-        value["prototypes"] = [use._asdict() for use in self.prototypes]
-        if self.chains is not None:
-            value["chains"] = [asdict(chain) for chain in self.chains]
-        return value
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a table row for each prototype in use, the step's own figures repeated."""
-        figures = {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
-        del figures["prototypes"]
-        for use in self.prototypes:
-            yield figures | {f"prototype_{k}": v for k, v in use._asdict().items()}
+        chains = self.chains
+        chained = {} if chains is None else {"chains": [asdict(chain) for chain in chains]}
+        return self.figures() | chained
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:
@@ -424,7 +420,7 @@ class Trace:
         }
         value |= {"notes": self.notes} if self.notes else {}
         value |= {} if self.softcap is None else {"softcap": self.softcap}
-        value |= {} if self.support is None else {"support": self.support.to_dict()}
+        value |= {} if self.support is None else {"support": self.support._asdict()}
         value |= self.texts_behind(by, documents, method=method, where=where)
         if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
@@ -455,7 +451,7 @@ class Trace:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return what :meth:`to_parquet` writes as a data frame."""
-        return frame(row for step in self for row in step.rows())
+        return frame(table_rows([self]))
 
     def to_json(self, path: Path | str) -> None:
         """Write :meth:`to_dict` as ``prismlm explain --json`` prints it."""
@@ -482,15 +478,20 @@ class Trace:
 
 def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
     """Write one row per step and prototype in use; several traces get a column ``text``, from 0."""
-    write_rows(
-        (
-            ({"text": number} if len(traces) > 1 else {}) | row
-            for number, trace in enumerate(traces)
-            for step in trace
-            for row in step.rows()
-        ),
-        path,
-    )
+    write_rows(table_rows(traces, 0 if len(traces) > 1 else None), path)
+
+
+def table_rows(traces: Iterable[Trace], first: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield one row per step and prototype in use, the step's own figures repeated.
+
+    If ``first`` is given, a column ``text`` numbers the traces from there.
+    """
+    for number, trace in enumerate(traces, first or 0):
+        text = {} if first is None else {"text": number}
+        for step in trace:
+            figures = step.figures()
+            for use in figures.pop("prototypes"):
+                yield text | figures | {f"prototype_{name}": x for name, x in use.items()}
 
 
 def summarise(

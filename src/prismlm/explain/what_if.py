@@ -205,10 +205,10 @@ def parts(trace: Trace, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndar
         prediction, place, value = carriers.prediction, carriers.place, carriers.weight
     else:
         split = trace.predictions[rows]
-        uses = split.uses()
-        pairs = uses.prediction, uses.prototype, split.targets.numpy()[uses.prediction]
-        near = neighbours(lens.cells, *pairs, split.states)
-        prediction, place = uses.prediction[near.pair], near.position
+        query, prototype, _ = split.uses(split.evidence)
+        targets = split.targets.numpy()[query]
+        near = neighbours(lens.cells, query, prototype, targets, split.states)
+        prediction, place = query[near.pair], near.position
         kernel = np.exp((near.cosine.astype(np.float64) - 1) / TEMPERATURE)
         value = near.sampling_weight * (1 - near.probability.astype(np.float64)) * kernel
     return prediction, lens.cells.document_of(place), value
