@@ -1,14 +1,36 @@
-"""The tiny model, opened for each file: tests may change it."""
+"""The tiny model with a lens of few documents, opened for each file: tests may change it."""
+
+import shutil
 
 import numpy as np
 import pytest
 
 import prismlm
+from prismlm.corpus import Corpus
+from prismlm.lens.build import IndexOptions, build_index
+from tests.conftest import made_once
+
+
+@pytest.fixture(scope="session")
+def small_model(tiny_model, short_corpus, tmp_path_factory):
+    """The tiny model with a lens of one in five of its documents. Copy it to change it."""
+
+    def indexed(directory):
+        path = shutil.copytree(
+            tiny_model, directory / "small", ignore=shutil.ignore_patterns("lens")
+        )
+        lm = prismlm.load(path)
+        options = IndexOptions(contexts=8, window=128, stride=96)
+        corpus = Corpus.open(short_corpus)
+        build_index(lm.model, lm.head, corpus, path / "lens" / "sample", options, trained_on=True)
+        return path
+
+    return made_once(tmp_path_factory, "small-model", indexed)
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
+def lm(small_model):
+    return prismlm.load(small_model)
 
 
 @pytest.fixture(scope="module")

@@ -74,11 +74,11 @@ def test_weights_are_the_equations(lm, everything, predicted_by_place, text, ste
     assert got == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
-@pytest.mark.parametrize(("text", "steps"), STEPS[:2])
+@pytest.mark.parametrize(("text", "steps"), STEPS)
 def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
-    lm, text, steps, monkeypatch
+    tiny_model, text, steps, monkeypatch
 ):
-    read = []
+    lm, read = prismlm.load(tiny_model), []
     probabilities_at = module.probabilities_at
 
     def counted(*args):
@@ -140,11 +140,11 @@ def test_a_filter_keeps_the_shares(lm):
         assert passage.share == every[passage.doc_id, passage.position].share
 
 
-def test_what_is_missing_is_said(lm, tiny_model):
+def test_what_is_missing_is_said(lm, small_model):
     trace = lm.explain(TEXTS[0])
     with pytest.raises(InputError, match="no lens"):
         replace(trace, lm=replace(lm, lens=None)).against()
-    gone = prismlm.load(tiny_model)
+    gone = prismlm.load(small_model)
     gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere", with_text=False)
     with pytest.raises(InputError, match="is not where it was"):
         gone.explain(TEXTS[0]).against()

@@ -155,7 +155,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
 
     audit = Audit(lm)
     rows = audit.read(endless())
-    for number in range(300):
+    for number in range(150):
         assert next(rows)["text_id"] == str(number)
         assert len(drawn) <= number + 130
     assert len(audit.to_dict()["least_attributed"]) == 20

@@ -21,7 +21,7 @@ ENGINES = pytest.mark.parametrize("engine", ["local", "ray", "datatrove"])
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    rows = [" ".join(WORDS[i % 7 : 8 + i % 8]) for i in range(150)] + ["", "a"]
+    rows = [" ".join(WORDS[i % 7 : 8 + i % 8]) for i in range(80)] + ["", "a"]
     path.write_text(
         "".join(json.dumps({"text": text, "id": str(i)}) + "\n" for i, text in enumerate(rows))
     )
@@ -91,7 +91,7 @@ def rows_of(path):
     return [{k: v for k, v in row.items() if v is not None} for row in rows]
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_parts_have_the_sums_and_rows_of_one(lm, audited, explained, straight, count):
     check_audit(audited, straight, count)
     check_traces(lm, explained, count)

@@ -121,6 +121,8 @@ def test_where_a_controlled_answer_parts(lm, first):
             assert found["gap"] == pytest.approx(float(row[x] - row[y]), abs=1e-3)
             assert found["gap"] > 0
             parted += 1
+        if parted == 3:
+            break
     assert parted
 
 

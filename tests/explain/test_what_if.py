@@ -88,10 +88,10 @@ def test_only_answers_like_those_of_the_calibration_are_calibrated(lm, leading, 
 
 
 def test_documents_that_brought_nothing_change_nothing(lm, leading):
-    trace = lm.explain(TEXT, generate=6)
+    trace = lm.explain(TEXT, generate=1)
     carried = {int(d) for method in METHODS for d in module.parts(trace, method)[1]}
     unused = next(n for n in range(len(lm.lens.cells.starts)) if n not in carried)
-    result = what_if(lm, TEXT, [lm.lens.cells.facts(unused)["doc_id"]], generate=6)
+    result = what_if(lm, TEXT, [lm.lens.cells.facts(unused)["doc_id"]], generate=1)
     assert [one.change for one in result.estimates] == [0, 0]
     assert [one.text for one in result.estimates] == [None, None]
 
