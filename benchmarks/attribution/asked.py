@@ -15,7 +15,6 @@ alike, and by BM25. The reader is given ``asked/judge_prompt.md`` and answers a 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,7 @@ def main() -> None:
     parser.add_argument("--reader", help="who judged")
     args = parser.parse_args()
     if args.part == "ask":
-        lm = prismlm.load(args.model)
-        write_json(args.out, ask(lm, args.half))
+        write_json(args.out, ask(prismlm.load(args.model), args.half))
     elif args.part == "sheets":
         write_sheets(read_json(args.out), args.sheets)
     else:
@@ -237,11 +235,8 @@ def write_sheets(result: dict[str, Any], folder: Path) -> None:
 
 def judged(result: dict[str, Any], folder: Path, reader: str) -> dict[str, Any]:
     """Return the result with what a reader said, which is kept beside the questions."""
-    said: dict[str, bool] = {}
-    for path in sorted(folder.glob("judged-*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            one = json.loads(line)
-            said[one["key"]] = bool(one["yes"])
+    files = sorted(folder.glob("judged-*.jsonl"))
+    said = {one["key"]: bool(one["yes"]) for path in files for one in lines_of(path)}
     kept = "".join(json_text({"key": key, "yes": said[key]}) + "\n" for key in sorted(said))
     (FOLDER / "judged.jsonl").write_text(kept, encoding="utf-8")
     for row in result["questions"]:
