@@ -8,10 +8,8 @@ from prismlm.errors import InputError
 from prismlm.explain import attribution
 from prismlm.explain.attribution import TEMPERATURE, Passage, worth_showing
 from prismlm.lens import cells as cells_module
-from tests.helpers.hand_lens import DOCUMENTS, hand_lens
+from tests.helpers.hand_lens import hand_lens
 from tests.helpers.predictions import attributed, predictions
-
-SOURCES = dict(zip(DOCUMENTS["doc_id"], DOCUMENTS["source"], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +20,8 @@ def lens(tmp_path_factory):
 @pytest.fixture
 def table():
     """One prediction of token 5 at (1, 0), by prototypes 0 and 1; the third speaks against it."""
-    return predictions(
-        torch.tensor([[0, 1, 2]]),
-        torch.tensor([[2.0, 1.0, -4.0]]),
-        torch.tensor([1.0]),
-        torch.tensor([-1.0]),
-        torch.tensor([[1.0, 0.0]]),
-        torch.tensor([3]),
-        torch.tensor([5]),
-    )
+    columns = [[0, 1, 2]], [[2.0, 1.0, -4.0]], [1.0], [-1.0], [[1.0, 0.0]], [3], [5]
+    return predictions(*map(torch.tensor, columns))
 
 
 def test_shares_by_hand(lens, table):
@@ -96,17 +87,11 @@ def test_without_a_scale_or_predictions_there_is_no_support(lens, table):
 
 
 def by_contexts(indices, activations):
-    count = len(indices)
-    return predictions(
-        torch.tensor(indices),
-        torch.full((count, len(indices[0])), -9.0),
-        torch.full((count,), 7.0),
-        torch.zeros(count),
-        torch.nn.functional.normalize(torch.ones(count, 2), dim=-1),
-        torch.zeros(count, dtype=torch.int64),
-        torch.zeros(count, dtype=torch.int64),
-        torch.tensor(activations),
-    )
+    count, indices = len(indices), torch.tensor(indices)
+    evidence, residual = torch.full(indices.shape, -9.0), torch.full((count,), 7.0)
+    states, tokens = torch.full((count, 2), 0.5**0.5), torch.zeros(count, dtype=torch.int64)
+    others = states, tokens, tokens, torch.tensor(activations)
+    return predictions(indices, evidence, residual, torch.zeros(count), *others)
 
 
 def shares_of(found, by, where=None):
@@ -141,33 +126,23 @@ def test_a_filter_by_hand(lens):
     assert [d.doc_id for d in found.documents(where={"source": "s2"})] == ["b"]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_what_is_not_there_is_named(lens, table):
+    for given, words in (
         ({"by": "domains"}, "Did you mean 'domain'"),
         ({"where": {"sourc": "s1"}}, "Did you mean 'source'"),
         ({"where": {"source": "s3"}}, r"source=s3.*s1, s2"),
-    ],
-)
-def test_what_is_not_there_is_named(lens, table, given, words):
-    with pytest.raises(InputError, match=words):
-        attributed(table, lens).sources(**given)
+    ):
+        with pytest.raises(InputError, match=words):
+            attributed(table, lens).sources(**given)
+    with pytest.raises(InputError, match="Did you mean 'source'"):
+        attributed(table, lens, "sources")
 
 
-@pytest.mark.parametrize(
-    ("shares", "shown"),
-    [
-        # By hand: at least 3 %, or half of the first where that has under 6 %.
-        ([], 0),
-        ([0.5, 0.04, 0.03, 0.029, 0.01], 3),
-        ([0.04, 0.021, 0.02, 0.0199], 3),
-    ],
-)
-def test_documents_that_carry_far_less_than_others_are_not_worth_showing(shares, shown):
-    documents = [
-        Passage(str(i), share, None, None, None, None, None, 0) for i, share in enumerate(shares)
-    ]
-    assert worth_showing(documents) == documents[:shown]
+def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
+    # By hand: at least 3 %, or half of the first where that has under 6 %.
+    for shares, shown in (((), 0), ((0.5, 0.04, 0.03, 0.029), 3), ((0.04, 0.021, 0.02, 0.0199), 3)):
+        documents = [Passage(str(i), share, *[None] * 5, 0) for i, share in enumerate(shares)]
+        assert worth_showing(documents) == documents[:shown]
 
 
 def test_nothing_in_use_at_all(lens):
@@ -175,8 +150,3 @@ def test_nothing_in_use_at_all(lens):
     assert found.sources("source").items == ()
     assert found.sources("source").unattributed == 1.0
     assert found.documents() == []
-
-
-def test_an_unknown_method(lens, table):
-    with pytest.raises(InputError, match="Did you mean 'source'"):
-        attributed(table, lens, "sources")

@@ -31,15 +31,12 @@ def level_of(*carried):
 
 def test_levels_by_hand():
     # Each token counts once: 4 of the sevens, 1 of the five, 3 of the nine, 8 in all.
-    one = level_of((0, 3), (1, 3), (2, 3), (3, 3), (0, 2))
-    assert (one.score, one.level) == (1, "strong")
+    assert level_of((0, 3), (1, 3), (2, 3), (3, 3), (0, 2)) == ("strong", 1)
     # Two documents share them: the one with the sevens and the five has 5 of 8.
-    parts = level_of((0, 3), (2, 3), (1, 3), (3, 1))
-    assert (parts.score, parts.level) == (pytest.approx(5 / 8), "weak")
-    few = level_of((1, 3), (1, 2))
-    assert (few.score, few.level) == (pytest.approx(1 / 8), "none")
-    assert (level_of().score, level_of().level) == (0, "none")
-    assert (level_of((0, 0), (0, 0), (2, 0)).score) == pytest.approx(4 / 8)
+    assert level_of((0, 3), (2, 3), (1, 3), (3, 1)) == ("weak", pytest.approx(5 / 8))
+    assert level_of((1, 3), (1, 2)) == ("none", pytest.approx(1 / 8))
+    assert level_of() == ("none", 0)
+    assert level_of((0, 0), (0, 0), (2, 0)).score == pytest.approx(4 / 8)
 
 
 def test_an_answer_of_common_words_is_neither_strong_nor_none():
@@ -48,13 +45,15 @@ def test_an_answer_of_common_words_is_neither_strong_nor_none():
         assert Coverage(TOKENS, TELLING / 100, carried).support().level == "weak"
 
 
-def test_text_of_the_corpus_is_nearer_than_noise(lm):
+def test_text_of_the_corpus_is_nearer_than_noise_of_which_that_is_said_first(lm):
     corpus = lm.lens.corpus
     start = int(corpus.starts[corpus.split("train")[3]])
     known = lm.explain(excerpt(corpus, start, 32)).support
-    noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj").support
-    assert known.level == "strong"
-    assert known.score > noise.score
+    noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj")
+    assert (known.level, noise.support.level) == ("strong", "none")
+    assert known.score > noise.support.score
+    assert noise.summary == noise.support.sentence
+    assert "nothing in this corpus is about the answer" in noise.summary
 
 
 def test_a_generated_answer_is_asked_about_without_its_prompt(lm, monkeypatch):
@@ -108,13 +107,6 @@ def test_what_leads_is_named(parts, named):
     assert "only document" in summarise("the text", shares, None, None, 1) or "Almost none" in named
 
 
-def test_what_the_corpus_does_not_hold_is_said_first(lm):
-    noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj")
-    assert noise.support.level == "none"
-    assert noise.summary == noise.support.sentence
-    assert "nothing in this corpus is about the answer" in noise.summary
-
-
 def test_it_is_said_of_what_is_summed(lm, monkeypatch):
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     trace = lm.explain("The cell is", generate=5)
@@ -128,8 +120,7 @@ def test_it_is_said_of_what_is_summed(lm, monkeypatch):
 
 
 def test_a_head_that_explains_many_times_the_evidence_is_said_not_to_fit(tiny_model, tmp_path):
-    path = tmp_path / "model"
-    shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens"))
+    path = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("lens"))
     sidecar = load_sidecar(path)
     with torch.no_grad():
         sidecar.head.prototypes.mul_(50)
@@ -140,24 +131,19 @@ def test_a_head_that_explains_many_times_the_evidence_is_said_not_to_fit(tiny_mo
     assert "does not fit this model" in trace.to_html()
 
 
-def test_of_states_that_are_zero_nothing_is_said(tiny_model):
-    lm = prismlm.load(tiny_model)
+def test_of_states_that_are_zero_or_all_alike_nothing_is_said(small_model):
+    lm = prismlm.load(small_model)
     whole = lm.explain("The cell is")
     assert whole.notes == []
     assert whole.support is not None
-    with torch.no_grad():
-        lm.model.model.norm.weight.zero_()
-    trace = lm.explain("The cell is")
-    assert (
-        f"The hidden states of {len(trace)} of {len(trace)} predictions are zero" in trace.notes[0]
-    )
-    assert trace.support is None
-    assert "support" not in trace.to_dict()
-
-
-def test_a_scale_that_knows_no_difference_gives_no_support(tiny_model):
-    """As of a lens that was built of a model or head whose states are all alike."""
-    lm = prismlm.load(tiny_model)
     scale = lm.lens.support
     lm.lens.__dict__["support"] = replace(scale, nearest=[0.0] * len(scale.nearest))
     assert lm.explain("The cell is").support is None
+    lm.lens.__dict__["support"] = scale
+    with torch.no_grad():
+        lm.model.model.norm.weight.zero_()
+    trace = lm.explain("The cell is")
+    said = f"The hidden states of {len(trace)} of {len(trace)} predictions are zero"
+    assert said in trace.notes[0]
+    assert trace.support is None
+    assert "support" not in trace.to_dict()

@@ -80,15 +80,16 @@ def test_it_is_said_wherever_the_answer_is_shown(with_file):
     assert trace.to_dict()["notes"] == trace.notes
     assert trace.notes[0].startswith("Not applied: ")
     assert "num_beams=4, " in trace.to_html()
-    asked = str(with_file), TEXT
-    shown = CliRunner().invoke(app, ["explain", *asked, "--generate", "2"])
-    assert "num_beams=4, " in shown.stdout
+
+    def run(command, *options):
+        return CliRunner().invoke(app, [command, str(with_file), TEXT, *options])
+
+    assert "num_beams=4, " in run("explain", "--generate", "2").stdout
     # Of a text that is only read nothing was generated.
-    assert "num_beams" not in CliRunner().invoke(app, ["explain", *asked]).stdout
-    written = CliRunner().invoke(app, ["generate", *asked, "--tokens", "2"])
-    assert "num_beams=4, " in written.stderr
-    document = CliRunner().invoke(app, ["generate", *asked, "--tokens", "2", "--json"]).stdout
-    assert "num_beams=4, " in json.loads(document)["notes"][0]
+    assert "num_beams" not in run("explain").stdout
+    assert "num_beams=4, " in run("generate", "--tokens", "2").stderr
+    document = json.loads(run("generate", "--tokens", "2", "--json").stdout)
+    assert "num_beams=4, " in document["notes"][0]
 
 
 def test_one_of_several_tokens_ends_a_text(lm, ids_of, monkeypatch):
@@ -104,6 +105,10 @@ def test_the_output_layer_is_computed_again_only_where_weights_changed(lm, chang
     """An adapter is merged into a weight's data, which leaves its version as it was."""
     before, weight = lm.output_layer, lm.model.get_output_embeddings().weight
     assert lm.output_layer is before
+    # Weights of inference mode have no version.
+    with torch.inference_mode():
+        other = replace(lm, model=copy.deepcopy(lm.model))
+        assert torch.equal(other.output_layer.mean, before.mean)
     with torch.no_grad():
         (weight if changed == "the weight" else weight.data).mul_(2)
         try:
@@ -121,25 +126,14 @@ def test_text_is_streamed_in_whole_characters(lm, temperature, monkeypatch):
     assert "".join(pieces) == trace.answer
     assert len(pieces) > 20
     ids = lm.encode("a 東京 b")
-    monkeypatch.setattr(type(lm.model), "generate", as_if_written(ids))
-    pieces.clear()
-    lm.write(ids[:, :1], 20, 0.0, 0, on_text=pieces.append)
-    assert "".join(pieces) == lm.words(ids[0, 1:])
-    assert not any("\ufffd" in piece for piece in pieces)
 
-
-def as_if_written(ids):
-    """Return a ``generate`` that writes these ids."""
-
-    def generate(self, inputs, stopping_criteria, **_):
+    def as_if_written(self, inputs, stopping_criteria, **_):
         for length in range(inputs.shape[1], ids.shape[1]):
             stopping_criteria(ids[:, : length + 1], None)
         return ids
 
-    return generate
-
-
-def test_weights_of_inference_mode_have_no_version(lm):
-    with torch.inference_mode():
-        other = replace(lm, model=copy.deepcopy(lm.model))
-        assert torch.equal(other.output_layer.mean, lm.output_layer.mean)
+    monkeypatch.setattr(type(lm.model), "generate", as_if_written)
+    pieces.clear()
+    lm.write(ids[:, :1], 20, 0.0, 0, on_text=pieces.append)
+    assert "".join(pieces) == lm.words(ids[0, 1:])
+    assert not any("\ufffd" in piece for piece in pieces)

@@ -1,7 +1,5 @@
 """What is looked at a second time is what was read the first time, with the codes that were fed."""
 
-import inspect
-
 import pytest
 import torch
 from tokenizers import pre_tokenizers
@@ -88,12 +86,11 @@ def test_generate(lm, first):
 
 def test_chain(lm, first):
     ids, codes, states, _ = first
-    codes = torch.cat(codes, 1)
     if lm.model.config.model_type != "prismlm_protot":
         with pytest.raises(InputError, match="not a decoder of prototype mixers"):
-            read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
+            read_direct_path(lm.model, lm.head, ids[0, :-1])
         return
-    path = read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
+    path = read_direct_path(lm.model, lm.head, ids[0, :-1], torch.cat(codes, 1))
     torch.testing.assert_close(path.states[-NEW:], states, **SAME)
     # Their sums are compared with the activations of the run.
     for step in lm.explain(TEXT, generate=NEW):
@@ -124,25 +121,3 @@ def test_where_a_controlled_answer_parts(lm, first):
         if parted == 3:
             break
     assert parted
-
-
-def test_batch(lm):
-    tokenizer = lm.tokenizer
-    rows = [lm.encode(text)[0] for text in (TEXT, "w2 w4 w6 w8 w10 w12 w14 w16 w18")]
-    width = max(map(len, rows))
-    ids, mask = (torch.zeros(2, width, dtype=torch.int64) for _ in range(2))
-    for row, own in enumerate(rows):
-        ids[row, width - len(own) :] = own
-        mask[row, width - len(own) :] = 1
-    with recording_codes(lm.model) as codes:
-        run = lm.model.generate(
-            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False,
-            pad_token_id=tokenizer.eos_token_id, return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
-    assert sum(one.shape[1] for one in codes) == width + NEW - 1
-    attended = torch.cat([mask, torch.ones(2, NEW - 1, dtype=torch.int64)], 1)
-    given = {"attention_mask": attended}
-    if "position_ids" in inspect.signature(lm.model.forward).parameters:
-        given["position_ids"] = (attended.cumsum(1) - 1).clamp_min(0)
-    _, embedded = seen_again(lm, **replay(run.sequences, codes), **given)
-    torch.testing.assert_close(embedded[:, width - 1 :], torch.stack(run.logits, 1), **SAME)
