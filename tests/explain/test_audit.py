@@ -1,18 +1,19 @@
 """Audits against explanations of the same texts, one at a time."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 
 import prismlm
-from prismlm.corpus import Document
+from prismlm.corpus import Corpus, Document
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit, read_texts
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import check_document, document_sources, texts_that_rely
 from prismlm.pages.audit import audit_page
 
-EVIL = "</title><script>alert(1)</script>"
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
     Document("two", "Once upon a time there was a little girl who lived in the woods."),
@@ -25,6 +26,12 @@ TEXTS = [
 def audited(lm):
     audit = Audit(lm)
     return audit, list(audit.read(TEXTS))
+
+
+@pytest.fixture(scope="module")
+def traces(lm):
+    """Texts with predictions; the last step predicts what follows, which an audit leaves out."""
+    return {d.doc_id: lm.explain(d.text)[:-1] for d in TEXTS if d.doc_id != "token"}
 
 
 def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, audited):
@@ -52,14 +59,13 @@ def of_row(items):
     return {item["key"]: item["share"] for item in items}
 
 
-def test_a_row_is_what_explain_says(lm, audited):
+def test_a_row_is_what_explain_says(lm, audited, traces):
     for document, row in zip(TEXTS, audited[1], strict=True):
         assert row["text_id"] == document.doc_id
         if document.doc_id == "token":
             assert (row["predictions"], row["ce"], row["unattributed"]) == (0, None, None)
             continue
-        # The last step of a trace predicts what follows the text, which an audit leaves out.
-        trace = lm.explain(document.text)[:-1]
+        trace = traces[document.doc_id]
         assert row["predictions"] == len(trace) == row["tokens"] - 1
         for by in ("source", "domain", "license"):
             expected, kept = shares(trace.sources(by)), of_row(row[f"by_{by}"])
@@ -83,39 +89,29 @@ def test_an_empty_text_has_no_predictions(lm):
     assert whole["predictions"] > 0
 
 
-def test_the_summary_is_the_sum_of_the_rows(lm, audited):
+def test_the_summary_is_the_sum_of_the_rows(lm, audited, traces):
     audit, rows = audited
     summary = audit.to_dict()
     assert summary["texts"] == 4
     assert summary["predictions"] == sum(row["predictions"] for row in rows)
-    texts = [d.text for d, row in zip(TEXTS, rows, strict=True) if row["predictions"]]
-    found = [lm.explain(text)[:-1].attribution() for text in texts]
+    found = [trace.attribution() for trace in traces.values()]
     total = sum(one.total for one in found)
     for by in ("source", "domain", "license"):
-        expected = {}
+        expected = Counter()
         for one in found:
-            for key, share in shares(one.sources(by)).items():
-                expected[key] = expected.get(key, 0.0) + share * one.total / total
+            amounts = {k: share * one.total for k, share in shares(one.sources(by)).items()}
+            expected.update({key: amount / total for key, amount in amounts.items()})
         got = {item["key"]: item["share"] for item in summary["shares"][by]["items"]}
         assert got == pytest.approx(expected, rel=1e-3)
         assert sum(got.values()) + summary["shares"][by]["unattributed"] == pytest.approx(1)
     explained = np.concatenate([r.explained for r in read_texts(lm, TEXTS)])
     assert summary["explained_share"] == pytest.approx(np.median(explained), abs=2e-3)
-    assert [e["text_id"] for e in summary["least_attributed"]] == [
-        row["text_id"]
-        for row in sorted(rows, key=lambda r: -(r["unattributed"] or 0))
-        if row["predictions"]
-    ]
-
-
-def test_support_of_the_texts_is_counted(lm, audited):
-    summary = audited[0].to_dict()
-    supports = {d.doc_id: lm.explain(d.text)[:-1].support for d in TEXTS if d.doc_id != "token"}
-    levels = [support.level for support in supports.values()]
-    assert summary["support"]["levels"] == {
-        level: levels.count(level) for level in ("strong", "weak", "none")
-    }
-    scores = {doc_id: support.score for doc_id, support in supports.items()}
+    order = sorted((r for r in rows if r["predictions"]), key=lambda row: -row["unattributed"])
+    assert [e["text_id"] for e in summary["least_attributed"]] == [row["text_id"] for row in order]
+    levels = [trace.support.level for trace in traces.values()]
+    counts = {level: levels.count(level) for level in ("strong", "weak", "none")}
+    assert summary["support"]["levels"] == counts
+    scores = {doc_id: trace.support.score for doc_id, trace in traces.items()}
     assert summary["support"]["score"] == pytest.approx(np.mean(list(scores.values())), rel=1e-3)
     least = summary["least_supported"]
     assert [e["text_id"] for e in least] == sorted(scores, key=lambda doc_id: scores[doc_id])
@@ -135,10 +131,9 @@ def test_every_prediction_of_a_long_text_counts_once(lm):
     # A later window's losses are those of the stretch of text that it sees.
     (of_text,) = read_texts(lm, [document], 16)
     with torch.no_grad():
-        logits = lm.model(input_ids=torch.tensor([ids[12:29]])).logits[0]
-    alone = torch.nn.functional.cross_entropy(
-        logits[:-1], torch.tensor(ids[13:29]), reduction="none"
-    )
+        logits = lm.model(input_ids=torch.tensor([ids[12:28]])).logits[0]
+    targets = torch.tensor(ids[13:29])
+    alone = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     np.testing.assert_allclose(of_text.losses[16:28], alone.numpy()[4:], atol=1e-4)
 
 
@@ -161,7 +156,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
     assert len(audit.to_dict()["least_attributed"]) == 20
 
 
-def test_a_filter(lm):
+def test_a_filter(lm, traces):
     domain = lm.lens.cells.keys("domain").names[0]
     audit = Audit(lm, where={"domain": domain})
     found = {}
@@ -170,8 +165,7 @@ def test_a_filter(lm):
         matching = of_row(row["by_source"])
         rest = row["elsewhere"] + row["unattributed"]
         assert sum(matching.values()) + rest == pytest.approx(1)
-        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == row["text_id"]))[:-1]
-        found[row["text_id"]] = shares(trace.sources("domain"))[domain]
+        found[row["text_id"]] = shares(traces[row["text_id"]].sources("domain"))[domain]
         assert sum(matching.values()) == pytest.approx(found[row["text_id"]], rel=1e-3)
     summary = audit.to_dict()
     assert summary["most_matching"][0]["text_id"] == max(found, key=found.get)
@@ -179,20 +173,16 @@ def test_a_filter(lm):
         Audit(lm, where={"domain": "nonsense"})
 
 
-def test_where_a_document_shows_up(lm):
+def test_where_a_document_shows_up(lm, traces):
     doc_id = lm.lens.index["doc_id"][5].as_py()
     found = document_sources(lm.lens, doc_id)
     cells = lm.lens.cells
     document, usage = cells.document_number(doc_id), lm.lens.prototypes["usage"].to_numpy()
-    counts, sizes = np.zeros(192), np.zeros(192)
-    for i in range(192):
-        positions = cells.records(cells.rows_of(i))["position"]
-        sizes[i] = len(positions)
-        counts[i] = (cells.document_of(positions) == document).sum()
-    assert {c["prototype"]: c["positions"] for c in found.cells} == {
-        i: n for i, n in enumerate(counts) if n
-    }
-    shares_of_cells = counts / sizes.clip(1)
+    positions = [cells.records(cells.rows_of(i))["position"] for i in range(192)]
+    counts = np.array([(cells.document_of(one) == document).sum() for one in positions])
+    own = {c["prototype"]: c["positions"] for c in found.cells}
+    assert own == {i: n for i, n in enumerate(counts) if n}
+    shares_of_cells = counts / np.array([max(1, len(one)) for one in positions])
     for cell in found.cells:
         assert cell["share"] == pytest.approx(shares_of_cells[cell["prototype"]])
     mine = (usage * shares_of_cells).sum() / usage.sum()
@@ -206,15 +196,12 @@ def test_where_a_document_shows_up(lm):
     tokens = dict(zip(ids, (cells.lengths - 1).tolist(), strict=True))
     assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))
     for text_id, share in texts.items():
-        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == text_id))[:-1]
-        expected = shares(trace.sources("document"))[doc_id]
+        expected = shares(traces[text_id].sources("document"))[doc_id]
         assert share == pytest.approx(expected, rel=1e-3)
     assert [*texts.values()] == sorted(texts.values(), reverse=True)
 
 
 def test_documents_that_are_not_there(lm):
-    from prismlm.corpus import Corpus
-
     known = lm.lens.index["doc_id"].to_pylist()
     with pytest.raises(InputError, match="Did you mean"):
         document_sources(lm.lens, known[0] + "x")
@@ -224,7 +211,7 @@ def test_documents_that_are_not_there(lm):
         check_document(lm.lens, held_out)
 
 
-@pytest.mark.parametrize(("window", "words"), [(1, "at least 2"), (10**6, "does not fit")])
-def test_windows_that_cannot_be_used(lm, window, words):
-    with pytest.raises(InputError, match=words):
-        Audit(lm, window=window)
+def test_windows_that_cannot_be_used(lm):
+    for window, words in ((1, "at least 2"), (10**6, "does not fit")):
+        with pytest.raises(InputError, match=words):
+            Audit(lm, window=window)

@@ -22,10 +22,7 @@ SWITCHES = {
     "default": {},
     "no mass": {"mass_normalisation": False},
     "no convolution": {"convolution_layers": []},
-    "convolutions and shared gates": {
-        "convolution_layers": [0, 1, 2],
-        "shared_gate_layers": [0, 1, 2],
-    },
+    "convolutions, gates": {"convolution_layers": [0, 1, 2], "shared_gate_layers": [0, 1, 2]},
     "groups": {"num_groups": 2},
     "decays by token": {"decay_mode": "token", "num_groups": 3},
     "unused parameters": {"paper_parameter_layout": True, "alpha": 0.7},
@@ -48,6 +45,10 @@ def numbers(own):
     return torch.tensor([use.id for use in own])
 
 
+def total(chain):
+    return chain.embedding + sum(chain.mlps) + sum(chain.mixers) + chain.edit
+
+
 @pytest.fixture(scope="module")
 def lm(tiny_corpus, tmp_path_factory):
     return prismlm.load(chain_model(tiny_corpus, tmp_path_factory.mktemp("protot")))
@@ -55,8 +56,8 @@ def lm(tiny_corpus, tmp_path_factory):
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_parts_sum_to_the_activation(name):
-    model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(21)
-    path = read_direct_path(model, head, ids)
+    head = make_head()
+    path = read_direct_path(make_model(**SWITCHES[name]), head, tokens(21))
     for position in (0, 1, 5, 20):
         own = used(head, path, position)
         parts = path.parts(position, numbers(own))
@@ -64,10 +65,8 @@ def test_parts_sum_to_the_activation(name):
         torch.testing.assert_close(parts.total.float(), activations)
         assert (parts.edit == 0).all()
         assert parts.channels.shape == (4, LAYERS, CHANNELS)
-        found = chains(path, position, own, ["word"] * 21)
-        for chain in found:
-            total = chain.embedding + sum(chain.mlps) + sum(chain.mixers) + chain.edit
-            assert total == pytest.approx(chain.activation, abs=1e-5)
+        for chain in chains(path, position, own, ["word"] * 21):
+            assert total(chain) == pytest.approx(chain.activation, abs=1e-5)
             assert len(chain.channels) == (3 if position else 0)
 
 
@@ -121,11 +120,10 @@ def test_a_tokens_part_is_what_its_value_gives_through_convolution_and_channel(l
 def test_the_chain_names_the_largest_channels_and_tokens(monkeypatch):
     monkeypatch.setattr(chain_module, "CHANNELS_NAMED", 5)
     monkeypatch.setattr(chain_module, "TOKENS_NAMED", 19)
-    model, head, ids = make_model(), make_head(), tokens(20)
-    path = read_direct_path(model, head, ids)
+    model, head = make_model(), make_head()
+    path = read_direct_path(model, head, tokens(20))
     own = used(head, path, 19)
-    words = [f"word {i}" for i in range(20)]
-    (chain, *_) = chains(path, 19, own, words)
+    (chain, *_) = chains(path, 19, own, [f"word {i}" for i in range(20)])
     every = path.parts(19, numbers(own)).channels[0].flatten()
     assert [abs(use.activation_part) for use in chain.channels] == pytest.approx(
         every.abs().sort(descending=True).values[:5].tolist()
@@ -160,8 +158,7 @@ def test_steps_have_chains_and_run_the_model_for_them_once(lm):
     for step in trace:
         for chain, use in zip(step.chains, step.prototypes, strict=False):
             assert chain.activation == use.activation
-            total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
-            assert total == pytest.approx(use.activation, abs=1e-5)
+            assert total(chain) == pytest.approx(use.activation, abs=1e-5)
             for channel in chain.channels:
                 rate = use.contribution / use.activation
                 assert channel.contribution == pytest.approx(rate * channel.activation_part)
@@ -174,10 +171,8 @@ def test_an_edit_is_a_part_of_its_own_after_its_block_too(lm):
     use = lm.explain(TEXT)[6].prototypes[0]
     with lm.edit(prismlm.Ablate(prototype=use.id)):
         trace = lm.explain(TEXT)
-    for step in trace:
-        for chain in step.chains:
-            total = chain.embedding + sum(chain.mlps) + sum(chain.mixers) + chain.edit
-            assert total == pytest.approx(chain.activation, abs=1e-5)
+    for chain in (chain for step in trace for chain in step.chains):
+        assert total(chain) == pytest.approx(chain.activation, abs=1e-5)
     assert trace[6].chains[0].edit != 0
     assert lm.explain(TEXT)[6].chains[0].edit == 0
 
@@ -192,19 +187,16 @@ def test_fitted_weights_have_no_chains(lm):
 
 
 def test_what_has_no_direct_path_is_refused():
-    model, head = make_llama(), make_head()
-    assert mixer_decoder_of(model) is None
+    assert mixer_decoder_of(make_llama()) is None
     with pytest.raises(InputError, match="not a decoder of prototype mixers"):
-        read_direct_path(model, head, tokens(4))
-    model = make_model()
+        read_direct_path(make_llama(), make_head(), tokens(4))
     with pytest.raises(InputError, match=r"expected \[T\]"):
-        read_direct_path(model, head, tokens(1, 4))
+        read_direct_path(make_model(), make_head(), tokens(1, 4))
 
 
 def test_a_bfloat16_model_within_its_rounding(lm):
     model = pickle.loads(pickle.dumps(lm.model)).to(torch.bfloat16)
     step = replace(lm, model=model, lens=None).explain(TEXT)[6]
     for chain in step.chains:
-        total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
-        assert total == pytest.approx(chain.activation, abs=2e-2 * float(lm.head.scale))
-        assert total != pytest.approx(chain.activation, abs=1e-7)
+        assert total(chain) == pytest.approx(chain.activation, abs=2e-2 * float(lm.head.scale))
+        assert total(chain) != pytest.approx(chain.activation, abs=1e-7)

@@ -82,15 +82,12 @@ def test_an_answer_of_no_token_has_no_attribution(lm, monkeypatch):
     assert (len(found.losses), found.attribution, found.support) == (0, None, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_is_neither_text_nor_chat_is_refused(lm):
+    for text, said in (
         (["one", "two"], "one text; give several one after another"),
         ([{"role": "user"}], "expected a record with role and content"),
         ([], "one text"),
-    ],
-)
-def test_what_is_neither_text_nor_chat_is_refused(lm, text, said):
-    for ask in (lm.explain, lm.generate):
-        with pytest.raises(InputError, match=said):
-            ask(text)
+    ):
+        for ask in (lm.explain, lm.generate):
+            with pytest.raises(InputError, match=said):
+                ask(text)
