@@ -24,10 +24,8 @@ def predicted_by_place(lm):
     steps = [step for text in TEXTS for step in lm.explain(text, generate=4)]
     wanted = sorted({step.target_id for step in steps})
     corpus, meta = lm.lens.corpus, lm.lens.meta
-    grid = document_windows(
-        corpus.split(meta.split), corpus.starts, corpus.lengths, meta.window, meta.stride
-    )
-    found = {}
+    documents = corpus.split(meta.split), corpus.starts, corpus.lengths
+    grid, found = document_windows(*documents, meta.window, meta.stride), {}
     for start, length, skip in zip(grid.start, grid.length, grid.skip, strict=True):
         ids = corpus.read_tokens(int(start), int(length)).astype(np.int64)
         with torch.no_grad():
@@ -53,6 +51,13 @@ def naive(lm, text, steps, everything, predicted_by_place):
     return found
 
 
+def read_again(lm, rivals):
+    """Return candidates with the model's own probabilities."""
+    corpus = lm.lens.text_source
+    p = module.probabilities_at(lm, lm.lens, corpus, rivals.place, rivals.token)
+    return rivals._replace(probability=p)
+
+
 STEPS = [(TEXTS[1], slice(2, 5)), (TEXTS[0], slice(None))]
 
 
@@ -64,12 +69,9 @@ def test_weights_are_the_equations(lm, everything, predicted_by_place, text, ste
     trace = lm.explain(text, generate=4)[steps]
     # Of all passages, which have all been read, shares sum to 1.
     assert sum(p.share for p in trace.against(EVERYTHING)) == pytest.approx(1)
-    rivals, got = module.candidates(trace.predictions[list(trace.rows)], lm, lm.lens), {}
-    corpus = lm.lens.text_source
-    p = module.probabilities_at(lm, lm.lens, corpus, rivals.place, rivals.token)
-    rivals = rivals._replace(probability=p)
-    for place, weight in zip(rivals.place.tolist(), rivals.weight.tolist(), strict=True):
-        got[place] = got.get(place, 0.0) + weight
+    rivals = read_again(lm, module.candidates(trace.predictions[list(trace.rows)], lm, lm.lens))
+    places, number = np.unique(rivals.place, return_inverse=True)
+    got = dict(zip(places.tolist(), np.bincount(number, rivals.weight).tolist(), strict=True))
     assert len(expected) > 50
     assert got == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
@@ -79,12 +81,8 @@ def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
     tiny_model, text, steps, monkeypatch
 ):
     lm, read = prismlm.load(tiny_model), []
-    probabilities_at = module.probabilities_at
-
-    def counted(*args):
-        read.append(len(args[3]))
-        return probabilities_at(*args)
-
+    at = module.probabilities_at
+    counted = lambda *args: read.append(len(args[3])) or at(*args)  # noqa: E731
     monkeypatch.setattr(module, "probabilities_at", counted)
     trace = lm.explain(text, generate=4)[steps]
     shown, whole = trace.against(5), trace.against(EVERYTHING)
@@ -103,8 +101,7 @@ def test_estimates_are_near_the_models_own(lm, monkeypatch):
     monkeypatch.setattr(module, "CANDIDATES", 100)
     some = module.candidates(trace.predictions, lm, lm.lens)
     assert len(every.place) > len(some.place) == 100
-    p = module.probabilities_at(lm, lm.lens, lm.lens.text_source, some.place, some.token)
-    true = some._replace(probability=p).weight
+    true = read_again(lm, some).weight
     assert true.max() > 0.01
     # int8 codes are near enough for estimates that are near.
     np.testing.assert_allclose(some.weight, true, atol=0.02)

@@ -24,15 +24,9 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tokenizer):
     torch.manual_seed(0)
-    config = SignalNoiseConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=2,
-        head_size=4,
-        initializer_range=0.3,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return SignalNoiseForCausalLM(config).eval()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "head_size": 4, "initializer_range": 0.3}
+    tokens = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    return SignalNoiseForCausalLM(SignalNoiseConfig(**sizes, **tokens)).eval()
 
 
 def test_a_map_by_hand():
@@ -45,23 +39,16 @@ def test_a_map_by_hand():
     assert [link.weight for link in links] == pytest.approx([0.7, 0.5])
     assert len(one.strongest(9)) == 3
     assert one.on_itself() == pytest.approx(0.3)
-    assert one.to_dict() == {
-        "layer": 6,
-        "head": 10,
-        "group": "noise",
-        "group_head": 2,
-        "tokens": ["The", " frog", " sat"],
-        "weights": weights.tolist(),
-    }
+    named = {"layer": 6, "head": 10, "group": "noise", "group_head": 2}
+    tokens = ["The", " frog", " sat"]
+    assert one.to_dict() == named | {"tokens": tokens, "weights": weights.tolist()}
 
 
 def test_heads_are_chosen_by_layer_number_and_group(model, tokenizer):
     assert len(heads_of(model)) == 16
     assert heads_of(model, layer=1, head=6) == (Head(1, 6, "noise", 2),)
-    assert heads_of(model, head=2, group="noise") == (
-        Head(0, 6, "noise", 2),
-        Head(1, 6, "noise", 2),
-    )
+    noise = tuple(Head(layer, 6, "noise", 2) for layer in (0, 1))
+    assert heads_of(model, head=2, group="noise") == noise
     assert heads_of(make_llama(), layer=0, head=3) == (Head(0, 3, "attention", 3),)
     for asked, words in (
         ({"layer": 2}, "no layer 2: the model's layers are 0 to 1"),
@@ -99,20 +86,24 @@ def test_noise_heads_sum_to_one_and_see_no_later_token(model, tokenizer):
 
 
 def test_texts_that_have_no_map(model, tokenizer):
-    with pytest.raises(InputError, match=r"has 1 token.* at least 2"):
-        read_maps(model, tokenizer, "T", heads_of(model))
-    with pytest.raises(InputError, match="text is empty"):
-        read_maps(model, tokenizer, "", heads_of(model))
-    learned = GPT2LMHeadModel(
-        GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=6)
-    )
-    with pytest.raises(InputError, match="the model reads 6"):
-        read_maps(learned, tokenizer, TEXT, heads_of(learned))
-    broken = copy.deepcopy(model)
+    sizes = {
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 6,
+        "vocab_size": len(tokenizer),
+    }
+    learned, broken = GPT2LMHeadModel(GPT2Config(**sizes)), copy.deepcopy(model)
     with torch.no_grad():
         broken.model.layers[0].attention.projection.weight[0, 0] = math.inf
-    with pytest.raises(InputError, match=r"not finite.*Take a checkpoint from before"):
-        read_maps(broken, tokenizer, TEXT, heads_of(broken, layer=0, head=0))
+    for reader, text, said in (
+        (model, "T", r"has 1 token.* at least 2"),
+        (model, "", "text is empty"),
+        (learned, TEXT, "the model reads 6"),
+        (broken, TEXT, r"not finite.*Take a checkpoint from before"),
+    ):
+        with pytest.raises(InputError, match=said):
+            read_maps(reader, tokenizer, text, heads_of(reader, layer=0, head=0))
     # One that rotates positions goes on.
     llama = make_llama(len(tokenizer))
     llama.config.max_position_embeddings = 6

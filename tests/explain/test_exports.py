@@ -44,12 +44,8 @@ def test_cards_are_neuronpedias_rows(lm, tmp_path):
     weight = weight_of(lm.model)
     raised = weight @ lm.head.prototypes[3]
     raised -= raised.mean()
-    torch.testing.assert_close(
-        torch.tensor(features[3]["pos_values"]),
-        raised.topk(10).values.detach(),
-        rtol=1e-4,
-        atol=1e-6,
-    )
+    largest = pytest.approx(raised.topk(10).values.tolist(), rel=1e-4, abs=1e-6)
+    assert features[3]["pos_values"] == largest
     assert features[3]["topkCosSimIndices"][0] == 3
     places = lm.lens.index.to_pylist()
     activations = rows_of(out, "activations")
@@ -88,16 +84,14 @@ def test_the_head_is_a_dictionary_of_sae_lens(lm, tmp_path):
     torch.testing.assert_close(dictionary(states), lm.head(states).reconstruction)
 
 
-def test_the_hook_has_the_states_of_the_head(tiny_model, lm, tmp_path):
+def test_the_hook_has_the_states_of_the_head(small_model, lm, tmp_path):
     from transformer_lens.model_bridge import TransformerBridge
 
     export_sae_lens(lm, tmp_path / "dictionary")
     name = SAE.load_from_disk(tmp_path / "dictionary").cfg.metadata.hook_name
-    other = prismlm.load(tiny_model)
-    architecture = other.model.config.model_type
-    bridge = TransformerBridge.boot_transformers(
-        architecture, hf_model=other.model, tokenizer=other.tokenizer
-    )
+    other = prismlm.load(small_model)
+    models = {"hf_model": other.model, "tokenizer": other.tokenizer}
+    bridge = TransformerBridge.boot_transformers(other.model.config.model_type, **models)
     ids = lm.encode("The court ruled that")
     with torch.no_grad(), capture(lm.model) as seen:
         lm.model(ids)

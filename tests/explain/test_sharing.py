@@ -20,10 +20,10 @@ NAME, TEXT = "acme/tiny", "The heart pumps blood"
 
 
 @pytest.fixture(scope="module")
-def moved(tiny_model, tmp_path_factory):
+def moved(small_model, tmp_path_factory):
     """The tiny model in a folder of its own, with its user's files and a base that lies here."""
     directory = tmp_path_factory.mktemp("moved") / "model"
-    shutil.copytree(tiny_model, directory)
+    shutil.copytree(small_model, directory)
     about = json.loads((directory / "prismlm.json").read_text())
     about["base"]["name"] = str(directory.parent / "base")
     named = {"peft_type": "LORA", "base_model_name_or_path": str(directory / "base")}
@@ -68,13 +68,14 @@ def leave(server):
 
 
 def push(*arguments):
-    return CliRunner().invoke(app, ["push", *map(str, arguments)])
+    pushed = CliRunner().invoke(app, ["push", *map(str, arguments)])
+    assert pushed.exit_code == 0, pushed.output
+    return pushed
 
 
 def test_what_is_pushed_explains_the_same_elsewhere_without_its_corpus(moved, server, tmp_path):
     trace = prismlm.load(moved).explain(TEXT, generate=3)
     pushed = push(moved, NAME, "--private")
-    assert pushed.exit_code == 0, pushed.output
     assert pushed.stdout.strip() == f"{server.url}/{NAME}"
     assert server.private == {NAME}
     files = server.repositories[NAME][-1]
@@ -100,8 +101,8 @@ def test_what_is_pushed_explains_the_same_elsewhere_without_its_corpus(moved, se
 
 
 def test_the_card_tells_what_the_directory_knows(moved):
-    card = prismlm.load(moved).push_to_hub(NAME, dry_run=True).card
-    lens = prismlm.load(moved).lens
+    lm = prismlm.load(moved)
+    card, lens = lm.push_to_hub(NAME, dry_run=True).card, lm.lens
     assert f"{lens.meta.tokens:,} tokens of {lens.meta.documents:,} documents" in card
     limit = "Training text that the lens does not hold is not shown."
     assert (limit in card) == (lens.meta.trained_on is not True)
@@ -111,9 +112,9 @@ def test_the_card_tells_what_the_directory_knows(moved):
 
 def test_a_card_that_exists_stays(moved, server):
     for _ in range(2):
-        assert push(moved, NAME, "--no-lens").exit_code == 0
+        push(moved, NAME, "--no-lens")
     server.repositories[NAME][-1]["README.md"] = b"mine"
-    assert push(moved, NAME).exit_code == 0
+    push(moved, NAME)
     files = server.repositories[NAME][-1]
     with pytest.raises(InputError, match="acme/tiny is public"):
         prismlm.load(moved).push_to_hub(NAME, private=True)
@@ -121,10 +122,9 @@ def test_a_card_that_exists_stays(moved, server):
     assert files["README.md"] == b"mine"
     assert any(name.startswith("lens/") for name in files)
     (moved / "README.md").write_text("of the directory")
-    try:
-        assert prismlm.load(moved).push_to_hub(NAME, dry_run=True).card == "of the directory"
-    finally:
-        (moved / "README.md").unlink()
+    card = prismlm.load(moved).push_to_hub(NAME, dry_run=True).card
+    (moved / "README.md").unlink()
+    assert card == "of the directory"
 
 
 def test_text_that_may_not_be_passed_on_is_named_before_anything_is_uploaded(moved, monkeypatch):

@@ -1,7 +1,6 @@
 """What an answer would be without documents: both estimates beside loops over every position."""
 
 import math
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,20 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.explain import what_if as module
 from prismlm.explain.what_if import METHODS, calibration, removed_documents, what_if
+from tests.helpers.chats import TEMPLATE
 
 TEXT = "The cell is the smallest unit"
 
 
 @pytest.fixture(scope="module")
-def leading(lm):
+def trace(lm):
+    return lm.explain(TEXT, generate=6)
+
+
+@pytest.fixture(scope="module")
+def leading(trace):
     """The documents behind an answer, the largest share first."""
-    return [one.doc_id for one in lm.explain(TEXT, generate=6).documents(5)]
+    return [one.doc_id for one in trace.documents(5)]
 
 
 def test_what_documents_brought_is_what_the_positions_in_them_carry(
@@ -35,10 +40,9 @@ def test_what_documents_brought_is_what_the_positions_in_them_carry(
         sums[method] = np.bincount(tokens, values * (documents == number), minlength=6)
     rows = module.answer_rows(trace)
     carriers = trace.carriers()
-    assert sums["evidence"].sum() == pytest.approx(
-        carriers.weight[cells.document_of(carriers.place) == number].sum()
-    )
-    assert sums["evidence"].sum() > 0
+    carried = carriers.weight[cells.document_of(carriers.place) == number].sum()
+    assert sums["evidence"].sum() == pytest.approx(carried)
+    assert carried > 0
     probability = cells.records(np.arange(len(cells)))["probability"].astype(float)
     for t, row in enumerate(rows):
         step, expected = trace.steps[row], 0.0
@@ -60,11 +64,10 @@ def test_changes_are_those_of_a_softmax_whose_logit_loses_as_much():
     np.testing.assert_allclose(changes, (after - before).numpy(), atol=1e-12)
 
 
-def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading):
+def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading, trace):
     result = what_if(lm, TEXT, leading, generate=6)
     assert (result.documents, result.tokens) == (len(leading), 6)
-    steps = lm.explain(TEXT, generate=6)
-    given = [steps[row].probability for row in module.answer_rows(steps)]
+    given = [trace[row].probability for row in module.answer_rows(trace)]
     assert result.log_probability == pytest.approx(np.log(given).sum(), abs=1e-3)
     for one in result.estimates:
         assert sum(one.tokens) == pytest.approx(one.change)
@@ -101,19 +104,14 @@ def test_a_token_that_is_overtaken_ends_the_text(lm, leading, monkeypatch):
     stored = calibration() | {"estimates": strong}
     monkeypatch.setattr(module, "calibration", lambda: stored)
     result = what_if(lm, TEXT, leading, generate=6)
-    text = result.estimates[0].text
-    assert text is not None
+    text = result.estimates[0].text or ""
     assert text.endswith("…")
     assert not result.answer.startswith(text[:-1])
 
 
 def test_another_model_is_asked_for_the_same_answer(lm, leading):
     asked = []
-
-    def retrain(ids):
-        asked.extend(ids)
-        return lm.model
-
+    retrain = lambda ids: asked.extend(ids) or lm.model  # noqa: E731
     result = what_if(lm, TEXT, leading[:2], generate=6, retrain=retrain)
     assert sorted(asked) == sorted(leading[:2])
     again = result.retrained
@@ -122,11 +120,7 @@ def test_another_model_is_asked_for_the_same_answer(lm, leading):
 
 def test_a_given_answer_is_estimated_as_it_is(lm, leading):
     said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So it is."}]
-    if lm.tokenizer.chat_template is None:
-        lm.tokenizer.chat_template = (
-            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-            "{% if add_generation_prompt %}assistant: {% endif %}"
-        )
+    lm.tokenizer.chat_template = TEMPLATE
     result = what_if(lm, said, leading)
     assert "So it is." in result.answer
 
@@ -175,14 +169,9 @@ def test_held_out_documents_of_a_lens_of_all_are_not_left_out(tiny_model, leadin
         removed_documents(lm, [source])
 
 
-def test_a_model_that_was_not_trained_on_the_lens_is_refused(tiny_model, leading, monkeypatch):
-    lm = prismlm.load(tiny_model)
+def test_a_model_without_a_lens_of_its_training_text_is_refused(lm, leading, monkeypatch):
+    with pytest.raises(InputError, match="has no lens"):
+        what_if(replace(lm, lens=None), TEXT, leading)
     monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on=False))
     with pytest.raises(InputError, match="was not trained on the documents"):
         what_if(lm, TEXT, leading)
-
-
-def test_a_model_without_a_lens_is_refused(tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / "bare", ignore=shutil.ignore_patterns("lens"))
-    with pytest.raises(InputError, match="has no lens"):
-        what_if(prismlm.load(tmp_path / "bare"), TEXT, ["any"])
