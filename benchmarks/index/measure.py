@@ -16,6 +16,8 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.__main__ import set_environment
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus import Corpus
+from prismlm.corpus import Corpus, Document
 from prismlm.corpus.windows import PASS_TOKENS, window_batches
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
@@ -157,27 +159,25 @@ def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:
 
 def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     """Write the first documents of a corpus, and as often anew as it takes, as a corpus."""
-    from prismlm.corpus.documents import Document
-    from prismlm.corpus.writer import PartWriter, merge_parts
+    from prismlm.corpus.writer import merge_parts, write_part
 
     part = out / "part"
     part.mkdir(parents=True)
-    step = max(1, corpus.num_tokens // tokens)
-    written = turn = 0
-    with PartWriter(part, corpus.tokenizer, 0.0) as writer:
-        while written < tokens:
-            for index in range(0, len(corpus), step):
-                ids = corpus.tokens(int(corpus.starts[index]), int(corpus.lengths[index]))
-                source = corpus.column("source")[index]
-                name = f"{corpus.doc_ids[index]}-{turn}"
-                writer.add(Document(name, corpus.text(index), source), ids[:-1].tolist())
-                written += len(ids)
-                if written >= tokens:
-                    break
-            turn += 1
-        writer.finish()
+    for _ in write_part(part, corpus.tokenizer, _repeated(corpus, tokens), 0.0):
+        pass
     merge_parts([part], out, corpus.tokenizer, 0.0)
     shutil.rmtree(part)
+
+
+def _repeated(corpus: Corpus, tokens: int) -> Iterator[Document]:
+    step, written = max(1, corpus.num_tokens // tokens), 0
+    for turn in count():
+        for index in range(0, len(corpus), step):
+            name, source = f"{corpus.doc_ids[index]}-{turn}", corpus.column("source")[index]
+            yield Document(name, corpus.text(index), source)
+            written += int(corpus.lengths[index])
+            if written >= tokens:
+                return
 
 
 def _watch_peak(peak: list[int], over: threading.Event) -> None:

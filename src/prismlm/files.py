@@ -110,21 +110,15 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        replace_directory(temporary, target)
+        replaced = temporary_sibling(target).with_suffix(ASIDE)
+        if exists := target.exists():
+            os.rename(target, replaced)
+        os.rename(temporary, target)
+        if exists:
+            shutil.rmtree(replaced)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
-
-
-def replace_directory(source: Path, target: Path) -> None:
-    """Rename a directory, and remove the one that had its new name."""
-    if not target.exists():
-        os.rename(source, target)
-        return
-    replaced = temporary_sibling(target).with_suffix(ASIDE)
-    os.rename(target, replaced)
-    os.rename(source, target)
-    shutil.rmtree(replaced)
 
 
 @contextmanager
@@ -142,14 +136,17 @@ def room_to_write(
     import pyarrow as pa
     from safetensors import SafetensorError
 
-    if _free(directory) < needed:
-        raise _not_written(what, directory, way_out, needed, "the disk is full")
     try:
+        if _free(directory) < needed:
+            raise OSError("the disk is full")
         yield
     except (OSError, SafetensorError, pa.ArrowException, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
             raise
-        raise _not_written(what, directory, way_out, needed, error) from error
+        takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
+        hint = way_out if isinstance(way_out, str) else way_out()
+        free = f"{_free(directory) / 1e6:,.1f} MB are free"
+        raise PrismError(f"{what} could not be written ({error}): {takes}{free}. {hint}") from error
 
 
 def check_room(what: str, directory: Path, expected: float, partial: Path | None = None) -> None:
@@ -164,7 +161,8 @@ def check_room(what: str, directory: Path, expected: float, partial: Path | None
     files = partial.rglob("*") if partial is not None else ()
     expected -= sum(path.stat().st_size for path in files if path.is_file())
     if _free(directory) < expected / 2:
-        raise _not_written(what, directory, WAY_OUT, expected, "the disk is full")
+        with room_to_write(what, directory, WAY_OUT, expected):
+            pass
 
 
 def existing_directory(path: Path) -> Path:
@@ -175,15 +173,6 @@ def existing_directory(path: Path) -> Path:
 
 def _free(directory: Path) -> int:
     return shutil.disk_usage(existing_directory(directory)).free
-
-
-def _not_written(
-    what: str, directory: Path, way_out: str | Callable[[], str], needed: float, cause: object
-) -> PrismError:
-    takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
-    hint = way_out if isinstance(way_out, str) else way_out()
-    free = f"{_free(directory) / 1e6:,.1f} MB are free"
-    return PrismError(f"{what} could not be written ({cause}): {takes}{free}. {hint}")
 
 
 def json_text(value: Any, **options: Any) -> str:

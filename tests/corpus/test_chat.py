@@ -1,15 +1,10 @@
 """Messages as texts, and rows of them as documents of a corpus."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Columns, Document, build_corpus, estimate_build, load_tokenizer
 from prismlm.corpus.chat import as_chat, chat_text
@@ -35,19 +30,19 @@ PARTS = {"role": "user", "content": [HI, YOU]}
 
 
 @pytest.fixture
-def tokenizer(tiny_corpus: Path) -> PreTrainedTokenizerFast:
+def tokenizer(tiny_corpus):
     """The tiny corpus's tokenizer with a chat template."""
     loaded = load_tokenizer(tiny_corpus / "tokenizer")
     loaded.chat_template = TEMPLATE
     return loaded
 
 
-def write_rows(path: Path, *rows: Any) -> Path:
+def write_rows(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def test_messages_are_rendered_up_to_an_answer(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_messages_are_rendered_up_to_an_answer(tokenizer):
     assert chat_text(tokenizer, as_chat(QUESTION)) == ASKED
     text = chat_text(tokenizer, as_chat("Why?", "Be brief."))
     assert text == "<system>\nBe brief.<|endoftext|>\n<user>\nWhy?<|endoftext|>\n<assistant>\n"
@@ -74,9 +69,7 @@ IMAGE = {"role": "user", "content": [HI, {"type": "image", "url": "x.png"}]}
         ([WEATHER, CALLED], "the chat template of .* leaves 'get_weather' out"),
     ],
 )
-def test_bad_messages_are_refused(
-    tokenizer: PreTrainedTokenizerFast, messages: Any, error: str, tmp_path: Path
-) -> None:
+def test_bad_messages_are_refused(tokenizer, messages, error, tmp_path):
     if messages == [WEATHER, CALLED]:
         tokenizer.chat_template = PLAIN
     with pytest.raises(InputError, match=error):
@@ -87,7 +80,7 @@ def test_bad_messages_are_refused(
             list(DocumentReader(path, tokenizer=tokenizer))
 
 
-def test_without_a_template_chats_are_refused(tiny_corpus: Path, tmp_path: Path) -> None:
+def test_without_a_template_chats_are_refused(tiny_corpus, tmp_path):
     with pytest.raises(InputError, match=r"tokenizer has no chat template.*chat_template\.jinja"):
         chat_text(load_tokenizer(tiny_corpus / "tokenizer"), CHAT)
     path = write_rows(tmp_path / "a.jsonl", {"messages": CHAT})
@@ -97,7 +90,7 @@ def test_without_a_template_chats_are_refused(tiny_corpus: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_of_messages_are_documents(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_rows_of_messages_are_documents(tokenizer, tmp_path):
     # Where others have tool calls, a table has nulls.
     rows = [{**message, "tool_calls": None} for message in CHAT]
     pq.write_table(pa.table({"messages": [rows], "domain": ["medicine"]}), tmp_path / "a.parquet")
@@ -115,9 +108,7 @@ def test_rows_of_messages_are_documents(tokenizer: PreTrainedTokenizerFast, tmp_
     assert Document("a", "text", messages=CHAT[1:]).opening == "text"
 
 
-def test_rows_of_from_and_value_are_the_same_chats(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_rows_of_from_and_value_are_the_same_chats(tokenizer, tmp_path):
     pq.write_table(pa.table({"conversations": [SHARED]}), tmp_path / "a.parquet")
     write_rows(tmp_path / "b.jsonl", {"conversations": SHARED})
     write_rows(tmp_path / "c.jsonl", {"messages": CHAT, "conversations": []})
@@ -139,13 +130,7 @@ def test_rows_of_from_and_value_are_the_same_chats(
         (LISTS, [PARTS, {"role": "assistant", "content": [{"text": "Yes."}]}], "<user>Hi you"),
     ],
 )
-def test_tool_calls_and_text_parts_are_rendered(
-    template: str,
-    messages: list[dict[str, Any]],
-    expected: str,
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-) -> None:
+def test_tool_calls_and_text_parts_are_rendered(template, messages, expected, tokenizer, tmp_path):
     tokenizer.chat_template = template
     for name in ("t.jsonl", "t.json"):
         path = write_rows(tmp_path / name, {"id": "x", "messages": messages})
@@ -154,9 +139,7 @@ def test_tool_calls_and_text_parts_are_rendered(
         assert document.opening in ("Weather in Paris?", "Hi you")
 
 
-def test_chats_without_an_answer_are_left_out_of_a_corpus_and_counted(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_chats_without_an_answer_are_left_out_of_a_corpus_and_counted(tokenizer, tmp_path):
     tokenizer.chat_template = PLAIN
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     speakers = ("human", "function_call", "observation", "gpt")

@@ -1,14 +1,10 @@
 """Texts and chats as tokens, against the tokenizer's own call and ``apply_chat_template``."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
@@ -32,11 +28,11 @@ SPECIAL = [("<s>", 1), ("</s>", 2), ("<|im_end|>", 4)]
 
 
 @pytest.fixture(scope="module", params=("bytes", "first", "always"))
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+def tokenizer(request):
     return begun_tokenizer(request.param)
 
 
-def tokenizer_with(single: str | None) -> PreTrainedTokenizerFast:
+def tokenizer_with(single):
     """Return a tokenizer that puts special tokens around a text as the template says."""
     tokenizer = begun_tokenizer()
     tokenizer.backend_tokenizer.post_processor = (
@@ -47,7 +43,7 @@ def tokenizer_with(single: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build(directory: Path, tokenizer: PreTrainedTokenizerFast, *texts: str) -> Corpus:
+def build(directory, tokenizer, *texts):
     tokenizer.save_pretrained(directory / "tokenizer")
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (directory / "texts.jsonl").write_text("".join(lines))
@@ -56,16 +52,14 @@ def build(directory: Path, tokenizer: PreTrainedTokenizerFast, *texts: str) -> C
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_has_the_tokens_of_the_tokenizers_own_call(
-    tokenizer: PreTrainedTokenizerFast, text: str
-) -> None:
+def test_a_text_has_the_tokens_of_the_tokenizers_own_call(tokenizer, text):
     assert encode_text(tokenizer, text) == tokenizer(text)["input_ids"]
     ids, spans = encode_spans(tokenizer, text)
     assert (ids[0], spans[0].tolist()) == (tokenizer.bos_token_id, [0, 0])
     assert encode_text(tokenizer, text, start=False) == ids[1:]
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_special_tokens_in_a_text_are_text(tokenizer):
     ids = encode_text(tokenizer, FORGED)
     assert [token for token in ids if 0 < token < 5] == [tokenizer.bos_token_id]
 
@@ -80,9 +74,7 @@ def test_special_tokens_in_a_text_are_text(tokenizer: PreTrainedTokenizerFast) -
         ("<s> $A <|im_end|> </s>", ([1], [4, 2])),
     ],
 )
-def test_special_tokens_around_a_text(
-    single: str, around: tuple[list[int], list[int]], tmp_path: Path
-) -> None:
+def test_special_tokens_around_a_text(single, around, tmp_path):
     tokenizer, text = tokenizer_with(single), "Once upon a time"
     assert around_text(tokenizer) == around
     ids = tokenizer(text)["input_ids"]
@@ -95,9 +87,7 @@ def test_special_tokens_around_a_text(
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA, chats.TEMPLATE])
-def test_only_the_template_writes_special_tokens_of_a_chat(
-    tokenizer: PreTrainedTokenizerFast, template: str
-) -> None:
+def test_only_the_template_writes_special_tokens_of_a_chat(tokenizer, template):
     tokenizer.chat_template = template
     for messages in (MESSAGES, MESSAGES[:2], as_chat("  Why? ")):
         ids = tokenizer.apply_chat_template(
@@ -114,9 +104,7 @@ def test_only_the_template_writes_special_tokens_of_a_chat(
     assert chat_text(tokenizer, forged) == text
 
 
-def test_spans_of_chats_with_special_tokens_in_messages(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_spans_of_chats_with_special_tokens_in_messages(tokenizer, tmp_path):
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     answer = {"role": "assistant", "content": f"It said {FORGED}"}
@@ -143,7 +131,7 @@ def test_spans_of_chats_with_special_tokens_in_messages(
         assert opened.spans(4)[0].tolist() == [0, 0]
 
 
-def test_a_text_that_starts_with_the_end_of_text_token_predicts_from_it(tmp_path: Path) -> None:
+def test_a_text_that_starts_with_the_end_of_text_token_predicts_from_it(tmp_path):
     corpus = build(tmp_path, tokenizer_with("</s> $A"), "word " * 50, "word")
     batches = Sequences(corpus, "all", length=16).batches()
     predictions = sum(int(predicting(batch, corpus).sum()) for batch in batches)
@@ -151,14 +139,14 @@ def test_a_text_that_starts_with_the_end_of_text_token_predicts_from_it(tmp_path
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def corpus(tmp_path_factory):
     """Five documents of 1 to 400 words, each starting with ``<s>``."""
     texts = (" ".join(["word"] * n) for n in (1, 5, 30, 100, 400))
     return build(tmp_path_factory.mktemp("prefix"), begun_tokenizer(), *texts)
 
 
 @pytest.mark.parametrize(("window", "stride"), [(16, 8), (16, 16), (2, 1), (64, 64)])
-def test_windows_start_with_the_prefix(corpus: Corpus, window: int, stride: int) -> None:
+def test_windows_start_with_the_prefix(corpus, window, stride):
     sizes = corpus.starts, corpus.lengths, window, stride, corpus.prefix
     grid = document_windows(corpus.split("all"), *sizes)
     owned = np.zeros(corpus.num_tokens, np.int64)
@@ -171,7 +159,7 @@ def test_windows_start_with_the_prefix(corpus: Corpus, window: int, stride: int)
     assert (owned == 1).all()
 
 
-def test_pieces_of_rows_start_with_the_prefix(corpus: Corpus) -> None:
+def test_pieces_of_rows_start_with_the_prefix(corpus):
     rows = pack(corpus, corpus.split("all"), 32, seed=0)
     predicted: list[int] = []
     for number in range(len(rows)):
@@ -189,7 +177,7 @@ def test_pieces_of_rows_start_with_the_prefix(corpus: Corpus) -> None:
     assert len(predicted) > corpus.num_tokens - len(corpus) - 2 * len(rows) * 2
 
 
-def test_the_prefix_is_part_of_the_fingerprint() -> None:
+def test_the_prefix_is_part_of_the_fingerprint():
     bare = tokenizer_with(None)
     state = json.loads(bare.backend_tokenizer.to_str())
     for changeable in ("truncation", "padding", "post_processor"):
@@ -200,7 +188,7 @@ def test_the_prefix_is_part_of_the_fingerprint() -> None:
     assert fingerprint(bare) != fingerprint(begun_tokenizer())
 
 
-def test_a_corpus_without_the_prefix_of_a_tokenizer_is_not_of_it(tmp_path: Path) -> None:
+def test_a_corpus_without_the_prefix_of_a_tokenizer_is_not_of_it(tmp_path):
     begun_tokenizer().save_pretrained(tmp_path / "begun")
     old = build(tmp_path, tokenizer_with(None), "Once upon a time")
     assert "prefix" not in old.meta["tokenizer"]
@@ -208,7 +196,7 @@ def test_a_corpus_without_the_prefix_of_a_tokenizer_is_not_of_it(tmp_path: Path)
         check_tokenizer_of(old, load_tokenizer(tmp_path / "begun"), "model")
 
 
-def byte_level(*vocabulary: str) -> Tokenizer:
+def byte_level(*vocabulary):
     backend = Tokenizer(models.BPE({token: n for n, token in enumerate(vocabulary)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -228,9 +216,7 @@ def byte_level(*vocabulary: str) -> Tokenizer:
         ([0, 7], "ab", None),
     ],
 )
-def test_spans_of_byte_level_tokens(
-    tokens: list[int], text: str, expected: list[list[int]] | None
-) -> None:
+def test_spans_of_byte_level_tokens(tokens, text, expected):
     backend = byte_level("a", "Ã", "©", "Ġa", "aÃ")
     backend.add_tokens([AddedToken("é b")])
     token_bytes = TokenBytes.from_tokenizer(backend)

@@ -1,10 +1,7 @@
 """Building a corpus directory: its format, its split, what it replaces, and what it would cost."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
+import shutil
 from typing import Any
 
 import numpy as np
@@ -23,17 +20,17 @@ from tests.helpers.records import RECORDS, write_jsonl
 OPTIONS: dict[str, Any] = {"vocab_size": 300, "parts": 6, "heldout_fraction": 0.3}
 
 
-def contents(directory: Path) -> dict[str, bytes]:
+def contents(directory):
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def rebuild(directory: Path, records: list[dict[str, Any]], **options: Any) -> Corpus:
+def rebuild(directory, records, **options):
     path = write_jsonl(directory / "texts.jsonl", records)
     return build_corpus(path, directory / "built", overwrite=True, **OPTIONS | options)
 
 
-def test_the_directory_follows_the_format(corpus: Corpus) -> None:
+def test_the_directory_follows_the_format(corpus):
     assert len(corpus.meta["shards"]) > 2
     position, ids = 0, list[str]()
     for shard in range(len(corpus.meta["shards"])):
@@ -56,7 +53,7 @@ def test_the_directory_follows_the_format(corpus: Corpus) -> None:
     assert corpus.meta["counts"] == counts | {"skipped": 0}
 
 
-def test_the_split_follows_the_rule_in_the_metadata(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_split_follows_the_rule_in_the_metadata(corpus, tmp_path):
     digests = (hashlib.sha256(record["id"].encode()).digest() for record in RECORDS)
     keys = [int.from_bytes(digest[:8], "little") / 2**64 for digest in digests]
     held_out = [n for n, key in enumerate(keys) if key < 0.3]
@@ -74,28 +71,30 @@ def test_the_split_follows_the_rule_in_the_metadata(corpus: Corpus, tmp_path: Pa
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_one_of_two_or_more_documents_is_held_out(count: int, tmp_path: Path) -> None:
+def test_one_of_two_or_more_documents_is_held_out(count, tiny_corpus, tmp_path):
     records = [{"id": f"{number}.txt", "text": "The sea was calm. " * 9} for number in range(count)]
-    built = rebuild(tmp_path, records, heldout_fraction=0.05)
+    options = {"parts": 1, "tokenizer": tiny_corpus / "tokenizer"}
+    built = rebuild(tmp_path, records, heldout_fraction=0.05, **options)
     assert len(built.split("heldout")) == built.meta["heldout"]["documents"] == (count > 1)
     assert built.meta["heldout"]["tokens"] == built.lengths[built.split("heldout")].sum()
-    assert len(rebuild(tmp_path, records, heldout_fraction=0).split("heldout")) == 0
+    assert len(rebuild(tmp_path, records, heldout_fraction=0, **options).split("heldout")) == 0
     stated = [{"text": "a", "split": "train"}] * count
-    assert len(rebuild(tmp_path, stated).split("heldout")) == 0
+    assert len(rebuild(tmp_path, stated, **options).split("heldout")) == 0
 
 
 STATED = (" Train", "training", "test", "validation", "", "held-out", "eval", "dev")
 
 
-def stated_records(**others: str) -> list[dict[str, Any]]:
+def stated_records(**others):
     splits = dict(enumerate(STATED)) | {int(name[1:]): split for name, split in others.items()}
     return [
         record | ({"split": splits[n]} if n in splits else {}) for n, record in enumerate(RECORDS)
     ]
 
 
-def test_a_split_column_overrides_the_rule(corpus: Corpus, tmp_path: Path) -> None:
-    stated = rebuild(tmp_path, stated_records())
+def test_a_split_column_overrides_the_rule(corpus, tmp_path):
+    options = {"tokenizer": corpus.path / "tokenizer", "parts": 2}
+    stated = rebuild(tmp_path, stated_records(), **options)
     by_id = corpus.split("heldout").tolist()
     expected = sorted({2, 3, 5, 6, 7} | {n for n in by_id if n not in {0, 1}})
     assert stated.split("heldout").tolist() == expected != by_id
@@ -108,19 +107,14 @@ def test_a_split_column_overrides_the_rule(corpus: Corpus, tmp_path: Path) -> No
     grids = [order.windows(slot, stated, "heldout", 64, 48) for slot in range(order.count)]
     read = {int(number) for grid in grids for number in grid.document}
     assert read == {n for n in expected if stated.lengths[n] > 1}
-
-
-def test_an_unknown_split_is_refused_unless_the_column_is_ignored(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    records = stated_records(n9="tets")
+    unknown = stated_records(n9="tets")
     with pytest.raises(InputError, match=r"'long-4' has the split 'tets': .*--split-column ''"):
-        rebuild(tmp_path, records)
-    ignored = rebuild(tmp_path, records, columns=Columns(split=""))
+        rebuild(tmp_path, unknown, **options)
+    ignored = rebuild(tmp_path, unknown, columns=Columns(split=""), **options)
     assert ignored.fingerprint == corpus.fingerprint
 
 
-def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus: Corpus, tmp_path: Path) -> None:
+def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus, tmp_path):
     assert contents(rebuild(tmp_path, RECORDS).path) == contents(corpus.path)
     tokenizer = corpus.path / "tokenizer"
     sharded = rebuild(tmp_path, RECORDS, tokenizer=tokenizer, parts=9)
@@ -129,7 +123,7 @@ def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus: Corpus, tmp_path
     assert rebuild(tmp_path, changed, tokenizer=tokenizer).fingerprint != corpus.fingerprint
 
 
-def test_a_corpus_is_built_from_a_store_as_from_a_directory(tmp_path: Path) -> None:
+def test_a_corpus_is_built_from_a_store_as_from_a_directory(tiny_corpus, tmp_path):
     upath = pytest.importorskip("upath")
     remote = upath.UPath(f"memory://{tmp_path.name}")
     (tmp_path / "texts").mkdir()
@@ -137,36 +131,37 @@ def test_a_corpus_is_built_from_a_store_as_from_a_directory(tmp_path: Path) -> N
     for root in (tmp_path / "texts", remote):
         (root / "a.txt").write_text("A text of its own. " * 30)
         (root / "b.jsonl").write_text("".join(f'{{"text": "Row {n}."}}\n' for n in range(90)))
-    expected = build_corpus(tmp_path / "texts", tmp_path / "local", **OPTIONS)
-    for number, inputs in enumerate((str(remote), remote, [str(remote / "a.txt"), remote])):
-        built = build_corpus(inputs, tmp_path / str(number), **OPTIONS)
+    options: dict[str, Any] = {"tokenizer": tiny_corpus / "tokenizer", "parts": 3}
+    expected = build_corpus(tmp_path / "texts", tmp_path / "local", **options)
+    for number, inputs in enumerate((str(remote), [str(remote / "a.txt"), remote])):
+        built = build_corpus(inputs, tmp_path / str(number), **options)
         assert built.fingerprint == expected.fingerprint
-        cost = estimate_build(inputs, tmp_path / "out", vocab_size=300)
-        assert (cost.documents, cost.tokens) == (len(expected), expected.num_tokens)
+    cost = estimate_build(str(remote), tmp_path / "out", tokenizer=options["tokenizer"])
+    assert (cost.documents, cost.tokens) == (len(expected), expected.num_tokens)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
+def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path):
     words = {f"w{n}": n for n in range(70_000)} | {"</s>": 70_000, "<unk>": 70_001}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"eos_token": "</s>", "unk_token": "<unk>"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path / "t")
     records = [{"text": "w69999 w3 </s> zebra"}]
-    corpus = rebuild(tmp_path, records, tokenizer=tmp_path / "t")
+    corpus = rebuild(tmp_path, records, tokenizer=tmp_path / "t", parts=1)
     tokens = corpus.tokens(0, 5)
     assert tokens.dtype == np.uint32
     assert tokens[[0, 1, 3, 4]].tolist() == [69_999, 3, 70_001, 70_000]
     assert corpus.text(0)[: corpus.spans(0)[1, 1]] == "w69999 w3"
 
 
-def test_an_existing_corpus_is_replaced_only_on_request(build: Callable[..., Corpus]) -> None:
-    corpus = build(["first"])
+def test_an_existing_corpus_is_replaced_only_on_request(corpus, tmp_path):
+    corpus = Corpus.open(shutil.copytree(corpus.path, tmp_path / "built"))
     before, parent = contents(corpus.path), corpus.path.parent
     source = write_jsonl(parent / "t.jsonl", [{"text": "second"}])
     broken, link = parent / "broken.jsonl", parent / "link.parquet"
     broken.write_text("{", encoding="utf-8")
-    (text,) = corpus.path.glob("text-*.parquet")
+    text = next(corpus.path.glob("text-*.parquet"))
     link.symlink_to(text)
     options = {"vocab_size": 300, "overwrite": True}
     with pytest.raises(InputError, match="--overwrite"):
@@ -188,25 +183,23 @@ def test_an_existing_corpus_is_replaced_only_on_request(build: Callable[..., Cor
 
 @pytest.mark.parametrize("make", [build_corpus, estimate_build])
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("row", "options", "message"),
     [
-        ({"vocab_size": 12}, "257"),
-        ({"heldout_fraction": 1.0}, "below 1"),
-        ({"heldout_fraction": float("nan")}, "below 1"),
+        ('{"text": "a"}', {"vocab_size": 12}, "257"),
+        ('{"text": "a"}', {"heldout_fraction": 1.0}, "below 1"),
+        ('{"text": "a"}', {"heldout_fraction": float("nan")}, "below 1"),
+        ('{"text": 3}', {"vocab_size": 300}, r"t\.jsonl:2: the text is a number"),
     ],
 )
-def test_arguments_out_of_range(
-    make: Any, options: dict[str, float], message: str, tmp_path: Path
-) -> None:
-    path = write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])
+def test_what_a_build_and_its_dry_run_refuse(make, row, options, message, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(f'{{"text": "a"}}\n{row}\n')
     with pytest.raises(InputError, match=message):
         make(path, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_estimated_tokens_are_those_of_the_corpus(
-    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimated_tokens_are_those_of_the_corpus(tiny_corpus, tmp_path, monkeypatch):
     """Exactly where all of it is tokenised, and nearly where a sample from all over it is."""
     options = {"tokenizer": tiny_corpus / "tokenizer"}
     lines = ("a line of text ", "你好世界训练你好 ")
@@ -215,6 +208,10 @@ def test_estimated_tokens_are_those_of_the_corpus(
     built = build_corpus(path, tmp_path / "built", **options)
     exact = estimate_build(path, tmp_path / "out", **options)
     assert (exact.documents, exact.tokens) == (1000, built.num_tokens)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{"text": 3}\n')
+    skipping = estimate_build(bad, tmp_path / "out", skip_bad_rows=True, **options)
+    assert skipping.documents == 1
     size = sum(file.stat().st_size for file in built.path.glob("*-0*"))
     assert exact.disk_bytes == pytest.approx(size, rel=0.05)
     monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 3000)
@@ -225,9 +222,7 @@ def test_estimated_tokens_are_those_of_the_corpus(
     assert not (tmp_path / "out").exists()
 
 
-def test_totals_of_a_stream_of_unknown_length_are_unknown(
-    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_totals_of_a_stream_of_unknown_length_are_unknown(tiny_corpus, tmp_path, monkeypatch):
     write_jsonl(tmp_path / "t.jsonl", [{"text": f"{n} a line " * 40} for n in range(900)])
     monkeypatch.setattr(module, "READING_SECONDS", 0.0)
     cost = estimate_build(
@@ -235,12 +230,3 @@ def test_totals_of_a_stream_of_unknown_length_are_unknown(
     )
     assert (cost.seconds, cost.tokens, cost.disk_bytes) == (None, None, None)
     assert "does not say before it is read" in cost.unknown[1]
-
-
-def test_a_dry_run_refuses_bad_rows_too(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"text": "a"}\n{"text": 3}\n')
-    with pytest.raises(InputError, match=r"t\.jsonl:2: the text is a number"):
-        estimate_build(path, tmp_path / "out", vocab_size=300)
-    cost = estimate_build(path, tmp_path / "out", vocab_size=300, skip_bad_rows=True)
-    assert cost.documents == 1

@@ -1,5 +1,7 @@
 """Hugging Face datasets, from local copies: no test needs a network."""
 
+import json
+
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,52 +9,84 @@ import pytest
 
 from prismlm.corpus import Columns, HubDataset, build_corpus
 from prismlm.errors import InputError
+from tests.corpus.test_part import written
+from tests.helpers import forked
 
+# Every seventh is empty and left out.
 ROWS = [
-    {"body": f"Document {i} says {i * i}.", "licence": "CC0" if i % 2 else None} for i in range(40)
+    {
+        "body": f"Document {i} says {i * i}. " * (i % 7),
+        "licence": "CC0" if i % 2 else None,
+        "split": (None, "train", "validation")[i % 3],
+    }
+    for i in range(900)
 ]
+KEPT = [row for row in ROWS if row["body"]]
 COLUMNS = Columns(text="body", license="licence")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """A dataset of three Parquet files."""
     directory = tmp_path_factory.mktemp("folder") / "numbers"
     directory.mkdir()
-    pq.write_table(pa.Table.from_pylist(ROWS), directory / "train.parquet", row_group_size=8)
+    for part in range(3):
+        rows = pa.Table.from_pylist(ROWS[part * 300 : (part + 1) * 300])
+        pq.write_table(rows, directory / f"train-{part}.parquet", row_group_size=17)
     return directory
+
+
+@pytest.fixture
+def build(tiny_corpus, tmp_path):
+    def build(dataset, out="out", columns=COLUMNS, **options):
+        options |= {"tokenizer": tiny_corpus / "tokenizer", "columns": columns}
+        return build_corpus(dataset, tmp_path / out, **options)
+
+    return build
 
 
 def texts(corpus):
     return [corpus.text(i) for i in range(len(corpus))]
 
 
-def test_a_folder_of_parquet_is_streamed(folder, tmp_path, monkeypatch):
+def test_a_folder_of_parquet_is_streamed_and_its_parts_are_files(folder, build, monkeypatch):
     monkeypatch.setattr(
         datasets.Dataset, "from_parquet", lambda *_, **__: pytest.fail("read as a whole")
     )
-    corpus = build_corpus(
-        HubDataset(str(folder)), tmp_path / "corpus", vocab_size=300, columns=COLUMNS
-    )
-    assert texts(corpus) == [row["body"] for row in ROWS]
-    assert corpus.column("license") == [row["licence"] for row in ROWS]
-    assert corpus.doc_ids[:2] == ["numbers:1", "numbers:2"]
-    assert set(corpus.column("source")) == {"numbers"}
+    files, one, five = (build(HubDataset(str(folder)), str(n), parts=n) for n in (None, 1, 5))
+    assert len(files.meta["shards"]) == 3
+    assert files.doc_ids[:2] == ["numbers:1:2", "numbers:1:3"]
+    assert texts(files) == [row["body"] for row in KEPT]
+    assert files.column("license") == [row["licence"] for row in KEPT]
+    assert set(files.column("source")) == {"numbers"}
+    assert written(files) == written(one) == written(five)
 
 
-def test_a_dataset_saved_to_disk(tmp_path):
+def test_a_dataset_saved_to_disk(build, tmp_path):
     saved = tmp_path / "saved"
-    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(saved))
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS[:40])}).save_to_disk(str(saved))
     found = HubDataset(str(saved), split="test")
-    corpus = build_corpus(found, tmp_path / "corpus", vocab_size=300, columns=COLUMNS)
-    assert texts(corpus) == [row["body"] for row in ROWS]
+    one, three = (build(found, str(n), parts=n) for n in (1, 3))
+    assert texts(one) == [row["body"] for row in ROWS[:40] if row["body"]]
+    assert one.doc_ids[:2] == ["saved:2", "saved:3"]
+    assert written(one) == written(three)
 
 
-def test_files_are_relative_to_a_directory(folder, tmp_path, monkeypatch):
+def test_data_files(folder, build, tmp_path, monkeypatch):
+    for part in range(2):
+        lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
+        (tmp_path / f"part-{part}.jsonl").write_text("".join(lines))
+    every = build(HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),)), "every")
+    assert texts(every) == [row["body"] for row in ROWS[:100] if row["body"]]
+    path = str(tmp_path / "part-1.jsonl")
+    one = build(HubDataset("json", data_files=(path,)), "one")
+    assert one.doc_ids[0] == "part-1:1"
+    assert one.meta["read"]["dataset"]["data_files"] == [path]
+    # Relative to a directory of data files.
     monkeypatch.chdir(folder.parent)
-    found = HubDataset(folder.name, data_files=("train.parquet",))
-    corpus = build_corpus(found, tmp_path / "corpus", vocab_size=300, columns=COLUMNS)
-    assert texts(corpus) == [row["body"] for row in ROWS]
-    assert corpus.meta["read"]["dataset"]["data_files"] == ["train.parquet"]
+    relative = build(HubDataset(folder.name, data_files=("train-1.parquet",)), "relative")
+    assert texts(relative) == [row["body"] for row in ROWS[300:600] if row["body"]]
+    assert relative.meta["read"]["dataset"]["data_files"] == ["train-1.parquet"]
     for name, files in (("no-one/nothing", ["a"]), ("json", [str(folder.parent / "a")])):
         described = HubDataset(name, data_files=("a",)).described()
         assert described["dataset"]["data_files"] == files
@@ -68,12 +102,11 @@ def test_files_are_relative_to_a_directory(folder, tmp_path, monkeypatch):
         (HubDataset("{folder}"), Columns(text="text"), "the columns are: body, licence"),
     ],
 )
-def test_what_cannot_be_read(folder, tmp_path, dataset, columns, words):
+def test_what_cannot_be_read(folder, build, tmp_path, dataset, columns, words):
     name = dataset.name.format(folder=folder)
-    wrong = HubDataset(name, dataset.config, dataset.split)
     with pytest.raises(InputError, match=words):
-        build_corpus(wrong, tmp_path / "corpus", vocab_size=300, columns=columns)
-    assert not (tmp_path / "corpus").exists()
+        build(HubDataset(name, dataset.config, dataset.split), columns=columns)
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_with_a_configuration(folder):
@@ -81,3 +114,9 @@ def test_names_with_a_configuration(folder):
     assert HubDataset.parse("wiki") == HubDataset("wiki", None, "train")
     assert HubDataset.parse(str(folder)) == HubDataset(str(folder))
     assert str(HubDataset("wiki", "en")) == "wiki:en"
+
+
+def test_a_missing_package_is_named():
+    code = "import sys; sys.modules['datasets'] = None; from prismlm.corpus.read import *; "
+    done = forked.run(code=f"{code}DatasetReader(HubDataset('no-one/nothing'))")
+    assert "pip install 'prismlm[datasets]'" in done.stderr.splitlines()[-1]

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import pickle
 import re
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from prismlm.files import read_json, write_json
 from tests.helpers.records import RECORDS
 
 
-def test_metadata_by_document(corpus: Corpus) -> None:
+def test_metadata_by_document(corpus):
     assert corpus.name == "built"
     assert corpus.doc_ids == [record["id"] for record in RECORDS]
     assert corpus.column("license") == [record.get("license") for record in RECORDS]
@@ -28,10 +25,10 @@ def test_metadata_by_document(corpus: Corpus) -> None:
     with pytest.raises(InputError, match="Did you mean 'license'"):
         corpus.column("licence")
     with pytest.raises(InputError, match="the split is"):
-        corpus.split("test")  # pyright: ignore[reportArgumentType]
+        corpus.split("test")
 
 
-def test_tokens_across_shards(corpus: Corpus) -> None:
+def test_tokens_across_shards(corpus):
     whole = corpus.tokens(0, corpus.num_tokens)
     assert len(whole) == corpus.num_tokens
     assert whole.dtype == np.uint16
@@ -52,9 +49,7 @@ def test_tokens_across_shards(corpus: Corpus) -> None:
     assert [corpus.document_at(p) for p in range(corpus.num_tokens)] == expected.tolist()
 
 
-def test_several_threads_read_the_same_corpus(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_threads_read_the_same_corpus(corpus, monkeypatch):
     monkeypatch.setattr(tables, "CACHED_ROW_GROUPS", 1)
     opened = Corpus.open(corpus.path)
     drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
@@ -63,7 +58,7 @@ def test_several_threads_read_the_same_corpus(
     assert read == [RECORDS[number]["text"] for number in drawn]
 
 
-def test_spans_recover_the_text_of_every_token(corpus: Corpus) -> None:
+def test_spans_recover_the_text_of_every_token(corpus):
     for index, spans in enumerate(map(corpus.spans, corpus.split("all"))):
         text = corpus.text(index)
         assert spans.shape == (corpus.lengths[index], 2)
@@ -76,7 +71,7 @@ def test_spans_recover_the_text_of_every_token(corpus: Corpus) -> None:
             assert decoded == text[start:end] or "�" in decoded
 
 
-def test_a_path_that_is_not_a_corpus(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_corpus(tmp_path):
     text, missing = tmp_path / "a.txt", tmp_path / "missing"
     text.write_text("Text.")
     for path, names in ((text, f"{text} --out DIR"), (missing, f"INPUT --out {missing}")):
@@ -86,7 +81,7 @@ def test_a_path_that_is_not_a_corpus(tmp_path: Path) -> None:
         Corpus.open(tmp_path)
 
 
-def test_a_pickle_opens_the_directory_again(corpus: Corpus) -> None:
+def test_a_pickle_opens_the_directory_again(corpus):
     corpus.tokens(0, 10)
     data = pickle.dumps(corpus)
     assert len(data) < 1000
@@ -94,12 +89,12 @@ def test_a_pickle_opens_the_directory_again(corpus: Corpus) -> None:
 
 
 @pytest.fixture
-def copy(corpus: Corpus, tmp_path: Path) -> Path:
+def copy(corpus, tmp_path):
     return Path(shutil.copytree(corpus.path, tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "documents", "text"])
-def test_missing_and_short_files_are_named(copy: Path, kind: str) -> None:
+def test_missing_and_short_files_are_named(copy, kind):
     path = next(copy.glob(f"{kind}-00001.*"))
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(FormatError, match=rf"{path.name} has \d+ bytes, expected"):
@@ -109,7 +104,7 @@ def test_missing_and_short_files_are_named(copy: Path, kind: str) -> None:
         Corpus.open(copy)
 
 
-def test_other_versions_and_changed_descriptions_are_refused(copy: Path) -> None:
+def test_other_versions_and_changed_descriptions_are_refused(copy):
     meta = read_json(copy / "corpus.json")
     for changed, error in (
         ({**meta, "version": 99}, "99"),
@@ -121,7 +116,7 @@ def test_other_versions_and_changed_descriptions_are_refused(copy: Path) -> None
             Corpus.open(copy)
 
 
-def flip_token(copy: Path) -> None:
+def flip_token(copy):
     path = copy / "tokens-00000.bin"
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
 
@@ -136,9 +131,7 @@ def flip_token(copy: Path) -> None:
         ),
     ],
 )
-def test_spans_refuse_damaged_files(
-    copy: Path, damage: Callable[[Path], object], error: str
-) -> None:
+def test_spans_refuse_damaged_files(copy, damage, error):
     damage(copy)
     with pytest.raises(FormatError, match=error):
         Corpus.open(copy).spans(0)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,26 +13,24 @@ TEXTS = ["the cat sat on the mat", "the dog sat on the log", "naïve café"] * 5
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return train_tokenizer(iter(TEXTS), 280)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_every_text_comes_back(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_every_text_comes_back(tokenizer, text):
     encoder = text_encoder(tokenizer.backend_tokenizer, END_OF_TEXT)
     ids = encoder.encode(text, add_special_tokens=False).ids
     assert tokenizer.eos_token_id not in ids
     assert tokenizer.decode(ids) == text
 
 
-def test_a_long_word_does_not_stall_training() -> None:
+def test_a_long_word_does_not_stall_training():
     trained = train_tokenizer(iter(["=" * 400_000, *TEXTS]), 280)
     assert trained.decode(trained.encode("=" * 1001)) == "=" * 1001
 
 
-def test_training_and_saving_keep_the_fingerprint(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_training_and_saving_keep_the_fingerprint(tokenizer, tmp_path):
     assert fingerprint(train_tokenizer(iter(TEXTS), 280)) == fingerprint(tokenizer)
     assert fingerprint(train_tokenizer(iter(TEXTS), 281)) != fingerprint(tokenizer)
     tokenizer.save_pretrained(tmp_path)
@@ -48,21 +42,21 @@ def test_training_and_saving_keep_the_fingerprint(
     assert fingerprint(loaded) != fingerprint(tokenizer)
 
 
-def _word_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+def _word_tokenizer(**special):
     words = {word: n for n, word in enumerate(["<unk>", "a", "b", "</s>"])}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 
-def test_an_end_token_that_is_not_marked_special_is_text_too() -> None:
+def test_an_end_token_that_is_not_marked_special_is_text_too():
     backend = _word_tokenizer().backend_tokenizer
     backend.add_tokens(["</s>"])
     ids = text_encoder(backend, "</s>").encode("a</s>b", add_special_tokens=False).ids
     assert 3 not in ids
 
 
-def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+def test_tokenizers_that_cannot_be_used(tmp_path):
     _word_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no end-of-text token"):
         load_tokenizer(tmp_path)

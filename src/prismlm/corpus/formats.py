@@ -54,6 +54,11 @@ class InputFile:
         """Its bytes, and the version that its store states; a store is asked once."""
         return self.listed or _state(self.path)
 
+    def as_listed(self) -> InputFile:
+        """Return it as it is now, for another process and current directory."""
+        path = self.path if is_remote(self.path) else self.path.absolute()
+        return InputFile(path, self.name, self.state)
+
     @property
     def size(self) -> int:
         """Its bytes."""
@@ -104,16 +109,6 @@ def extension(path: Path) -> str | None:
     return next((known for known in EXTENSIONS if name.endswith(known)), None)
 
 
-class Span(NamedTuple):
-    """The records of a file whose first byte lies in [start, stop).
-
-    A negative start says how much was read before the file.
-    """
-
-    start: int = 0
-    stop: float = math.inf
-
-
 class Row(NamedTuple):
     """One record.
 
@@ -135,20 +130,21 @@ class Row(NamedTuple):
 Record = tuple[int | str, dict[str, Any] | BadRow, int]
 
 
-def read_rows(file: InputFile, columns: Columns, span: Span | None = None) -> Iterator[Row]:
+def read_rows(
+    file: InputFile, columns: Columns, start: int = 0, stop: float = math.inf
+) -> Iterator[Row]:
     """Yield the rows of one file, in order, a batch of them at a time.
 
-    Only divisible files have a ``span``. A file that is not UTF-8, or not valid JSON as a whole,
-    is one bad row. Rows are numbered from 1; in large files of JSON lines, ``@`` and the offset of
-    the line stand for the number.
+    Of divisible files, those whose first byte lies in [start, stop); a negative start says how
+    much was read before the file. A file that is not UTF-8, or not valid JSON as a whole, is one
+    bad row. Rows are numbered from 1; in large files of JSON lines, ``@`` and the offset of the
+    line stand for the number.
     """
     path, source = file.path, file.path.name[: -len(file.kind)]
-    span, is_whole = span or Span(), file.kind in WHOLE_FILES
-    start = span.start
     try:
         file.check()
-        for number, values, done in _records(file, columns, span):
-            doc_id = file.name if is_whole else f"{file.name}:{number}"
+        for number, values, done in _records(file, columns, start, stop):
+            doc_id = file.name if file.kind in WHOLE_FILES else f"{file.name}:{number}"
             yield Row(values, f"{path}:{number}", doc_id, source, max(0, done - start))
     except BadRow as bad:
         yield Row(bad, str(path), file.name, source, file.size - start)
@@ -159,25 +155,24 @@ def read_rows(file: InputFile, columns: Columns, span: Span | None = None) -> It
         raise InputError(str(not_utf8(error.object, str(path), error))) from error
     except csv.Error as error:
         raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
-    except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
+    except Exception as error:
+        why = first_line(error)
         # Arrow reports broken zstd and Parquet streams as OSError without an errno, as gzip does.
         if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
-            why = getattr(error, "strerror", None) or "it is missing"
-            raise InputError(f"{path} cannot be read: {why}.") from error
-        raise InputError(
-            f"{path} is damaged or incomplete, or not what its extension says "
-            f"({first_line(error)}). Fetch or write the file again."
-        ) from error
-    except Exception as error:  # each store has its own errors
-        if not is_remote(path):
+            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it is missing'}."
+        elif isinstance(error, (EOFError, zlib.error, OSError, pa.ArrowException)):
+            why = (
+                f"is damaged or incomplete, or not what its extension says ({why}). Fetch or write "
+                "the file again."
+            )
+        elif is_remote(path):  # each store has its own errors
+            why = f"could not be read to its end ({why}). Try again when its store answers."
+        else:
             raise
-        raise InputError(
-            f"{path} could not be read to its end ({first_line(error)}). Try again when its store "
-            "answers."
-        ) from error
+        raise InputError(f"{path} {why}") from error
 
 
-def _records(file: InputFile, columns: Columns, span: Span) -> Iterator[Record]:
+def _records(file: InputFile, columns: Columns, start: int, stop: float) -> Iterator[Record]:
     if file.kind == ".json":
         yield from _json(file, columns)
         return
@@ -187,18 +182,20 @@ def _records(file: InputFile, columns: Columns, span: Span) -> Iterator[Record]:
         elif file.kind == ".csv":
             yield from _csv(file, opened, columns)
         elif file.kind == ".parquet":
-            yield from _parquet(file, opened, columns, span)
+            yield from _parquet(file, opened, columns, start, stop)
         else:
-            yield from _json_lines(file, opened, columns, span)
+            yield from _json_lines(file, opened, columns, start, stop)
 
 
-def _json_lines(file: InputFile, raw: Any, columns: Columns, span: Span) -> Iterator[Record]:
+def _json_lines(
+    file: InputFile, raw: Any, columns: Columns, start: int, stop: float
+) -> Iterator[Record]:
     is_packed = file.kind in PACKED
     counted = file.size <= MAX_COUNTED or is_packed
-    first = _first_line(raw, span.start, counted=counted) if span.start > 0 else 1
+    first = _first_line(raw, start, counted=counted) if start > 0 else 1
     offset = raw.tell()
     for count, line in enumerate(_lines(_unpacked(raw, file.kind), file.path, first), start=first):
-        if offset >= span.stop:
+        if offset >= stop:
             return
         number = count if counted else f"@{offset}"
         offset += len(line)
@@ -303,18 +300,23 @@ def _csv(file: InputFile, raw: Any, columns: Columns) -> Iterator[Record]:
             yield number, values, raw.tell()
 
 
-def _parquet(file: InputFile, raw: Any, columns: Columns, span: Span) -> Iterator[Record]:
+def _parquet(
+    file: InputFile, raw: Any, columns: Columns, start: int, stop: float
+) -> Iterator[Record]:
     with pq.ParquetFile(raw) as table:
         names = columns.resolve(table.schema_arrow.names, str(file.path))
         used, rows = sorted(set(names.values())), table.metadata.num_rows
         groups = [table.metadata.row_group(n) for n in range(table.num_row_groups)]
         chunks = (group.column(n) for group in groups for n in range(group.num_columns))
-        chunks = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in used)
-        largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+        sizes = (
+            chunk.total_uncompressed_size
+            for chunk in chunks
+            if chunk.path_in_schema.split(".")[0] in used
+        )
         # A single row may be as large as all of its column.
-        at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
+        at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, *sizes, 1)))
         firsts = [first_byte(group.column(0)) for group in groups]
-        mine = [n for n, first in enumerate(firsts) if span.start <= first < span.stop]
+        mine = [n for n, first in enumerate(firsts) if start <= first < stop]
         number = sum(group.num_rows for group in groups[: mine[0]]) if mine else 0
         for batch in table.iter_batches(at_once, row_groups=mine, columns=used) if mine else ():
             lists = [batch.column(name).to_pylist() for name in names.values()]

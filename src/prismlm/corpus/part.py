@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,16 +30,16 @@ from prismlm.corpus.read import (
     DatasetReader,
     DocumentReader,
     HubDataset,
-    InputFile,
     Paths,
     PipelineReader,
     repeated_id,
 )
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import MIN_VOCABULARY, fingerprint, load_tokenizer, train_tokenizer
-from prismlm.corpus.writer import PART_FILE, PartWriter, merge_parts
+from prismlm.corpus.writer import PART_FILE, merge_parts, write_part
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import (
+    BadRow,
     InputError,
     Interrupted,
     check_kind,
@@ -77,7 +77,8 @@ class CorpusPart:
         tokenizer: a directory or a Hugging Face name; None trains one, once for all parts.
         inputs: as :func:`build_corpus` takes them; None: documents of the steps before, whose
             metadata has the columns.
-        run, listed: what :meth:`list_inputs` recorded; None: a part lists the input itself.
+        run, not_read: what :meth:`list_inputs` records: the settings that all parts share, and
+            the number of files that are not read, by extension.
         used: hashes of ids that earlier parts have, by part.
 
     The others are arguments of :func:`build_corpus`.
@@ -92,20 +93,17 @@ class CorpusPart:
     filters: Filters = field(default_factory=Filters)
     skip_bad_rows: bool = False
     overwrite: bool = False
-    run: dict[str, Any] | None = None
-    listed: dict[str, Any] | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+    not_read: dict[str, int] = field(default_factory=dict)
     used: Mapping[int, list[int]] = field(default_factory=dict)
     progress: Reporter = SILENT
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write a part, unless it is finished; the last one writes the corpus."""
-        if data is None and self.inputs is None:
+        if self.inputs is None and data is None:
             raise InputError("there is nothing to read: name inputs, or put a reader before it.")
-        if self.tokenizer is None and self.inputs is None:
-            raise InputError(
-                "a part cannot train a tokenizer on documents of the steps before, which are read "
-                "once: name a tokenizer."
-            )
+        if self.inputs is None and self.tokenizer is None:
+            raise InputError("documents of the steps before are read once: name a tokenizer.")
         if self.filters.near_duplicates:
             raise InputError(
                 "a part by itself cannot find near-duplicates in others: make all parts with "
@@ -133,10 +131,14 @@ class CorpusPart:
         """The search for near-duplicates."""
         return NearDuplicates(self.partial / MINHASH)
 
-    def open_tokenizer(self) -> PreTrainedTokenizerFast | None:
-        """Load the tokenizer; None if it is yet to be trained."""
-        if self.tokenizer is None and not self.trained.is_dir():
-            return None
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self.tokenizer is not None or self.trained.is_dir()
+
+    @cached_property
+    def loaded(self) -> PreTrainedTokenizerFast:
+        """The tokenizer."""
         return load_tokenizer(self.tokenizer or self.trained)
 
     def open_inputs(self, **how: Any) -> DocumentReader:
@@ -151,26 +153,31 @@ class CorpusPart:
         InputError for finished parts of another input, or if the corpus would replace its input.
         """
         self.check()
-        inputs, tokenizer, listed = self.inputs, self.tokenizer, dict[str, Any]()
+        inputs, tokenizer, ignored = self.inputs, self.tokenizer, dict[str, int]()
         # Workers may have another current directory.
         if tokenizer is not None and os.path.exists(tokenizer):
             tokenizer = Path(tokenizer).absolute()
-        if reader is None and inputs is not None:
-            reader = self.open_inputs()
         paths = list[Path]()
         if isinstance(inputs, HubDataset):
             inputs = inputs.absolute()
             paths = [*map(Path, (inputs.name, *inputs.data_files))]
-        elif reader is not None:
-            inputs = [InputFile(_absolute(f.path), f.name, f.state) for f in reader.files]
+        elif inputs is not None:
+            reader = reader or self.open_inputs()
+            inputs = [file.as_listed() for file in reader.files]
             paths = [file.path for file in inputs if isinstance(file.path, Path)]
-            listed = {"not_read": dict(sorted(reader.ignored.items()))}
-        _check_not_replaced(paths, self.out)
-        changed: dict[str, Any] = {"tokenizer": tokenizer, "inputs": inputs, "listed": listed}
+            ignored = dict(sorted(reader.ignored.items()))
+        for path in paths if self.out.exists() else ():
+            here, there = os.path.realpath(path), os.path.realpath(self.out)
+            if path.exists() and Path(here).is_relative_to(there):
+                raise InputError(
+                    f"{path} lies in {self.out}, which the corpus would replace. Choose another "
+                    "directory."
+                )
+        changed: dict[str, Any] = {"tokenizer": tokenizer, "inputs": inputs, "not_read": ignored}
         part = replace(self, out=self.out.absolute(), **changed)
         run = part._run(count)
         Parts(self.out, count).check(run, overwrite=self.overwrite, names=PARTS)
-        for path in (self.trained, self.partial / MINHASH):
+        for path in (self.trained, self.near_duplicates.directory):
             note = path / RUN_FILE
             if path.is_dir() and (not note.is_file() or read_json(note) != run):
                 discard(path)
@@ -178,13 +185,11 @@ class CorpusPart:
 
     def _run(self, count: int) -> dict[str, Any]:
         """Return what all parts share."""
-        tokenizer: Any = {"vocab_size": self.vocab_size}
-        if self.tokenizer is not None:
-            tokenizer = fingerprint(load_tokenizer(self.tokenizer))
+        trained = {"vocab_size": self.vocab_size}
         run = {
             "heldout_fraction": self.heldout_fraction,
             "skip_bad_rows": self.skip_bad_rows,
-            "tokenizer": tokenizer,
+            "tokenizer": trained if self.tokenizer is None else fingerprint(self.loaded),
             "parts": count,
             "filters": asdict(self.filters) | {"languages": list(self.filters.languages)},
             "prismlm": prismlm.__version__,
@@ -233,13 +238,13 @@ class CorpusPart:
 
     def sign(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the signatures of a part, for the search for near-duplicates."""
-        tokenizer, share = self.open_tokenizer(), (rank, world_size)
-        reader = self.open_inputs(tokenizer=tokenizer, share=share, used=None)
+        tokenizer = self.loaded if self.is_trained else None
+        reader = self.open_inputs(tokenizer=tokenizer, share=(rank, world_size), used=None)
         self.near_duplicates.sign(reader, rank)
 
     def train(self) -> None:
         """Train a tokenizer on texts from all over the input, unless one is named or trained."""
-        if self.tokenizer is not None or self.trained.is_dir():
+        if self.is_trained:
             return
         task = self.progress.task("Training the tokenizer", None, "tokens")
         # The first part trains it, while others wait.
@@ -270,39 +275,33 @@ class CorpusPart:
 
     def make(self, data: Any, rank: int, count: int) -> None:
         """Write a part, unless it is finished."""
-        directory = Parts(self.out, count).part(rank)
+        directory, share = Parts(self.out, count).part(rank), (rank, count)
         with writing(directory), self._room():
-            if not directory.is_dir():
-                self._write(directory, rank, count, data)
+            if directory.is_dir():
+                return
+            if self.inputs is None:
+                skip = self.skip_bad_rows
+                reader = PipelineReader(data, self.columns, skip_bad_rows=skip, share=share)
+            else:
+                used = self.used.get(rank, ())
+                reader = self.open_inputs(tokenizer=self.loaded, share=share, used=used)
+            total = None if reader.total is None else reader.total // count
+            name = "Tokenising" if count == 1 else f"Tokenising, part {rank + 1} of {count}"
+            counts = {"left_out": reader.left_out, "read": reader.documents}
+            with (
+                atomic_directory(directory) as new,
+                self.progress.task(name, total, reader.unit) as task,
+            ):
+                done, documents = 0, self.documents(reader, rank)
+                for _ in write_part(new, self.loaded, documents, self.heldout_fraction, **counts):
+                    task.advance(reader.done - done)
+                    done = reader.done
+                np.save(new / IDS_FILE, reader.ids())
+                write_json(new / RUN_FILE, self.run)
 
     def _room(self) -> AbstractContextManager[None]:
         kept, what = Parts(self.out, 1).kept, f"the corpus {self.out}"
         return room_to_write(what, self.out.parent, lambda: f"Make room. {kept()}")
-
-    def _write(self, directory: Path, rank: int, count: int, data: Any = None) -> None:
-        tokenizer = self.open_tokenizer()
-        assert tokenizer is not None
-        share = rank, count
-        if self.inputs is None:
-            skip = self.skip_bad_rows
-            reader = PipelineReader(data, self.columns, skip_bad_rows=skip, share=share)
-        else:
-            used = self.used.get(rank, ())
-            reader = self.open_inputs(tokenizer=tokenizer, share=share, used=used)
-        total = None if reader.total is None else reader.total // count
-        name = "Tokenising" if count == 1 else f"Tokenising, part {rank + 1} of {count}"
-        with (
-            atomic_directory(directory) as new,
-            PartWriter(new, tokenizer, self.heldout_fraction) as writer,
-            self.progress.task(name, total, reader.unit) as task,
-        ):
-            done = 0
-            for _ in writer.write(self.documents(reader, rank)):
-                task.advance(reader.done - done)
-                done = reader.done
-            writer.finish(reader.left_out, reader.documents)
-            np.save(new / IDS_FILE, reader.ids())
-            write_json(new / RUN_FILE, self.run)
 
     def build(self, count: int, engine: Engine, workers: int) -> None:
         """Make all parts with workers, and write the corpus."""
@@ -337,34 +336,31 @@ class CorpusPart:
     def finish(self, count: int, run: Callable[[Work], None] | None = None) -> None:
         """Write the corpus of all parts, unless another process has just done so.
 
-        Parts with an id of an earlier part are made again without it, by ``run`` if it is given.
+        Parts with an id of an earlier part are made again, by ``run`` if it is given: as with an
+        id that a part has twice, the later document is left out as a bad row, or an InputError.
         An id is judged before the filters: the first document in the order of the input keeps it.
-        InputError for such an id, unless bad rows are left out.
         """
         parts = Parts(self.out, count)
         if not parts.path.is_dir():
             return
-        parts.check(self.run or {}, names=PARTS)
+        parts.check(self.run, names=PARTS)
         repeated = _repeated_ids([parts.part(number) / IDS_FILE for number in range(count)])
-        if repeated and (not self.skip_bad_rows or self.inputs is None):
+        if repeated and self.inputs is None:
             number = min(repeated)
-            problem = repeated_id(*self._locate(parts, number, {*repeated[number]}))
-            raise InputError(f"{problem} Fix the row.")
+            raise InputError(f"{_repeated(parts, number, {*repeated[number]})} Fix the row.")
         for number in repeated:
             discard(parts.part(number))
         if repeated:
+            # Unless bad rows are left out, the first such id is an error of the reader.
             (run or partial(run_parts, count=count))(replace(self, used=repeated).make)
         with self._room():
             self._merge(parts)
         discard(parts.path)
 
     def _merge(self, parts: Parts) -> None:
-        tokenizer = self.open_tokenizer()
-        assert tokenizer is not None
-        more: dict[str, Any] = {}
-        directories = [parts.part(number) for number in range(parts.count)]
+        directories, read = [parts.part(number) for number in range(parts.count)], {}
         if isinstance(self.inputs, HubDataset):
-            more["read"] = self.inputs.described()
+            read = {"read": self.inputs.described()}
         elif self.inputs is not None:
             documents = Counter[str]()
             for part in directories:
@@ -373,21 +369,9 @@ class CorpusPart:
                 {"name": file.name, "bytes": file.size, "documents": documents[str(file.path)]}
                 for file in self.inputs
             ]
-            more["read"] = {"files": files} | (self.listed or {})
+            read = {"read": {"files": files, "not_read": self.not_read}}
         with atomic_directory(self.out) as new:
-            merge_parts(directories, new, tokenizer, self.heldout_fraction, **more)
-
-    def _locate(self, parts: Parts, number: int, keys: set[int]) -> tuple[str, str]:
-        """Return where a part first has one of these hashes of ids, and the id."""
-        if self.inputs is not None:
-            share = number, parts.count
-            return self.open_inputs(tokenizer=self.open_tokenizer(), share=share).locate(keys)
-        # Documents of the steps before cannot be read again, and filters may have left one out.
-        places = [parts.part(one) for one in (number, *range(number))]
-        tables = (path for place in places for path in place.glob("documents-*.parquet"))
-        ids = (i for path in tables for i in pq.read_table(path)["doc_id"].to_pylist())
-        place = f"part {number + 1} of {parts.count}"
-        return place, next((i for i in ids if layout.id_hash(i) in keys), "")
+            merge_parts(directories, new, self.loaded, self.heldout_fraction, **read)
 
 
 def build_corpus(
@@ -442,17 +426,14 @@ def build_corpus(
     return Corpus.open(target)
 
 
-def _absolute(path: Path) -> Path:
-    return path.absolute() if isinstance(path, Path) else path
-
-
-def _check_not_replaced(inputs: Sequence[Path], out: Path) -> None:
-    """Raise InputError if the corpus would replace its own input."""
-    for path in inputs if out.exists() else ():
-        if path.exists() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out)):
-            raise InputError(
-                f"{path} lies in {out}, which the corpus would replace. Choose another directory."
-            )
+def _repeated(parts: Parts, number: int, keys: set[int]) -> BadRow:
+    """Return the error for a part of documents that cannot be read again, by hashes of ids."""
+    tables = (parts.part(n) / layout.DOCUMENTS.format(0) for n in range(number, -1, -1))
+    ids = (i for path in tables for i in pq.read_table(path)["doc_id"].to_pylist())
+    names = (f"the id {doc_id!r}" for doc_id in ids if layout.id_hash(doc_id) in keys)
+    # Filters may have left out all documents that have it.
+    name = next(names, "the id of a document that was left out")
+    return repeated_id(f"part {number + 1} of {parts.count}", name)
 
 
 def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
@@ -504,10 +485,8 @@ def estimate_build(
         training = (time.perf_counter() - began) * min(scale or 1.0, TRAINING_CHARACTERS / kept)
     with TemporaryDirectory() as name:
         began = time.perf_counter()
-        with PartWriter(Path(name), loaded) as writer:
-            for _ in writer.write(documents):
-                pass
-            writer.finish()
+        for _ in write_part(Path(name), loaded, documents):
+            pass
         tokenising = time.perf_counter() - began
         tokens = read_json(Path(name) / PART_FILE)["counts"]["tokens"]
         disk = sum(path.stat().st_size for path in Path(name).glob("*-0*"))

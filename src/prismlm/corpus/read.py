@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -24,7 +24,6 @@ from prismlm.corpus.formats import (
     EXTENSIONS,
     InputFile,
     Row,
-    Span,
     extension,
     is_remote,
     read_rows,
@@ -182,27 +181,15 @@ class DocumentReader:
         ids = np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
         return np.setdiff1d(ids, np.array(self._used or (), np.uint64), assume_unique=True)
 
-    def locate(self, hashes: Collection[int]) -> tuple[str, str]:
-        """Return the location and id of the first document with one of these hashes of ids."""
-        for row in self._rows():
-            try:
-                document = self._document(row)
-            except BadRow:
-                continue
-            if id_hash(document.doc_id) in hashes:
-                return row.location, document.doc_id
-        raise AssertionError("no row has one of these ids")
-
     def _rows(self) -> Iterator[Row]:
-        (number, count), size = self._share, self.total or 0
-        begin, end = size * number // count, size * (number + 1) // count
-        before = 0
+        (number, count), size, before = self._share, self.total or 0, 0
         for file in self.files:
+            start = size * number // count - before
             # Files without bytes may come after the last byte.
-            start, stop = begin - before, math.inf if number == count - 1 else end - before
+            stop = math.inf if number == count - 1 else size * (number + 1) // count - before
             is_shared = file.kind in DIVISIBLE and start < file.size and stop > 0
             if start <= 0 < stop or is_shared:
-                yield from read_rows(file, self._columns, Span(start, stop))
+                yield from read_rows(file, self._columns, start, stop)
             before += file.size
 
     def _document(self, row: Row) -> Document:
@@ -257,18 +244,17 @@ class DocumentReader:
             # Eight bytes of each id use less memory than the ids.
             key = id_hash(document.doc_id)
             if key in self._seen:
-                raise repeated_id(location, document.doc_id)
+                raise repeated_id(location, f"the id {document.doc_id!r}")
             self._seen.add(key)
         return None
 
 
-def repeated_id(location: str, doc_id: str) -> BadRow:
-    """Return the error for an id that was used before; "" if only its hash is known."""
-    name = f"the id {doc_id!r}" if doc_id else "the id of a document that was left out"
+def repeated_id(location: str, name: str) -> BadRow:
+    """Return the error for an id that was used before."""
     return BadRow(
-        f"{location}: another document has {name} too. Ids "
-        "must be unique: change one, choose another column with --id-column, or, if they are made "
-        "of file names, name the directory above the files instead.",
+        f"{location}: another document has {name} too. Ids must be unique: change one, choose "
+        "another column with --id-column, or, if they are made of file names, name the directory "
+        "above the files instead.",
         "id used before",
     )
 
@@ -406,13 +392,6 @@ class HubDataset:
     def __str__(self) -> str:
         return f"{self.name}:{self.config}" if self.config else self.name
 
-    @property
-    def label(self) -> str:
-        """The default source of its documents, and the first part of their ids."""
-        if len(self.data_files) == 1:
-            return Path(self.data_files[0]).name.partition(".")[0]
-        return Path(self.name).name
-
     def absolute(self) -> HubDataset:
         """Return it with paths that do not depend on the current directory."""
         if self.data_files and self.name in FORMATS:
@@ -477,18 +456,20 @@ class DatasetReader(DocumentReader):
             yield from ((f"{prefix}{n}", row) for n, row in enumerate(rows, start=1))
 
     def _rows(self) -> Iterator[Row]:
-        label = self._dataset.label
-        names: dict[str, str] = {}
+        dataset, names = self._dataset, dict[str, str]()
+        label = Path(dataset.name).name
+        if len(dataset.data_files) == 1:
+            label = Path(dataset.data_files[0]).name.partition(".")[0]
         try:
             for done, (number, record) in enumerate(self._records_of_part(), start=1):
-                location = f"{self._dataset} ({self._dataset.split}), row {number}"
+                location = f"{dataset} ({dataset.split}), row {number}"
                 names = names or self._columns.resolve(record, location)
                 values = {role: record[name] for role, name in names.items()}
                 yield Row(values, location, f"{label}:{number}", label, done)
         except PrismError:
             raise
         except Exception as error:  # network, Arrow, a dozen libraries
-            raise _unreadable(self._dataset, error) from error
+            raise _unreadable(dataset, error) from error
 
 
 class PipelineReader(DocumentReader):
