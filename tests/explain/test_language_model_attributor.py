@@ -52,11 +52,9 @@ def test_states_of_plain_transformers_give_what_explain_gives(name, small_corpus
             found = attributor.attribute(ids, states, normalised=normalised, **given)
             assert found.answer == trace.answer
             assert found.support.level == trace.support.level
+            both = (one.sources("document").items for one in (found, trace))
+            shares, expected = ({item.key: item.share for item in items} for items in both)
             if name != "llama-bf16":
-                shares, expected = (
-                    {item.key: item.share for item in one.sources("document").items}
-                    for one in (found, trace)
-                )
                 assert shares == pytest.approx(expected, rel=rough, abs=rough)
             for step, expected in zip(found, trace, strict=True):
                 assert step.target_id == expected.target_id
@@ -75,6 +73,12 @@ def test_no_layer_is_read(tiny_model):
     assert read == {"model.norm.weight", "lm_head.weight"}
     with pytest.raises((RuntimeError, NotImplementedError)):
         model(torch.tensor([[1, 2]]))
+    # So it cannot read the text that opposes an answer.
+    trace = Attributor.load(tiny_model).attribute(
+        [1, 2, 3], torch.ones(3, model.config.hidden_size)
+    )
+    with pytest.raises(InputError, match=r"explain the text with prismlm\.load"):
+        trace.against(1)
 
 
 def test_what_does_not_fit_is_refused(tiny_model, small_corpus, tmp_path):

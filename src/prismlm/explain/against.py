@@ -87,6 +87,11 @@ def opposing_passages(
 ) -> list[Passage]:
     """Return the passages that oppose predictions most, of those with the largest estimates."""
     corpus = lens.text_source
+    if lm.model.device.type == "meta":
+        raise InputError(
+            "what opposes a prediction is read by the whole model, and an Attributor has its output "
+            "layer alone: explain the text with prismlm.load()."
+        )
     if corpus is None:
         raise InputError(
             "what opposes a prediction is read in the corpus "

@@ -59,10 +59,8 @@ def compare_texts(a: PrismLM, b: PrismLM, documents: Iterable[Document]) -> dict
     pairs = zip(*(read_texts(lm, copy, window) for lm, copy in copies), strict=True)
     sums = [lm.lens and AttributionSum(lm.lens) for lm in models]
     counts, texts = (Counter[str](), Counter[str]()), 0
-    losses: list[list[float]] = []
-    sizes: list[int] = []
-    for pair in pairs:
-        texts += 1
+    losses, sizes = list[list[float]](), list[int]()
+    for texts, pair in enumerate(pairs, 1):
         if not len(pair[0].losses):
             continue
         sizes.append(len(pair[0].losses))

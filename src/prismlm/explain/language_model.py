@@ -62,11 +62,6 @@ class PrismLM(OpenedModel):
     def _cached(self) -> list[tuple[list[Any], OutputLayer]]:
         return []
 
-    @cached_property
-    def _has_chains(self) -> bool:
-        """Whether activations are sums over channels; fitted weights depend on other prototypes."""
-        return self.head.weights == "cosine" and mixer_decoder_of(self.model) is not None
-
     def explain(
         self,
         text: str | Messages,
@@ -117,7 +112,8 @@ class PrismLM(OpenedModel):
         """
         generated = ids.shape[1] > prompt_length
         count, path = len(split), None
-        if self._has_chains:
+        # Fitted weights depend on other prototypes, so they are no sums over channels.
+        if self.head.weights == "cosine" and mixer_decoder_of(self.model) is not None:
             path = read_direct_path(self.model, self.head, ids[0, :count], split.codes)
         # The first written token is predicted after the last token of the prompt.
         start = prompt_length if generated else self.answer_start(text, ids[0])

@@ -75,12 +75,8 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     return DocumentSources(
         **lens.cells.facts(document),
         cells=[
-            {
-                "prototype": i,
-                "name": lens.names[i],
-                "positions": int(positions[i]),
-                "share": float(shares[i]),
-            }
+            {"prototype": i, "name": lens.names[i]}
+            | {"positions": int(positions[i]), "share": float(shares[i])}
             for i in fullest
         ],
         neighbourhood=float(usage @ shares / max(usage.sum(), 1e-300)),

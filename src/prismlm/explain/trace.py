@@ -422,7 +422,7 @@ class Trace:
         value |= {} if self.softcap is None else {"softcap": self.softcap}
         value |= {} if self.support is None else {"support": self.support._asdict()}
         value |= self.texts_behind(by, documents, method=method, where=where)
-        if check_whole("the number of passages against", against):
+        if against:
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
         return value
 
@@ -462,7 +462,7 @@ class Trace:
         # The one import against the order of packages.
         from prismlm.pages.trace import page
 
-        text = page([self], against=check_whole("the number of passages against", against))
+        text = page([self], against=against)
         if path is not None:
             write_text(path, text)
         return text
