@@ -89,7 +89,7 @@ def opposing_passages(
     corpus = lens.text_source
     if lm.model.device.type == "meta":
         raise InputError(
-            "what opposes a prediction is read by the whole model, and an Attributor has its output "
+            "what opposes a prediction is read by the whole model, and an Attributor has its last "
             "layer alone: explain the text with prismlm.load()."
         )
     if corpus is None:

@@ -60,7 +60,8 @@ def compare_texts(a: PrismLM, b: PrismLM, documents: Iterable[Document]) -> dict
     sums = [lm.lens and AttributionSum(lm.lens) for lm in models]
     counts, texts = (Counter[str](), Counter[str]()), 0
     losses, sizes = list[list[float]](), list[int]()
-    for texts, pair in enumerate(pairs, 1):
+    for pair in pairs:
+        texts += 1
         if not len(pair[0].losses):
             continue
         sizes.append(len(pair[0].losses))
