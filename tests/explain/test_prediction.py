@@ -33,14 +33,9 @@ def test_parts_sum_to_the_logits_of_a_plain_forward_pass(lm, trace):
         assert step.model_logit == pytest.approx(own, abs=1e-4)
         probability = logits[step.position].softmax(-1)[step.target_id].item()
         assert step.probability == pytest.approx(probability, abs=1e-5)
-
-
-def test_contributions_from_whole_signatures(lm, trace):
-    step = trace[3]
-    weight = weight_of(lm.model)
+    step, weight = trace[3], weight_of(lm.model)
     for use in step.prototypes:
-        signature = weight @ lm.head.prototypes[use.id]
-        expected = use.activation * signature
+        expected = use.activation * (weight @ lm.head.prototypes[use.id])
         assert use.contribution == pytest.approx(expected[step.target_id].item(), abs=1e-4)
         centred = (expected - expected.mean())[step.target_id].item()
         assert use.evidence == pytest.approx(centred, abs=1e-4)

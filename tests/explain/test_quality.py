@@ -20,21 +20,20 @@ from prismlm.models.seam import LogitMap
 from prismlm.training.evaluation import HeldOut
 
 
-def like(weight):
-    """Return the least that has an output embedding."""
-    model = torch.nn.Module()
-    embedding = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    embedding.weight.data = weight
+def identity():
+    """Return the least that has an output embedding: of two tokens, W the identity."""
+    model, embedding = torch.nn.Module(), torch.nn.Linear(2, 2, bias=False)
+    embedding.weight.data = torch.eye(2)
     model.get_output_embeddings = lambda: embedding
     return model
 
 
 def test_figures_by_hand():
-    # One prototype along the first axis, τ = 1: ẑ = cos(z, p) p. Two tokens, W the identity.
+    # One prototype along the first axis, τ = 1: ẑ = cos(z, p) p.
     head = PrototypeHead(2, 1, 1)
     head.prototypes.data = torch.tensor([[2.0, 0.0]])
     z = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
-    found = measure_states(like(torch.eye(2)), head, [(z, torch.tensor([1, 0]))])
+    found = measure_states(identity(), head, [(z, torch.tensor([1, 0]))])
     # cos = 0.6 and 1, so ẑ = (1.2, 0) and (2, 0); the mean state is (2, 2): even odds.
     ce = (math.log(1 + 1 / math.e) + math.log(1 + 1 / math.e)) / 2
     own = (math.log(1 + math.exp(1.2)) + math.log(1 + math.exp(-2))) / 2
@@ -47,7 +46,7 @@ def test_figures_by_hand():
     # The model prefers the second token, then the first; ẑ alone the first twice.
     assert found.agreement == 0.5
     # With the targets exchanged the model does worse than its mean state: nothing to recover.
-    worse = measure_states(like(torch.eye(2)), head, [(z, torch.tensor([0, 1]))])
+    worse = measure_states(identity(), head, [(z, torch.tensor([0, 1]))])
     assert worse.ce == pytest.approx(math.log(1 + math.e), rel=1e-6)
     assert worse.recovered is None
 
@@ -66,14 +65,14 @@ def test_logits_of_prototypes_are_free_before_the_next_pass(monkeypatch):
             yield torch.ones(3, 2), torch.ones(3, 2), torch.tensor([0, 1, 1])
 
     monkeypatch.setattr(OutputLayer, "logits", observed)
-    output = OutputLayer.from_model(like(torch.eye(2)), LogitMap())
+    output = OutputLayer.from_model(identity(), LogitMap())
     assert quality_of(output, PrototypeHead(2, 1, 1), passes()).tokens == 6
 
 
 def test_text_without_a_prediction_is_too_short():
     """Of a corpus that holds no document out, the batches say so before."""
     with pytest.raises(InputError, match="at least two tokens"):
-        measure_quality(like(torch.eye(2)), PrototypeHead(2, 1, 1), LogitMap(), [])
+        measure_quality(identity(), PrototypeHead(2, 1, 1), LogitMap(), [])
 
 
 def test_stored_states_give_the_figures_of_the_passes(tiny_model, tiny_corpus, tmp_path):

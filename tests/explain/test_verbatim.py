@@ -1,6 +1,7 @@
 """Verbatim spans against all spans, each looked for in all places."""
 
 import math
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,12 +54,8 @@ def test_the_prompt_is_not_searched(suffixes):
 
 def naive(corpus, tokens, bounds, minimum):
     """All spans between bounds that stand somewhere and lie in no other that does."""
-    standing = {
-        (first, end)
-        for first in bounds
-        for end in bounds
-        if first < end and corpus.places(tokens[first:end])
-    }
+    pairs = combinations(bounds, 2)
+    standing = {(first, end) for first, end in pairs if corpus.places(tokens[first:end])}
     return {
         (first, end, len(corpus.places(tokens[first:end])))
         for first, end in standing
