@@ -25,14 +25,12 @@ TEXT = "The patient was given a dose"
 
 def states_of(directory, ids):
     """The inputs of the final norm and of the output embedding, as an engine hands them over."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
-    before, after = [], []
-    norm = final_norm(model)
-    norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
-    output_embedding(model).register_forward_pre_hook(lambda _, args: after.append(args[0]))
+    model, seen = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval(), []
+    for module in (final_norm(model), output_embedding(model)):
+        module.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
     with torch.no_grad():
         model(torch.tensor([ids]), use_cache=False)
-    return before[-1][0], after[-1][0]
+    return seen[-2:]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -67,24 +65,22 @@ def test_states_of_plain_transformers_give_what_explain_gives(name, small_corpus
             assert fewer.to_dict() == attributor.attribute(ids, normed, prompt=prompt).to_dict()
 
 
-def test_no_layer_is_read(tiny_model):
-    model = Attributor.load(tiny_model).lm.model
+def test_no_layer_is_read(small_model):
+    attributor = Attributor.load(small_model)
+    model = attributor.lm.model
     read = {name for name, weight in model.named_parameters() if weight.device.type != "meta"}
     assert read == {"model.norm.weight", "lm_head.weight"}
     with pytest.raises((RuntimeError, NotImplementedError)):
         model(torch.tensor([[1, 2]]))
     # So it cannot read the text that opposes an answer.
-    trace = Attributor.load(tiny_model).attribute(
-        [1, 2, 3], torch.ones(3, model.config.hidden_size)
-    )
+    trace = attributor.attribute([1, 2, 3], torch.ones(3, model.config.hidden_size))
     with pytest.raises(InputError, match=r"explain the text with prismlm\.load"):
         trace.against(1)
 
 
-def test_what_does_not_fit_is_refused(tiny_model, small_corpus, tmp_path):
-    attributor = Attributor.load(tiny_model)
-    width = attributor.lm.head.width
-    states = torch.ones(3, width)
+def test_what_does_not_fit_is_refused(small_model, tmp_path):
+    attributor = Attributor.load(small_model)
+    states = torch.ones(3, attributor.lm.head.width)
     for ids, given, message in (
         ([], states, "token_ids"),
         ([[1, 2]], states, "token_ids"),
@@ -97,14 +93,7 @@ def test_what_does_not_fit_is_refused(tiny_model, small_corpus, tmp_path):
             attributor.attribute(ids, given)
     with pytest.raises(InputError, match="prompt"):
         attributor.attribute([1, 2, 3], states, prompt=4)
-    # Another model's W, with a head that says it is its own, beside this lens.
-    copy = shutil.copytree(tiny_model, tmp_path / "other")
-    model = AutoModelForCausalLM.from_pretrained(copy)
-    torch.nn.init.normal_(model.lm_head.weight)
-    model.save_pretrained(copy)
-    with pytest.raises(FormatError, match="not the one its prototypes"):
-        Attributor.load(copy)
-    bare = shutil.copytree(tiny_model, tmp_path / "bare", ignore=lambda *_: ["lens"])
+    bare = shutil.copytree(small_model, tmp_path / "bare", ignore=lambda *_: ["lens"])
     with pytest.raises(InputError, match="has no lens"):
         Attributor.load(bare)
     (bare / "adapter_config.json").write_text("{}")
@@ -112,12 +101,15 @@ def test_what_does_not_fit_is_refused(tiny_model, small_corpus, tmp_path):
         Attributor.load(bare)
 
 
-def test_a_lens_of_another_output_layer_is_refused(tiny_model, tmp_path):
-    copy = shutil.copytree(tiny_model, tmp_path / "other")
+def test_another_output_layer_is_refused(small_model, tmp_path):
+    copy = shutil.copytree(small_model, tmp_path / "other")
     model = AutoModelForCausalLM.from_pretrained(copy)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.01)
     model.save_pretrained(copy)
+    with pytest.raises(FormatError, match="not the one its prototypes"):
+        Attributor.load(copy)
+    # With a head that says it is its own, beside this lens.
     before = load_sidecar(copy)
     save_sidecar(copy, Sidecar(before.head, before.logit_map, base_of(model)))
     with pytest.raises(StaleLensError, match="output layer"):

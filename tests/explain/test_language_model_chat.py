@@ -10,10 +10,12 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit, read_texts
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
 
+DOCUMENT = Document("chat", ANSWERED, messages=CHAT)
+
 
 @pytest.fixture(scope="module")
-def lm(tiny_model, tmp_path_factory):
-    return prismlm.load(chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model"))
+def lm(small_model, tmp_path_factory):
+    return prismlm.load(chatting(small_model, tmp_path_factory.mktemp("chat") / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
 
 
 def test_an_audit_counts_answers(lm, before):
-    (chat,) = Audit(lm).read([Document("chat", ANSWERED, messages=CHAT)])
+    (chat,) = Audit(lm).read([DOCUMENT])
     # The last step of a trace predicts what follows the text, which an audit leaves out.
     trace = lm.explain(CHAT)[before - 1 : -1]
     assert (chat["tokens"], chat["predictions"]) == (lm.encode(CHAT).shape[1], len(trace))
@@ -56,29 +58,23 @@ def test_an_audit_counts_answers(lm, before):
         assert found == [(key, pytest.approx(share, abs=1e-5)) for key, share in expected]
 
 
-@pytest.mark.parametrize("window", [8, 16, 64])
-def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
-    document = Document("chat", ANSWERED, messages=CHAT)
-    (found,) = read_texts(lm, [document], window)
-    assert len(found.losses) == len(found.ids) - before
-    if window > len(found.ids):
-        ids = torch.tensor([lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]])
-        with torch.no_grad():
-            loss = lm.model(ids, labels=torch.where(torch.arange(ids.shape[1]) < before, -100, ids))
-        assert found.losses.mean() == pytest.approx(float(loss.loss), rel=1e-4)
-
-
-def test_windows_read_a_chat_longer_than_any_prompt(lm, before, monkeypatch):
+def test_windows_leave_no_token_of_an_answer_out(lm, before, monkeypatch):
+    # The chat is longer than any prompt.
     monkeypatch.setattr("prismlm.lens.opened_model.MAX_CHARACTERS", 40)
-    (found,) = read_texts(lm, [Document("chat", ANSWERED, messages=CHAT)])
-    assert len(found.losses) == len(found.ids) - before
+    for window in (8, 16, 64):
+        (found,) = read_texts(lm, [DOCUMENT], window)
+        assert len(found.losses) == len(found.ids) - before
+    assert len(found.ids) < window
+    ids = torch.tensor([lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        loss = lm.model(ids, labels=torch.where(torch.arange(ids.shape[1]) < before, -100, ids))
+    assert found.losses.mean() == pytest.approx(float(loss.loss), rel=1e-4)
 
 
 def test_an_answer_of_no_token_has_no_attribution(lm, monkeypatch):
     """As of a template that writes nothing around an answer without words."""
     monkeypatch.setattr(type(lm), "answer_start", lambda _, text, ids: len(ids))
-    document = Document("chat", ANSWERED, messages=CHAT)
-    (found,) = read_texts(lm, [document])
+    (found,) = read_texts(lm, [DOCUMENT])
     assert (len(found.losses), found.attribution, found.support) == (0, None, None)
 
 

@@ -39,9 +39,9 @@ def ids_of(lm):
 
 
 @pytest.fixture
-def with_file(tiny_model, tmp_path):
+def with_file(small_model, tmp_path):
     """The model beside a file that holds all that one can."""
-    path = shutil.copytree(tiny_model, tmp_path / "model")
+    path = shutil.copytree(small_model, tmp_path / "model")
     file = path / "generation_config.json"
     all_in_one = {"num_beams": 4, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
     all_in_one |= {"suppress_tokens": OTHERS, "prompt_lookup_num_tokens": 3, "guidance_scale": 3.0}
