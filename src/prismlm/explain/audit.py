@@ -25,7 +25,6 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.documents import Document
 from prismlm.corpus.encode import around_text, encode_text
-from prismlm.corpus.layout import strings
 from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError
 from prismlm.explain.attribution import (
@@ -59,41 +58,29 @@ BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
 SUMS_FILE, ARRAYS_FILE = "sums.json", "sums.safetensors"
-DOCUMENT = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        ("share", pa.float64()),
-        *strings("source", "domain", "license", "title"),
-        ("position", pa.int64()),
-    ]
-)
-_SHARES = pa.list_(pa.struct([("key", pa.string()), ("share", pa.float64())]))
-OWN = pa.schema(
-    [
-        *strings("text_id", "opening"),
-        *[(name, pa.int64()) for name in ("tokens", "predictions")],
-        *[(name, pa.float64()) for name in ("ce", "explained_share", "unattributed", "elsewhere")],
-        ("support", pa.string()),
-        ("support_score", pa.float64()),
-    ]
-)
+TEXT, COUNT, FIGURE = pa.string(), pa.int64(), pa.float64()
 # A row: its own figures, shares by each column, and documents.
+OWN: dict[str, pa.DataType] = {
+    **dict.fromkeys(("text_id", "opening"), TEXT),
+    **dict.fromkeys(("tokens", "predictions"), COUNT),
+    **dict.fromkeys(("ce", "explained_share", "unattributed", "elsewhere"), FIGURE),
+    **{"support": TEXT, "support_score": FIGURE},
+}
+SHARES = pa.list_(pa.struct({"key": TEXT, "share": FIGURE}))
+DOCUMENT: dict[str, pa.DataType] = {"doc_id": TEXT, "share": FIGURE}
+DOCUMENT |= dict.fromkeys(("source", "domain", "license", "title"), TEXT) | {"position": COUNT}
 SCHEMA = pa.schema(
-    [
-        *OWN,
-        *[
-            field
-            for column in GROUP_COLUMNS
-            for field in ((f"by_{column}", _SHARES), (f"other_{column}", pa.float64()))
-        ],
-        ("documents", pa.list_(pa.struct(list(DOCUMENT)))),
-        ("other_documents", pa.float64()),
-    ]
+    OWN
+    | {
+        f"{of}_{by}": kind
+        for by in GROUP_COLUMNS
+        for of, kind in (("by", SHARES), ("other", FIGURE))
+    }
+    | {"documents": pa.list_(pa.struct(DOCUMENT)), "other_documents": FIGURE}
 )
 # The row of a text without predictions, but for its name and length.
 NOTHING: dict[str, Any] = {
-    name: None if name in OWN.names else 0.0 if name.startswith("other_") else []
-    for name in SCHEMA.names
+    name: None if name in OWN else 0.0 if name.startswith("other_") else [] for name in SCHEMA.names
 }
 
 
@@ -366,7 +353,7 @@ class Audit:
         shares = [item.share for item in attribution.sources("document", where).items]
         count = sum(share >= MIN_SHARE for share in shares)
         row["documents"] = [
-            {name: getattr(document, name) for name in DOCUMENT.names}
+            {name: getattr(document, name) for name in DOCUMENT}
             for document in attribution.documents(count, where)
         ]
         row["other_documents"] = float(sum(shares[count:]))
@@ -383,7 +370,7 @@ def write_audit(rows: Iterable[dict[str, Any]], paths: Sequence[Path]) -> None:
     remaining = iter(rows)
     with output_files(*paths) as temporary, ExitStack() as writers:
         opened = [
-            writers.enter_context(FORMATS[path.suffix.lower()](file))
+            writers.enter_context(_writer(file, path.suffix.lower()))
             for path, file in zip(paths, temporary, strict=True)
         ]
         while batch := list(islice(remaining, BATCH_ROWS)):
@@ -391,40 +378,27 @@ def write_audit(rows: Iterable[dict[str, Any]], paths: Sequence[Path]) -> None:
                 write(batch)
 
 
-# Writes some rows of an audit.
-Write = Callable[[list[dict[str, Any]]], object]
-
-
 @contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        yield lambda rows: writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-
-
-@contextmanager
-def _json_lines(path: Path) -> Iterator[Write]:
-    with path.open("w", encoding="utf-8") as file:
-        yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
-
-
-@contextmanager
-def _csv(path: Path) -> Iterator[Write]:
-    """Write the figures and the largest share of each kind."""
-    tops = [f"top_{kind}{part}" for kind in (*GROUP_COLUMNS, "document") for part in ("", "_share")]
+def _writer(path: Path, ending: str) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
+    """Yield a function that writes rows: whole, or as .csv their own figures and largest shares."""
+    if ending == ".parquet":
+        with pq.ParquetWriter(path, SCHEMA, compression="zstd") as parquet:
+            yield lambda rows: parquet.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+        return
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*OWN.names, *tops])
-        yield lambda rows: writer.writerows(map(_cells, rows))
+        if ending == ".jsonl":
+            yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
+            return
+        table, kinds = csv.writer(file), (*GROUP_COLUMNS, "document")
+        table.writerow([*OWN, *(f"top_{kind}{part}" for kind in kinds for part in ("", "_share"))])
+        yield lambda rows: table.writerows(map(_cells, rows))
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
-    cells = [row[name] for name in OWN.names]
+    cells = [row[name] for name in OWN]
     for kind in (*(f"by_{column}" for column in GROUP_COLUMNS), "documents"):
         largest = row[kind][0] if row[kind] else {}
         cells += [largest.get("doc_id" if kind == "documents" else "key"), largest.get("share")]
     # A spreadsheet runs text that starts like a formula; a quote before it makes it text.
     formula = ("=", "+", "-", "@", "\t", "\r")
     return [f"'{one}" if isinstance(one, str) and one[:1] in formula else one for one in cells]
-
-
-FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}

@@ -36,8 +36,9 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.corpus.chat import Messages
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError
 from prismlm.explain.language_model import PrismLM
+from prismlm.explain.sources import check_document
 from prismlm.explain.trace import Trace
 from prismlm.files import read_json
 from prismlm.lens.cells import neighbours, normalised
@@ -165,11 +166,7 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
                 "without it nothing changes."
             )
         else:
-            near = suggest(one, cells.documents.column("doc_id").to_pylist())
-            raise InputError(
-                f"the lens {lens.name} has no document {one!r}.{near} Expected an id, as `prismlm "
-                "explain --json` shows them, or such as source=NAME or license=NAME."
-            )
+            check_document(lens, one)
     removed &= ~unread
     if not removed.any():
         raise InputError(
