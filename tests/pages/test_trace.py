@@ -268,7 +268,7 @@ def test_what_was_fed_back_is_shown_where_there_is_feedback(opened, fed_back):
 
 def test_where_nothing_is_about_the_answer_that_comes_first(opened, lm):
     trace = lm.explain("The proof relies on", generate=5)
-    trace.__dict__["support"] = replace(trace.support, level="none")
+    trace.__dict__["support"] = trace.support._replace(level="none")
     with opened(page([trace])) as tab:
         parts = [tab.locator(part).bounding_box()["y"] for part in (".p-support", ".p-answer")]
         assert parts == sorted(parts)
