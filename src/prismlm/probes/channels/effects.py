@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +207,6 @@ def effects_on(
         )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
     drawn = {channel: draw_controls(model, channel, controls, seed, chosen) for channel in chosen}
-    every = dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)])
     baseline = target_probabilities(model, probes)
     likely = baseline >= minimum_probability
     if not likely.any():
@@ -216,49 +215,37 @@ def effects_on(
             f"{minimum_probability:g} (the highest is {float(baseline.max()):.2g}), so changes "
             "would mean nothing. Use other cases, or a lower minimum."
         )
-    kept = [probe for probe, keep in zip(probes, likely, strict=True) if keep]
-    baseline = baseline[likely]
-    changes: dict[tuple[Channel, str], np.ndarray] = {}
-    with progress.task("Intervening", len(every), unit="channels") as task:
-        for channel in every:
+    kept, baseline = list(compress(probes, likely)), baseline[likely]
+    every = [*chosen, *chain.from_iterable(drawn.values())]
+    changes: dict[Channel, dict[str, np.ndarray]] = {channel: {} for channel in every}
+    with progress.task("Intervening", len(changes), unit="channels") as task:
+        for channel, by_name in changes.items():
             for intervention in interventions:
                 after = changed_probabilities(model, kept, channel, intervention, seed)
-                changes[channel, intervention] = (100 * (after / baseline - 1)).numpy()
+                by_name[intervention] = (100 * (after / baseline - 1)).numpy()
             task.advance()
-    tables = {"summary": _summary(changes, drawn, interventions)}
+    tables = {"summary": _summary(changes, drawn)}
     for channel in chosen:
-        by_case = {SHORT[name]: changes[channel, name].tolist() for name in interventions}
-        facts = {"controls": list(map(channel_name, drawn[channel]))}
-        tables[channel_name(channel)] = _case_table(channel, kept, baseline, by_case, facts)
+        by_case = {SHORT[name]: change.tolist() for name, change in changes[channel].items()}
+        rows = tuple(
+            {"context": probe.context, "target": probe.target, "base": float(baseline[number])}
+            | {short: column[number] for short, column in by_case.items()}
+            for number, probe in enumerate(kept)
+        )
+        columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(by_case, "+.2f")
+        title, drawn_names = channel_name(channel), list(map(channel_name, drawn[channel]))
+        tables[title] = Table(f"{title}: change in %", columns, rows, {"controls": drawn_names})
     return Report(name, {"cases": len(kept), "left_out_cases": len(likely) - len(kept)}, tables)
 
 
-def _case_table(
-    channel: Channel,
-    probes: Sequence[Probe],
-    baseline: Tensor,
-    by_case: Mapping[str, list[float]],
-    facts: dict[str, Any],
-) -> Table:
-    """Return the changes of every case."""
-    rows = tuple(
-        {"context": probe.context, "target": probe.target, "base": float(baseline[number])}
-        | {short: column[number] for short, column in by_case.items()}
-        for number, probe in enumerate(probes)
-    )
-    columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(by_case, "+.2f")
-    return Table(f"{channel_name(channel)}: change in %", columns, rows, facts)
-
-
 def _summary(
-    changes: Mapping[tuple[Channel, str], np.ndarray],
-    drawn: Mapping[Channel, Sequence[Channel]],
-    interventions: Sequence[str],
+    changes: Mapping[Channel, Mapping[str, np.ndarray]], drawn: Mapping[Channel, Sequence[Channel]]
 ) -> Table:
     rows = tuple(
         {"layer": channel[0], "channel": channel[1], "intervention": name}
-        | effect_of(changes[channel, name], np.stack([changes[c, name] for c in drawn[channel]]))
-        for channel, name in product(drawn, interventions)
+        | effect_of(change, np.stack([changes[control][name] for control in controls]))
+        for channel, controls in drawn.items()
+        for name, change in changes[channel].items()
     )
     columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
                "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",

@@ -27,11 +27,10 @@ from prismlm.probes.uncertainty_feedback.signal import (
     CheckInputs,
     Codes,
     InspectOptions,
-    Predictions,
     batches_of,
     cache_of,
     count_codes,
-    levels_of,
+    feedback_of,
     long_texts,
     no_codes,
     own_codes,
@@ -81,7 +80,7 @@ def ablation(inputs: CheckInputs) -> Table:
     for signal, draw in draws.items():
         title = f"{signal.capitalize()} signal"
         replays = (replay(model, texts, c, progress=progress, title=title) for c in draw)
-        sums = np.mean([_text_losses(predictions) for predictions in replays], 0)
+        sums = np.mean([[float(p.losses.sum()) for p in replayed] for replayed in replays], 0)
         loss = float(sums.sum() / counts.sum())
         row: Row = {"signal": signal, "loss": loss, "perplexity": math.exp(loss)}
         if signal == "own":
@@ -96,11 +95,6 @@ def ablation(inputs: CheckInputs) -> Table:
     result = finding("ablation: loss, shuffled codes − own", change, rows[1]["change"].value)
     title = "Ablation: loss with another signal, nats per token"
     return Table(title, columns, tuple(rows), facts, (result,))
-
-
-def _text_losses(predictions: Sequence[Predictions]) -> Float[np.ndarray, " texts"]:
-    """Return the total loss of each text, nats."""
-    return np.array([float(p.losses.sum()) for p in predictions])
 
 
 def mistakes(inputs: CheckInputs) -> Table:
@@ -196,7 +190,7 @@ def hedging(inputs: CheckInputs) -> Table:
     prompts = [text[: min(PROMPT_TOKENS, max(1, len(text) // 2))] for text in texts]
     own = tuple(row[: len(prompt)] for row, prompt in zip(codes, prompts, strict=True))
     runs = {"own": continuations(inputs, prompts, own)}
-    pairs, levels = zip(own, runs["own"], strict=True), levels_of(inputs.model)
+    pairs, levels = zip(own, runs["own"], strict=True), feedback_of(inputs.model).levels
     all_codes = tuple(torch.cat([row, quantise(c.entropies[:-1], levels)]) for row, c in pairs)
     shuffled = permute_codes(all_codes, options.seed + 1)
     for signal, fed in (("none", no_codes(all_codes)), ("shuffled", shuffled)):
@@ -369,7 +363,7 @@ def inspect_uncertainty_feedback(
     """
     for check in checks:
         check_choice("a check", check, tuple(CHECKS))
-    levels = levels_of(model)
+    levels = feedback_of(model).levels
     check_window(model, max(map(len, sample.texts)))
     embeddings: Any = model.get_input_embeddings()
     largest, vocabulary = max(int(text.max()) for text in sample.texts), len(embeddings.weight)

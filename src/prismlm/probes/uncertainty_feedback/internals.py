@@ -13,14 +13,12 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_finite
 from prismlm.models.attention import attention_layers, reading_attention
-from prismlm.models.watch import evaluating
 from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (
     CheckInputs,
     Codes,
-    batches_of,
     count_codes,
-    levels_of,
+    feedback_of,
     long_texts,
     no_codes,
     permute_codes,
@@ -104,23 +102,19 @@ def received_attention(
 
     Σ_{i>j} a_ij / (T − 1 − j), averaged over heads; 0 at the last position
     """
-    length, depth = len(texts[0]), len(attention_layers(model))
+    length = len(texts[0])
     later = torch.arange(length - 1, -1, -1).clamp_min(1).double()
-    attention = np.zeros((depth, len(texts), length))
-    batch: list[int] = []
+    attention = np.zeros((len(attention_layers(model)), len(texts), length))
+    received: dict[int, Tensor] = {}
 
     def record(layer: int, weights: Tensor) -> None:
         past = weights.float().mean(1).tril(-1)
-        attention[layer, batch] = (past.sum(1, dtype=torch.float64).cpu() / later).numpy()
+        received[layer] = past.sum(1, dtype=torch.float64).cpu() / later
 
-    with (
-        evaluating(model),
-        reading_attention(model, record),
-        progress.task("Reading attention", len(texts) * length) as task,
-    ):
-        for batch in batches_of(model, texts):
-            run(model, stack(texts, batch), stack(codes, batch))
-            task.advance(len(batch) * length)
+    with reading_attention(model, record):
+        for batch, *_ in run(model, texts, codes, title="Reading attention", progress=progress):
+            for layer, shares in received.items():
+                attention[layer, batch] = shares.numpy()
     check_finite("attention weights", torch.from_numpy(attention))
     return attention
 
@@ -260,19 +254,15 @@ def _states(
 ) -> Iterator[tuple[list[int], list[Tensor], Float[Tensor, "B T_less_1 2"]]]:
     """Yield rows of ``indices``, states of every layer [B, T − 1, d], and targets."""
     model, _, texts, codes, _, progress = inputs
-    scale = levels_of(model) - 1
-    rows = [texts[index] for index in indices]
-    with evaluating(model), progress.task("Reading states", sum(map(len, rows))) as task:
-        for batch in batches_of(model, rows):
-            numbers = [indices[row] for row in batch]
-            ids = stack(texts, numbers)
-            output = run(model, ids, stack(fed, numbers), output_hidden_states=True)
-            if output.get("hidden_states") is None:
-                raise InputError(f"{type(model).__name__} returns no hidden_states to probe.")
-            states = [x[:, 1:].float().cpu() for x in output["hidden_states"]]
-            targets = [stack(c, numbers)[:, 1:] / scale for c in (codes, shuffled)]
-            yield batch, states, torch.stack(targets, -1).double()
-            task.advance(ids.numel())
+    rows, own = ([each[index] for index in indices] for each in (texts, fed))
+    how = {"title": "Reading states", "progress": progress, "output_hidden_states": True}
+    for batch, _, output in run(model, rows, own, **how):
+        if output.get("hidden_states") is None:
+            raise InputError(f"{type(model).__name__} returns no hidden_states to probe.")
+        states = [x[:, 1:].float().cpu() for x in output["hidden_states"]]
+        numbers, scale = [indices[row] for row in batch], feedback_of(model).levels - 1
+        targets = [stack(c, numbers)[:, 1:] / scale for c in (codes, shuffled)]
+        yield batch, states, torch.stack(targets, -1).double()
 
 
 def ridge(

@@ -79,11 +79,6 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
     return feedback
 
 
-def levels_of(model: PreTrainedModel) -> int:
-    """Return how many different codes a decoder's feedback has."""
-    return feedback_of(model).embedding.levels
-
-
 def batches_of(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield the indices of equally long texts whose logits fit in memory together."""
     vocabulary = int(model.config.get_text_config().vocab_size)
@@ -95,10 +90,21 @@ def stack(rows: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
     return torch.stack([rows[index] for index in indices])
 
 
-def run(model: PreTrainedModel, ids: Tensor, codes: Tensor, **options: Any) -> Any:
-    """Return a model's output for a batch of token ids [B, T] with these codes."""
-    options |= {CODES: codes.to(model.device), "use_cache": False}
-    return model(input_ids=ids.to(model.device), **options)
+def run(
+    model: PreTrainedModel,
+    texts: Sequence[Int64[Tensor, " T"]],
+    codes: Sequence[Tensor],
+    *,
+    title: str = "Replaying codes",
+    progress: Reporter = SILENT,
+    **options: Any,
+) -> Iterator[tuple[list[int], Int64[Tensor, "B T"], Any]]:
+    """Yield indices, token ids and the model's output of batches of texts with these codes."""
+    with evaluating(model), progress.task(title, sum(map(len, texts))) as task:
+        for batch in batches_of(model, texts):
+            ids, fed = stack(texts, batch), {CODES: stack(codes, batch).to(model.device)}
+            yield batch, ids, model(ids.to(model.device), use_cache=False, **fed, **options)
+            task.advance(ids.numel())
 
 
 def relative_entropies(logits: Tensor) -> Tensor:
@@ -107,23 +113,14 @@ def relative_entropies(logits: Tensor) -> Tensor:
 
 
 def replay(
-    model: PreTrainedModel,
-    texts: Sequence[Int64[Tensor, " T"]],
-    codes: Codes,
-    *,
-    progress: Reporter = SILENT,
-    title: str = "Replaying codes",
+    model: PreTrainedModel, texts: Sequence[Tensor], codes: Codes, **how: Any
 ) -> tuple[Predictions, ...]:
     """Return a model's predictions along texts with these codes fed to it."""
     predictions: dict[int, Predictions] = {}
-    with evaluating(model), progress.task(title, sum(map(len, texts))) as task:
-        for batch in batches_of(model, texts):
-            ids = stack(texts, batch)
-            logits = run(model, ids, stack(codes, batch)).logits
-            rows = zip(batch, logits, ids, relative_entropies(logits), strict=True)
-            for index, row, text, entropies in rows:
-                predictions[index] = Predictions(target_losses(row[:-1], text[1:]), entropies)
-            task.advance(ids.numel())
+    for batch, ids, output in run(model, texts, codes, **how):
+        rows = zip(batch, output.logits, ids, relative_entropies(output.logits), strict=True)
+        for index, logits, text, entropies in rows:
+            predictions[index] = Predictions(target_losses(logits[:-1], text[1:]), entropies)
     return tuple(predictions[index] for index in range(len(texts)))
 
 
@@ -165,16 +162,18 @@ def own_codes(
     model: PreTrainedModel, texts: Sequence[Tensor], passes: int, *, progress: Reporter = SILENT
 ) -> Codes:
     """Return the codes that a model feeds back to itself along texts; see InspectOptions."""
-    levels = levels_of(model)
+    levels = feedback_of(model).levels
     if not passes:
         return recursion(model, texts, progress=progress)[0]
-    neutral, first = neutral_code(levels), torch.tensor([NO_CODE])
-    codes: Codes = tuple(torch.cat([first, first.new_full((len(t) - 1,), neutral)]) for t in texts)
+    codes = no_codes(texts)
+    for row in codes:
+        row[1:] = neutral_code(levels)
     for number in range(1, passes):
         title = f"Pass {number} of {passes - 1}"
-        predictions = replay(model, texts, codes, progress=progress, title=title)
-        # Each token has the code of the prediction before it.
-        codes = tuple(torch.cat([first, quantise(p.entropies[:-1], levels)]) for p in predictions)
+        predictions = replay(model, texts, codes, title=title, progress=progress)
+        for row, prediction in zip(codes, predictions, strict=True):
+            # Each token has the code of the prediction before it.
+            row[1:] = quantise(prediction.entropies[:-1], levels)
     return codes
 
 
