@@ -46,12 +46,12 @@ def make_llama(vocabulary=VOCABULARY, kv_heads=2):
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def make_corpus(directory):
-    """Build 96 short documents, with tokens and all that a corpus has."""
+def make_corpus(directory, copies=4):
+    """Build 24 short documents, each several times, with tokens and all that a corpus has."""
     texts = [
         " ".join(f"{s} {v} {o}" for v in VERBS[: 1 + (i + j) % 4])
         for i, s in enumerate(SUBJECTS)
-        for j, o in enumerate(OBJECTS * 4)
+        for j, o in enumerate(OBJECTS * copies)
     ]
     source = directory / "documents.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

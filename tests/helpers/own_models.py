@@ -6,6 +6,7 @@ from prismlm.models.presets import build_config, build_model
 
 VOCABULARY = 50
 END = 0
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 RECURRENT = {
     "deltanet": {"model_type": "prismlm_deltanet", "num_heads": 3, "num_hidden_layers": 2},
     "protot": {"model_type": "prismlm_protot", "num_channels": 6, "num_hidden_layers": 3},
@@ -42,9 +43,9 @@ FAMILIES = RECURRENT | {
 }
 
 
-def own_model(family):
+def own_model(family, **changes):
     torch.manual_seed(0)
-    settings = FAMILIES[family] | {"hidden_size": 24, "initializer_range": 0.3}
+    settings = FAMILIES[family] | {"hidden_size": 24, "initializer_range": 0.3} | changes
     if "head_size" in settings:
         settings["noise_weight"] = 0.1
     model = build_model(build_config(settings, VOCABULARY, END)).eval()
@@ -56,3 +57,11 @@ def own_model(family):
 
 def tokens(*shape, seed=0):
     return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model, **inputs):
+    """Return the gradient of each parameter, with the same dropout at every call."""
+    model.zero_grad()
+    torch.manual_seed(4)
+    model(**inputs).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}

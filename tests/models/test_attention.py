@@ -44,10 +44,10 @@ def signal_noise(**settings):
     return make_signal_noise(19, hidden_size=16, num_hidden_layers=2, head_size=4, **settings)
 
 
-def llama(config_class):
+def llama(config_class, layers=2):
     torch.manual_seed(0)
     config = config_class(
-        vocab_size=19, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        vocab_size=19, hidden_size=16, intermediate_size=32, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -144,7 +144,7 @@ def test_an_implementation_applies_to_its_block_and_thread():
 
 
 def test_after_a_block_models_are_compiled_as_before():
-    model = llama(LlamaConfig).eval()
+    model = llama(LlamaConfig, layers=1)
     with attention_form(model):
         pass
     compiled = torch.compile(model, backend="eager", fullgraph=True)

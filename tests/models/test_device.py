@@ -54,7 +54,7 @@ def test_answers_traces_and_edits_are_those_of_the_whole_model(pair):
 
 
 def test_its_lens_is_that_of_the_whole_model(pair, short_corpus, tmp_path):
-    corpus, options = Corpus.open(short_corpus), IndexOptions(window=32)
+    corpus, options = Corpus.open(short_corpus), IndexOptions(window=128, with_text=False)
     for name, lm in zip(("plain", "spread"), pair, strict=True):
         build_index(lm.model, lm.head, corpus, tmp_path / name, options)
     names = {path.name for path in (tmp_path / "plain").iterdir()}

@@ -9,18 +9,11 @@ import threading
 
 import pytest
 import torch
-from transformers import (
-    RecurrentGemmaConfig,
-    RecurrentGemmaForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
-)
 
 from prismlm.errors import InputError
 from prismlm.models.seam import capture
 from prismlm.models.uncertainty_feedback import carried_code, uncertainty_of
-from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build
+from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build, codes_of
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
 NEUTRAL = 32
@@ -113,11 +106,7 @@ def test_threads_and_copies(model):
 
 @torch.no_grad()
 def test_a_model_whose_state_cannot_carry_codes():
-    config = RwkvConfig(
-        vocab_size=V, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16,
-        intermediate_size=24,
-    )  # fmt: skip
-    model = RwkvForCausalLM(config).eval()
+    model = build("rwkv")
     attach_drawn(model, 64)
     with pytest.raises(InputError, match="state cannot carry the code"):
         model.generate(IDS, **SETTINGS)
@@ -203,40 +192,7 @@ def test_placeholders_of_video_and_audio_are_not_text(model, setting):
     assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]
 
 
-def code_of(logits):
-    return quantise(naive.normalised_entropy(logits).float(), 64)
-
-
-def recursion(model, ids):
-    """The definition: one token at a time, its code from the prediction before it."""
-    name = "cache_params" if model.config.model_type == "mamba" else "past_key_values"
-    cache, code, codes, logits = None, torch.full((len(ids), 1), -1), [], []
-    for token in ids.split(1, 1):
-        codes.append(code)
-        output = model(token, **{name: cache, "use_cache": True, "uncertainty_codes": code})
-        cache = output[name]
-        logits.append(output.logits)
-        code = code_of(output.logits)
-    return torch.cat(logits, 1), torch.cat(codes, 1)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mamba"])
-def test_more_passes_make_more_positions_exact(family):
-    model = build(family)
-    feedback = attach_drawn(model, 64)
-    ids = torch.randint(2, V, (1, 6))
-    expected, codes = recursion(model, ids)
-    for passes in (1, 2, 6):
-        feedback.passes = passes
-        output = model(ids, use_cache=False)
-        # Position 0 has no code; each further pass makes one more exact.
-        assert torch.equal(output.uncertainty_codes[:, :passes], codes[:, :passes])
-    torch.testing.assert_close(output.logits, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_gradients_reach_the_rows_of_used_codes():
-    model = build("llama")
+def test_gradients_reach_the_rows_of_used_codes(model):
     feedback = attach_drawn(model, 64, passes=2)
     model.train()
     ids = torch.randint(2, V, (2, 6))
@@ -280,34 +236,25 @@ def test_image_tokens_have_no_codes():
     assert (output.logits[:, 1:] - plain[:, 1:]).abs().max() > 1e-3
     assert torch.equal(output.logits[:, 0], plain[:, 0])
     feedback.passes = 2
-    second, predicted = llava(**inputs).uncertainty_codes, code_of(output.logits)
+    second, predicted = llava(**inputs).uncertainty_codes, codes_of(output.logits)
     assert second[0, [1, 7]].tolist() == predicted[0, [0, 6]].tolist()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("logits", [True, False])
-def test_captured_states_are_those_of_the_last_pass(logits):
-    model = build("llama")
+def test_captured_states_are_those_of_the_last_pass(model):
     attach_drawn(model, 64, passes=3)
-    ids = torch.tensor([[3, 4, 5, 6]])
-    expected = model(ids, use_cache=False)
-    with capture(model, logits=logits) as captured:
-        output = model(ids, use_cache=False)
-    assert torch.equal(output.uncertainty_codes, expected.uncertainty_codes)
-    torch.testing.assert_close(captured.z @ model.lm_head.weight.T, expected.logits)
-    assert output.logits.shape[1] == (4 if logits else 0)
-    assert torch.equal(model(ids, use_cache=False).logits, expected.logits)
+    expected = model(IDS, use_cache=False)
+    for logits in (True, False):
+        with capture(model, logits=logits) as captured:
+            output = model(IDS, use_cache=False)
+        assert torch.equal(output.uncertainty_codes, expected.uncertainty_codes)
+        torch.testing.assert_close(captured.z @ model.lm_head.weight.T, expected.logits)
+        assert output.logits.shape[1] == (5 if logits else 0)
+    assert torch.equal(model(IDS, use_cache=False).logits, expected.logits)
 
 
 def test_a_cache_that_the_model_does_not_return_carries_codes():
-    torch.manual_seed(0)
-    model = RecurrentGemmaForCausalLM(
-        RecurrentGemmaConfig(
-            vocab_size=V, hidden_size=16, intermediate_size=48, num_hidden_layers=3,
-            num_attention_heads=2, lru_width=16, attention_window_size=32, initializer_range=0.4,
-            pad_token_id=0, bos_token_id=1, eos_token_id=None,
-        )
-    ).eval()  # fmt: skip
+    model = build("recurrent-gemma", 3)
     with torch.no_grad():
         model.lm_head.weight.mul_(8)  # for varied predictions
     attach_drawn(model, 1024, deviation=2.0)

@@ -8,12 +8,21 @@ import torch
 
 from prismlm.models.seam import decoder_and_embeddings
 from prismlm.models.uncertainty_feedback import load_uncertainty
-from prismlm.ops.uncertainty_feedback import naive, quantise
 from prismlm.training import parallel
 from tests.helpers import forked
-from tests.helpers.feedback_families import BUILT, FAMILIES, IMAGE, OWN, V, attach_drawn, build
+from tests.helpers.feedback_families import (
+    BUILT,
+    FAMILIES,
+    IMAGE,
+    LEVELS,
+    OWN,
+    V,
+    attach_drawn,
+    build,
+    codes_of,
+)
 
-LEVELS, PROMPT, NEW = 64, 4, 5
+PROMPT, NEW = 4, 5
 # Padding, which generation would ignore, and image tokens.
 NEVER = [0, IMAGE]
 EAGER_EQUALS_COMPILED = """
@@ -89,17 +98,12 @@ class Fed:
         output = self.call(ids[:, :first], rows=rows, use_cache=True)
         logits, codes = [output.logits[:, -1:]], [output.uncertainty_codes]
         for at in range(first, ids.shape[1]):
-            expected = code_of(logits[-1])
+            expected = codes_of(logits[-1])
             output = self.call(ids[:, at : at + 1], rows=rows, cache=output[self.cache])
             assert torch.equal(output.uncertainty_codes, expected)
             logits.append(output.logits)
             codes.append(output.uncertainty_codes)
         return torch.cat(logits, 1), torch.cat(codes, 1)
-
-
-def code_of(logits):
-    """Return the codes of predictions, from the naive form of their entropy."""
-    return quantise(naive.normalised_entropy(logits).float(), LEVELS)
 
 
 def same(found, expected):
@@ -121,6 +125,20 @@ def test_generated_logits_are_those_step_by_step_and_of_one_call_with_all_codes(
     same(at_once.logits[:, ids.shape[1] - 1 :], logits)
     other = torch.where(codes < 0, codes, (codes + 7) % LEVELS)
     assert (fed.call(whole, codes=other).logits - at_once.logits).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mamba"])
+@torch.no_grad()
+def test_more_passes_make_more_positions_exact(name):
+    fed = Fed(name)
+    ids = fed.rows(1, 6)
+    logits, codes = fed.steps(ids, 1)
+    for fed.feedback.passes in (1, 2, 6):
+        output = fed.call(ids)
+        # Position 0 has no code; each further pass makes one more exact.
+        exact = slice(fed.feedback.passes)
+        assert torch.equal(output.uncertainty_codes[:, exact], codes[:, exact])
+    same(output.logits, logits)
 
 
 @every_kind
@@ -181,7 +199,7 @@ def test_chosen_rows_of_a_cache_keep_their_codes(name):
     # The caches of these choose rows by reorder_cache alone.
     if not hasattr(cache, "batch_select_indices") or name in ("mamba", "protot", "deltanet"):
         return
-    following = code_of(output.logits[:, -1])
+    following = codes_of(output.logits[:, -1])
     cache.batch_select_indices(torch.tensor([1]))
     cache.batch_repeat_interleave(2)
     more = fed.call(torch.tensor([[4], [4]]), rows=[0, 0], cache=cache)
@@ -195,7 +213,7 @@ def test_a_prompt_in_two_pieces(name):
     ids = fed.rows(3, PROMPT + 2)
     pieces = fed.call(ids[:, :-2], use_cache=True)
     second = fed.call(ids[:, -2:], cache=pieces[fed.cache])
-    carried = code_of(pieces.logits[:, -1])
+    carried = codes_of(pieces.logits[:, -1])
     neutral = torch.full_like(carried, LEVELS // 2)
     assert torch.equal(second.uncertainty_codes, torch.stack([carried, neutral], 1))
     replayed = torch.cat([pieces.uncertainty_codes, second.uncertainty_codes], 1)

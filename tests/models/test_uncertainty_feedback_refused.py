@@ -23,17 +23,10 @@ from prismlm.models.uncertainty_feedback import (
     save_uncertainty,
     uncertainty_of,
 )
-from tests.helpers.feedback_families import FAMILIES, V, attach_drawn, build
+from tests.helpers.feedback_families import COMMON, FAMILIES, V, attach_drawn, build
 
 IDS = torch.tensor([[3, 4, 5], [5, 6, 7]])
-ENCODER = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "initializer_range": 0.4,
-}
+ENCODER = COMMON | {"intermediate_size": 24, "num_attention_heads": 2}
 
 
 @pytest.fixture
@@ -64,33 +57,6 @@ def test_objects_other_than_hugging_face_models(model, wrap, tmp_path):
             use(wrap(model))
 
 
-@torch.no_grad()
-def test_a_call_without_ids(model):
-    embeds = model.get_input_embeddings()(IDS)
-    plain = model(inputs_embeds=embeds).logits
-    feedback = attach_drawn(model, 8)
-    for inputs in ({"inputs_embeds": embeds}, {"input_ids": IDS[0]}, {"input_ids": IDS[:, :0]}):
-        with pytest.raises(InputError, match=r"input_ids are .*expected token ids \[B, T\]"):
-            model(**inputs)
-    feedback.detach()
-    assert torch.equal(model(inputs_embeds=embeds).logits, plain)
-
-
-def test_a_model_that_does_not_declare_its_parts(model, monkeypatch):
-    monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self)
-    with pytest.raises(InputError, match=r"LlamaForCausalLM .* define get_decoder\(\)"):
-        attach_drawn(model, 8)
-
-
-@torch.no_grad()
-def test_embeddings_that_the_decoder_does_not_call(model, monkeypatch):
-    unused = torch.nn.Embedding(V, 16)
-    monkeypatch.setattr(LlamaForCausalLM, "get_input_embeddings", lambda self: unused)
-    attach_drawn(model, 8)
-    with pytest.raises(InputError, match="nothing was added to the input of this LlamaForCausalLM"):
-        model(IDS)
-
-
 @pytest.mark.parametrize(
     "build_model",
     [
@@ -111,14 +77,40 @@ def test_encoders_are_refused(build_model):
 
 
 @torch.no_grad()
-def test_codes_that_cannot_be_replayed(model):
+def test_models_that_do_not_declare_their_parts_or_do_not_call_them(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self)
+        with pytest.raises(InputError, match=r"LlamaForCausalLM .* define get_decoder\(\)"):
+            attach_drawn(model, 8)
+    unused = torch.nn.Embedding(V, 16)
+    monkeypatch.setattr(LlamaForCausalLM, "get_input_embeddings", lambda self: unused)
     attach_drawn(model, 8)
-    with pytest.raises(InputError, match=r"one for each token, from -1 \(none\) to 7"):
-        model(IDS, uncertainty_codes=torch.full((2, 3), 8))
-    with pytest.raises(InputError, match=r"expected whole numbers \[2, 3\]"):
-        model(IDS, uncertainty_codes=torch.zeros(2, 4, dtype=torch.int64))
-    with pytest.raises(InputError, match="return_dict=False"):
-        model(IDS, return_dict=False)
+    with pytest.raises(InputError, match="nothing was added to the input of this LlamaForCausalLM"):
+        model(IDS)
+
+
+@torch.no_grad()
+def test_a_call_without_ids_or_with_codes_that_cannot_be_replayed(model):
+    embeds = model.get_input_embeddings()(IDS)
+    plain = model(inputs_embeds=embeds).logits
+    feedback = attach_drawn(model, 8)
+    no_ids, whole = (
+        r"input_ids are .*expected token ids \[B, T\]",
+        r"expected whole numbers \[2, 3\]",
+    )
+    for inputs, words in (
+        ({"inputs_embeds": embeds}, no_ids),
+        ({"input_ids": IDS[0]}, no_ids),
+        ({"input_ids": IDS[:, :0]}, no_ids),
+        ({"uncertainty_codes": torch.full((2, 3), 8)}, r"each token, from -1 \(none\) to 7"),
+        ({"uncertainty_codes": torch.zeros(2, 4, dtype=torch.int64)}, whole),
+        ({"return_dict": False}, "return_dict=False"),
+    ):
+        named = inputs if words == no_ids else inputs | {"input_ids": IDS}
+        with pytest.raises(InputError, match=words):
+            model(**named)
+    feedback.detach()
+    assert torch.equal(model(inputs_embeds=embeds).logits, plain)
 
 
 @torch.no_grad()
@@ -157,11 +149,10 @@ def test_generation_that_would_change_codes(name):
     model.generation_config.use_cache = False
     with pytest.raises(InputError, match=r"use_cache is not possible with uncertainty"):
         model.generate(IDS, generation_config=GenerationConfig(**settings))
-    with torch.no_grad():
-        model.generate(IDS, **settings, use_cache=True, use_mtp=False)
-        # An argument comes before both, even None.
-        model.generation_config.prompt_lookup_num_tokens = 2
-        model.generate(IDS, **settings, use_cache=True, prompt_lookup_num_tokens=None)
+    model.generate(IDS, **settings, use_cache=True, use_mtp=False)
+    # An argument comes before both, even None.
+    model.generation_config.prompt_lookup_num_tokens = 2
+    model.generate(IDS, **settings, use_cache=True, prompt_lookup_num_tokens=None)
     for start in (model.generate_batch, model.init_continuous_batching):
         with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
             start(IDS.tolist())
@@ -186,15 +177,6 @@ def saved(model, tmp_path):
     return tmp_path
 
 
-def rewrite(directory, table=None, **changes):
-    """Write the file again with another table or other metadata."""
-    path = directory / UNCERTAINTY_FILE
-    with safe_open(path, "pt") as file:
-        meta = json.loads(file.metadata()["uncertainty_feedback"]) | changes
-    tensors = load_file(path) | ({} if table is None else {"embedding": table})
-    save_file(tensors, path, {"uncertainty_feedback": json.dumps(meta)})
-
-
 def test_a_table_of_another_width_model_or_dtype(model, saved):
     config = FAMILIES["llama"]()
     config.hidden_size = 32
@@ -210,14 +192,6 @@ def test_a_table_of_another_width_model_or_dtype(model, saved):
     assert load_uncertainty(saved, model).passes == 2
 
 
-def test_a_truncated_file(model, saved):
-    path = saved / UNCERTAINTY_FILE
-    path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(FormatError, match=r"cannot be read: .* Restore the file"):
-        load_uncertainty(saved, model)
-    assert uncertainty_of(model) is None
-
-
 @pytest.mark.parametrize(
     ("table", "changes", "words"),
     [
@@ -229,9 +203,18 @@ def test_a_truncated_file(model, saved):
         (torch.zeros(64, 8), {}, "cannot verify that the table matches"),
         (torch.zeros(16), {}, r"has torch.float32 \[16\]"),
         (torch.zeros(1, 16), {}, "rows of the table is 1"),
+        ("cut off", {}, r"cannot be read: .* Restore the file"),
     ],
 )
 def test_a_file_that_cannot_be(model, saved, table, changes, words):
-    rewrite(saved, table, **changes)
+    path = saved / UNCERTAINTY_FILE
+    if isinstance(table, str):
+        path.write_bytes(path.read_bytes()[:40])
+    else:
+        with safe_open(path, "pt") as file:
+            meta = json.loads(file.metadata()["uncertainty_feedback"]) | changes
+        tensors = load_file(path) | ({} if table is None else {"embedding": table})
+        save_file(tensors, path, {"uncertainty_feedback": json.dumps(meta)})
     with pytest.raises((FormatError, InputError), match=words):
         load_uncertainty(saved, model)
+    assert uncertainty_of(model) is None

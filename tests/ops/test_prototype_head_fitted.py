@@ -67,7 +67,8 @@ def test_outputs_and_gradients_equal_the_naive_form(shift):
     assert all(value.abs().max() > 0 for value in results[0])
 
 
-def test_float32_is_close_and_tiles_change_nothing():
+def test_float32_is_close_and_tiles_change_nothing(monkeypatch):
+    monkeypatch.setattr(fitted, "STATES", 16)
     z, unit, indices = problem(7, states=3 * fitted.STATES + 1, prototypes=60, width=24, k=16)
     exact = fit_weights(z, unit, indices)
     single = fit_weights(z.float(), unit.float(), indices)
@@ -107,10 +108,10 @@ def test_pursuit_by_hand(monkeypatch):
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 10, 16]), st.sampled_from([1, 4, 9, 12]))
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 9, 16]), st.sampled_from([1, 4, 8, 10]))
 def test_pursuit_equals_the_naive_form(seed, picks, k):
-    z, unit, _ = problem(seed, states=3, prototypes=12, width=7)
-    prototypes = unit * torch.linspace(0.2, 3, 12, dtype=unit.dtype)[:, None]
+    z, unit, _ = problem(seed, states=2, prototypes=10, width=6)
+    prototypes = unit * torch.linspace(0.2, 3, 10, dtype=unit.dtype)[:, None]
     with pytest.MonkeyPatch.context() as patch:
         for module in (fitted, naive):
             patch.setattr(module, "PICKS", picks)
@@ -138,7 +139,7 @@ def test_no_states_and_half_precision():
 
 def test_gradients_of_a_pursuit_are_those_of_its_weights():
     """α = w / ‖p‖, differentiated by autograd through the naive weights."""
-    z, unit, _ = problem(23, states=5, prototypes=30, width=9)
+    z, unit, _ = problem(23, states=3, prototypes=30, width=9)
     lengths = torch.linspace(0.2, 3, 30, dtype=unit.dtype)[:, None]
     results = []
     for naively in (False, True):
@@ -151,7 +152,7 @@ def test_gradients_of_a_pursuit_are_those_of_its_weights():
             norms = inputs[1].norm(dim=1, keepdim=True)
             weights = naive.fit_weights(inputs[0], inputs[1] / norms, indices)
             activations = weights / norms.squeeze(1)[indices]
-        (activations * torch.linspace(-1, 2, 55).view(5, 11)).sum().backward()
+        (activations * torch.linspace(-1, 2, 33).view(3, 11)).sum().backward()
         results.append([activations.detach(), *(value.grad for value in inputs)])
     torch.testing.assert_close(*results)
     assert all(value.abs().max() > 0 for value in results[0])

@@ -9,7 +9,7 @@ LENGTH = 12
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+    return make_corpus(tmp_path_factory.mktemp("corpus"), copies=2)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def alone(corpus, model):
         for first in range(start, start + length, LENGTH):
             span = min(LENGTH, start + length - first)
             ids = torch.from_numpy(corpus.read_tokens(int(first), int(span)).astype("int64"))
-            # Each text is there four times.
+            # Each text is there twice.
             if (text := tuple(ids.tolist())) not in routings:
                 routings[text] = model(ids[None], output_gates=True).gates
             result.append((int(first), number, ids, routings[text]))

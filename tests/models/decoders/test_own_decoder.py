@@ -1,18 +1,27 @@
 """Our decoders as Hugging Face models: caches, padding, packing, generation, checkpoints."""
 
 import copy
+import math
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 from prismlm.errors import InputError
+from prismlm.models.presets import build_config
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.training.parallel import recompute_activations
 from prismlm.training.setup import supports_packed_documents
-from tests.helpers.own_models import FAMILIES, own_model, tokens
+from tests.helpers.own_models import (
+    CLOSE,
+    END,
+    FAMILIES,
+    VOCABULARY,
+    gradients,
+    own_model,
+    tokens,
+)
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
@@ -131,35 +140,17 @@ def test_checkpoints_round_trip(model, tmp_path):
     )
 
 
-def gradients(model, **inputs):
-    model.zero_grad()
-    torch.manual_seed(4)
-    model(**inputs).loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-
-
-def test_gradient_checkpointing_gives_the_same_gradients(model):
-    model = copy.deepcopy(model).train()
-    ids = tokens(2, 20)
-    plain = gradients(model, input_ids=ids, labels=ids)
+def test_gradient_checkpointing_gives_the_same_gradients_without_a_cache(model):
+    model, ids, runs = copy.deepcopy(model), tokens(2, 20), []
+    cache = model(ids, use_cache=True).past_key_values
+    plain = gradients(model.train(), input_ids=ids, labels=ids)
     assert all(g is not None and g.abs().max() > 0 for g in plain.values())
     recompute_activations(model)
-    runs = 0
-
-    def count(*_):
-        nonlocal runs
-        runs += 1
-
-    model.model.layers[0].mlp.register_forward_pre_hook(count)
+    handle = model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
     again = gradients(model, input_ids=ids, labels=ids)
-    assert runs == 2
+    handle.remove()
+    assert len(runs) == 2
     torch.testing.assert_close(again, plain, rtol=1e-5, atol=1e-7)
-
-
-def test_gradient_checkpointing_works_without_a_cache(model):
-    model, ids = copy.deepcopy(model), tokens(2, 6)
-    cache = model(ids, use_cache=True).past_key_values
-    recompute_activations(model.train())
     assert model(ids, use_cache=True).past_key_values is None
     assert model(ids).past_key_values is None
     with pytest.raises(InputError, match=r"has positions, .* give whole sequences, or call"):
@@ -211,3 +202,41 @@ def test_wrong_input(model):
         model.generate(ids, cache_implementation="static", **OPTIONS)
     cache.reset()
     assert cache.get_seq_length() == 0
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        (
+            "protot",
+            {
+                "temperature_mode": ("multipy", None),
+                "decay_mode": ("tokens",),
+                "alpha": (math.nan, math.inf, "1"),
+                "dropout": (2.0, 1.0, -0.1, math.nan),
+                "convolution_layers": ([5], [-1], ["0"], 1, [0, 1, 2]),
+                "shared_gate_layers": ([5], [0.0], None),
+                "initial_temperatures": ([1.0],),
+                "num_channels": (0, 1.5),
+            },
+        ),
+        (
+            "signal_noise",
+            {
+                "hidden_size": (0, 1.5, "6"),
+                "expansion": (-2, True),
+                "noise_weight": (1.01, math.nan, None),
+                "dropout": (1.0,),
+                "frequency_ratio": (0.0, math.inf),
+                "bias": ("maybe", 1),
+                "frequency_scaling": ("angles",),
+            },
+        ),
+    ],
+)
+def test_settings_out_of_range(family, wrong):
+    settings = {"model_type": f"prismlm_{family}", "num_hidden_layers": 2}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        with pytest.raises(InputError, match=name):
+            build_config(settings | {name: value}, VOCABULARY, END)

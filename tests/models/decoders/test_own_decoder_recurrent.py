@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 
 import pytest
 import torch
@@ -13,12 +12,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from prismlm.errors import InputError
 from prismlm.models.decoders.own_decoder import RecurrentCache
 from prismlm.models.decoders.protot import ProtoTConfig
-from prismlm.models.presets import build_config, build_model
+from prismlm.models.presets import build_config
 from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive as naive_mean
-from tests.helpers.own_models import END, RECURRENT, VOCABULARY, own_model, tokens
-
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+from tests.helpers.own_models import (
+    CLOSE,
+    RECURRENT,
+    gradients,
+    own_model,
+    tokens,
+)
 
 
 @pytest.fixture(scope="module", params=RECURRENT)
@@ -89,13 +92,6 @@ def test_half_precision_checkpoints_load_and_run(model, tmp_path):
     assert (logits.float() - model(tokens(1, 30)).logits).abs().mean() < 0.15
 
 
-def gradients(model, **inputs):
-    model.zero_grad()
-    torch.manual_seed(4)
-    model(**inputs).loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-
-
 def test_a_float64_model_is_exact(model, monkeypatch):
     """Compared with the naive forms, and token by token from a cache."""
     exact = copy.deepcopy(model).double()
@@ -152,36 +148,13 @@ def test_evidence_comes_layer_by_layer_when_asked_for(model):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature_mode", ("multipy", None)),
-        ("decay_mode", ("tokens",)),
-        ("alpha", (math.nan, math.inf, "1")),
-        ("dropout", (2.0, 1.0, -0.1, math.nan)),
-        ("convolution_layers", ([5], [-1], ["0"], 1, [0, 1, 2])),
-        ("shared_gate_layers", ([5], [0.0], None)),
-        ("initial_temperatures", ([1.0],)),
-        ("num_channels", (0, 1.5)),
-    ],
-)
-def test_settings_out_of_range(name, values):
-    for value in values:
-        settings = {"model_type": "prismlm_protot", "num_hidden_layers": 2, name: value}
-        with pytest.raises(InputError, match=name):
-            build_config(settings, 50, END)
-
-
-@pytest.mark.usefixtures("unchecked")
 def test_heads_of_deltanet_that_do_not_divide_its_width():
-    config = build_config({"model_type": "prismlm_deltanet", "num_heads": 7}, VOCABULARY, END)
-    with pytest.raises(InputError, match="7 heads do not divide a width of 256"):
-        build_model(config)
+    with pytest.raises(InputError, match="7 heads do not divide a width of 24"):
+        own_model("deltanet", num_heads=7)
 
 
 def test_a_model_of_one_layer_has_the_default_settings(tmp_path):
-    settings = {"model_type": "prismlm_protot", "num_channels": 4, "hidden_size": 24}
-    model = build_model(build_config(settings | {"num_hidden_layers": 1}, VOCABULARY, END)).eval()
+    model = own_model("protot", num_hidden_layers=1)
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["convolution_layers"] == [0, 1]
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

@@ -11,36 +11,30 @@ from transformers import AutoModelForCausalLM
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from prismlm.models.presets import build_config
-from tests.helpers.own_models import SIGNAL_NOISE, VOCABULARY, tokens
+from tests.helpers.own_models import CLOSE, SIGNAL_NOISE, VOCABULARY, own_model, tokens
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 OPTIONS = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.fixture(scope="module", params=SIGNAL_NOISE)
 def model(request):
-    return build(**SIGNAL_NOISE[request.param])
-
-
-def build(**settings):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 24, "head_size": 6, "num_hidden_layers": 2}
-    initial = {"initializer_range": 0.3, "noise_weight": 0.1}
-    return SignalNoiseForCausalLM(SignalNoiseConfig(**sizes | initial | settings)).eval()
+    return own_model(request.param)
 
 
 @pytest.mark.parametrize(("bias", "mlp"), [(False, 8 * 24**2), (True, 8 * 24**2 + 5 * 24)])
 def test_sizes(bias, mlp):
     """Tied attention has R·d² parameters and the MLP 2 d·m, m = 4 d, and its biases."""
     norms = 5 * 24 * (2 if bias else 1)
-    count = sum(p.numel() for p in build(bias=bias).parameters())
+    count = sum(p.numel() for p in own_model("source", bias=bias).parameters())
     assert count == VOCABULARY * 24 + 2 * (2 * 24**2 + mlp) + norms
 
 
 def test_initial_weights():
-    mlp = build(hidden_size=96, num_hidden_layers=8, initializer_range=0.05).model.layers[3].mlp
+    mlp = (
+        own_model("source", hidden_size=96, num_hidden_layers=8, initializer_range=0.05)
+        .model.layers[3]
+        .mlp
+    )
     assert mlp.up_proj.weight.std().item() == pytest.approx(0.05, rel=0.03)
     assert mlp.down_proj.weight.std().item() == pytest.approx(0.05 / 4, rel=0.03)
 
@@ -79,7 +73,7 @@ def test_a_checkpoint_includes_the_noise_weight(model, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lambda_stays_exact_in_half_precision(dtype, tmp_path):
     """0.1 is 0.10009765625 in bf16, and a step of its schedule may vanish."""
-    exact, model = torch.tensor(0.0731), build()
+    exact, model = torch.tensor(0.0731), own_model("source")
     assert exact.to(dtype).float() != exact
     model.set_noise_weight(exact.item())
     model.save_pretrained(tmp_path / "float32")
@@ -108,7 +102,7 @@ def test_lambda_stays_exact_in_half_precision(dtype, tmp_path):
 
 
 def test_a_checkpoint_without_noise_weight_is_refused(tiny_model, tmp_path):
-    build().save_pretrained(tmp_path)
+    own_model("source").save_pretrained(tmp_path)
     for path in tiny_model.glob("tokenizer*"):
         shutil.copy(path, tmp_path)
     file = tmp_path / "model.safetensors"
@@ -120,7 +114,7 @@ def test_a_checkpoint_without_noise_weight_is_refused(tiny_model, tmp_path):
 
 @pytest.mark.parametrize("pads", [0, 3])
 def test_the_eager_implementation_is_the_same(pads):
-    model, ids = build(), tokens(2, 9)
+    model, ids = own_model("source"), tokens(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :pads] = 0
     expected = model(ids, attention_mask=mask).logits
@@ -130,7 +124,7 @@ def test_the_eager_implementation_is_the_same(pads):
 
 
 def test_attention_weights_are_not_among_the_outputs():
-    model, ids = build(), tokens(1, 4)
+    model, ids = own_model("source"), tokens(1, 4)
     generate = {"return_dict_in_generate": True, **OPTIONS}
     for call in (model, model.model, lambda ids, **more: model.generate(ids, **generate, **more)):
         with pytest.raises(InputError, match="never computes attention weights"):
@@ -148,24 +142,6 @@ def test_noise_weights_out_of_range(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("hidden_size", (0, 1.5, "6")),
-        ("expansion", (-2, True)),
-        ("noise_weight", (1.01, math.nan, None)),
-        ("dropout", (1.0,)),
-        ("frequency_ratio", (0.0, math.inf)),
-        ("bias", ("maybe", 1)),
-        ("frequency_scaling", ("angles",)),
-    ],
-)
-def test_settings_out_of_range(name, values):
-    for value in values:
-        with pytest.raises(InputError, match=name):
-            build_config({"model_type": "prismlm_signal_noise", name: value}, VOCABULARY, 0)
-
-
-@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"head_size": 3}, "head size of 3 .* width of 24: .* Choose 2, 4, 6, 8, 12, 24"),
@@ -175,4 +151,4 @@ def test_settings_out_of_range(name, values):
 )
 def test_sizes_that_do_not_fit_together(settings, words):
     with pytest.raises(InputError, match=words):
-        build(**settings)
+        own_model("source", **settings)

@@ -46,7 +46,7 @@ def sequences(corpus):
 
 def read_alone(corpus, model):
     """Yield every sequence by itself: ids, and write gates of each layer."""
-    # Each text is there four times.
+    # Each text is there twice.
     read = {}
     for start, length in zip(corpus.starts, corpus.lengths, strict=True):
         for first in range(start, start + length, LENGTH):
