@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from prismlm.errors import InputError
 from prismlm.ops.delta_rule import chunked, naive
-from prismlm.ops.delta_rule.chunked import check_arguments
 
 FORMS = [naive, chunked]
 
@@ -57,20 +55,3 @@ def test_chunked_equals_the_recurrence(length, with_state, flags):
     torch.testing.assert_close(
         run(chunked, *arguments), run(naive, *arguments), rtol=1e-8, atol=1e-10
     )
-
-
-def test_wrong_input():
-    q, k, v, b = inputs(2, 5, 2, 3, 4)
-
-    def check(q=q, k=k, v=v, b=b, state=None, mask=None):
-        check_arguments(q, k, v, b, state, mask, None)
-
-    for changes, words in (
-        ({"k": k[:, :0]}, "at least one of each"),
-        ({"q": q[:, :4]}, "expected equal shapes"),
-        ({"b": b[:, :4]}, "as keys have"),
-        ({"state": torch.zeros(1, 2, 3, 4)}, "another batch"),
-        ({"mask": torch.ones(2, 5)}, r"mask is .*expected torch.bool"),
-    ):
-        with pytest.raises(InputError, match=words):
-            check(**changes)

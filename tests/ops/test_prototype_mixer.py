@@ -7,9 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.errors import InputError, NotFiniteError
 from prismlm.ops.prototype_mixer import PrefixState, chunked, naive
-from prismlm.ops.prototype_mixer.state import check_arguments
 from tests.helpers.prefix_rows import by_token, inputs, recurrence, relative_error, state_of
 
 FORMS = [naive, chunked]
@@ -270,47 +268,6 @@ def test_saved_memory_is_far_below_a_state_per_position(length):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         _result = chunked.prefix_mean(*arguments)
     assert sum(sizes.values()) < 0.1 * 4 * 2 * length * r * d
-
-
-WRITE, READ, VALUES, DECAY = inputs(2, 6, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"write": WRITE[..., :0], "read": READ[..., :0]}, r"with B, T, R ≥ 1"),
-        (
-            {"write": WRITE[:, :0], "read": READ[:, :0], "values": VALUES[:, :0]},
-            r"with B, T, R ≥ 1",
-        ),
-        ({"read": READ[:, :5]}, r"expected \[B, T, R\] twice"),
-        ({"values": VALUES[:, :5]}, "values are"),
-        ({"decay": DECAY[:2]}, "one per channel, or"),
-        ({"decay": DECAY[None, None].expand(1, 6, 3)}, "one per channel, or"),
-        ({"decay": DECAY[None]}, "one per channel, or"),
-        *(
-            ({"decay": torch.tensor([0.5, bad, 0.5])}, "between 0 and 1")
-            for bad in (0.0, 1.0, float("nan"), 1.5, -0.1)
-        ),
-        *(({"groups": g}, f"{g} groups of 3 channels and values of width") for g in (0, 2, 3)),
-        *(
-            ({"state": state_of(*shape)}, "another batch")
-            for shape in ((1, 3, 4), (2, 2, 4), (2, 3, 5))
-        ),
-        ({"mask": torch.ones(2, 6)}, r"mask is .*expected torch.bool"),
-        ({"starts": torch.ones(2, 5, dtype=torch.bool)}, r"starts is .*expected torch.bool"),
-    ],
-)
-def test_wrong_input(changes, words):
-    arguments = {"write": WRITE, "read": READ, "values": VALUES, "decay": DECAY}
-    optional = {"state": None, "mask": None, "starts": None}
-    with pytest.raises(InputError, match=words):
-        check_arguments(**arguments | optional | changes)
-
-
-def test_prefix_means_check_their_input():
-    with pytest.raises(NotFiniteError, match="between 0 and 1"):
-        chunked.prefix_mean(WRITE, READ, VALUES, DECAY * float("nan"))
 
 
 # -- gradients over long rows, in float32 against the recurrence in float64

@@ -8,17 +8,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prismlm.errors import InputError, check_whole
-from prismlm.ops.sequences import check_flags
 
 
-def check_rows(x: Tensor, width: int, mask: Tensor | None, starts: Tensor | None) -> None:
-    """Raise InputError unless x is [B, T, d] and flags are bool [B, T]."""
+def check_rows(
+    x: Tensor, width: int, mask: Tensor | None, starts: Tensor | None, memory: Tensor | None
+) -> None:
+    """Raise InputError unless x is [B, T, d], flags are bool [B, T] and ``memory`` has B rows."""
     if x.ndim != 3 or x.shape[2] != width or 0 in x.shape:
         raise InputError(
             f"the input of the mixer is {list(x.shape)}: expected [B, T, {width}], with at least "
             "one row and one position."
         )
-    check_flags(x.shape[:2], mask=mask, starts=starts)
+    rows = list(x.shape[:2])
+    for name, flags in (("mask", mask), ("starts", starts)):
+        if flags is not None and (list(flags.shape) != rows or flags.dtype != torch.bool):
+            raise InputError(
+                f"{name} is {flags.dtype} {list(flags.shape)}: expected torch.bool {rows}, "
+                f"one flag for each position; {name}.bool() converts zeros and ones."
+            )
+    if memory is not None and len(memory) != len(x):
+        raise InputError(
+            f"the state has {len(memory)} rows, and the input {len(x)}: it comes from another "
+            "batch or layer."
+        )
 
 
 class CausalConvolution(nn.Module):

@@ -59,8 +59,8 @@ class DeltaMixer(nn.Module):
         return_evidence: bool = False,
     ) -> DeltaOutput:
         """Mix one or more positions; arguments as for :class:`PrototypeMixer`."""
-        check_rows(x, self.qkv_projection.in_features, mask, starts)
         memory, history = (None, None) if state is None else state
+        check_rows(x, self.qkv_projection.in_features, mask, starts, memory)
         mixed, history = self.convolution(
             self.qkv_projection(x), history=history, mask=mask, starts=starts
         )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, check_choice
+from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution, check_rows
 from prismlm.layers.linear import weight_of
 from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
@@ -19,8 +19,6 @@ from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.sequences import check_groups
 
-TEMPERATURE_MODES = ("divide", "multiply")
-DECAY_MODES = ("channel", "token")
 # Decays keep this distance from 0 and 1, which a sigmoid reaches in float32.
 DECAY_MARGIN = 1e-6
 
@@ -105,9 +103,6 @@ class PrototypeMixer(nn.Module):
     ) -> None:
         super().__init__()
         value_width = width // 2 if value_width is None else value_width
-        _check_settings(width, channels, value_width, temperature, alpha)
-        check_choice("temperature_mode", temperature_mode, TEMPERATURE_MODES)
-        check_choice("decay_mode", decay_mode, DECAY_MODES)
         check_groups(groups, channels, value_width)
         self.groups = groups
         self.value_width = value_width
@@ -199,7 +194,8 @@ class PrototypeMixer(nn.Module):
             starts: True where a new sequence begins, which sees nothing before it.
             return_evidence: whether to return the gates.
         """
-        check_rows(x, self.prototypes.shape[1], mask, starts)
+        prefix, history = (None, None) if state is None else state
+        check_rows(x, self.prototypes.shape[1], mask, starts, prefix and prefix.sums)
         write, read = self.gates(
             GateInputs(
                 x,
@@ -210,7 +206,6 @@ class PrototypeMixer(nn.Module):
             )
         )
         values = self.value_projection(x)
-        prefix, history = (None, None) if state is None else state
         if self.convolves:
             values, history = self.convolution(values, history=history, mask=mask, starts=starts)
         mixed, prefix = prefix_mean(
@@ -290,17 +285,3 @@ def _initial_decay_logits(
     lives = [math.exp(first + fraction * (last - first)) for fraction in fractions]
     # β = 2^(−1/h), so β / (1 − β) = 1 / (2^(1/h) − 1).
     return [-math.log(math.expm1(math.log(2) / life)) for life in lives] * groups
-
-
-def _check_settings(
-    width: int, channels: int, value_width: int, temperature: float, alpha: float
-) -> None:
-    if min(width, channels, value_width) < 1:
-        raise InputError(
-            f"a mixer of width {width} with {channels} channels and values of width "
-            f"{value_width}: each must be at least 1."
-        )
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise InputError(f"the temperature τ must be a positive number, got {temperature}.")
-    if not math.isfinite(alpha):
-        raise InputError(f"α must start at a finite number, got {alpha}.")

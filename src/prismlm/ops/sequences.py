@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
-
-
-def check_flags(rows: tuple[int, ...], **flags: Tensor | None) -> None:
-    """Raise InputError unless flags are bool [B, T], the shape ``rows``."""
-    for name, flag in flags.items():
-        if flag is not None and (flag.shape != rows or flag.dtype != torch.bool):
-            raise InputError(
-                f"{name} is {flag.dtype} {list(flag.shape)}: expected torch.bool {list(rows)}, "
-                f"one flag for each position; {name}.bool() converts zeros and ones."
-            )
 
 
 def check_groups(groups: int, channels: int, value_width: int) -> None:

@@ -202,15 +202,15 @@ class OwnDecoder(PreTrainedModel):
 class OwnModel(OwnDecoder):
     """Embeddings, blocks and the last norm.
 
-    Blocks return hidden states and evidence. A family implements ``_block_arguments``, which
-    returns for a call whether evidence is requested, and the arguments of every block.
+    Blocks return hidden states and evidence, which a call returns if its blocks are asked to
+    ``return_evidence``. A family implements ``_block_arguments``: the arguments of every block.
 
     Attributes:
         options: names of additional arguments of a call.
     """
 
     options: tuple[str, ...] = ()
-    _block_arguments: Callable[..., tuple[bool, dict[str, Any]]]
+    _block_arguments: Callable[..., dict[str, Any]]
 
     def __init__(self, config: Any, block: Callable[[int], nn.Module], norm: nn.Module) -> None:
         super().__init__(config)
@@ -241,9 +241,7 @@ class OwnModel(OwnDecoder):
                 "at least one token; a single sequence is input_ids[None]."
             )
         cache = self._cache_for(past_key_values, use_cache, embedded.shape[0])
-        requested, arguments = self._block_arguments(
-            embedded, attention_mask, position_ids, cache, kwargs
-        )
+        arguments = self._block_arguments(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)
@@ -257,7 +255,7 @@ class OwnModel(OwnDecoder):
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            gates=tuple(evidence) if requested else None,
+            gates=tuple(evidence) if arguments.get("return_evidence") else None,
         )
 
     def _cache_for(
@@ -472,13 +470,14 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
         position_ids: Tensor | None,
         cache: RecurrentCache | None,
         options: dict[str, Any],
-    ) -> tuple[bool, dict[str, Any]]:
+    ) -> dict[str, Any]:
         cached = 0 if cache is None else cache.get_seq_length()
-        mask, starts = _mask(attention_mask, embedded, cached), None
-        if attention_mask is None and not cached:
-            starts = _starts(position_ids, embedded)
-        evidence = bool(options.get("output_gates"))
-        return evidence, {"mask": mask, "starts": starts, "return_evidence": evidence}
+        packed = attention_mask is None and not cached
+        return {
+            "mask": _mask(attention_mask, embedded, cached),
+            "starts": _starts(position_ids, embedded) if packed else None,
+            "return_evidence": bool(options.get("output_gates")),
+        }
 
 
 def _mask(attention_mask: Tensor | None, embedded: Tensor, cached: int) -> Tensor | None:

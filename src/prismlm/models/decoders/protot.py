@@ -18,6 +18,7 @@ from prismlm.models.decoders.own_decoder import (
     RecurrentModel,
     count,
     finite,
+    positive,
 )
 from prismlm.models.seam import run_decoder
 
@@ -53,11 +54,11 @@ class ProtoTConfig(RecurrentConfig):
     model_type = "prismlm_protot"
 
     num_channels: int = count(default=32)
-    value_width: int | None = None
-    gate_temperature: float | int = 1.0
+    value_width: int | None = count(default=None)
+    gate_temperature: float | int = positive(default=1.0)
     temperature_mode: Literal["divide", "multiply"] = "divide"
     shared_gate_layers: list[int] | tuple[int, ...] = (0,)
-    shared_gate_temperature: float | int = 3.0
+    shared_gate_temperature: float | int = positive(default=3.0)
     initial_temperatures: list[float | int] | tuple[float | int, ...] | None = None
     convolution_layers: list[int] | tuple[int, ...] = (0, 1)
     convolution_width: int = 5
@@ -85,11 +86,11 @@ class ProtoTConfig(RecurrentConfig):
                     f"{name} is {layers!r}: expected a list of layers from 0 to "
                     f"{self.num_hidden_layers - 1}; [] for none."
                 )
-        temperatures = self.initial_temperatures
-        if temperatures is not None and len(temperatures) != self.num_hidden_layers:
+        depth, temperatures = self.num_hidden_layers, self.initial_temperatures
+        if temperatures is not None and (len(temperatures) != depth or not min(temperatures) > 0):
             raise InputError(
-                f"initial_temperatures has {len(temperatures)} figures: expected one for each of "
-                f"the {self.num_hidden_layers} layers."
+                f"initial_temperatures are {list(temperatures)}: expected a positive number for "
+                f"each of the {depth} layers."
             )
         if former := [name for name in vars(self) if "routing" in name]:
             raise InputError(f"{former[0]} has 'gate' for 'routing' in its name now: rename it.")

@@ -192,7 +192,7 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         position_ids: Tensor | None,
         cache: ProjectionCache | None,
         options: dict[str, Any],
-    ) -> tuple[bool, dict[str, Any]]:
+    ) -> dict[str, Any]:
         if options.get("output_attentions"):
             raise InputError(
                 "output_attentions is on, but this model never computes attention weights: read "
@@ -219,7 +219,7 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         elif position_ids is None:
             position_ids = torch.arange(cached, cached + length, device=embedded.device)[None]
         positions = position_ids.expand(batch, -1)
-        return False, {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
+        return {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
 
 
 class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):

@@ -11,43 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.errors import InputError
 from prismlm.ops.precision import working_dtype
-from prismlm.ops.sequences import check_flags, reach
+from prismlm.ops.sequences import reach
 
 CHUNK = 64
-
-
-def check_arguments(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rates: Tensor,
-    state: Tensor | None,
-    mask: Tensor | None,
-    starts: Tensor | None,
-) -> None:
-    """Raise InputError for shapes that do not fit together."""
-    if keys.ndim != 4 or 0 in keys.shape:
-        raise InputError(
-            f"keys must be [B, T, H, K] with at least one of each; got {list(keys.shape)}."
-        )
-    batch, length, heads, width = keys.shape
-    rows = (batch, length, heads)
-    if queries.shape != keys.shape or values.ndim != 4 or values.shape[:3] != rows:
-        raise InputError(
-            f"keys are {list(keys.shape)}, queries {list(queries.shape)} and values "
-            f"{list(values.shape)}: expected equal shapes, except for the last dimension of values."
-        )
-    if rates.shape != rows:
-        raise InputError(f"rates are {list(rates.shape)}: expected {list(rows)}, as keys have.")
-    expected = (batch, heads, width, values.shape[3])
-    if state is not None and state.shape != expected:
-        raise InputError(
-            f"the state is {list(state.shape)} and the input needs {list(expected)}: it comes "
-            "from another batch or another layer."
-        )
-    check_flags(rows[:2], mask=mask, starts=starts)
 
 
 def delta_rule(
@@ -79,7 +46,6 @@ def delta_rule(
         mask: False on padding, which is not written, and whose output is 0.
         starts: True where a new sequence begins, which sees neither earlier positions nor state.
     """
-    check_arguments(queries, keys, values, rates, state, mask, starts)
     batch, length, heads, width = keys.shape
     dtype = working_dtype(queries, keys, values, rates)
     with torch.autocast(device_type=values.device.type, enabled=False):

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.delta_rule.chunked import check_arguments
-
 
 def delta_rule(
     queries: Float[Tensor, "B T H K"],
@@ -23,7 +21,6 @@ def delta_rule(
 
     S_t = S_{t−1} + b_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ,   out_t = S_tᵀ q_t
     """
-    check_arguments(queries, keys, values, rates, state, mask, starts)
     batch, length, heads, width = keys.shape
     memory = state if state is not None else keys.new_zeros(batch, heads, width, values.shape[3])
     out: list[Tensor] = []

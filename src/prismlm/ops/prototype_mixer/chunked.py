@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from prismlm.ops import tiles
 from prismlm.ops.precision import working_dtype
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState, check_arguments
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
 from prismlm.ops.sequences import reach
 
 # Positions per segment of a row; on a CPU, with its caches, of all rows together.
@@ -69,7 +69,6 @@ def prefix_mean(
         normalise: whether to divide by M.
         groups: G; each of G equal parts of channels and values is a separate prefix mean.
     """
-    check_arguments(write, read, values, decay, state, mask, starts, groups)
     dtype = working_dtype(write, read, values, decay)
     w, r, v, beta = (x.to(dtype) for x in (write, read, values, decay.clamp_min(MIN_DECAY)))
     if mask is not None:

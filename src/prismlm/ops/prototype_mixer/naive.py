@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prismlm.ops.precision import working_dtype
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState, check_arguments
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
 
 
 def prefix_mean(
@@ -28,7 +28,6 @@ def prefix_mean(
 
     with β_jk ⋯ β_(i−1)k instead of β_k^(i−j) if decays differ between positions.
     """
-    check_arguments(write, read, values, decay, state, mask, starts, groups)
     dtype = working_dtype(write, read, values, decay)
     batch, length, channels = write.shape
     mask = torch.ones_like(write[..., 0], dtype=torch.bool) if mask is None else mask

@@ -2,7 +2,6 @@
 
 from prismlm.ops.signal_noise_attention.fused import attend, attention_weights
 from prismlm.ops.signal_noise_attention.rotary import (
-    SCALINGS,
     Scaling,
     frequencies,
     group_frequencies,
@@ -10,7 +9,6 @@ from prismlm.ops.signal_noise_attention.rotary import (
 )
 
 __all__ = [
-    "SCALINGS",
     "Scaling",
     "attend",
     "attention_weights",

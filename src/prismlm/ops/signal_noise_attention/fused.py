@@ -7,49 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention.rotary import rotate
-
-
-def check_arguments(
-    u_signal: Tensor,
-    u_noise: Tensor,
-    noise_weight: float | Tensor,
-    rotations: tuple[Tensor, Tensor],
-    positions: Tensor | None,
-    mask: Tensor | None,
-    queries: int | None,
-) -> int:
-    """Return the number of queries; raise InputError for arguments that do not fit together."""
-    if u_signal.ndim != 4 or 0 in u_signal.shape or u_noise.shape != u_signal.shape:
-        raise InputError(
-            f"u_signal is {list(u_signal.shape)} and u_noise {list(u_noise.shape)}: expected "
-            "[B, H, S, p] of both, at least one of each."
-        )
-    batch, _, length, size = u_signal.shape
-    for name, omega in zip(("signal", "noise"), rotations, strict=True):
-        if size % 2 or omega.shape != (size // 2,):
-            raise InputError(
-                f"{name}_frequencies are {list(omega.shape)}: heads of size {size} need one for "
-                "each pair of dimensions, and an even size."
-            )
-    queries = length if queries is None else queries
-    if not 1 <= queries <= length:
-        raise InputError(f"queries is {queries}: expected 1 to {length}, the number of positions.")
-    if positions is not None and positions.shape != (batch, length):
-        raise InputError(f"positions are {list(positions.shape)}: expected {[batch, length]}.")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, 1, queries, length)):
-        raise InputError(
-            f"mask is {mask.dtype} {list(mask.shape)}: expected bool {[batch, 1, queries, length]}."
-        )
-    # A tensor's value is checked by ``SignalNoiseModel.set_noise_weight``, not at every call, which
-    # would synchronise with the device.
-    if isinstance(noise_weight, Tensor):
-        if noise_weight.numel() != 1:
-            raise InputError(f"λ is {list(noise_weight.shape)}: expected one number.")
-    elif not 0 <= noise_weight <= 1:
-        raise InputError(f"λ is {noise_weight}: expected 0 to 1.")
-    return queries
 
 
 def attend(
@@ -89,9 +47,9 @@ def attend(
         The signal heads, then the noise heads times −λ: G = 2H.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    queries = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
     values, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
     length, causal = keys.shape[2], False
+    queries = length if queries is None else queries
     if mask is None and queries > 1:
         if queries == length:
             # Not ``causal = queries == length``, which is symbolic when compiled.
@@ -139,8 +97,8 @@ def attention_weights(
     as for :func:`attend`; signal heads come first. Peak memory is twice the result, and the mask.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    queries = check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
     length, size = u_signal.shape[2:]
+    queries = length if queries is None else queries
     _, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
     hidden = ~(_causal_mask(length, queries, keys.device) if mask is None else mask)
     scores = (keys[:, :, length - queries :] * (size**-0.5 if scale is None else scale)) @ keys.mT

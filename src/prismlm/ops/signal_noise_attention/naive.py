@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.ops.signal_noise_attention.fused import check_arguments
 from prismlm.ops.signal_noise_attention.rotary import rotate
 
 
@@ -27,8 +26,8 @@ def attend(
     S_h,i = Σ_j softmax_j(scale · R_i u_i · R_j u_j) u_j over j ≤ i;  −λ N_h,i likewise
     """
     rotations = (signal_frequencies, noise_frequencies)
-    queries = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
     batch, heads, length, size = u_signal.shape
+    queries = length if queries is None else queries
     factor = size**-0.5 if scale is None else scale
     lam = torch.as_tensor(noise_weight, dtype=u_noise.dtype, device=u_noise.device)
     if positions is None:

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
-
 Scaling = Literal["base", "angle"]
-SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 
 
-def frequencies(
-    size: int,
-    base: float,
-    *,
-    angle: float = 1.0,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Float[Tensor, " half"]:
-    """Return ω_j = angle · base^(−2j/p) for j < p/2, in radians per position."""
-    if size < 2 or size % 2:
-        raise InputError(f"a head of size {size} has no pairs to rotate: expected an even size.")
-    for name, value in (("base", base), ("angle", angle)):
-        if not 0 < value < float("inf"):
-            raise InputError(f"the {name} of rotary positions is {value}: expected above 0.")
-    pair = torch.arange(size // 2, dtype=torch.float64, device=device)
-    return (angle * base ** (-2 * pair / size)).to(dtype)
+def frequencies(size: int, base: float, angle: float = 1.0) -> Float[Tensor, " half"]:
+    """Return ω_j = angle · base^(−2j/p) for j < p/2, in radians per position; float32."""
+    pair = torch.arange(size // 2, dtype=torch.float64)
+    return (angle * base ** (-2 * pair / size)).float()
 
 
 def group_frequencies(
-    size: int,
-    base: float,
-    ratio: float,
-    scaling: Scaling = "base",
-    *,
-    dtype: torch.dtype = torch.float32,
+    size: int, base: float, ratio: float, scaling: Scaling = "base"
 ) -> tuple[Float[Tensor, " half"], Float[Tensor, " half"]]:
     """Return ω of signal and noise heads, in radians per position, for a head size p and ratio ρ.
 
@@ -47,13 +27,9 @@ def group_frequencies(
 
     Source: Prism, Eq. 12, with ρ = π; its Fig. 1 scales angles.
     """
-    if not 0 < ratio < float("inf"):
-        raise InputError(f"the ratio of frequencies is {ratio}: expected above 0.")
     if scaling == "angle":
-        signal = frequencies(size, base, angle=ratio, dtype=dtype)
-        return signal, frequencies(size, base, angle=1 / ratio, dtype=dtype)
-    signal = frequencies(size, base * ratio, dtype=dtype)
-    return signal, frequencies(size, base / ratio, dtype=dtype)
+        return frequencies(size, base, ratio), frequencies(size, base, 1 / ratio)
+    return frequencies(size, base * ratio), frequencies(size, base / ratio)
 
 
 def rotate(

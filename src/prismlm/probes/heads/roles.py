@@ -285,24 +285,18 @@ def score_roles(
     rows: list[Row] = []
     roles: dict[str, Row] = {}
     for role in ROLES:
-        sums: list[Tensor] = []
-        uniforms: list[Tensor] = []
-        members: list[Tensor] = []
+        sentences: list[tuple[Tensor, Tensor, Tensor]] = []
         for text, attention, expected in inputs:
             if role in text.roles:
                 mass, uniform = word_sums(attention, text, role)
                 excess = mass - word_sums(expected, text, role)[0]
-                sums.append(torch.cat([mass, excess]).float())
-                uniforms.append(uniform.float())
-                members.append(torch.tensor([w in text.roles[role] for w in text.visible(role)]))
-        words = sum(int(one.sum()) for one in members)
-        roles[role] = {"sentences": len(members), "words": words}
-        if members:
-            scores = _scores(sums, uniforms, members, draws, generator)
-            scored: list[Row] = [
-                {"role": role} | head._asdict() | score
-                for head, score in zip(heads, scores, strict=True)
-            ]
+                has_role = torch.tensor([word in text.roles[role] for word in text.visible(role)])
+                sentences.append((torch.cat([mass, excess]).float(), uniform.float(), has_role))
+        words = sum(int(has_role.sum()) for _, _, has_role in sentences)
+        roles[role] = {"sentences": len(sentences), "words": words}
+        if sentences:
+            scores = zip(heads, _scores(sentences, draws, generator), strict=True)
+            scored: list[Row] = [{"role": role} | head._asdict() | score for head, score in scores]
             rows += sorted(scored, key=lambda row: (row["p"], -row["lift"]))
     corrected = stats.false_discovery_control([row["p"] for row in rows]).tolist()
     rows = [row | {"q": q} for row, q in zip(rows, corrected, strict=True)]
@@ -320,18 +314,15 @@ def best_heads(search: Table) -> Table:
 
 
 def _scores(
-    sums: Sequence[Tensor],
-    uniforms: Sequence[Tensor],
-    members: Sequence[Tensor],
-    draws: int,
-    generator: torch.Generator,
+    sentences: Sequence[tuple[Tensor, Tensor, Tensor]], draws: int, generator: torch.Generator
 ) -> list[dict[str, float]]:
     """Return lifts and ranks of every head.
 
     Of each sentence with W words there are sums M and M − E [2·heads, W], U [W], and which words
     have the role [W].
     """
-    mean_sums = torch.cat(list(sums), 1) / len(sums)
+    sums, uniforms, members = zip(*sentences, strict=True)
+    mean_sums = torch.cat(sums, 1) / len(sums)
 
     def figures(choices: Sequence[Tensor]) -> Tensor:
         """Return lifts and excesses [n, 2·heads] of n choices of words, as 0 and 1 [n, W]."""
