@@ -29,22 +29,16 @@ DOCUMENTS, CHARACTERS = 24, 150
 V, WIDTH = 320, 16
 PROTOTYPES, PER_TOKEN = 24, 4
 WINDOW = 128
-SIZES = {
-    "vocab_size": V,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.4,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+SIZES = TOKENS | {
+    "vocab_size": V, "hidden_size": WIDTH, "num_hidden_layers": 2, "initializer_range": 0.4,
+}  # fmt: skip
 PHI = SIZES | {"intermediate_size": 24, "num_attention_heads": 2, "max_position_embeddings": WINDOW}
 LLAMA = PHI | {"num_key_value_heads": 1}
 FAMILIES = {
     "gpt2": lambda: GPT2Config(
-        vocab_size=V, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=WINDOW, initializer_range=0.4,
-        pad_token_id=0, bos_token_id=0, eos_token_id=0, embd_pdrop=0.0, attn_pdrop=0.0,
-        resid_pdrop=0.0,
+        **TOKENS, vocab_size=V, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=WINDOW,
+        initializer_range=0.4, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
     ),
     "llama": lambda: LlamaConfig(**LLAMA, tie_word_embeddings=False),
     "llama-tied": lambda: LlamaConfig(**LLAMA, tie_word_embeddings=True),
@@ -60,6 +54,13 @@ FAMILIES = {
     "llama-int8": lambda: LlamaConfig(**LLAMA),
     "llama-int8-embedding": lambda: LlamaConfig(**LLAMA),
 }  # fmt: skip
+# What follows W z, where it is not the identity.
+MAPS = {
+    "gemma2": LogitMap(softcap=4.0),
+    "granite": LogitMap(scale=0.25),
+    "cohere": LogitMap(scale=0.25),
+    "phi": LogitMap(bias=True),
+}
 QUANTISED = ("llama-int8", "llama-int8-embedding")
 REFUSED = "llama-int8-embedding"
 

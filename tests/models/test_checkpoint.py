@@ -25,17 +25,9 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE
 from tests.helpers import families
 
-SMALL = {
-    "vocab_size": 320,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 0,
-    "initializer_range": 0.4,
-}
+SMALL = families.SIZES | {
+    "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2, "bos_token_id": 1,
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 """Results on a GPU equal those on a CPU up to rounding; skipped without a GPU."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import prismlm
 from prismlm.layers import PrototypeHead
@@ -20,16 +16,15 @@ pytestmark = [
 GPU, CPU = "cuda", "cpu"
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def leaf(x: Tensor, device: str) -> Tensor:
+def leaf(x, device):
     return x.detach().to(device, copy=True).requires_grad_()
 
 
-def assert_near(expected: list[Tensor], actual: list[Tensor], tolerance: float) -> None:
-    assert len(expected) == len(actual)
+def assert_near(expected, actual, tolerance):
     for a, b in zip(expected, actual, strict=True):
         scale = a.double().norm().clamp_min(1e-9)
         assert ((a.double() - b.double()).norm() / scale).item() < tolerance
@@ -37,14 +32,14 @@ def assert_near(expected: list[Tensor], actual: list[Tensor], tolerance: float) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3000, 96, 2048, 16), (513, 576, 5000, 48), (64, 64, 100, 100)])
-def test_route_chooses_the_same_prototypes(
-    shape: tuple[int, int, int, int], dtype: torch.dtype
-) -> None:
+def test_route_chooses_the_same_prototypes(shape, dtype):
     n, width, count, k = shape
     z, bank = random(n, width).to(dtype), random(count, width, seed=1).to(dtype)
     mask = random(n, seed=2) > -1
-    cpu = prototype_head.route(z, bank, k, 1.5, mask)
-    gpu = prototype_head.route(z.to(GPU), bank.to(GPU), k, 1.5, mask.to(GPU))
+    cpu, gpu = (
+        prototype_head.route(z.to(device), bank.to(device), k, 1.5, mask.to(device))
+        for device in (CPU, GPU)
+    )
     assert (gpu.indices.cpu() == cpu.indices).float().mean() > 0.97
     torch.testing.assert_close(gpu.cosines.cpu(), cpu.cosines, atol=2e-3, rtol=0)
     points = gpu.nearest_point_cosine.cpu(), cpu.nearest_point_cosine
@@ -52,8 +47,8 @@ def test_route_chooses_the_same_prototypes(
 
 
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
-def test_heads_and_their_gradients(weights: Any) -> None:
-    results: list[list[Tensor]] = []
+def test_heads_and_their_gradients(weights):
+    results = []
     for device in (CPU, GPU):
         head = PrototypeHead(64, 600, 48, weights=weights)
         head.place_on(random(600, 64, seed=1))
@@ -66,13 +61,13 @@ def test_heads_and_their_gradients(weights: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 17, 1500])
-def test_prefix_means_and_their_gradients(length: int) -> None:
+def test_prefix_means_and_their_gradients(length):
     gates = [random(2, length, 8, seed=n).softmax(-1) for n in (1, 2)]
     inputs = [*gates, random(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
-    results: list[list[Tensor]] = []
+    results = []
     for device in (CPU, GPU):
-        write, read, values, decay = leaves = [leaf(t, device) for t in inputs]
-        out, state = prototype_mixer.prefix_mean(write, read, values, decay)
+        leaves = [leaf(t, device) for t in inputs]
+        out, state = prototype_mixer.prefix_mean(*leaves)
         (out.square().mean() + state.sums.square().mean()).backward()
         grads = [t.grad.cpu() for t in leaves if t.grad is not None]
         results.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
@@ -82,12 +77,12 @@ def test_prefix_means_and_their_gradients(length: int) -> None:
 @pytest.mark.parametrize(
     "preset", ["protot-laptop", "signal-noise-laptop", "deltanet", "mamba-laptop", "llama-laptop"]
 )
-def test_decoders_their_gradients_and_caches(preset: str) -> None:
+def test_decoders_their_gradients_and_caches(preset):
     changes = {"num_hidden_layers": 2, "dropout": 0.0} if preset == "deltanet" else {}
     torch.manual_seed(0)
-    model: Any = build_model(build_config({"preset": preset} | changes, 300, 0))
+    model = build_model(build_config({"preset": preset} | changes, 300, 0))
     ids = torch.randint(300, (2, 90), generator=torch.Generator().manual_seed(1))
-    results: list[list[Tensor]] = []
+    results = []
     for device in (CPU, GPU):
         model.to(device).train()
         model.zero_grad()
@@ -106,7 +101,7 @@ def test_decoders_their_gradients_and_caches(preset: str) -> None:
     torch.testing.assert_close(later.logits[:, 0], whole[:, 60], atol=2e-3, rtol=1e-3)
 
 
-def test_a_model_is_trained_and_explained(tiny_corpus: Path, tmp_path: Path) -> None:
+def test_a_model_is_trained_and_explained(tiny_corpus, tmp_path):
     recipe = {
         "corpus": str(tiny_corpus),
         "out": str(tmp_path / "model"),
@@ -123,19 +118,12 @@ def test_a_model_is_trained_and_explained(tiny_corpus: Path, tmp_path: Path) -> 
     assert parts == pytest.approx(step.model_logit, abs=1e-3)
 
 
-def test_a_head_is_attached_and_explained(
-    tiny_model: Path, tiny_corpus: Path, tmp_path: Path
-) -> None:
-    fit = FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5)
-    ces = {
-        device: attach(
-            str(tiny_model),
-            [tiny_corpus],
-            tmp_path / device,
-            AttachOptions(fit=fit, device=device, precision="float32"),
-        ).quality.prototype_only_ce
-        for device in (CPU, GPU)
-    }
-    assert ces[GPU] == pytest.approx(ces[CPU], abs=0.05)
-    trace = prismlm.load(tmp_path / GPU).explain("The court found")
-    assert trace.passages(3)
+def test_a_head_is_attached_and_explained(tiny_model, tiny_corpus, tmp_path):
+    options = {"fit": FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5)}
+    ces = []
+    for device in (GPU, CPU):
+        how = AttachOptions(**options, device=device, precision="float32")
+        made = attach(str(tiny_model), [tiny_corpus], tmp_path / device, how)
+        ces.append(made.quality.prototype_only_ce)
+    assert ces[0] == pytest.approx(ces[1], abs=0.05)
+    assert prismlm.load(tmp_path / GPU).explain("The court found").passages(3)

@@ -9,53 +9,20 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from prismlm.errors import FormatError, InputError
 from prismlm.files import from_json
-from prismlm.models.presets import build_config, build_model
-from prismlm.models.seam import (
-    LogitMap,
-    capture,
-    output_embedding,
-    verify_logit_map,
-)
+from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
+from tests.helpers.families import FAMILIES, MAPS, WIDTH, V, build
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
-FAMILIES = {
-    "llama": SMALL,
-    "qwen3": SMALL | {"head_dim": 16},
-    "gemma2": SMALL | {"head_dim": 16},
-    "granite": SMALL | {"logits_scaling": 8.0},
-    "cohere": SMALL,
-    "phi": {k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
-    "mamba": {"hidden_size": 32, "num_hidden_layers": 2},
-}
-EXPECTED = {
-    "gemma2": LogitMap(softcap=30.0),
-    "granite": LogitMap(scale=0.125),
-    "cohere": LogitMap(scale=0.0625),
-    "phi": LogitMap(bias=True),
-}
 IDS = torch.arange(12).reshape(2, 6)
 
 
-def build(family="llama"):
-    torch.manual_seed(0)
-    settings = {"model_type": family, **FAMILIES[family]}
-    return build_model(build_config(settings, vocab_size=97, eos_token_id=0)).eval()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "int8" not in name])
 @torch.no_grad()
 def test_z_w_and_the_logit_map_reproduce_the_logits(family):
     model = build(family)
     logit_map = LogitMap.of(model)
-    assert logit_map == EXPECTED.get(family, LogitMap())
-    assert verify_logit_map(model, logit_map) < 1e-5
+    assert logit_map == MAPS.get(family, LogitMap())
+    half = family == "llama-bf16"
+    assert verify_logit_map(model, logit_map) < (2e-2 if half else 1e-5)
     assert from_json(LogitMap, asdict(logit_map), "logit_map") == logit_map
     before = model(input_ids=IDS).logits
     with capture(model) as captured:
@@ -63,7 +30,8 @@ def test_z_w_and_the_logit_map_reproduce_the_logits(family):
     assert torch.equal(logits, before)
     embedding = output_embedding(model)
     rebuilt = nn.functional.linear(captured.z, embedding.weight, embedding.bias)
-    torch.testing.assert_close(logit_map(rebuilt), logits, atol=1e-5, rtol=1e-5)
+    close = {"atol": 1e-2, "rtol": 1e-2} if half else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(logit_map(rebuilt), logits, **close)
     with capture(model, logits=False) as states:
         output = model(input_ids=IDS)
     assert torch.equal(states.z, captured.z)
@@ -79,12 +47,12 @@ def test_z_w_and_the_logit_map_reproduce_the_logits(family):
 )
 def test_a_wrong_map_is_refused(wrong):
     with pytest.raises(FormatError, match="does not reproduce the logits of LlamaForCausalLM"):
-        verify_logit_map(build(), wrong)
+        verify_logit_map(build("llama"), wrong)
 
 
 def test_a_model_without_an_output_embedding():
     with pytest.raises(InputError, match=r"no output embedding.*language modelling head"):
-        output_embedding(build().model)
+        output_embedding(build("llama").model)
 
 
 class Int8Linear(nn.Linear):
@@ -103,22 +71,22 @@ class Int8Linear(nn.Linear):
 
 
 def test_quantised_output_embeddings():
-    model = build()
+    model = build("llama")
     weight = model.lm_head.weight.detach()
     model.lm_head = Int8Linear(model.lm_head)
     model(input_ids=IDS)
     with pytest.raises(InputError, match=r"lm_head of LlamaForCausalLM .* Tensor of int8") as error:
         LogitMap.of(model)
     assert "modules_to_not_convert=['lm_head']" in str(error.value)
-    model = build()
+    model = build("llama")
     model.lm_head.weight = nn.Parameter(TwoTensor(weight / 2, weight / 2))
     with pytest.raises(InputError, match=r"is quantised \(its weight is TwoTensor"):
         output_embedding(model)
 
 
 def test_an_embedding_that_adds_to_its_product():
-    model = build()
-    extra = nn.Linear(32, 97, bias=False)
+    model = build("llama")
+    extra = nn.Linear(WIDTH, V, bias=False)
     handle = model.lm_head.register_forward_hook(lambda _, args, output: output + extra(*args))
     with pytest.raises(FormatError, match="does not reproduce the logits"):
         verify_logit_map(model, LogitMap())

@@ -18,17 +18,19 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.ops.prototype_head import naive
 from prismlm.training import PrismForCausalLM
 from tests.helpers import families
-from tests.helpers.families import FAMILIES, PER_TOKEN, PROTOTYPES, QUANTISED, REFUSED, WIDTH
+from tests.helpers.families import (
+    FAMILIES,
+    MAPS,
+    PER_TOKEN,
+    PROTOTYPES,
+    QUANTISED,
+    REFUSED,
+    WIDTH,
+)
 from tests.helpers.naive_edits import edit_naive
 
 NEW = 5
 TEXT = "The patient was given the drug twice a day."
-MAPS = {
-    "gemma2": LogitMap(softcap=4.0),
-    "granite": LogitMap(scale=0.25),
-    "cohere": LogitMap(scale=0.25),
-    "phi": LogitMap(bias=True),
-}
 # Mamba's own class refuses the last two.
 STRATEGIES = (
     {"do_sample": False},

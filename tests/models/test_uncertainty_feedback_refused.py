@@ -37,7 +37,8 @@ def model():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"levels": 1}, "is 1: expected a whole number from 2 on"),
+        ({"levels": 1}, "of uncertainty is 1: expected a whole number from 2 on"),
+        ({"levels": 256.0}, "256.0: expected a whole number"),
         ({"deviation": -0.1}, "expected a number from 0 on"),
         ({"passes": 0}, "number of passes is 0"),
     ],

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from prismlm.errors import InputError
 from prismlm.ops.channel_parts import ChannelFlow, channel_parts, naive, token_parts
 from prismlm.ops.prototype_mixer import naive as prefix
 
@@ -93,16 +92,3 @@ def test_an_empty_channel_has_no_part():
     assert (parts[:, [0, 3]] != 0).all()
     assert (token_parts(flow, 5, directions, torch.tensor([1, 2])) == 0).all()
     torch.testing.assert_close(parts, naive.channel_parts(flow, 5, directions))
-
-
-@pytest.mark.parametrize(
-    ("position", "width", "groups", "words"),
-    [
-        (LENGTH, WIDTH, 1, "no position 9"),
-        (3, WIDTH - 1, 1, r"expected \[C, 6\]"),
-        (3, WIDTH, 5, "5 groups of 4 channels"),
-    ],
-)
-def test_wrong_input(position, width, groups, words):
-    with pytest.raises(InputError, match=words):
-        channel_parts(make_flow()._replace(groups=groups), position, torch.randn(1, width))

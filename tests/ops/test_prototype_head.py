@@ -6,11 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.errors import InputError
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head import fast, naive
 from prismlm.ops.prototype_head.fast import SPARE, column_best, largest
-from prismlm.ops.prototype_head.routing import check_arguments
 
 FORMS = [naive, fast]
 
@@ -209,22 +207,6 @@ def test_no_states():
     assert routing.indices.shape == (0, 2)
     assert routing.nearest_point.tolist() == [-1] * 4
     assert fast.reconstruct(routing, prototypes).shape == (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("z", "prototypes", "k", "mask", "words"),
-    [
-        (torch.zeros(2, 3), torch.zeros(4, 3), 5, None, "there are 4 prototypes"),
-        (torch.zeros(2, 3), torch.zeros(4, 3), 0, None, "prototypes_per_token is 0"),
-        (torch.zeros(2, 3), torch.zeros(4, 2), 1, None, "width 3"),
-        (torch.zeros(2, 3, 1), torch.zeros(4, 3), 1, None, "Flatten"),
-        (torch.zeros(2, 3), torch.zeros(4, 3), 1, torch.ones(3).bool(), "mask must be bool"),
-        (torch.zeros(2, 3), torch.zeros(4, 3), 1, torch.ones(2), "mask must be bool"),
-    ],
-)
-def test_arguments_that_cannot_be_routed(z, prototypes, k, mask, words):
-    with pytest.raises(InputError, match=words):
-        check_arguments(z, prototypes, k, mask)
 
 
 @given(count=st.integers(1, 20), width=st.integers(1, 12), seed=st.integers(0, 1000))

@@ -63,11 +63,6 @@ class CausalConvolution(nn.Module):
         past = self.width - 1
         if history is None:
             history = x.new_zeros(batch, past, channels)
-        if history.shape != (batch, past, channels):
-            raise InputError(
-                f"the state holds the last inputs of a convolution as {list(history.shape)}, and "
-                f"the input needs {[batch, past, channels]}: it comes from another batch or layer."
-            )
         sequence = None if starts is None else starts.cumsum(1)[..., None]
         order = ends = None
         if mask is not None:

@@ -17,7 +17,6 @@ from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
 from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
-from prismlm.ops.sequences import check_groups
 
 # Decays keep this distance from 0 and 1, which a sigmoid reaches in float32.
 DECAY_MARGIN = 1e-6
@@ -103,7 +102,11 @@ class PrototypeMixer(nn.Module):
     ) -> None:
         super().__init__()
         value_width = width // 2 if value_width is None else value_width
-        check_groups(groups, channels, value_width)
+        if groups < 1 or channels % groups or value_width % groups:
+            raise InputError(
+                f"{groups} groups of {channels} channels and values of width {value_width}: "
+                "expected a number of groups that divides both."
+            )
         self.groups = groups
         self.value_width = value_width
         self.normalise = normalise

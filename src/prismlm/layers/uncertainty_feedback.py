@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import check_number, check_whole
-from prismlm.ops.uncertainty_feedback import NO_CODE, check_levels, embed_codes
+from prismlm.ops.uncertainty_feedback import NO_CODE, embed_codes
 
 ROWS = 64
 
@@ -37,7 +37,7 @@ class UncertaintyEmbedding(nn.Module):
         self, width: int, levels: int = 65536, *, rows: int | None = ROWS, deviation: float = 0.0
     ) -> None:
         super().__init__()
-        self.levels = check_levels(levels)
+        self.levels = check_whole("the number of levels of uncertainty", levels, 2)
         rows = levels if rows is None else check_whole("the number of rows of the table", rows, 2)
         expected = "a number from 0 on"
         self.deviation = check_number(

@@ -1,4 +1,4 @@
-"""Rows with padding or several packed sequences; groups of channels."""
+"""Rows of several packed sequences."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from typing import NamedTuple
 from jaxtyping import Bool, Int64
 from torch import Tensor
 from torch.nn import functional as F
-
-from prismlm.errors import InputError
-
-
-def check_groups(groups: int, channels: int, value_width: int) -> None:
-    """Raise InputError unless ``groups`` divides channels and values."""
-    if groups < 1 or channels % groups or value_width % groups:
-        raise InputError(
-            f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
-            "number of groups that divides both."
-        )
 
 
 class Reach(NamedTuple):

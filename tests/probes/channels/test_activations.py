@@ -59,8 +59,6 @@ def test_sequences_by_hand():
     assert [t["token_id"] for t in first["tokens"]] == [1, 3, 0]
     assert second["total"] == pytest.approx(0.5)
     assert [t["position"] for t in second["tokens"]] == [24, 25, 26]
-    with pytest.raises(InputError, match="the number of sequences is 0"):
-        read.top_sequences("write", 0, count=0)
 
 
 def test_gates_that_are_not_finite_are_refused(corpus, sequences):

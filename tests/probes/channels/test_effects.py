@@ -214,8 +214,6 @@ def test_controls_are_drawn_by_seed_and_place(sharp_model):
 def test_what_cannot_be_measured_is_refused(sharp_model):
     with pytest.raises(InputError, match=r"none of 8 cases.*the highest is"):
         effects_on(sharp_model, probes(), [PLACE], minimum_probability=0.9)
-    with pytest.raises(InputError, match="Did you mean 'mask_write'"):
-        effects_on(sharp_model, probes(), [PLACE], interventions=("mask_writes",))
 
 
 @pytest.mark.parametrize(("ranks", "others"), [([2, 1, 2], 2), ([0.5, 3, 1], 3), ([0, 0], 4)])

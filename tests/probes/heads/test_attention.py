@@ -99,8 +99,6 @@ def test_what_cannot_be_read_is_refused():
     model, batch = make_signal_noise(), make_batch(*random_rows(20))
     with pytest.raises(InputError, match="no layer 2: the model's layers are 0 to 1"):
         head_uses(model, [batch], layers=[2])
-    with pytest.raises(InputError, match="least_visible is 1"):
-        head_uses(model, [batch], least_visible=1)
     assert head_uses(model, [make_batch([5])]).rows == ()
     with pytest.raises(InputError, match="embeddings of 64 positions"):
         head_uses(make_gpt2(), [make_batch(*random_rows(65))])

@@ -122,8 +122,6 @@ def test_what_cannot_be_read_is_refused():
         read_states(make_gpt2(), [make_batch(*ROWS)])
     with pytest.raises(InputError, match="fewer than two tokens"):
         read_states(model, [make_batch([5])])
-    with pytest.raises(InputError, match="the number of positions"):
-        read_states(model, [make_batch(*ROWS)], positions=-5)
     model.model.layers[1].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         layer_rates(states_of(model)[1:])

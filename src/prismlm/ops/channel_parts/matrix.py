@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
-from prismlm.ops.sequences import check_groups
 
 
 class ChannelFlow(NamedTuple):
@@ -41,16 +39,6 @@ class ChannelFlow(NamedTuple):
     groups: int = 1
 
 
-def check_arguments(flow: ChannelFlow, position: int, directions: Tensor) -> None:
-    """Raise InputError for a position, directions or groups that do not fit the flow."""
-    length, width = flow.values.shape
-    if not 0 <= position < length:
-        raise InputError(f"there is no position {position}: the sequence has {length}.")
-    if directions.ndim != 2 or directions.shape[1] != width:
-        raise InputError(f"directions are {list(directions.shape)}: expected [C, {width}].")
-    check_groups(flow.groups, flow.write.shape[1], width)
-
-
 def channel_parts(
     flow: ChannelFlow, position: int, directions: Float[Tensor, "C D"]
 ) -> Float[Tensor, "C R"]:
@@ -63,7 +51,6 @@ def channel_parts(
     below 1e-30 is empty. The parts sum to y_c·Σ_k read_ik S_ik / M_ik, with S_ik as in
     :func:`prismlm.ops.prototype_mixer.prefix_mean`.
     """
-    check_arguments(flow, position, directions)
     weights = _grouped(_weights(flow, position), flow)
     values = _grouped(flow.values[:position].double(), flow)
     products = torch.einsum("cgd,tgd->cgt", _grouped(directions.double(), flow), values)
@@ -83,7 +70,6 @@ def token_parts(
     A convolution also adds a token to the values of later positions; those count for the token. The
     shares sum to the channel's part.
     """
-    check_arguments(flow, position, directions)
     weights = _weights(flow, position)[:, channels].T
     width = flow.values.shape[1] // flow.groups
     group_of_value = torch.arange(flow.values.shape[1], device=channels.device) // width

@@ -7,7 +7,7 @@ import math
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.ops.channel_parts.matrix import ChannelFlow, check_arguments
+from prismlm.ops.channel_parts.matrix import ChannelFlow
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
 
 
@@ -15,7 +15,6 @@ def channel_parts(
     flow: ChannelFlow, position: int, directions: Float[Tensor, "C D"]
 ) -> Float[Tensor, "C R"]:
     """Return the channels' parts; same contract as :func:`matrix.channel_parts`."""
-    check_arguments(flow, position, directions)
     parts = flow.log_decay.new_zeros(len(directions), flow.write.shape[1]).double()
     for k in range(parts.shape[1]):
         values = _values_of(flow, k)
@@ -32,7 +31,6 @@ def token_parts(
     channels: Int64[Tensor, " C"],
 ) -> Float[Tensor, "C t"]:
     """Return the tokens' shares of channels; same contract as :func:`matrix.token_parts`."""
-    check_arguments(flow, position, directions)
     parts = flow.log_decay.new_zeros(len(directions), position).double()
     for c, k in enumerate(map(int, channels)):
         values = _values_of(flow, k)

@@ -20,7 +20,6 @@ from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.routing import (
     Nearest,
     Routing,
-    check_arguments,
     inverse_norms,
     unit_rows,
 )
@@ -190,7 +189,6 @@ def route(
         scale: τ > 0.
         mask: False excludes a state from ``nearest_point``.
     """
-    check_arguments(z, prototypes, k, mask)
     unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z, prototypes))
     if not len(z):
         empty, missing = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)
@@ -285,7 +283,6 @@ def nearest(
     It avoids a normalised copy of the prototypes, which for one state takes as long as its scores.
     ``inverse`` are their :func:`inverse_norms` if known.
     """
-    check_arguments(z, prototypes, k)
     z, prototypes = at_least_float32(z), at_least_float32(prototypes)
     inverse = inverse_norms(prototypes) if inverse is None else inverse.to(z.dtype)
     with torch.autocast(z.device.type, enabled=False):

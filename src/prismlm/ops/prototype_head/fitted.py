@@ -11,7 +11,7 @@ from torch import Tensor
 from prismlm.ops import tiles
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head import fast
-from prismlm.ops.prototype_head.routing import Nearest, check_arguments, inverse_norms, unit_rows
+from prismlm.ops.prototype_head.routing import Nearest, inverse_norms, unit_rows
 
 # λ, where a unit prototype has a squared norm of 1: nearly equal prototypes share their weight.
 RIDGE = 1e-3
@@ -52,7 +52,6 @@ def pursue(
         Distinct prototypes in the order of choice, their cosines, without gradients, and
         activations α = w / ‖p‖.
     """
-    check_arguments(z, prototypes, k)
     z, bank = at_least_float32(z), at_least_float32(prototypes)
     unit = unit_rows(bank)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
-from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms
+from prismlm.ops.prototype_head.routing import Routing, inverse_norms
 
 MAX_SWEEPS = 10_000
 
@@ -27,7 +27,6 @@ def route(
     c_ni = z_n·p_i / (‖z_n‖ ‖p_i‖) in float64, rounded to the dtype that routing computes in; ties
     go to the lower index.
     """
-    check_arguments(z, prototypes, k, mask)
     z64, p64 = z.double(), prototypes.double()
     unit_z, unit_p = z64 * inverse_norms(z64), p64 * inverse_norms(p64)
     # Summed pair by pair: a matrix product may round equal prototypes differently.

@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
-
 
 class Routing(NamedTuple):
     """The prototypes of each hidden state; float32 (float64 for float64), with gradients.
@@ -38,29 +36,6 @@ class Nearest(NamedTuple):
     indices: Int64[Tensor, "N k"]
     cosines: Float[Tensor, "N k"]
     activations: Float[Tensor, "N k"]
-
-
-def check_arguments(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None = None) -> None:
-    """Raise InputError for shapes that cannot be routed."""
-    if z.ndim != 2 or prototypes.ndim != 2:
-        raise InputError(
-            "route expects z [N, d] and prototypes [K, d], "
-            f"got {list(z.shape)} and {list(prototypes.shape)}. Flatten batch and positions first."
-        )
-    if z.shape[1] != prototypes.shape[1]:
-        raise InputError(
-            f"z has width {z.shape[1]} and the prototypes have width {prototypes.shape[1]}: "
-            "the head was made for another model."
-        )
-    if not 1 <= k <= prototypes.shape[0]:
-        raise InputError(
-            f"prototypes_per_token is {k} and there are {prototypes.shape[0]} prototypes: "
-            "choose 1 ≤ prototypes_per_token ≤ number of prototypes."
-        )
-    if mask is not None and (mask.shape != z.shape[:1] or mask.dtype != torch.bool):
-        raise InputError(
-            f"mask must be bool [N] with N = {z.shape[0]}, got {mask.dtype} {list(mask.shape)}."
-        )
 
 
 def inverse_norms(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:

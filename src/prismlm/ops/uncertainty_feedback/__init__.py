@@ -2,7 +2,6 @@
 
 from prismlm.ops.uncertainty_feedback.codes import (
     NO_CODE,
-    check_levels,
     embed_codes,
     entropy_codes,
     neutral_code,
@@ -13,7 +12,6 @@ from prismlm.ops.uncertainty_feedback.codes import (
 
 __all__ = [
     "NO_CODE",
-    "check_levels",
     "embed_codes",
     "entropy_codes",
     "neutral_code",

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.errors import InputError, NotFiniteError, check_whole
+from prismlm.errors import NotFiniteError
 from prismlm.ops.tiles import at_once
 
 NOT_A_NUMBER = (
@@ -36,12 +36,7 @@ def normalised_entropy(
 
     Source: PRISMA, output side, which clamps probabilities at 1e-9, without a visible effect.
     """
-    vocabulary = logits.shape[-1] if logits.ndim else 0
-    if vocabulary < 2:
-        raise InputError(
-            f"logits are {list(logits.shape)}: expected [..., V] with at least 2 tokens to choose "
-            "from."
-        )
+    vocabulary = logits.shape[-1]
     rows = logits.detach().reshape(-1, vocabulary)
     step = max(1, at_once(rows, ELEMENTS) // vocabulary)
     if len(rows) <= step:
@@ -80,19 +75,12 @@ def entropy_codes(
 
 def quantise(share: Float[Tensor, "*batch"], levels: int) -> Int64[Tensor, "*batch"]:
     """Return ⌊share · (levels − 1)⌋: codes from 0 to levels − 1."""
-    check_levels(levels)
     return (share * (levels - 1)).long().clamp_(0, levels - 1)
 
 
 def neutral_code(levels: int) -> int:
     """Return the code for an unknown entropy, ⌊levels / 2⌋ (PRISMA)."""
-    check_levels(levels)
     return levels // 2
-
-
-def check_levels(levels: object) -> int:
-    """Return levels as an int; raise InputError unless it is a whole number from 2 on."""
-    return check_whole("the number of levels of uncertainty", levels, 2)
 
 
 def embed_codes(
@@ -107,13 +95,7 @@ def embed_codes(
 
     Source: PRISMA, input side, for K = levels; interpolation is ours.
     """
-    check_levels(levels)
-    rows = table.shape[0] if table.ndim == 2 else 0
-    if not 2 <= rows <= levels:
-        raise InputError(
-            f"the table is {list(table.shape)} for {levels} levels: expected [K, d] with K from 2 "
-            f"to {levels}."
-        )
+    rows = len(table)
     known = (codes != NO_CODE)[..., None]
     codes = codes.clamp_min(0)
     if rows == levels:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.corpus.pieces import TokenWords, encode, token_words
-from prismlm.errors import InputError, check_choice, check_finite, check_whole
+from prismlm.errors import InputError, check_finite
 from prismlm.layers import PrototypeMixer
 from prismlm.models.attention import head_writes
 from prismlm.models.decoders.protot import (
@@ -60,8 +60,6 @@ class Activations:
         ``tokens`` with the largest activations: ``position``, ``token_id`` and ``gate``.
         Source: ProtoT, §5.1.
         """
-        check_whole("the number of sequences", count, 1)
-        check_whole("the number of tokens of a sequence", tokens, 1)
         values = self.values[kind, layer]
         offsets = self.lengths.cumsum(0) - self.lengths
         totals = np.add.reduceat(values.numpy(), offsets.numpy(), dtype=np.float64)
@@ -99,8 +97,6 @@ def read_activations(
     ``kinds`` are one kind or both gates. Memory: 4·N·R bytes for each kind and layer, whatever the
     vocabulary.
     """
-    for kind in kinds:
-        check_choice("the kind of activations", kind, ("write", "read", "values", "heads"))
     layers = None if layers is None else tuple(dict.fromkeys(layers))
     columns: list[tuple[Tensor, ...]] = []
     values: dict[tuple[Kind, int], list[Tensor]] = {}

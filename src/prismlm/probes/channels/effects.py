@@ -34,7 +34,7 @@ from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import decode_token, pieces_of
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, check_choice, check_text, check_whole, suggest
+from prismlm.errors import InputError, check_text, suggest
 from prismlm.files import read_text
 from prismlm.interventions.channels import (
     Intervention,
@@ -199,12 +199,6 @@ def effects_on(
     and by :func:`channel_name` the changes of every case. ``controls`` are so many random channels
     of the layer.
     """
-    for intervention in interventions:
-        check_choice("an intervention", intervention, INTERVENTIONS)
-    if not probes or not channels:
-        raise InputError(
-            f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
-        )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
     drawn = {channel: draw_controls(model, channel, controls, seed, chosen) for channel in chosen}
     baseline = target_probabilities(model, probes)
@@ -462,7 +456,6 @@ def rank_channels(
     are ``words`` with their occurrences; mean and deviation of the best d of each shuffle; and
     ``p``, the share of shuffles and the original whose best d is at least as large.
     """
-    check_whole("the number of shuffles", shuffles, 1)
     forms = word_forms(tokenizer, words)
     ends = word_ends(tokenizer, forms, activations)
     positions = torch.cat(list(ends.values()))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, check_finite, check_whole
+from prismlm.errors import InputError, check_finite
 from prismlm.models.decoders.protot import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.probes.channels.activations import (
     Activations,
@@ -168,7 +168,6 @@ def lag_correlation(
     float64 [R, lags]; ``peak``, the lag of the largest c(ℓ); and ``p``, the share of shuffles and
     the original with as large a peak. They are NaN if a gate is constant.
     """
-    check_whole("the largest lag", max_lag, 1)
     generator = torch.Generator().manual_seed(seed)
     channels = writes.shape[1]
     # The first order is the original one.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, check_finite, check_whole
+from prismlm.errors import InputError, check_finite
 from prismlm.models.attention import attention_layers, head_groups, reading_attention
 from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.device import check_window
@@ -69,17 +69,15 @@ def head_uses(
 ) -> Table:
     """Return how far each head looks and what it attends to: means over query positions.
 
-    Queries are the positions that their window owns and that see at least ``least_visible`` tokens
-    of it, themselves included: at the start of a window every head attends to near tokens and the
-    first. Layers with a sliding window count as seeing the whole window.
+    Queries are the positions that their window owns and that see ``least_visible`` (at least 2) or
+    more of its tokens, themselves included: at the start of a window every head attends to near
+    tokens and the first. Layers with a sliding window count as seeing the whole window.
 
     There is a row for each head, with its ``group``: signal, noise, or attention in a model with
     heads of one kind. The first row, ``uniform``, is equal attention of the same queries to all
     visible tokens; there are no rows if no query sees enough tokens. Figures are defined in
     docs/signal_noise_attention.md; ``spectrum`` is over the ``bins`` of distances.
     """
-    # With one visible token the relative entropy is undefined.
-    check_whole("least_visible", least_visible, 2)
     groups = head_groups(model)
     layers = sorted(chosen_layers(len(attention_layers(model)), layers))
     tallies = {layer: AttentionTally(groups[-1].stop) for layer in layers}

@@ -79,7 +79,6 @@ def read_states(
     progress: Reporter = SILENT,
 ) -> tuple[AttentionStates, ...]:
     """Return what each layer's attention reads and adds at N random ``positions`` of the text."""
-    check_whole("the number of positions", positions, 2)
     layers = signal_noise_layers(model)
     generator = torch.Generator().manual_seed(seed)
     parameters: dict[nn.Module, tuple[float, Tensor]] = {}
@@ -149,7 +148,6 @@ def rates_of(
 
 def _rates(states: AttentionStates, seed: int) -> Row:
     dictionary = states.dictionary.double()
-    check_finite(f"the dictionaries of layer {states.layer}", dictionary)
     z, steps = states.inputs.double(), states.steps.double()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(steps), generator=generator)
@@ -220,7 +218,6 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int) -> Table:
     Rows have the figures of docs/signal_noise_attention.md; the fact ``normalised`` is their mean.
     Source: Prism, Eq. 9 to 12 and the conjecture of §2.3.
     """
-    check_whole("the number of positions", length, 1)
     rows = tuple(_cross_row(layer, length) for layer in states)
     columns = {"layer": "", **dict.fromkeys(TERMS, ".3g"), "normalised": ".4f"}
     mean = statistics.fmean(row["normalised"] for row in rows)
