@@ -25,7 +25,7 @@ def texts(count=16):
 def trainer_of(model, directory, steps, **settings):
     arguments = TrainingArguments(
         str(directory), max_steps=steps, per_device_train_batch_size=4, learning_rate=0.01,
-        save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, **settings,
+        save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, **settings,
     )  # fmt: skip
     return Trainer(model, arguments, train_dataset=texts())
 
@@ -42,13 +42,13 @@ def test_trainer_trains_saves_and_resumes_the_table(name, tmp_path):
     assert feedback.embedding.weight.shape == (64, 16)
     assert not feedback.embedding.weight.any()
     assert torch.equal(logits_of(model), logits_of(build(name)))
-    trainer = trainer_of(model, tmp_path, 4)
+    trainer = trainer_of(model, tmp_path, 2)
     trainer.train()
     assert any(p is feedback.embedding.weight for p in trainer.optimizer.state)
     assert feedback.embedding.weight.abs().max() > 1e-3
     expected = logits_of(model)
     trainer.save_model(str(tmp_path / "saved"))
-    for directory in (tmp_path / "checkpoint-4", tmp_path / "saved"):
+    for directory in (tmp_path / "checkpoint-2", tmp_path / "saved"):
         again = type(build(name)).from_pretrained(directory)
         assert (logits_of(again) - expected).abs().max() > 1e-4
         load_uncertainty(directory, again)
@@ -56,7 +56,7 @@ def test_trainer_trains_saves_and_resumes_the_table(name, tmp_path):
         assert torch.equal(uncertainty_of(again).embedding.seen, feedback.embedding.seen)
     resumed = build(name)
     prismlm.attach_uncertainty(resumed)
-    trainer_of(resumed, tmp_path, 4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    trainer_of(resumed, tmp_path, 2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert torch.equal(logits_of(resumed), expected)
 
 

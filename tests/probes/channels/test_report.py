@@ -60,9 +60,8 @@ def test_information_by_hand():
     assert corrected - result == pytest.approx([1 / 8, -1 / 8, 0.0])
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_groups_of_channels_are_measured_separately(corpus, sequences, groups):
-    model = make_model(len(corpus.tokenizer), num_groups=groups)
+def test_groups_of_channels_are_measured_separately(corpus, sequences):
+    model, groups = make_model(len(corpus.tokenizer), num_groups=2), 2
     for kind in ("write", "read"):
         activations = read_activations(model, sequences.batches(), (kind,)).values
         for layer, metrics in enumerate(measure_layers(model, sequences, kind)):
@@ -104,16 +103,6 @@ def test_value_norms_are_those_of_the_value_heads(kv_heads):
         heads = values.reshape(2, 9, kv_heads, 6)
         torch.testing.assert_close(norms, heads.square().sum(-1).sqrt())
         assert not layer.self_attn.v_proj._forward_hooks
-
-
-def test_what_cannot_be_measured_is_refused(corpus, model, sequences):
-    llama = make_llama(len(corpus.tokenizer))
-    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        measure_layers(llama, sequences, "write")
-    with pytest.raises(InputError, match="no value projections"):
-        measure_layers(model, sequences, "values")
-    with pytest.raises(InputError, match="no layer 9"):
-        read_activations(model, sequences.batches(), ("write",), layers=[9])
 
 
 def test_cross_correlation_by_hand():
@@ -259,7 +248,7 @@ def test_a_text_needs_no_corpus(corpus, model):
     json.dumps(result.to_dict(), allow_nan=False)
 
 
-def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
+def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, model, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
     result = channel_report(llama, corpus.tokenizer, sequences, name="llama")
     assert result.of == "heads"
@@ -273,10 +262,13 @@ def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     assert [layer.layer for layer in one.layers] == [1]
     with pytest.raises(InputError, match="no layer 5"):
         channel_report(llama, corpus.tokenizer, sequences, layers=(5,))
+    for inputs in ({"sequences": sequences, "text": TEXT}, {}):
+        with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+            channel_report(llama, corpus.tokenizer, **inputs)
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        channel_report(llama, corpus.tokenizer, sequences, text=TEXT)
-    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        channel_report(llama, corpus.tokenizer)
+        measure_layers(llama, sequences, "write")
+    with pytest.raises(InputError, match="no value projections"):
+        measure_layers(model, sequences, "values")
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(corpus, model, tmp_path):
