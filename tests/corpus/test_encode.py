@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
 from prismlm.corpus.chat import as_chat, chat_text, encode_chat
-from prismlm.corpus.encode import TokenBytes, around_text, encode_spans, encode_text
+from prismlm.corpus.encode import Encoder, around_text, encode_spans, encode_text
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import IGNORED, Sequences, window_batches
 from prismlm.errors import InputError
@@ -219,8 +219,7 @@ def byte_level(*vocabulary):
 def test_spans_of_byte_level_tokens(tokens, text, expected):
     backend = byte_level("a", "Ã", "©", "Ġa", "aÃ")
     backend.add_tokens([AddedToken("é b")])
-    token_bytes = TokenBytes.from_tokenizer(backend)
-    assert token_bytes is not None
-    spans = token_bytes.spans(np.array(tokens, dtype=np.int64), text)
+    spans = Encoder(backend, None).byte_spans(text, np.array(tokens, dtype=np.int64))
     assert (spans if spans is None else spans.tolist()) == expected
-    assert TokenBytes.from_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a"))) is None
+    words = Encoder(Tokenizer(models.WordLevel({"a": 0}, "a")), None)
+    assert words.byte_spans("a", np.array([0])) is None

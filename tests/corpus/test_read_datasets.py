@@ -1,6 +1,7 @@
 """Hugging Face datasets, from local copies: no test needs a network."""
 
 import json
+import sys
 
 import datasets
 import pyarrow as pa
@@ -10,7 +11,6 @@ import pytest
 from prismlm.corpus import Columns, HubDataset, build_corpus
 from prismlm.errors import InputError
 from tests.corpus.test_part import written
-from tests.helpers import forked
 
 # Every seventh is empty and left out.
 ROWS = [
@@ -116,7 +116,7 @@ def test_names_with_a_configuration(folder):
     assert str(HubDataset("wiki", "en")) == "wiki:en"
 
 
-def test_a_missing_package_is_named():
-    code = "import sys; sys.modules['datasets'] = None; from prismlm.corpus.read import *; "
-    done = forked.run(code=f"{code}DatasetReader(HubDataset('no-one/nothing'))")
-    assert "pip install 'prismlm[datasets]'" in done.stderr.splitlines()[-1]
+def test_a_missing_package_is_named(build, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'prismlm\[datasets\]'"):
+        build(HubDataset("no-one/nothing"))

@@ -88,32 +88,14 @@ def test_a_pickle_opens_the_directory_again(corpus):
     assert pickle.loads(data).fingerprint == corpus.fingerprint
 
 
-@pytest.fixture
-def copy(corpus, tmp_path):
-    return Path(shutil.copytree(corpus.path, tmp_path / "copy"))
+def change(**entries):
+    """Return a damage: entries of the description are changed, or all are removed."""
 
+    def damage(copy):
+        meta = read_json(copy / "corpus.json") if entries else {}
+        write_json(copy / "corpus.json", meta | entries)
 
-@pytest.mark.parametrize("kind", ["tokens", "documents", "text"])
-def test_missing_and_short_files_are_named(copy, kind):
-    path = next(copy.glob(f"{kind}-00001.*"))
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(FormatError, match=rf"{path.name} has \d+ bytes, expected"):
-        Corpus.open(copy)
-    path.unlink()
-    with pytest.raises(FormatError, match=f"{path.name} is missing"):
-        Corpus.open(copy)
-
-
-def test_other_versions_and_changed_descriptions_are_refused(copy):
-    meta = read_json(copy / "corpus.json")
-    for changed, error in (
-        ({**meta, "version": 99}, "99"),
-        ({**meta, "counts": {}}, "was changed since"),
-        ({}, "does not describe"),
-    ):
-        write_json(copy / "corpus.json", changed)
-        with pytest.raises(FormatError, match=error):
-            Corpus.open(copy)
+    return damage
 
 
 def flip_token(copy):
@@ -121,9 +103,22 @@ def flip_token(copy):
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
 
 
+def cut_off(kind):
+    return lambda copy: (path := next(copy.glob(f"{kind}-00001.*"))).write_bytes(
+        path.read_bytes()[:-2]
+    )
+
+
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
+        (cut_off("tokens"), r"tokens-00001\.bin has \d+ bytes, expected"),
+        (cut_off("documents"), r"documents-00001\.parquet has \d+ bytes, expected"),
+        (cut_off("text"), r"text-00001\.parquet has \d+ bytes, expected"),
+        (lambda copy: next(copy.glob("text-00001.*")).unlink(), r"text-00001\.parquet is missing"),
+        (change(version=99), "99"),
+        (change(counts={}), "was changed since"),
+        (change(), "does not describe"),
         (flip_token, "other tokens for document 'plain'"),
         (
             lambda copy: (copy / "tokenizer" / "tokenizer.json").write_text("{}"),
@@ -131,7 +126,8 @@ def flip_token(copy):
         ),
     ],
 )
-def test_spans_refuse_damaged_files(copy, damage, error):
+def test_damaged_directories_are_refused(corpus, damage, error, tmp_path):
+    copy = Path(shutil.copytree(corpus.path, tmp_path / "copy"))
     damage(copy)
     with pytest.raises(FormatError, match=error):
         Corpus.open(copy).spans(0)

@@ -105,8 +105,19 @@ class Encoder:
         return text_encoder(*self._source, marks=True)
 
     @cached_property
-    def _bytes(self) -> TokenBytes | None:
-        return TokenBytes.from_tokenizer(self.text)
+    def _bytes(self) -> list[bytes] | None:
+        """The bytes of each token, if the tokenizer is byte-level."""
+        from tokenizers import decoders
+
+        if not isinstance(self.text.decoder, decoders.ByteLevel):
+            return None
+        vocabulary, byte_of = self.text.get_vocab(), byte_alphabet()
+        added = self.text.get_added_tokens_decoder()
+        values = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, number in vocabulary.items():
+            plain = number in added or not byte_of.keys() >= set(token)
+            values[number] = token.encode() if plain else bytes(map(byte_of.__getitem__, token))
+        return values
 
     @cached_property
     def _guarded(self) -> Tokenizer:
@@ -143,14 +154,31 @@ class Encoder:
             done = mark.end
         return ids + self._between(text, done, len(text))[0]
 
+    def byte_spans(self, text: str, tokens: np.ndarray) -> Spans | None:
+        """Return the span of each token that is of bytes; None unless they spell the text.
+
+        Tokens that hold only a part of a character have the span of that character.
+        """
+        values = self._bytes or []
+        if tokens.size and tokens.max() >= len(values):
+            return None
+        parts = [values[token] for token in tokens.tolist()]
+        spelled = b"".join(parts)
+        if self._bytes is None or spelled != text.encode():
+            return None
+        lengths = np.array([*map(len, parts)], dtype=np.int64)
+        ends = np.cumsum(lengths)
+        # Bytes 0b10xxxxxx continue a character of UTF-8.
+        characters = np.cumsum((np.frombuffer(spelled, np.uint8) & 0xC0) != 0x80)
+        return np.stack([characters[ends - lengths] - 1, characters[ends - 1]], 1)
+
     def spans(self, text: str, tokens: np.ndarray) -> Spans | None:
         """Return the span of each token of a text or chat; None if they are not its tokens.
 
         Byte-level tokens give them in a tenth of the time of encoding the text again. Which marks
         of a chat are special tokens follows from the tokens between them.
         """
-        byte_spans = None if self._bytes is None else self._bytes.spans(tokens, text)
-        if byte_spans is not None:
+        if (byte_spans := self.byte_spans(text, tokens)) is not None:
             return byte_spans
         encoding, ids = self.text.encode(text, add_special_tokens=False), tokens.tolist()
         if encoding.ids == ids:
@@ -206,46 +234,6 @@ def check_fast(tokenizer: Any, name: str) -> None:
             f"The tokenizer {name!r} is not a fast tokenizer, so it has no token offsets. Use one "
             "with a tokenizer.json."
         )
-
-
-class TokenBytes:
-    """The bytes of each token of a byte-level tokenizer."""
-
-    def __init__(self, values: list[bytes]) -> None:
-        self._values = values
-        self._lengths = np.array([len(value) for value in values], dtype=np.int64)
-
-    @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenBytes | None:
-        """Return the bytes of a tokenizer's vocabulary, or None if it is not byte-level."""
-        from tokenizers import decoders
-
-        if not isinstance(tokenizer.decoder, decoders.ByteLevel):
-            return None
-        byte_of = byte_alphabet()
-        vocabulary = tokenizer.get_vocab()
-        values = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        added = tokenizer.get_added_tokens_decoder()
-        for token, number in vocabulary.items():
-            plain = number in added or not byte_of.keys() >= set(token)
-            values[number] = token.encode() if plain else bytes(map(byte_of.__getitem__, token))
-        return cls(values)
-
-    def spans(self, tokens: np.ndarray, text: str) -> Spans | None:
-        """Return the span of each token in ``text``; None if they do not spell it.
-
-        Tokens that hold only a part of a character have the span of that character.
-        """
-        try:
-            spelled = b"".join(map(self._values.__getitem__, tokens.tolist()))
-        except IndexError:
-            return None
-        if spelled != text.encode():
-            return None
-        ends = np.cumsum(self._lengths[tokens])
-        # Bytes 0b10xxxxxx continue a character of UTF-8.
-        characters = np.cumsum((np.frombuffer(spelled, np.uint8) & 0xC0) != 0x80)
-        return np.stack([characters[ends - self._lengths[tokens]] - 1, characters[ends - 1]], 1)
 
 
 def byte_alphabet() -> dict[str, int]:

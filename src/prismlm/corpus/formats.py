@@ -109,43 +109,44 @@ def extension(path: Path) -> str | None:
     return next((known for known in EXTENSIONS if name.endswith(known)), None)
 
 
+Record = dict[str, Any] | str | BadRow
+# A record with its number in the file, and the bytes read.
+Numbered = tuple[int | str, Record, int]
+
+
 class Row(NamedTuple):
     """One record.
 
     Attributes:
-        values: by role, or what is wrong with them.
+        record: values by column, the text of a whole file, or what is wrong with the record.
         location: for messages.
         doc_id, source: of the document, unless the record has them.
         done: how much of the input has been read so far.
     """
 
-    values: dict[str, Any] | BadRow
+    record: Record
     location: str
     doc_id: str
     source: str
     done: int
 
 
-# The number of a record in its file, its values by role, and the bytes read.
-Record = tuple[int | str, dict[str, Any] | BadRow, int]
-
-
 def read_rows(
-    file: InputFile, columns: Columns, start: int = 0, stop: float = math.inf
+    file: InputFile, columns: Columns | None = None, start: int = 0, stop: float = math.inf
 ) -> Iterator[Row]:
     """Yield the rows of one file, in order, a batch of them at a time.
 
     Of divisible files, those whose first byte lies in [start, stop); a negative start says how
     much was read before the file. A file that is not UTF-8, or not valid JSON as a whole, is one
     bad row. Rows are numbered from 1; in large files of JSON lines, ``@`` and the offset of the
-    line stand for the number.
+    line stand for the number. Tables must have the named ``columns``; others are not read.
     """
     path, source = file.path, file.path.name[: -len(file.kind)]
     try:
         file.check()
-        for number, values, done in _records(file, columns, start, stop):
+        for number, record, done in _records(file, columns, start, stop):
             doc_id = file.name if file.kind in WHOLE_FILES else f"{file.name}:{number}"
-            yield Row(values, f"{path}:{number}", doc_id, source, max(0, done - start))
+            yield Row(record, f"{path}:{number}", doc_id, source, max(0, done - start))
     except BadRow as bad:
         yield Row(bad, str(path), file.name, source, file.size - start)
     except InputError:
@@ -172,24 +173,24 @@ def read_rows(
         raise InputError(f"{path} {why}") from error
 
 
-def _records(file: InputFile, columns: Columns, start: int, stop: float) -> Iterator[Record]:
+def _records(
+    file: InputFile, columns: Columns | None, start: int, stop: float
+) -> Iterator[Numbered]:
     if file.kind == ".json":
-        yield from _json(file, columns)
+        yield from _json(file)
         return
     with file.open() as opened:
         if file.kind in WHOLE_FILES:
-            yield 1, {"text": read_text(str(file.path), opened)}, file.size
+            yield 1, read_text(str(file.path), opened), file.size
         elif file.kind == ".csv":
             yield from _csv(file, opened, columns)
         elif file.kind == ".parquet":
             yield from _parquet(file, opened, columns, start, stop)
         else:
-            yield from _json_lines(file, opened, columns, start, stop)
+            yield from _json_lines(file, opened, start, stop)
 
 
-def _json_lines(
-    file: InputFile, raw: Any, columns: Columns, start: int, stop: float
-) -> Iterator[Record]:
+def _json_lines(file: InputFile, raw: Any, start: int, stop: float) -> Iterator[Numbered]:
     is_packed = file.kind in PACKED
     counted = file.size <= MAX_COUNTED or is_packed
     first = _first_line(raw, start, counted=counted) if start > 0 else 1
@@ -206,7 +207,7 @@ def _json_lines(
             text = decoded(line, where).strip()
             if text:
                 record = _parsed(text, where, "one JSON object on each line")
-                yield number, _values(record, where, columns), done
+                yield number, _checked(record, where), done
         except BadRow as bad:
             yield number, bad, done
 
@@ -251,21 +252,17 @@ def _parsed(text: str, where: str, expected: str) -> Any:
         raise BadRow(message, "not valid JSON") from error
 
 
-def _values(record: Any, where: str, columns: Columns) -> dict[str, Any]:
-    """Return the values of a JSON record by role, or raise BadRow."""
-    if not isinstance(record, dict):
-        message = (
-            f"{where} holds a JSON {type(record).__name__}. Expected one JSON object on each line, "
-            "or a list of objects in a .json file."
-        )
-        raise BadRow(message, "not a JSON object")
-    try:
-        return {role: record[name] for role, name in columns.resolve(record, where).items()}
-    except InputError as error:
-        raise BadRow(str(error), "a column is missing") from error
+def _checked(record: Any, where: str) -> Record:
+    if isinstance(record, dict):
+        return record
+    return BadRow(
+        f"{where} holds a JSON {type(record).__name__}. Expected one JSON object on each line, or "
+        "a list of objects in a .json file.",
+        "not a JSON object",
+    )
 
 
-def _json(file: InputFile, columns: Columns) -> Iterator[Record]:
+def _json(file: InputFile) -> Iterator[Numbered]:
     path, size = file.path, file.size
     if size > MAX_JSON:
         raise InputError(
@@ -276,36 +273,34 @@ def _json(file: InputFile, columns: Columns) -> Iterator[Record]:
     value = _parsed(decoded(path.read_bytes(), str(path)), str(path), hint)
     records: list[Any] = value if isinstance(value, list) else [value]
     for number, record in enumerate(records, start=1):
-        try:
-            values = _values(record, f"{path}:{number}", columns)
-        except BadRow as bad:
-            values = bad
-        yield number, values, size * number // len(records)
+        yield number, _checked(record, f"{path}:{number}"), size * number // len(records)
 
 
-def _csv(file: InputFile, raw: Any, columns: Columns) -> Iterator[Record]:
+def _csv(file: InputFile, raw: Any, columns: Columns | None) -> Iterator[Numbered]:
     # The default limit is 128 KB.
     csv.field_size_limit(LARGEST_TEXT)
     with io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(_lines(lines, file.path), strict=True)
-        names = columns.resolve(rows.fieldnames or [], str(file.path))
-        for number, record in enumerate(rows, start=1):
-            values: dict[str, Any] | BadRow = {role: record[names[role]] for role in names}
-            if None in record:
-                message = (
+        if columns is not None:
+            columns.resolve(rows.fieldnames or [], str(file.path))
+        for number, values in enumerate(rows, start=1):
+            record: Record = values
+            if None in values:
+                record = BadRow(
                     f"{file.path}:{number} has more values than the header has columns. Put texts "
-                    "with commas in double quotes."
+                    "with commas in double quotes.",
+                    "more values than columns",
                 )
-                values = BadRow(message, "more values than columns")
-            yield number, values, raw.tell()
+            yield number, record, raw.tell()
 
 
 def _parquet(
-    file: InputFile, raw: Any, columns: Columns, start: int, stop: float
-) -> Iterator[Record]:
+    file: InputFile, raw: Any, columns: Columns | None, start: int, stop: float
+) -> Iterator[Numbered]:
     with pq.ParquetFile(raw) as table:
-        names = columns.resolve(table.schema_arrow.names, str(file.path))
-        used, rows = sorted(set(names.values())), table.metadata.num_rows
+        used, rows = table.schema_arrow.names, table.metadata.num_rows
+        if columns is not None:
+            used = sorted({*columns.resolve(used, str(file.path)).values()})
         groups = [table.metadata.row_group(n) for n in range(table.num_row_groups)]
         chunks = (group.column(n) for group in groups for n in range(group.num_columns))
         sizes = (
@@ -319,7 +314,6 @@ def _parquet(
         mine = [n for n, first in enumerate(firsts) if start <= first < stop]
         number = sum(group.num_rows for group in groups[: mine[0]]) if mine else 0
         for batch in table.iter_batches(at_once, row_groups=mine, columns=used) if mine else ():
-            lists = [batch.column(name).to_pylist() for name in names.values()]
-            for values in zip(*lists, strict=True):
+            for record in batch.to_pylist():
                 number += 1
-                yield number, dict(zip(names, values, strict=True)), file.size * number // rows
+                yield number, record, file.size * number // rows

@@ -150,22 +150,13 @@ class DocumentReader:
         self.left_out.clear()
         self.documents.clear()
         for row in self._rows():
-            self.done = row.done
-            try:
-                document = self._document(row)
-                reason = self._reason(document, row.location)
-            except BadRow as bad:
-                if not self._skip_bad_rows:
-                    skip = f", or {SKIP}" if self._skip_bad_rows is not None else ""
-                    raise InputError(f"{bad} Fix the row{skip}.") from bad
-                self.left_out[bad.reason] += 1
-                continue
-            if reason is not None:
-                self.left_out[reason] += 1
-                continue
-            self._file = row.location.rpartition(":")[0]
-            self.documents[self._file] += 1
-            yield document
+            self.done, document = row.done, self._read(row)
+            if isinstance(document, str):
+                self.left_out[document] += 1
+            else:
+                self._file = row.location.rpartition(":")[0]
+                self.documents[self._file] += 1
+                yield document
         # Of several parts, some may be empty.
         if not self.documents and self._share[1] == 1:
             left_out = f" Left out: {count_list(self.left_out)}." if self.left_out else ""
@@ -187,17 +178,25 @@ class DocumentReader:
             start = size * number // count - before
             # Files without bytes may come after the last byte.
             stop = math.inf if number == count - 1 else size * (number + 1) // count - before
-            is_shared = file.kind in DIVISIBLE and start < file.size and stop > 0
-            if start <= 0 < stop or is_shared:
+            if start <= 0 < stop or (file.kind in DIVISIBLE and start < file.size and stop > 0):
                 yield from read_rows(file, self._columns, start, stop)
             before += file.size
 
+    def _read(self, row: Row) -> Document | str:
+        """Return the document of a row, or why it is left out."""
+        try:
+            document = self._document(row)
+            return self._reason(document, row.location) or document
+        except BadRow as bad:
+            if self._skip_bad_rows:
+                return bad.reason
+            skip = f", or {SKIP}" if self._skip_bad_rows is not None else ""
+            raise InputError(f"{bad} Fix the row{skip}.") from bad
+
     def _document(self, row: Row) -> Document:
         """Return the document of a row, or raise BadRow."""
-        if isinstance(row.values, BadRow):
-            raise row.values
-        values, location, text = row.values, row.location, row.values.get("text")
-        messages, marks, reason = None, None, "not a chat"
+        values, location = self._values(row), row.location
+        messages, marks, text, reason = None, None, values.get("text"), "not a chat"
         # A named text column may hold chats as well.
         is_chat = MESSAGES in values or is_messages(text)
         tokenizer = self._with_template(location) if is_chat else None
@@ -221,6 +220,19 @@ class DocumentReader:
             raise BadRow(f"{location}: {message}", reason) from error
         metadata["source"] = metadata["source"] or row.source
         return Document(doc_id, text, **metadata, messages=messages, marks=marks)
+
+    def _values(self, row: Row) -> dict[str, Any]:
+        """Return the values of a row by role, or raise BadRow."""
+        record = row.record
+        if isinstance(record, BadRow):
+            raise record
+        if isinstance(record, str):
+            return {"text": record}
+        try:
+            columns = self._columns.resolve(record, row.location)
+        except InputError as error:
+            raise BadRow(str(error), "a column is missing") from error
+        return {role: record[name] for role, name in columns.items()}
 
     def _with_template(self, location: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is not None and self.tokenizer.chat_template:
@@ -456,16 +468,14 @@ class DatasetReader(DocumentReader):
             yield from ((f"{prefix}{n}", row) for n, row in enumerate(rows, start=1))
 
     def _rows(self) -> Iterator[Row]:
-        dataset, names = self._dataset, dict[str, str]()
+        dataset = self._dataset
         label = Path(dataset.name).name
         if len(dataset.data_files) == 1:
             label = Path(dataset.data_files[0]).name.partition(".")[0]
         try:
             for done, (number, record) in enumerate(self._records_of_part(), start=1):
                 location = f"{dataset} ({dataset.split}), row {number}"
-                names = names or self._columns.resolve(record, location)
-                values = {role: record[name] for role, name in names.items()}
-                yield Row(values, location, f"{label}:{number}", label, done)
+                yield Row(record, location, f"{label}:{number}", label, done)
         except PrismError:
             raise
         except Exception as error:  # network, Arrow, a dozen libraries
@@ -488,12 +498,9 @@ class PipelineReader(DocumentReader):
 
     def _rows(self) -> Iterator[Row]:
         for done, document in enumerate(self._stream, start=1):
-            location = f"document {document.id}"
             record = {**document.metadata, "text": document.text, "id": document.id}
-            names = self._columns.resolve(record, location)
-            values = {role: record[name] for role, name in names.items()}
             source = Path(str(record.get("file_path", "datatrove"))).name
-            yield Row(values, location, document.id, source, done)
+            yield Row(record, f"document {document.id}", document.id, source, done)
 
 
 def _load(dataset: HubDataset) -> Any:

@@ -32,7 +32,7 @@ GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
 TABLE: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
 TABLE |= {"write_page_checksum": True}
 # Dictionaries and statistics of whole texts only waste space and time.
-TEXT_TABLE = TABLE | {"use_dictionary": False, "write_statistics": False}
+TEXT_TABLE: dict[str, Any] = TABLE | {"use_dictionary": False, "write_statistics": False}
 # Files of a part: what the corpus says of it, and digests of its documents.
 PART_FILE, DIGESTS_FILE = "part.json", "digests.bin"
 
@@ -88,20 +88,18 @@ def write_part(
         for group in _row_groups(documents):
             rows = list[dict[str, Any]]()
             for document, ids in zip(group, _encode(tokenizer, described, group), strict=True):
-                row = _row(document) | {"start": counts["tokens"], "length": len(ids) + 1}
-                rows.append(row)
+                length, split = len(ids) + 1, document.part
+                rows.append(row := _row(document, counts["tokens"], length))
                 stored = np.array([*ids, end], dtype).tobytes()
                 token_file.write(stored)
                 digests.write(_digest(row, stored))
-                size = {"documents": 1, "tokens": row["length"]}
-                counts.update(size, characters=len(document.text))
-                key, split = layout.split_key(document.doc_id), row["split"]
+                counts.update(documents=1, tokens=length, characters=len(document.text))
+                if layout.is_held_out(document.doc_id, heldout_fraction, split):
+                    heldout.update(documents=1, tokens=length)
                 if split is None:
-                    least = min(least, [key, row["length"]])
+                    least = min(least, [layout.split_key(document.doc_id), length])
                 else:
                     stated[split] += 1
-                if (split or (key < heldout_fraction and "heldout")) == "heldout":
-                    heldout.update(size)
             for writer in (table_writer, text_writer):
                 writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema))
             yield
@@ -145,9 +143,9 @@ def _encode(
     return [ids[document.doc_id] for document in documents]
 
 
-def _row(document: Document) -> dict[str, Any]:
+def _row(document: Document, start: int, length: int) -> dict[str, Any]:
     row = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
-    return row | {"split": document.part}
+    return row | {"split": document.part, "start": start, "length": length}
 
 
 def _digest(row: Mapping[str, Any], tokens: bytes) -> bytes:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from prismlm.corpus.encode import encode_text
-from prismlm.corpus.formats import InputFile, read_rows
+from prismlm.corpus.formats import InputFile, Record, read_rows
 from prismlm.errors import BadRow, InputError, check_path, shown
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.values import Controller
@@ -161,16 +160,17 @@ def read_examples(path: Path | str) -> list[Example]:
     answer where there is none. InputError names the row that is neither.
     """
     file = InputFile(path := check_path("the task", path), path.name)
-    every: Any = SimpleNamespace(resolve=lambda names, _: {name: name for name in names})
-    examples = [_example(row.values, row.location) for row in read_rows(file, every)]
+    examples = [_example(row.record, row.location) for row in read_rows(file)]
     if not examples:
         raise InputError(f"{path} has no rows: expected {EXPECTED}.")
     return examples
 
 
-def _example(row: dict[str, Any] | BadRow, where: str) -> Example:
+def _example(row: Record, where: str) -> Example:
     if isinstance(row, BadRow):
         raise row
+    if isinstance(row, str):
+        row = {"text": row}
     preferred = {"prompt", "chosen", "rejected"} <= row.keys()
     if preferred:
         row = {"context": row["prompt"], "choices": [row["chosen"], row["rejected"]], "label": 0}

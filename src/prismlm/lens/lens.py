@@ -16,7 +16,7 @@ import pyarrow as pa
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from prismlm.corpus.encode import TokenBytes, around_text, encoder_of
+from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
@@ -105,7 +105,7 @@ class OwnText:
         self.starts, self._tokens = cells.starts, tokens
         self.prefix, self._suffix = around_text(tokenizer)
         self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
-        self._token_bytes = TokenBytes.from_tokenizer(encoder_of(tokenizer).text)
+        self._encoder = encoder_of(tokenizer)
         self._decoded = lru_cache(2)(self._decode)
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
@@ -132,7 +132,7 @@ class OwnText:
         tokens = np.array(ids[before : len(ids) - after], dtype=np.int64)
         pieces = pieces_of(self._tokenizer, tokens.tolist())
         text = "".join(piece.shown for piece in pieces)
-        spans = None if self._token_bytes is None else self._token_bytes.spans(tokens, text)
+        spans = self._encoder.byte_spans(text, tokens)
         if spans is None:
             ends = np.cumsum([len(piece.shown) for piece in pieces])
             begins = ends - [len(piece.text) if piece.number == 1 else 0 for piece in pieces]
