@@ -11,16 +11,15 @@ from prismlm.cli.output import (
     format_bytes,
     format_count,
     format_duration,
-    print_cost,
-    print_facts,
-    print_report,
-    print_table,
-    print_value,
     sanitize,
+    say,
     shorten,
+    show,
+    show_cost,
+    table,
 )
 from prismlm.cost import Cost
-from prismlm.probes.results import Report, Table
+from prismlm.probes.results import Report
 
 MARKED = "[/x] [x] :smile: [bold]it[/]"
 
@@ -79,33 +78,47 @@ def test_text_moves_nothing_on_a_terminal():
     assert sanitize("🏳\ufe0f\u200d🌈") == "🏳\ufe0f\u200d🌈"
 
 
-def the_corpus_of_a_cost():
-    cost = SimpleNamespace(
-        corpus=MARKED, control=None, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
-    )
-    control._print_cost(cost, "")
+COST = SimpleNamespace(
+    corpus=MARKED, control=None, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
+)
 
 
 @pytest.mark.parametrize(
-    "printed",
+    "part",
     [
-        lambda: print_table(Table("", {"target": ""}, ({"target": MARKED},))),
-        lambda: print_table(Table("", {"a": ""}, ({"a": 1},), {"words": {MARKED: 3}})),
-        lambda: print_table(Table(MARKED, {"a": ""}, ({"a": 1},))),
-        lambda: print_report(Report("m", {"corpus": MARKED}, {})),
-        lambda: print_report(Report("m", {}, {}, {"loss": MARKED})),
-        lambda: print_facts({MARKED: "1"}),
-        lambda: print_value({"categories": {MARKED: 1}}),
-        lambda: print_cost(Cost(1.0, 1, 1, {MARKED: 1}), as_json=False),
-        the_corpus_of_a_cost,
+        table("", "target", [{"target": MARKED}]),
+        table("", "a", [{"a": 1}], words={MARKED: 3}),
+        table(MARKED, "a", [{"a": 1}]),
+        Report("m", {"corpus": MARKED}, {}),
+        Report("m", {}, {}, {"loss": MARKED}),
+        {MARKED: "1"},
+        {"categories": {MARKED: 1}},
+        MARKED,
+        control._cost_line(COST, ""),
     ],
 )
-def test_foreign_text_is_no_markup(printed, capsys, monkeypatch):
+def test_foreign_text_is_no_markup(part, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    printed()
+    say(part)
     assert MARKED in capsys.readouterr().out
 
 
+def test_a_cost_is_figures_then_notes(capsys):
+    show_cost(Cost(61.0, 1500, None, {"tokens": 12_345}, "It is a guess.", ("The disk.",)), False)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["tokens", "12.3", "k"],
+        ["seconds", "1", "min", "1", "s"],
+        ["memory", "bytes", "1.50", "kB"],
+        ["disk", "bytes", "none"],
+        "Not known: The disk.".split(),
+        "It is a guess.".split(),
+        "Nothing was written.".split(),
+    ]
+
+
 def test_a_prototype_has_its_number_and_a_count_is_short(capsys):
-    print_value({"pairs": [{"prototype": 12345, "position": 67890, "contexts": 12345}]})
-    assert capsys.readouterr().out.splitlines()[-2].split() == ["12345", "67890", "12.3", "k"]
+    row = {"prototype": 12345, "position": 67890, "contexts": 12345}
+    show({"pairs": [row] * 21, "empty": []}, False)
+    shown = capsys.readouterr().out
+    assert "pairs, 20 of 21: --json has all" in shown
+    assert shown.splitlines()[-2].split() == ["12345", "67890", "12.3", "k"]

@@ -12,6 +12,7 @@ from prismlm.cli import output
 from prismlm.cli.options import argument, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
+from prismlm.probes.results import Row
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ def audit(
             write_text(html, audit_page(summary))
     output.report_written(*paths, html)
     column = by or report.lens.default_group_by
-    output.show(summary, as_json, lambda: _print_audit(report, summary, column, documents))
+    output.show(summary, as_json, *_audit_parts(report, summary, column, documents))
 
 
-def _rows(audit: Audit, reader: DocumentReader) -> Iterator[dict[str, Any]]:
+def _rows(audit: Audit, reader: DocumentReader) -> Iterator[Row]:
     """Yield a row for each document as it is read."""
     done = 0
     for _ in reader:
@@ -104,22 +105,21 @@ def _rows(audit: Audit, reader: DocumentReader) -> Iterator[dict[str, Any]]:
             done = reader.done
 
 
-def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
-    from prismlm.cli.trace import print_documents, print_shares
+def _audit_parts(audit: Audit, summary: Row, by: str, documents: int) -> Iterator[Any]:
+    from prismlm.cli.trace import documents_of, shares_of
     from prismlm.pages.trace import CAVEAT
 
     names = ("texts", "predictions", "ce", "explained_share", "left_out")
-    output.say(output.facts_line({name: summary[name] for name in names if summary[name]}))
-    output.say(*summary["notes"], style="bold")
+    yield output.facts_line({name: summary[name] for name in names if summary[name]})
+    yield from map(output.heading, summary["notes"])
     if summary["support"] is not None:
         levels = summary["support"]["levels"].items()
-        output.say(f"Support: {', '.join(f'{count:,} {level}' for level, count in levels)}")
-    output.say("")
+        yield f"Support: {', '.join(f'{count:,} {level}' for level, count in levels)}"
     attribution, where = audit.attribution(), dict(audit.where)
-    print_shares(attribution.sources(by, where))
+    yield from ("", shares_of(attribution.sources(by, where)))
     if documents:
-        print_documents(attribution.documents(documents, where))
-    output.say(CAVEAT, style="dim")
+        yield from documents_of(attribution.documents(documents, where))
+    yield output.dim(CAVEAT)
 
 
 def sources(
@@ -143,11 +143,8 @@ def sources(
         reader = _read_documents(file, lm)
         texts = texts_that_rely(lm, doc, reader)
         value |= texts | {"left_out": dict(reader.left_out)}
-    if as_json:
-        output.print_json(value)
-    else:
-        output.say(document.sentence(texts) + "\n", style="bold")
-        output.print_value(value, top)
+    sentence = output.heading(document.sentence(texts) + "\n")
+    output.show(value, as_json, sentence, *output.tables(value, top))
 
 
 def compare(
@@ -171,23 +168,22 @@ def compare(
         texts = compare_texts(a, b, reader) | {"left_out": dict(reader.left_out)}
     prototypes = compare_prototypes(a, b)
     del prototypes["pairs"][top:]
-    value: dict[str, Any] = {
+    value: Row = {
         name: {"model": str(path), "lens": lm.lens and lm.lens.address}
         for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
     value |= {"texts": texts, "prototypes": prototypes}
-    output.show(value, as_json, lambda: _print_comparison(value, by, top))
+    output.show(value, as_json, *_comparison(value, by, top))
 
 
-def _print_comparison(value: dict[str, Any], by: str, top: int) -> None:
-    output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
-    if value["texts"] is not None:
-        shares = value["texts"].pop("shares")
-        output.print_facts(value["texts"])
-        output.say("")
-        if shares is not None:
+def _comparison(value: Row, by: str, top: int) -> Iterator[Any]:
+    yield output.heading(f"A  {value['a']['model']}\nB  {value['b']['model']}\n")
+    if texts := value["texts"]:
+        yield {name: figure for name, figure in texts.items() if name != "shares"}
+        yield ""
+        if shares := texts["shares"]:
             rest = shares[by]["unattributed"]
             last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
             rows = [*shares[by]["items"][:top], last]
-            output.print_rows(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)
-    output.print_value(value["prototypes"], top)
+            yield output.table(f"Shares by {by}", "key a:.1% b:.1% difference:+.1%", rows)
+    yield from output.tables(value["prototypes"], top)

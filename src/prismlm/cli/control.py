@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,8 @@ from prismlm.cli.explain import opened, read_texts
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
+from prismlm.probes.results import Table, text_of
 from prismlm.probes.results import as_json as json_values
-from prismlm.probes.results import text_of
 
 TARGETS = "one of --prototype, --category and --controller"
 MAX_LEADING = 8
@@ -46,6 +46,10 @@ WITHIN_HELP = "If the target is out of reach, take the strongest within --max-co
 QUESTIONS_HELP = "Questions of each of PRISM's eight tasks to ask before and after."
 WITHOUT_HELP = "Leave out a document, or source=, domain=, license=VALUE; repeatable."
 RETRAIN_HELP = "Also train again without them; this can take long."
+NO_SCALES = (
+    "No scale of a prototype lowers the loss on held-out examples, so the controller changes "
+    "nothing: give more examples, or take it that prototypes do not tell here."
+)
 CALIBRATED = (
     "The intervals are calibrated on SmolLM2-135M, fine-tuned with LoRA, on answers of {} "
     "nats a token, without up to {:.0%} of the text."
@@ -88,8 +92,7 @@ def generate(
     note = settings_not_applied(loaded, temperature)
     if as_json:
         notes = {"notes": [note]} if note else {}
-        output.print_json({"model": str(model), "prompt": prompt, "text": write(), **notes})
-        return
+        return output.show({"model": str(model), "prompt": prompt, "text": write(), **notes}, True)
     if note:
         typer.echo(note, err=True)
     console = output.stdout_console()
@@ -154,17 +157,13 @@ def steer(
         result = steering.steer(lm, prompts[0], edits, **scope, **sampling, draws=draws)
     cost, note = _measure_cost(lm, corpus, edits, heldout, scope)
     description = _describe(edits[0]) if edits else None
-    if as_json:
-        head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
-        costs = {"cost": cost and asdict(cost), "cost_note": note}
-        figures = result if file is not None else asdict(result)
-        output.print_json(head | {"only": only} | figures | costs)
-        return
+    figures = result if file is not None else asdict(result)
+    value = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
+    value |= {"only": only} | figures | {"cost": cost and asdict(cost), "cost_note": note}
     words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
-    title = filter(None, (words.removeprefix("kind "), only and f"{only} only"))
-    output.say(", ".join(title) + "\n", style="bold")
-    _print_effects(result) if file is not None else _print_text(result, edited=bool(edits))
-    _print_cost(cost, note)
+    title = ", ".join(filter(None, (words.removeprefix("kind "), only and f"{only} only")))
+    parts = [_effects(result)] if file is not None else _text_parts(result, edited=bool(edits))
+    output.show(value, as_json, output.heading(f"{title}\n"), *parts, _cost_line(cost, note))
 
 
 def _edits(
@@ -233,18 +232,18 @@ def _measure_cost(
         return None, str(error)
 
 
-def _print_text(steering: Any, *, edited: bool) -> None:
+def _text_parts(steering: Any, *, edited: bool) -> Iterator[Any]:
     from prismlm.interventions.steering import cautions
 
     tokens = steering.tokens
-    output.say(f"with     {steering.text}")
+    yield f"with     {steering.text}"
     if steering.unedited != steering.text:
-        output.say(f"without  {steering.unedited}", style="dim")
-    output.say(*cautions(steering), style="yellow")
-    output.say("")
+        yield output.dim(f"without  {steering.unedited}")
+    yield from map(output.warning, cautions(steering))
+    yield ""
     if edited and tokens and not any(token.changed for token in tokens):
         leading = list(dict.fromkeys(_leading_name(token.leading_before) for token in tokens))
-        output.say(
+        yield (
             f"Nothing changed: the edited prototypes are not active at any of the {len(tokens)} "
             f"tokens. The strongest there: {', '.join(leading[:MAX_LEADING])}.\n"
         )
@@ -263,7 +262,7 @@ def _print_text(steering: Any, *, edited: bool) -> None:
     facts = {"mean change of log p": steering.change, "of the control": steering.control_change}
     facts |= {"draws of the control": steering.draws}
     title = "" if rows else "The document ends here: nothing was written."
-    output.print_rows(title, columns, rows, **facts)
+    yield output.table(title, columns, rows, **facts)
 
 
 def _leading_name(leading: Any) -> str:
@@ -273,7 +272,7 @@ def _leading_name(leading: Any) -> str:
     return f"{output.sanitize(name)} #{leading.prototype}"
 
 
-def _print_effects(effects: dict[str, Any]) -> None:
+def _effects(effects: dict[str, Any]) -> Table:
     from prismlm.statistics import Interval
 
     rows: list[dict[str, Any]] = []
@@ -289,15 +288,14 @@ def _print_effects(effects: dict[str, Any]) -> None:
         "draws of the control": effects["draws"],
         "signature's top tokens": " ".join(map(output.token_text, effects["signature_tokens"])),
     }
-    output.print_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
+    return output.table("Effects, with 95 % intervals over prompts", columns, rows, **facts)
 
 
-def _print_cost(cost: Any, note: str) -> None:
+def _cost_line(cost: Any, note: str) -> Any:
     if cost is None:
-        output.say(f"cost on held-out text: {note}", style="dim")
-        return
+        return output.dim(f"cost on held-out text: {note}")
     control = "" if cost.control is None else f", control {cost.control:.2f}"
-    output.say(
+    return (
         f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
         f"({output.format_count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed)"
     )
@@ -324,33 +322,29 @@ def calibrate(
     how: dict[str, Any] = {"seed": seed, "description": task.name, "progress": ConsoleReporter()}
     controller, report = calibration.calibrate(lm, examples, tested, **how)
     output.write(out, controller.save)
-    if as_json:
-        return output.print_json(json_values({"model": str(model), "task": str(task), **report}))
+    parts: list[Any] = [_scales(lm, controller, examples_fitted=report["fitted"])]
     if not controller.scales:
-        output.say(
-            "No scale of a prototype lowers the loss on held-out examples, so the controller "
-            "changes nothing: give more examples, or take it that prototypes do not tell here."
-        )
-    print_scales(lm, controller, examples_fitted=report["fitted"])
+        parts.insert(0, NO_SCALES)
     change, *ends = (100 * share for share in vars(report["change"]).values())
-    output.say(
+    parts.append(
         "right on {tested} other examples: {before:.1%} → {after:.1%}, ".format(**report)
         + f"a change of {text_of(change, '+.1f')} points ({_span(ends, '+.1f')})"
     )
+    output.show({"model": str(model), "task": str(task), **report}, as_json, *parts)
 
 
 def _span(ends: Iterable[float | None], form: str) -> str:
     return " to ".join(text_of(end, form) for end in ends)
 
 
-def print_scales(lm: Any, controller: Any, **facts: Any) -> None:
-    """Print the prototypes that are turned most."""
+def _scales(lm: Any, controller: Any, **facts: Any) -> Table:
+    """Return the prototypes that are turned most."""
     rows = [
         {"prototype": i, "scale": s, "name": "" if lm.lens is None else lm.lens.names[i]}
         for i, s in sorted(controller.scales, key=lambda pair: -abs(pair[1] - 1))[:SHOWN]
     ]
     turned = len(controller.scales)
-    output.print_rows("", "prototype scale:.2f name", rows, prototypes_turned=turned, **facts)
+    return output.table("", "prototype scale:.2f name", rows, prototypes_turned=turned, **facts)
 
 
 def suppress(
@@ -404,8 +398,8 @@ def suppress(
         ways = {n.replace(" ", "_"): way for n, way in report["ways"].items() if not way.words}
         del ways["before"]
         report["tasks"] = ask(lm, ways)
-    value = json_values({"model": str(model), "out": str(out), **report})
-    output.show(value, as_json, lambda: _print_suppression(lm, controller, report))
+    value = {"model": str(model), "out": str(out), **report}
+    output.show(value, as_json, *_suppression_parts(lm, controller, report))
     if controller is None:
         raise InputError(
             f"no strength removes {target:.0%} of the behaviour at {max_cost:.1%} of perplexity, "
@@ -427,28 +421,25 @@ def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: in
     return None
 
 
-def _print_suppression(lm: Any, controller: Any, report: Any) -> None:
-    output.say(f"Behaviour: {report['judge']}.")
+def _suppression_parts(lm: Any, controller: Any, report: Any) -> Iterator[Any]:
+    yield f"Behaviour: {report['judge']}."
     marked = " ".join(map(output.token_text, report["marked"][:SHOWN]))
-    output.say(
-        f"Marked tokens: {marked}. {report['candidates']} prototypes mark them.\n", style="dim"
-    )
+    yield output.dim(f"Marked tokens: {marked}. {report['candidates']} prototypes mark them.\n")
     title = "Strengths λ, on texts for choosing (–: all removed)"
     columns, before = "weight turned:.1f behaviour:.1% cost:+.2%", f"{report['before']:.1%}"
-    output.print_rows(title, columns, report["frontier"], behaviour_before=before)
+    yield output.table(title, columns, report["frontier"], behaviour_before=before)
     if controller is None:
         return
-    print_scales(lm, controller)
+    yield _scales(lm, controller)
     title = "On texts that had no part in choosing, with 95 % intervals"
-    output.print_rows(title, "name behaviour:.1% perplexity:.2f cost:+.2%", report["outcomes"])
+    yield output.table(title, "name behaviour:.1% perplexity:.2f cost:+.2%", report["outcomes"])
     if tasks := report["tasks"]:
         columns = "task questions:, plain.value:.1% suppressed.value:.1% suppressed.points:+.1f"
         columns += " random_prototypes.value:.1% logit_bias.value:.1%"
-        output.print_rows(
-            "Right answers, and the change in points with 95 % intervals", columns, tasks
-        )
+        title = "Right answers, and the change in points with 95 % intervals"
+        yield output.table(title, columns, tasks)
     if not report["reached"]:
-        output.say("The target is out of reach: this is the strongest within the cost.")
+        yield "The target is out of reach: this is the strongest within the cost."
 
 
 def what_if(
@@ -476,23 +467,23 @@ def what_if(
 
         how["retrain"] = partial(train_without, lm, progress=ConsoleReporter())
     result = estimate(lm, text, without, **how)
-    value = {"model": str(model), "lens": lm.lens and lm.lens.name, "prompt": prompt}
-    if as_json:
-        return output.print_json(value | json_values(result))
-    output.say(result.answer.strip() + "\n")
-    documents = f"{result.documents:,} document{'s' * (result.documents != 1)}"
     every = [*result.estimates, *filter(None, [result.retrained])]
     rows = [
         {"by": one.method, "logprob": result.log_probability + one.change, "change": one.change}
         | {"interval": "" if one.low is None else _span((one.low, one.high), "+.1f")}
         for one in every
     ]
+    documents = f"{result.documents:,} document{'s' * (result.documents != 1)}"
     title = f"Without {documents} ({result.share:.1%} of the text)"
     facts = {"tokens": result.tokens, "logprob now": result.log_probability}
-    output.print_rows(title, "by logprob:.1f change:+.1f interval", rows, **facts)
-    for one in every:
-        words = "the answer stays the same" if one.text is None else f"“{one.text.strip()}”"
-        output.say(f"By {one.method}: {words}")
-    likely = _span(calibration()["nats_per_token"], ".1f")
-    words = CALIBRATED.format(likely, calibration()["largest_share"])
-    output.say(f"\n{words}{OTHERWISE * (not result.calibrated)}", style="dim")
+    table = output.table(title, "by logprob:.1f change:+.1f interval", rows, **facts)
+    answers = [
+        f"By {one.method}: {'the answer stays the same' if one.text is None else one.text.strip()}"
+        for one in every
+    ]
+    known = calibration()
+    limits = CALIBRATED.format(_span(known["nats_per_token"], ".1f"), known["largest_share"])
+    limits = output.dim(f"\n{limits}{OTHERWISE * (not result.calibrated)}")
+    value = {"model": str(model), "lens": lm.lens and lm.lens.name, "prompt": prompt}
+    parts = (f"{result.answer.strip()}\n", table, *answers, limits)
+    output.show(value | json_values(result), as_json, *parts)

@@ -81,8 +81,7 @@ def build(
     filters = Filters(tuple(opt.split_names(language) or ()), quality, remove_near_duplicates)
     settings |= {"heldout_fraction": heldout, "filters": filters, "skip_bad_rows": skip_bad_rows}
     if dry_run:
-        output.print_cost(estimate_build(stream or paths, out, **settings), as_json=as_json)
-        return
+        return output.show_cost(estimate_build(stream or paths, out, **settings), as_json)
     with orderly_end():
         if shard is None:
             how: dict[str, Any] = {"parts": parts, "workers": workers or 1, "engine": engine}
@@ -110,9 +109,9 @@ def _report(out: Path, number: int, count: int, as_json: bool) -> None:
     from prismlm.parts import Parts
 
     if Parts(out, count).path.is_dir():
-        output.report_part("corpus", out, number, count, as_json=as_json)
+        output.show_part("corpus", out, number, count, as_json)
     else:
-        _print_corpus(Corpus.open(out), as_json=as_json)
+        _show_corpus(Corpus.open(out), as_json)
 
 
 @app.command()
@@ -123,23 +122,18 @@ def info(
     """Summarise a corpus."""
     from prismlm.corpus import Corpus
 
-    _print_corpus(Corpus.open(directory), as_json=as_json)
+    _show_corpus(Corpus.open(directory), as_json)
 
 
-def _print_corpus(corpus: Corpus, *, as_json: bool) -> None:
+def _show_corpus(corpus: Corpus, as_json: bool) -> None:
     meta = corpus.meta
     columns = {"domains": "domain", "licenses": "license"}
     groups = {name: _totals(corpus, column) for name, column in columns.items()}
-    if as_json:
-        head = {"path": str(corpus.path), "fingerprint": corpus.fingerprint}
-        output.print_json(head | meta | groups)
-        return
     inputs, counts = meta.get("read") or {}, meta["counts"]
-    tokens = max(1, counts["tokens"])
     facts = {
         "corpus": str(corpus.path),
         **counts,
-        "characters per token": counts["characters"] / tokens,
+        "characters per token": counts["characters"] / max(1, counts["tokens"]),
         "vocabulary": meta["tokenizer"]["vocab_size"],
         "held out": meta["heldout"],
         "by their own split": meta["split"].get("stated"),
@@ -149,7 +143,9 @@ def _print_corpus(corpus: Corpus, *, as_json: bool) -> None:
         "not read": inputs.get("not_read"),
         "fingerprint": corpus.fingerprint,
     }
-    output.print_value({name: value for name, value in facts.items() if value} | groups)
+    value = {"path": str(corpus.path), "fingerprint": corpus.fingerprint} | meta | groups
+    readable = {name: fact for name, fact in facts.items() if fact} | groups
+    output.show(value, as_json, *output.tables(readable))
 
 
 def _totals(corpus: Corpus, column: str) -> list[dict[str, Any]]:
@@ -158,7 +154,6 @@ def _totals(corpus: Corpus, column: str) -> list[dict[str, Any]]:
 
     columns = {name: corpus.documents.column(name) for name in (column, "length")}
     table = pa.table(columns).group_by(column).aggregate([("length", "count"), ("length", "sum")])
-    rows = table.sort_by([("length_sum", "descending"), (column, "ascending")]).to_pylist()
     return [
         {
             column: row[column] or "unknown",
@@ -166,5 +161,5 @@ def _totals(corpus: Corpus, column: str) -> list[dict[str, Any]]:
             "tokens": row["length_sum"],
             "share": row["length_sum"] / corpus.num_tokens,
         }
-        for row in rows
+        for row in table.sort_by([("length_sum", "descending"), (column, "ascending")]).to_pylist()
     ]

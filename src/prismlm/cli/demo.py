@@ -6,7 +6,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,8 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prismlm import Trace
     from prismlm.demo.prompts import DemoResult
 
@@ -59,7 +61,7 @@ def _print_summary(result: DemoResult) -> None:
     from prismlm.pages.trace import CAVEAT
 
     for prompt, trace in result.answers.items():
-        _print_answer(prompt, trace)
+        output.say(*_answer(prompt, trace))
     output.say("")
     provenance = load_sidecar(result.model).provenance
     if "fine_tuned" in provenance:
@@ -83,18 +85,18 @@ def _print_summary(result: DemoResult) -> None:
     )
 
 
-def _print_answer(prompt: str, trace: Trace) -> None:
-    from prismlm.cli.trace import print_passage
+def _answer(prompt: str, trace: Trace) -> Iterator[Any]:
+    from prismlm.cli.trace import passage_lines
 
-    output.say(f"\n{prompt}", style="dim")
-    output.say(trace.answer.strip(), style="bold")
-    output.say(trace.summary or "")
+    yield output.dim(f"\n{prompt}")
+    yield output.heading(trace.answer.strip())
+    yield trace.summary or ""
     if trace.support is not None and trace.support.level == "none":
         return
     for passage in trace.passages(limit=1):
         if passage.around is not None:
-            print_passage(output.stdout_console(), passage.around)
-            output.say(f"       {passage.source or passage.doc_id}", style="dim")
+            yield from passage_lines(passage.around)
+            yield output.dim(f"       {passage.source or passage.doc_id}")
 
 
 def _explore(model: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
-from prismlm.probes.results import Row
+from prismlm.probes.results import Row, Table
 from prismlm.probes.results import as_json as json_values
 from prismlm.run_state import orderly_end
 
@@ -62,7 +62,7 @@ def suite(
     with orderly_end():
         result = study.run_suite(lm, str(model), directory, options, names, ConsoleReporter())
     output.report_written(directory / study.RESULT_FILE)
-    output.show(result, as_json, lambda: _print_accuracies(result))
+    output.show(result, as_json, _accuracies(result))
 
 
 def lm_eval(
@@ -74,7 +74,7 @@ def lm_eval(
     run_harness(arguments or [])
 
 
-def _print_accuracies(result: Row) -> None:
+def _accuracies(result: Row) -> Table:
     metric, columns = result["metric"], "task questions:, chance:.1%"
     for name in result["predictors"]:
         columns += f" {name}.value:.1% {name}.stderr:.1% {name}.change:+.0f"
@@ -85,7 +85,7 @@ def _print_accuracies(result: Row) -> None:
     ]
     facts = {"metric": metric, "examples before each question": result["shots"]}
     title = f"{result['model']}: accuracy, its standard error, and the change from plain in %"
-    output.print_rows(title, columns, [*rows, {"task": "mean"} | result["mean"]], **facts)
+    return output.table(title, columns, [*rows, {"task": "mean"} | result["mean"]], **facts)
 
 
 @app.command()
@@ -132,23 +132,23 @@ def judge(
     with orderly_end():
         result = study.run_judging(named, texts, writing, directory, opener, progress=progress)
     output.report_written(directory / study.RESULT_FILE)
-    output.show(result, as_json, lambda: _print_judgement(result))
+    output.show(result, as_json, *_judgement(result))
 
 
-def _print_judgement(result: Row) -> None:
+def _judgement(result: Row) -> Iterator[Any]:
     if examined := result["judge"]:
         verdict = "usable" if examined["usable"] else f"unusable: {'; '.join(examined['reasons'])}"
-        output.say(f"The judge {examined['source']} is {verdict}.", style="bold")
-        output.say("A judge that ignores the texts scores 50 %.\n")
-        output.print_facts(examined["preferred"] | {"order": examined["order"]})
+        yield output.heading(f"The judge {examined['source']} is {verdict}.")
+        yield "A judge that ignores the texts scores 50 %.\n"
+        yield examined["preferred"] | {"order": examined["order"]}
     if ratings := result["ratings"]:
         if not ratings["readable"]:
-            output.say("\nRatings, to be ignored since the judge is unusable")
-        output.print_value(ratings)
+            yield "\nRatings, to be ignored since the judge is unusable"
+        yield from output.tables(ratings)
     if bleu := result["bleu"]:
         rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
-        output.print_value({"BLEU, and against the reference of another prompt": rows})
-    output.say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
+        yield from output.tables({"BLEU, and against the reference of another prompt": rows})
+    yield output.dim(f"{result['prompts']:,} prompts, {len(result['models'])} models")
 
 
 @app.command()
@@ -191,7 +191,7 @@ def glue(
         else:
             settings: dict[str, Any] = {"from_scratch": from_scratch, "progress": progress}
             result = study.run_glue(lm, directory, options, names, numbers, **settings)
-    output.show(result, as_json, None if search else lambda: _print_glue(result))
+    output.show(result, as_json, *([] if search else [_glue_scores(result)]))
 
 
 def _parse_seeds(text: str) -> list[int]:
@@ -201,7 +201,7 @@ def _parse_seeds(text: str) -> list[int]:
     return [int(part) for part in dict.fromkeys(parts)]
 
 
-def _print_glue(result: Row) -> None:
+def _glue_scores(result: Row) -> Table:
     rows = [
         row
         | {"metric": metric, "mean": row["fine_tuned"]["mean"][metric]}
@@ -212,7 +212,7 @@ def _print_glue(result: Row) -> None:
     ]
     columns = "title train.rows:, measured.rows:, metric mean:.3f constant:.3f from_scratch:.3f"
     facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
-    output.print_rows(f"{result['name']}: means over seeds, on dev sets", columns, rows, **facts)
+    return output.table(f"{result['name']}: means over seeds, on dev sets", columns, rows, **facts)
 
 
 @app.command()
@@ -226,16 +226,28 @@ def robustness(
     as_json: opt.Json = False,
 ) -> None:
     """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
-    check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
-    from prismlm.eval.robustness import measure_robustness, read_pairs
+    from prismlm.eval.robustness import measure_robustness
 
-    with orderly_end():
-        sample = read_pairs(pairs, limit, seed)
-        progress = ConsoleReporter()
-        result = measure_robustness(_open_models(models), sample, seed=seed, progress=progress)
-    value = {"pairs": str(pairs), "limit": limit} | json_values(result)
-    output.write_json(out, value)
-    output.show(value, as_json, lambda: _print_robustness(result))
+    figures, value = _measure_pairs(measure_robustness, models, pairs, limit, seed, out, overwrite)
+    facts: Row = {
+        "mean entropy matched to": figures["target"],
+        "pairs empty or too long for a model": figures["left_out"],
+        "JS comparable, over one vocabulary": figures["comparable"],
+    }
+    entropies = "name entropy:.3f temperature:.3f"
+    rows = [
+        {"slice": part["name"], "pairs": part["pairs"], "model": name} | values
+        for part in figures["slices"]
+        for name, values in part["models"].items()
+    ]
+    columns = "slice pairs model js:.3f js_matched:.3f overlap.value:.3f spearman.value:.3f"
+    title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
+    output.show(
+        value,
+        as_json,
+        output.table("Models", entropies, figures["models"], **facts),
+        output.table(title, f"{columns} same_top.value:.3f", rows),
+    )
 
 
 @app.command()
@@ -249,16 +261,37 @@ def clamping(
     as_json: opt.Json = False,
 ) -> None:
     """Run variants with the routing of their originals: does that restore the predictions?"""
-    check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
-    from prismlm.eval.robustness import measure_clamping, read_pairs
+    from prismlm.eval.robustness import measure_clamping
+
+    def measure(models: Iterator[OpenedModel], *inputs: Any, **settings: Any) -> Row:
+        return measure_clamping(next(models), *inputs, **settings)
+
+    figures, value = _measure_pairs(measure, [model], pairs, limit, seed, out, overwrite)
+    columns = "name pairs unaligned below_floor clamped.mean:+.3f clamped.pooled:+.3f"
+    columns += " control.mean:+.3f control.pooled:+.3f gain:+.3f"
+    title = f"PMR: {figures['name']}, {figures['routing']} clamped; control: of a random text"
+    output.show(value, as_json, output.table(title, columns, figures["slices"]))
+
+
+def _measure_pairs(
+    measure: Callable[..., Row],
+    paths: Sequence[Path],
+    pairs: Path,
+    limit: int | None,
+    seed: int,
+    out: Path | None,
+    overwrite: bool,
+) -> tuple[Row, Row]:
+    """Return what is measured over pairs of texts, and the JSON document of it, also written."""
+    check_outputs(out, inputs=(*paths, pairs), overwrite=overwrite)
+    from prismlm.eval.robustness import read_pairs
 
     with orderly_end():
         sample = read_pairs(pairs, limit, seed)
-        (decoder,) = _open_models([model])
-        result = measure_clamping(decoder, sample, seed=seed, progress=ConsoleReporter())
-    value = {"pairs": str(pairs), "limit": limit} | json_values(result)
+        figures = measure(_open_models(paths), sample, seed=seed, progress=ConsoleReporter())
+    value = {"pairs": str(pairs), "limit": limit} | json_values(figures)
     output.write_json(out, value)
-    output.show(value, as_json, lambda: _print_clamping(result))
+    return figures, value
 
 
 def _open_models(paths: Sequence[Path]) -> Iterator[OpenedModel]:
@@ -270,31 +303,6 @@ def _open_models(paths: Sequence[Path]) -> Iterator[OpenedModel]:
     for name, path in unique_names(paths).items():
         model, tokenizer = read_checkpoint(path)
         yield OpenedModel(name, model.float(), tokenizer)
-
-
-def _print_robustness(result: Row) -> None:
-    facts: Row = {
-        "mean entropy matched to": result["target"],
-        "pairs empty or too long for a model": result["left_out"],
-        "JS comparable, over one vocabulary": result["comparable"],
-    }
-    columns = "name entropy:.3f temperature:.3f"
-    output.print_rows("Models", columns, result["models"], **facts)
-    rows = [
-        {"slice": part["name"], "pairs": part["pairs"], "model": name} | values
-        for part in result["slices"]
-        for name, values in part["models"].items()
-    ]
-    columns = "slice pairs model js:.3f js_matched:.3f overlap.value:.3f spearman.value:.3f"
-    title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
-    output.print_rows(title, f"{columns} same_top.value:.3f", rows)
-
-
-def _print_clamping(result: Row) -> None:
-    columns = "name pairs unaligned below_floor clamped.mean:+.3f clamped.pooled:+.3f"
-    columns += " control.mean:+.3f control.pooled:+.3f gain:+.3f"
-    title = f"PMR: {result['name']}, {result['routing']} clamped; control: of a random text"
-    output.print_rows(title, columns, result["slices"])
 
 
 @app.command()

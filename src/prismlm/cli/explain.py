@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -100,7 +100,7 @@ def explain(
         values = [trace.to_dict(column, documents, **search, against=against) for trace in traces]
         for value, one in zip(values, moved, strict=False):
             value["controller"] = one
-        output.print_json(values[0] if len(values) == 1 else {"texts": values})
+        output.show(values[0] if len(values) == 1 else {"texts": values}, True)
 
 
 def opened(
@@ -125,7 +125,7 @@ def _explain(
 
     moved = [compare_answers(lm, text, edit, n, **how) for edit in edits for text, n in prompts]
     for one in moved if printed else ():
-        _print_controlled(one)
+        output.say(*_controlled(one))
     traces: list[Trace] = []
     with lm.edit(*edits):
         for prompt, count in prompts:
@@ -137,24 +137,24 @@ def _explain(
     return moved, traces
 
 
-def _print_controlled(found: dict[str, Any]) -> None:
-    """Print what a controller did to an answer."""
-    from prismlm.cli.inspect import print_contexts
+def _controlled(found: dict[str, Any]) -> Iterator[Any]:
+    """Yield what a controller did to an answer."""
+    from prismlm.cli.inspect import contexts_of
 
     if found["position"] is None:
-        output.say("With the controller the answer is as without it.\n", style="bold")
+        yield output.heading("With the controller the answer is as without it.\n")
         return
     old, new = (output.token_text(token) for token in (found["token_without"], found["token_with"]))
-    output.say(f"without the controller: {found['without'].strip()}", style="dim")
-    output.say(
+    yield output.dim(f"without the controller: {found['without'].strip()}")
+    yield (
         f"They part where “{new}” takes the place of “{old}”, which led by {found['gap']:.2f}: "
         f"turned prototypes give “{new}” {found['gained']:+.2f} on it."
     )
-    output.print_rows("", "prototype scale:.2f gained:+.3f name", found["moves"])
+    yield output.table("", "prototype scale:.2f gained:+.3f name", found["moves"])
     for move in found["moves"][:3]:
-        output.say(f"#{move['prototype']}", style="bold")
-        print_contexts(move["contexts"])
-    output.say("")
+        yield output.heading(f"#{move['prototype']}")
+        yield from contexts_of(move["contexts"])
+    yield ""
 
 
 def _explain_in_parts(prompts: list[Prompt], count: int, options: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,11 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.outputs import write_text
-from prismlm.probes.results import Report, Row, Table
+from prismlm.probes.results import Row, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from prismlm.corpus import Corpus
     from prismlm.corpus.windows import Sequences
     from prismlm.explain.attention_maps import AttentionMap
@@ -43,6 +44,7 @@ Units = Annotated[Literal["prototypes", "channels", "heads"], option(None, UNITS
 FILES_HELP = f"Texts in place of a corpus: {opt.TEXT_KINDS}."
 CHECKS_HELP = "ablation, attention, hedging, mistakes or probe (default: all)."
 PASSES_HELP = "Passes for the codes (default: as trained); 0: token by token."
+LENGTH_HELP = "Tokens per text (default: a row, or 256)."
 
 app = opt.group_with_default(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
@@ -71,6 +73,11 @@ def _open(
     check_tokenizer_of(text, tokenizer, path.resolve().name)
     row = trained_length(path) or DEFAULT_LENGTH if length is None else length
     return model, Sequences(text, split, row, tokens or None)
+
+
+def _settings(model: Path, **others: Any) -> dict[str, Any]:
+    """Return what every report takes."""
+    return {"name": model.resolve().name, "progress": ConsoleReporter(), **others}
 
 
 def _layers(layer: int | None) -> tuple[int, ...] | None:
@@ -109,8 +116,19 @@ def attention(
     decoder, tokenizer = read_checkpoint(model)
     heads = heads_of(decoder, layer=layer, head=head, group=group)
     if text is None:
-        search = {"heads": heads, "seed": seed, "progress": ConsoleReporter()}
-        value, table = _search_roles(decoder, tokenizer, cases, **search)
+        from prismlm.probes.heads.roles import (
+            best_heads,
+            load_role_cases,
+            random_model,
+            search_roles,
+        )
+
+        marked, how = load_role_cases(cases), {"heads": heads, "seed": seed}
+        found = search_roles(decoder, tokenizer, marked, **how, progress=ConsoleReporter())
+        control = search_roles(random_model(decoder, seed), tokenizer, marked, **how)["roles"]
+        value, best = found.to_dict() | {"untrained": control}, best_heads(found)
+        value["cases"] = cases and str(cases)
+        table = replace(best, facts=best.facts | {"with_random_weights": control})
     else:
         maps = read_maps(decoder, tokenizer, text, heads)
         if out is not None:
@@ -118,7 +136,7 @@ def attention(
 
             output.write(out, partial(save_maps, maps))
         value, table = _map_figures(text, maps)
-    output.show({"model": str(model)} | value, as_json, lambda: output.print_table(table))
+    output.show({"model": str(model)} | value, as_json, table)
 
 
 def _map_figures(text: str, maps: Iterable[AttentionMap]) -> tuple[Row, Table]:
@@ -134,21 +152,6 @@ def _map_figures(text: str, maps: Iterable[AttentionMap]) -> tuple[Row, Table]:
         rows.append({"head": heads_map.head.title, "itself": on_itself, column: "   ".join(shown)})
     table = Table(text, {"head": "", "itself": ".2f", column: ""}, tuple(rows))
     return {"text": text, "maps": figures}, table
-
-
-def _search_roles(
-    model: Any, tokenizer: Any, path: Path | None, **search: Any
-) -> tuple[Row, Table]:
-    """Search heads for roles; the control is the same search with random weights."""
-    from prismlm.probes.heads import roles
-
-    cases = roles.load_role_cases(path)
-    result = roles.search_roles(model, tokenizer, cases, **search)
-    untrained = roles.random_model(model, search["seed"])
-    control = roles.search_roles(untrained, tokenizer, cases, **search)["roles"]
-    table = roles.best_heads(result)
-    value = {"cases": path and str(path), **result.to_dict(), "untrained": control}
-    return value, replace(table, facts=table.facts | {"with_random_weights": control})
 
 
 @app.command()
@@ -174,43 +177,36 @@ def prototypes(
     catalogue = Catalogue(lens)
     if prototype is not None:
         card = catalogue.card(prototype)
-        output.show(card, as_json, lambda: _print_card(card))
-        return
+        tokens = "  ".join(f"{token!s} {value:+.2f}" for token, value in card["tokens"])
+        facts = {name: card[name] for name in CARD if card[name]}
+        title = output.heading("\nRaised tokens, the most distinctive first, with their logits")
+        parts = (output.heading(f"#{card['id']} {card['name']}"), facts, title, f"  {tokens}")
+        fires = contexts_of(card["contexts"][:MAX_CONTEXTS])
+        return output.show(card, as_json, *parts, output.heading("\nWhere it fires"), *fires)
     if category is not None:
         members_of(Group(0.0, category), lens.num_prototypes, lens)
     matches = catalogue.of_category(catalogue.search(search, sort, everything=True), category or "")
     listed = matches if everything else matches[lens.listed[matches]]
     rows = [catalogue.row(number) for number in listed[:limit].tolist()]
-    if as_json:
-        output.print_json({"total": len(listed), "items": rows})
-        return
-    output.print_rows("", "id name category positions:, usage:.2% score:.0%", rows)
-    if len(listed) > len(rows):
-        output.say(f"… {len(listed) - len(rows):,} more: --limit N", style="dim")
-    if hidden := len(matches) - len(listed):
-        note = f"{hidden:,} with fewer than {MIN_PLACES} places are not listed: --all"
-        output.say(note, style="dim")
+    table = output.table("", "id name category positions:, usage:.2% score:.0%", rows)
+    more, hidden = len(listed) - len(rows), len(matches) - len(listed)
+    notes = [f"… {more:,} more: --limit N"] * (more > 0)
+    notes += [f"{hidden:,} with fewer than {MIN_PLACES} places are not listed: --all"] * bool(
+        hidden
+    )
+    output.show({"total": len(listed), "items": rows}, as_json, table, *notes)
 
 
-def _print_card(card: Row) -> None:
-    output.say(f"#{card['id']} {card['name']}", style="bold")
-    output.print_facts({name: card[name] for name in CARD if card[name]})
-    output.say("\nRaised tokens, the most distinctive first, with their logits", style="bold")
-    output.say("  " + "  ".join(f"{token!s} {value:+.2f}" for token, value in card["tokens"]))
-    output.say("\nWhere it fires", style="bold")
-    print_contexts(card["contexts"][:MAX_CONTEXTS])
-
-
-def print_contexts(contexts: list[Row]) -> None:
-    """Print rows of a lens's index: their text, document, source and licence."""
-    from prismlm.cli.trace import print_passage
+def contexts_of(contexts: list[Row]) -> Iterator[Any]:
+    """Yield the lines of rows of a lens's index: their text, document, source and licence."""
+    from prismlm.cli.trace import passage_lines
     from prismlm.lens.lens import Around
 
     for context in contexts:
         texts = (context[name] or "" for name in ("before", "token", "after"))
-        print_passage(output.stdout_console(), Around(*texts))
+        yield from passage_lines(Around(*texts))
         origin = (context["doc_id"], context["source"], context["license"])
-        output.say("         " + " · ".join(filter(None, origin)), style="dim")
+        yield output.dim("         " + " · ".join(filter(None, origin)))
 
 
 @app.command()
@@ -241,26 +237,25 @@ def channels(
     sequences = None
     if corpus is not None or text is None:
         sequences = Sequences(_open_corpus(model, corpus), split, max_tokens=max_tokens or None)
-    how: dict[str, Any] = {"text": text, "layers": _layers(layer), "name": model.resolve().name}
-    report = channel_report(decoder, tokenizer, sequences, **how, progress=ConsoleReporter())
+    how = _settings(model, text=text, layers=_layers(layer))
+    report = channel_report(decoder, tokenizer, sequences, **how)
     if html is not None:
         from prismlm.pages.channels import channel_page
 
         page = channel_page(report, decoder, sequences.corpus if sequences else None)
         output.write(html, partial(write_text, text=page))
     value = report.to_dict()
-    output.show(value, as_json, lambda: _print_channels(report, value, layer))
+    output.show(value, as_json, *_channel_parts(report, value, layer))
 
 
-def _print_channels(report: ChannelReport, value: Row, layer: int | None) -> None:
-    output.say(report.model + "\n", style="bold")
+def _channel_parts(report: ChannelReport, value: Row, layer: int | None) -> Iterator[Any]:
+    yield output.heading(f"{report.model}\n")
     if report.of == "heads":
-        output.say("No prototype mixers, so no channels: these are the norms of value heads.\n")
+        yield "No prototype mixers, so no channels: these are the norms of value heads.\n"
     if part := report.corpus:
         tokens = output.format_count(part["positions"])
-        output.say(f"{tokens} tokens of {part['name']}, {part['split']}\n", style="dim")
-        for table in report.tables:
-            output.print_table(table)
+        yield output.dim(f"{tokens} tokens of {part['name']}, {part['split']}\n")
+        yield from report.tables
     rows = [
         channel | {"layer": figures["layer"], "writes_most": "  ".join(tokens)}
         for figures in value["layers"]
@@ -269,20 +264,17 @@ def _print_channels(report: ChannelReport, value: Row, layer: int | None) -> Non
     ]
     if rows:
         title = "Channels" + f": {MAX_CHANNELS} of each layer, all with --layer" * (layer is None)
-        output.print_rows(title, "layer channel half_life:.2f repetition:.2f writes_most", rows)
+        columns = "layer channel half_life:.2f repetition:.2f writes_most"
+        yield output.table(title, columns, rows)
     if report.text is not None:
-        _print_text(report.text)
-
-
-def _print_text(text: Any) -> None:
-    """Print which channel each token writes and reads most, in the last layers."""
-    rows: list[Row] = [{"token": output.token_text(token)} for token in text.text.tokens]
-    for curves in text.curves[-MAX_TEXT_LAYERS:]:
-        for verb, gate in (("writes", curves.write), ("reads", curves.read)):
-            for row, number in zip(rows, gate.argmax(-1).tolist(), strict=True):
-                row[f"layer_{curves.layer}_{verb}"] = f"#{number}"
-    title = "The text: the channel each token writes and reads most"
-    output.print_rows(title, " ".join(rows[0]), rows)
+        curves = report.text.curves[-MAX_TEXT_LAYERS:]
+        rows = [{"token": output.token_text(token)} for token in report.text.text.tokens]
+        for of_layer in curves:
+            for verb, gate in (("writes", of_layer.write), ("reads", of_layer.read)):
+                for row, number in zip(rows, gate.argmax(-1).tolist(), strict=True):
+                    row[f"layer_{of_layer.layer}_{verb}"] = f"#{number}"
+        title = "The text: the channel each token writes and reads most"
+        yield output.table(title, " ".join(rows[0]), rows)
 
 
 @app.command()
@@ -300,13 +292,11 @@ def interventions(
     as_json: opt.Json = False,
 ) -> None:
     """Intervene on a channel; show changed word probabilities, with random channels as controls."""
-    pairs: list[tuple[int, int]] = []
-    for text in channel or []:
-        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
-        if match is None:
-            raise InputError(f"--channel is {text!r}: expected LAYER:CHANNEL, such as 1:14.")
-        pairs.append((int(match[1]), int(match[2])))
-    opt.check_one_of("either channels (--channel L:K) or --find", pairs, find)
+    named = [re.fullmatch(r"(\d{1,9}):(\d{1,9})", text) for text in channel or []]
+    if None in named:
+        wrong = (channel or [])[named.index(None)]
+        raise InputError(f"--channel is {wrong!r}: expected LAYER:CHANNEL, such as 1:14.")
+    opt.check_one_of("either channels (--channel L:K) or --find", named, find)
     if find != (corpus is not None):
         raise InputError("--find and --corpus DIR, the text to find channels in, go together.")
     from prismlm.corpus import Corpus
@@ -314,7 +304,7 @@ def interventions(
     from prismlm.probes.channels.effects import concept_in_model, load_cases
 
     settings: dict[str, Any] = {
-        "channels": pairs,
+        "channels": [(int(match[1]), int(match[2])) for match in named if match],
         "corpus": Corpus.open(corpus) if corpus else None,
         "max_tokens": max_tokens or None,
         "first_token": first_token,
@@ -324,20 +314,16 @@ def interventions(
         "progress": ConsoleReporter(),
     }
     rows = load_cases(cases)
-    results = [
+    reports = [
         concept_in_model(*read_checkpoint(path), rows, name=str(path), **settings)
         for path in models
     ]
-    value = {"cases": cases, "models": [result.to_dict() for result in results]}
-    output.show(value, as_json, lambda: _print_interventions(results))
-
-
-def _print_interventions(results: list[Report]) -> None:
-    for result in results:
-        output.print_report(result)
-    emerges = [result.facts["emerges"] for result in results if "emerges" in result.facts]
+    emerges = [report.facts["emerges"] for report in reports if "emerges" in report.facts]
+    parts: list[Any] = [*reports]
     if len(emerges) > 1:
-        output.say(f"p below 0.05 in {sum(emerges)} of {len(emerges)} models")
+        parts.append(f"p below 0.05 in {sum(emerges)} of {len(emerges)} models")
+    value = {"cases": cases, "models": [report.to_dict() for report in reports]}
+    output.show(value, as_json, *parts)
 
 
 @app.command()
@@ -356,18 +342,13 @@ def heads(
     """
     from prismlm.probes.heads import head_report
 
-    settings: dict[str, Any] = {"layers": _layers(layer), "progress": ConsoleReporter()}
     reports = [
         head_report(
-            *_open(path, corpus, split, tokens, length), name=path.resolve().name, **settings
+            *_open(path, corpus, split, tokens, length), **_settings(path, layers=_layers(layer))
         )
         for path in models
     ]
-    if as_json:
-        output.print_json({"models": [report.to_dict() for report in reports]})
-        return
-    for report in reports:
-        output.print_report(report)
+    output.show({"models": [report.to_dict() for report in reports]}, as_json, *reports)
 
 
 @app.command()
@@ -387,10 +368,9 @@ def spectra(
     from prismlm.probes.heads import spectra_report
 
     inputs = _open(model, corpus, split, tokens, length)
-    settings: dict[str, Any] = {"context": context, "trained_length": trained_length(model)}
-    settings |= {"seed": seed, "loss_only": loss_only, "progress": ConsoleReporter()}
-    report = spectra_report(*inputs, name=model.resolve().name, **settings)
-    output.show(report.to_dict(), as_json, lambda: output.print_report(report))
+    settings = _settings(model, context=context, seed=seed, loss_only=loss_only)
+    report = spectra_report(*inputs, trained_length=trained_length(model), **settings)
+    output.show(report.to_dict(), as_json, report)
 
 
 @app.command()
@@ -430,14 +410,11 @@ def themes(
         kind = "channel" if of == "channels" else "head"
         sample, left_out = layer_units(decoder, sequences, kind, layer, units, seed)
         text = sequences.corpus
-    settings: dict[str, Any] = {"split": split, "of": of, "judge": judge, "seed": seed}
-    settings |= {"left_out": left_out, "progress": ConsoleReporter()}
-    report = theme_report(sample, text, name=model.resolve().name, **settings)
+    settings = _settings(model, split=split, of=of, judge=judge, seed=seed, left_out=left_out)
+    report = theme_report(sample, text, **settings)
     usage = None if judge is None else judge.session.usage()
-    value = {**report.to_dict(), "asked": usage}
-    output.show(value, as_json, lambda: output.print_report(report))
-    if usage is not None and not as_json:
-        output.say(output.facts_line(usage))
+    asked = [] if usage is None else [output.facts_line(usage)]
+    output.show({**report.to_dict(), "asked": usage}, as_json, report, *asked)
 
 
 def _theme_judge(endpoint: Endpoint | None, model: Path) -> Any:
@@ -463,9 +440,7 @@ def uncertainty_feedback(
     text_column: Annotated[str, option("NAME", "Column of the texts.")] = "text",
     check: Annotated[list[str] | None, option("CHECK", CHECKS_HELP)] = None,
     texts: Annotated[int, option("N", "Texts to read.", min=1)] = 64,
-    tokens: Annotated[
-        int | None, option("T", "Tokens per text (default: a row, or 256).", min=2)
-    ] = None,
+    tokens: Annotated[int | None, option("T", LENGTH_HELP, min=2)] = None,
     passes: Annotated[int | None, option("N", PASSES_HELP, min=0)] = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
@@ -489,21 +464,19 @@ def uncertainty_feedback(
     default_passes = max(2, probe.feedback_of(decoder).passes)
     options = probe.InspectOptions(default_passes if passes is None else passes, seed=seed)
     row = trained_length(model) or DEFAULT_LENGTH
-    if tokens is None:
-        tokens = min(row, learned_positions(decoder) or row)
-    size, name = {"texts": texts, "tokens": tokens, "seed": seed}, model.resolve().name
+    length = tokens or min(row, learned_positions(decoder) or row)
+    size, settings = {"texts": texts, "tokens": length, "seed": seed}, _settings(model)
     if files:
         title = files[0].name + " …" * (len(files) > 1)
         documents = DocumentReader(files, Columns(text=text_column))
         sample = probe.document_sample(documents, tokenizer, name=title, **size)
     else:
         training_text = _open_corpus(model, corpus)
-        check_tokenizer_of(training_text, tokenizer, name)
+        check_tokenizer_of(training_text, tokenizer, settings["name"])
         sample = probe.corpus_sample(training_text, split, **size)
-    settings: dict[str, Any] = {"options": options, "progress": ConsoleReporter(), "name": name}
     inputs = (decoder, tokenizer, sample, check or [])
-    report = probe.inspect_uncertainty_feedback(*inputs, **settings)
-    output.show(report.to_dict(), as_json, lambda: output.print_report(report))
+    report = probe.inspect_uncertainty_feedback(*inputs, options=options, **settings)
+    output.show(report.to_dict(), as_json, report)
 
 
 @app.command()
@@ -524,12 +497,10 @@ def index(
     _, lens = opt.load_with_lens(model, lens_name)
     verified = {"weights_verified": verify_weights(model)} if verify else {}
     value = {"model": str(model), "lens": lens.address, **verified, **inspect_lens(lens)}
-    if as_json:
-        output.print_json(value)
-        return
-    verdict = value.pop("verdict")
-    trained = trained_on_words(value["trained_on"], value["split"])
-    output.print_value(value | {"model trained on them": trained})
-    output.say(verdict)
+    shown = value | {"model trained on them": trained_on_words(value["trained_on"], value["split"])}
+    parts = [*output.tables(shown), shown.pop("verdict")]
     if verify and not value["weights_verified"]:
-        output.say("The weights cannot be verified: the model directory has no checksums of them.")
+        parts.append(
+            "The weights cannot be verified: the model directory has no checksums of them."
+        )
+    output.show(value, as_json, *parts)

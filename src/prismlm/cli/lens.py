@@ -80,8 +80,7 @@ def index(
         options = options_for(checkpoint.model, options, model)
         head = checkpoint.sidecar.head
         cost = build.estimate_index(checkpoint.model, head, source, options)
-        output.print_cost(cost, as_json=as_json)
-        return
+        return output.show_cost(cost, as_json)
     start = time.monotonic()
     how: dict[str, Any] = {"progress": ConsoleReporter() if opt.is_first_process() else SILENT}
     if count:
@@ -104,10 +103,8 @@ def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_
     from prismlm.lens.lens import lens_summary
 
     if written is None:
-        output.report_part("lens", out, part.number, part.count, as_json=as_json)
-        return
-    summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
-    output.show(summary, as_json, lambda: output.print_facts(summary))
+        return output.show_part("lens", out, part.number, part.count, as_json)
+    output.show({"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}, as_json)
 
 
 def label(
@@ -135,21 +132,22 @@ def label(
     settings: dict[str, Any] = {"overwrite": overwrite, "labeller": ask}
     summary = label_lens(lens, lm.model, **settings, progress=ConsoleReporter())
     value = {"model": str(model), "lens": lens.address, **summary}
-    if as_json:
-        output.print_json(value)
-        return
-    output.say(f"{summary['named']:,} of {summary['prototypes']:,} prototypes named\n")
-    output.print_facts(value)
-    output.say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n")
     scores = summary["asked"]["scores"]["own"].values() if summary["asked"] is not None else ()
     means = [score["mean"] for score in scores if score is not None]
-    if means and max(means) < CHANCE_ACCURACY:
-        output.say(FOREIGN, style="yellow")
+    foreign = means and max(means) < CHANCE_ACCURACY
     # Examples, evenly spaced from common to rare prototypes.
     rows, order = lens.prototypes.to_pylist(), lens.by_size.tolist()
     used = [rows[number] for number in order if rows[number]["usage"] > 0]
     examples = used[:: max(1, len(used) // MAX_EXAMPLES)][:MAX_EXAMPLES]
-    output.print_rows("Examples", "prototype name category label_score:.0%", examples)
+    output.show(
+        value,
+        as_json,
+        f"{summary['named']:,} of {summary['prototypes']:,} prototypes named\n",
+        value,
+        "\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n",
+        *([output.warning(FOREIGN)] if foreign else []),
+        output.table("Examples", "prototype name category label_score:.0%", examples),
+    )
 
 
 def map_prototypes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,14 @@ from rich.text import Text
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
 from prismlm.outputs import write_text
-from prismlm.probes.results import FINDINGS, Report, Table, as_json, figure_at, text_of
+from prismlm.probes.results import FINDINGS, Report, Table, figure_at, text_of
+from prismlm.probes.results import as_json as json_values
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from prismlm.cost import Cost
-    from prismlm.explain.quality import HeadQuality
 
 PIPE_WIDTH = 100
-TOKEN_WIDTH, CELL_WIDTH = 14, 32
+TOKEN_WIDTH, CELL_WIDTH, MAX_ROWS = 14, 32, 20
 # A longer word is written before it ends: some scripts have no spaces.
 MAX_WORD_WIDTH = 24
 # Numbers that are identifiers, not counts; ``a`` and ``b`` are prototypes of two models.
@@ -39,19 +38,70 @@ ALLOWED_CONTROLS = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document."""
-    typer.echo(json_text(value, indent=2))
-
-
-def show(value: Any, as_json: bool, printer: Callable[[], object] | None = None) -> None:
-    """Print a result as JSON, or for people, by default as :func:`print_value`."""
+def show(value: Any, as_json: bool, *parts: Any) -> None:
+    """Print a result as one JSON document, or the parts of it that people read, by :func:`say`."""
     if as_json:
-        print_json(value)
-    elif printer is None:
-        print_value(value)
+        typer.echo(json_text(json_values(value), indent=2))
     else:
-        printer()
+        say(*parts or tables(value))
+
+
+def say(*parts: Any, style: str = "") -> None:
+    """Print lines, wrapped at words; tables; reports; and figures by name, one below the other."""
+    for part in parts:
+        if isinstance(part, Table):
+            _print_table(part)
+        elif isinstance(part, Report):
+            _print_report(part)
+        elif isinstance(part, Mapping):
+            _print_figures(part)
+        else:
+            line = part if isinstance(part, Text) else Text(sanitize(part))
+            stdout_console().print(line, style=style, soft_wrap=bool(line.no_wrap))
+
+
+def heading(line: str) -> Text:
+    """Return a line in bold."""
+    return Text(sanitize(line), "bold")
+
+
+def dim(line: str) -> Text:
+    """Return a line that matters less."""
+    return Text(sanitize(line), "dim")
+
+
+def warning(line: str) -> Text:
+    """Return a line that must not be missed."""
+    return Text(sanitize(line), "yellow")
+
+
+def verbatim(line: str) -> Text:
+    """Return a line to copy, such as a command, which is never wrapped."""
+    return Text(sanitize(line), no_wrap=True)
+
+
+def table(
+    title: str, columns: str, rows: Sequence[Any], top: int | None = None, **facts: Any
+) -> Table:
+    """Return a table of the ``top`` rows; columns are ``name`` or ``name:format``."""
+    formats = {name: form for name, _, form in (c.partition(":") for c in columns.split())}
+    return Table(title + _more(rows, top), formats, tuple(rows[:top]), facts)
+
+
+def tables(document: Mapping[str, Any], top: int = MAX_ROWS) -> list[Any]:
+    """Return the figures of a JSON document, then ``top`` rows of each list of records."""
+    figures, listed = dict(document), list[Any]()
+    for name, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            del figures[name]
+            columns = {key: "" for key, x in value[0].items() if not isinstance(x, list)}
+            rows = [{key: _cell(key, row.get(key)) for key in columns} for row in value[:top]]
+            listed.append(Table(name.replace("_", " ") + _more(value, top), columns, tuple(rows)))
+    return [figures, "", *listed] if listed else [figures]
+
+
+def _more(rows: Sequence[Any], top: int | None) -> str:
+    return "" if top is None or len(rows) <= top else f", {top} of {len(rows)}: --json has all"
 
 
 def write(path: Path | None, writer: Callable[[Path], object]) -> None:
@@ -63,7 +113,7 @@ def write(path: Path | None, writer: Callable[[Path], object]) -> None:
 
 def write_json(path: Path | None, value: Any) -> None:
     """Write one JSON document, as :func:`write`."""
-    write(path, lambda path: write_text(path, json_text(value, indent=2) + "\n"))
+    write(path, lambda path: write_text(path, json_text(json_values(value), indent=2) + "\n"))
 
 
 def report_written(*paths: Path | None) -> None:
@@ -81,13 +131,6 @@ def stdout_console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
-
-
-def say(*lines: str, style: str = "") -> None:
-    """Print lines on stdout, wrapped at words."""
-    console = stdout_console()
-    for line in lines:
-        console.print(sanitize(line), style=style)
 
 
 def sanitize(text: str) -> str:
@@ -158,7 +201,7 @@ class Writer:
         self._column = cell_len(text.rpartition("\n")[2]) + self._column * ("\n" not in text)
 
 
-def print_table(table: Table) -> None:
+def _print_table(table: Table) -> None:
     """Print a table under its title, without empty columns, and its facts below.
 
     Headings are as narrow as their figures. Cells may be rich's ``Text``.
@@ -189,59 +232,29 @@ def print_table(table: Table) -> None:
     console.print()
 
 
-def print_rows(title: str, columns: str, rows: Sequence[Any], **facts: Any) -> None:
-    """Print rows as :func:`print_table`; columns are ``name`` or ``name:format``."""
-    formats = {name: form for name, _, form in (c.partition(":") for c in columns.split())}
-    print_table(Table(title, formats, tuple(rows), facts))
+def _print_report(report: Report) -> None:
+    """Print the facts, tables and findings of a report, and why tables were left out."""
+    say(report.model, style="bold")
+    say(facts_line(report.facts) + "\n", style="dim")
+    say(*report.tables.values())
+    if report.findings:
+        say(Table("Findings", FINDINGS, report.findings))
+    say(*(f"No {name}: {reason}" for name, reason in report.left_out.items()))
 
 
-def print_value(value: Mapping[str, Any], top: int = 20) -> None:
-    """Print a JSON document: its figures, then ``top`` rows of each list of records."""
-    tables = {
-        name: rows
-        for name, rows in value.items()
-        if isinstance(rows, list) and rows and isinstance(rows[0], Mapping)
-    }
-    print_facts({name: figure for name, figure in value.items() if name not in tables})
-    say("")
-    for name, records in tables.items():
-        rows = [
-            {key: _cell(key, x) for key, x in record.items() if not isinstance(x, list)}
-            for record in records[:top]
-        ]
-        more = f", {top} of {len(records)}: --json has all" if len(records) > top else ""
-        title = name.replace("_", " ") + more
-        print_table(Table(title, dict.fromkeys(rows[0], ""), tuple(rows)))
+def _print_figures(figures: Mapping[str, Any]) -> None:
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    for name, value in figures.items():
+        words = " ".join(WORDS.get(word, word) for word in name.split("_"))
+        grid.add_row(sanitize(words), Text(_format(name, value)))
+    stdout_console().print(grid)
 
 
 def _cell(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return shorten(value, CELL_WIDTH)
     return None if value is None else Text(_format(name, value), justify="right")
-
-
-def print_report(report: Report) -> None:
-    """Print the facts, tables and findings of a report, and why tables were left out."""
-    say(report.model, style="bold")
-    say(facts_line(report.facts) + "\n", style="dim")
-    for table in report.tables.values():
-        print_table(table)
-    if report.findings:
-        print_table(Table("Findings", FINDINGS, report.findings))
-    say(*(f"No {name}: {reason}" for name, reason in report.left_out.items()))
-
-
-def print_facts(facts: Mapping[str, Any], last: str = "") -> None:
-    """Print figures one below the other, and a last line."""
-    grid = Grid.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    for name, value in facts.items():
-        words = " ".join(WORDS.get(word, word) for word in name.split("_"))
-        grid.add_row(sanitize(words), Text(_format(name, value)))
-    console = stdout_console()
-    console.print(grid)
-    if last:
-        console.print(sanitize(last), style="dim", soft_wrap=True)
 
 
 def facts_line(facts: Mapping[str, Any]) -> str:
@@ -255,7 +268,7 @@ def facts_line(facts: Mapping[str, Any]) -> str:
 
 def _format(name: str, value: Any) -> str:
     """Return a figure for readers; the end of its name may be its unit."""
-    value = as_json(value)
+    value = json_values(value)
     if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
         value, low, high = (_format(name, value[key]) for key in ("value", "low", "high"))
         return f"{value} [{low}, {high}]"
@@ -278,51 +291,15 @@ def _format(name: str, value: Any) -> str:
     return text_of(value, ".1%" if name.endswith(SHARES) else ".4g")
 
 
-def print_cost(cost: Cost, *, as_json: bool) -> None:
+def show_cost(cost: Cost, as_json: bool) -> None:
     """Print the estimate of a dry run, and that nothing was written."""
-    value = cost.to_dict()
-    if as_json:
-        print_json(value)
-        return
-    basis, unknown = value.pop("basis", ""), value.pop("unknown", [])
-    notes = [*(f"Not known: {item}" for item in unknown), basis, "Nothing was written."]
-    print_facts(value, "\n".join(filter(None, notes)))
+    figures = cost.to_dict()
+    notes = [*(f"Not known: {item}" for item in cost.unknown), cost.basis, "Nothing was written."]
+    readable = {name: figures[name] for name in figures if name not in ("basis", "unknown")}
+    show(figures, as_json, readable, *filter(None, notes))
 
 
-def format_count(value: float) -> str:
-    """Return a count that is short where it is large: 950, 9,875, 12.3 k, 4.56 M, 1.20 G."""
-    return f"{value:,.0f}" if abs(value) < 9999.5 else _scaled(value, ("", " k", " M", " G", " T"))
-
-
-def format_bytes(value: float) -> str:
-    """Return a number of bytes: 950 B, 12.3 kB, 4.56 MB, 1.20 GB."""
-    return _scaled(value, (" B", " kB", " MB", " GB", " TB"))
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration: 4 s, 2 min 5 s, 3 h 10 min."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{seconds} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
-
-
-def _scaled(value: float, units: tuple[str, ...]) -> str:
-    step, scaled = 0, float(value)
-    while abs(scaled) >= 999.5 and step < len(units) - 1:
-        step, scaled = step + 1, scaled / 1000
-    digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
-    return f"{scaled:.{digits if step else 0}f}{units[step]}"
-
-
-def print_quality(quality: HeadQuality) -> None:
-    """Print how well a head stands in for the model's states."""
-    say("\nThe prototypes in place of the hidden states, on held-out text", style="bold")
-    print_facts(quality.to_dict() | {"gain over the mean state recovered": quality.recovered})
-
-
-def report_part(kind: str, out: Path, number: int, count: int, *, as_json: bool) -> None:
+def show_part(kind: str, out: Path, number: int, count: int, as_json: bool) -> None:
     """Print which parts of an output are finished after one of them."""
     from prismlm.parts import Parts
 
@@ -330,7 +307,33 @@ def report_part(kind: str, out: Path, number: int, count: int, *, as_json: bool)
     # Other processes may have finished in the meantime and written the output.
     done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else numbers
     left = sorted(set(numbers) - set(done))
-    summary = {kind: None, "shards": count, "done": done, "left": left}
     missing = ", ".join(map(str, left)) or "none"
-    text = f"Part {number + 1} of {count} is done; left: {missing}."
-    show(summary, as_json, lambda: typer.echo(text))
+    line = f"Part {number + 1} of {count} is done; left: {missing}."
+    show({kind: None, "shards": count, "done": done, "left": left}, as_json, line)
+
+
+def format_count(value: float) -> str:
+    """Return a count that is short where it is large: 950, 9,875, 12.3 k, 4.56 M, 1.20 G."""
+    return f"{value:,.0f}" if abs(value) < 9999.5 else _scaled(value)
+
+
+def format_bytes(value: float) -> str:
+    """Return a number of bytes: 950 B, 12.3 kB, 4.56 MB, 1.20 GB."""
+    return f"{value:.0f} B" if abs(value) < 999.5 else f"{_scaled(value)}B"
+
+
+def _scaled(value: float) -> str:
+    """Return three digits and a unit, ``12.3 k``."""
+    from tqdm import tqdm
+
+    scaled = tqdm.format_sizeof(value)
+    return f"{scaled[:-1]} {scaled[-1]}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration: 4 s, 2 min 5 s, 3 h 10 min."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.output import (
     Writer,
     bar,
+    dim,
     format_count,
-    print_rows,
+    heading,
     sanitize,
     say,
     shorten,
     stdout_console,
+    table,
     token_text,
+    warning,
 )
 from prismlm.cli.progress import spinner
 from prismlm.corpus.chat import Messages, question_of
@@ -34,7 +36,7 @@ from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Around, Lens, joined
 from prismlm.pages.frame import colour
 from prismlm.pages.trace import CAVEAT
-from prismlm.probes.results import Row
+from prismlm.probes.results import Row, Table
 
 # A longer prompt is cut in the middle.
 PROMPT_LINES = 3
@@ -94,8 +96,7 @@ def explain_and_print(
     if trace is not full:
         first, last = trace.steps[0].position, trace.steps[-1].position
         say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
-    _print_trace(trace, sources, options)
-    console.print()
+    say(*_trace_parts(trace, sources, options), "")
     return trace
 
 
@@ -115,48 +116,48 @@ def repeats_question(question: str, answer: str) -> bool:
     return shorter > 3 and same and len(answered) <= 2 * len(asked)
 
 
-def _print_trace(trace: Trace, sources: Sources | None, options: PrintOptions) -> None:
-    say(*trace.notes, style="yellow")
+def _trace_parts(trace: Trace, sources: Sources | None, options: PrintOptions) -> Iterator[Any]:
+    yield from map(warning, trace.notes)
     if sources is None:
-        say("No lens, so no training text: build one with prismlm index.", style="dim")
+        yield dim("No lens, so no training text: build one with prismlm index.")
     elif not trace.written or trace.answer.strip() or options.passages:
-        _print_evidence(trace, sources, options)
+        yield from _evidence(trace, sources, options)
     if options.table:
-        _print_predictions(trace.steps, options.top)
+        yield from _predictions(trace.steps, options.top)
     if trace.lens is not None:
-        table = "" if options.table else "--tokens all explains every token. "
-        more = "--json prints every figure, with document ids for prismlm sources."
-        say(_describe_lens(trace.lens), table + more, style="dim")
+        more = "" if options.table else "--tokens all explains every token. "
+        more += "--json prints every figure, with document ids for prismlm sources."
+        yield from (dim(_describe_lens(trace.lens)), dim(more))
 
 
-def _print_evidence(trace: Trace, sources: Sources, options: PrintOptions) -> None:
-    support = trace.support
+def _evidence(trace: Trace, sources: Sources, options: PrintOptions) -> Iterator[Any]:
+    support, where = trace.support, options.search["where"]
     unsupported = support is not None and support.level == "none"
     if support is not None:
-        say(support.sentence, style=STYLES[support.level])
+        yield Text(support.sentence, STYLES[support.level])
     assert trace.lens is not None
-    say(*_missing_parts(trace, trace.lens), style="yellow")
+    yield from map(warning, _missing_parts(trace, trace.lens))
     # The summary is of evidence in all text; it does not match shares of another kind.
     if options.search == EVERYTHING and not unsupported:
-        say(trace.summary or "")
-    say("")
+        yield trace.summary or ""
+    yield ""
     if unsupported and not options.passages:
-        say("--passages shows the nearest text all the same.\n", style="dim")
+        yield dim("--passages shows the nearest text all the same.\n")
     else:
         documents = trace.documents(options.documents, **options.search)
         shown = documents if options.passages else worth_showing(documents)
         passages: dict[str, Passage] = {}
         if shown and options.search["method"] == "evidence":
-            for passage in trace.passages(PASSAGE_CANDIDATES, where=options.search["where"]):
+            for passage in trace.passages(PASSAGE_CANDIDATES, where=where):
                 passages.setdefault(passage.doc_id, passage)
-        print_documents(shown, passages)
+        yield from documents_of(shown, passages)
         if len(shown) < len(documents):
-            say("All others carry far less: --passages shows them.\n", style="dim")
-        print_shares(sources)
+            yield dim("All others carry far less: --passages shows them.\n")
+        yield shares_of(sources)
         if shown and trace.lens.suffixes is not None:
-            print_quotes(trace.verbatim(MAX_QUOTES))
+            yield from quotes_of(trace.verbatim(MAX_QUOTES))
     if options.against:
-        _print_against(trace.against(options.against, where=options.search["where"]))
+        yield from _against(trace.against(options.against, where=where))
 
 
 def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:
@@ -180,7 +181,7 @@ def _describe_lens(lens: Lens) -> str:
     )
 
 
-def _print_predictions(steps: Sequence[Step], top: int) -> None:
+def _predictions(steps: Sequence[Step], top: int) -> Iterator[Table]:
     rows = [
         {
             "no": step.position,
@@ -195,10 +196,10 @@ def _print_predictions(steps: Sequence[Step], top: int) -> None:
         for step in steps
     ]
     columns = "no token target prob explained:.0% fed_back:.0% resid:+.2f logits_of_prototypes"
-    print_rows("", columns, rows)
+    yield table("", columns, rows)
     if chains := [_chain(step, step.chains[0]) for step in steps if step.chains]:
         title = "Through channels: share of the leading prototype's activation, direct path only"
-        print_rows(title, "target prototype channels:+.1% the_largest_←_tokens", chains)
+        yield table(title, "target prototype channels:+.1% the_largest_←_tokens", chains)
 
 
 def _target(step: Step) -> str:
@@ -229,8 +230,8 @@ def _chain(step: Step, chain: Any) -> Row:
     }
 
 
-def print_shares(sources: Sources) -> None:
-    """Print shares as bars, with the share that the corpus has of each."""
+def shares_of(sources: Sources) -> Table:
+    """Return shares as bars, with the share that the corpus has of each."""
     items = [item for item in sources.items[:MAX_SHARES] if item.share >= MIN_PERCENT]
     rows = [(item.key, item.share, item.base_rate) for item in items]
     if others := sources.items[len(items) :]:
@@ -248,38 +249,39 @@ def print_shares(sources: Sources) -> None:
         }
         for key, share, rate in rows
     ]
-    print_rows("Where it comes from", f"{sources.by} share base_rate _", cells)
+    return table("Where it comes from", f"{sources.by} share base_rate _", cells)
 
 
-def print_documents(
+def documents_of(
     documents: Sequence[Passage], passages: Mapping[str, Passage] | None = None
-) -> None:
-    """Print documents and their shares, each with its leading passage."""
+) -> Iterator[Any]:
+    """Yield the lines of documents and their shares, each with its leading passage."""
     if documents:
-        console = stdout_console()
-        console.print("Documents behind it", style="bold")
+        yield heading("Documents behind it")
         for document in documents:
             passage = (passages or {}).get(document.doc_id, document)
-            _print_document(console, document, passage)
-        console.print()
+            yield from _document(document, passage)
+        yield ""
 
 
-def _print_document(console: Console, document: Passage, passage: Passage) -> None:
+def _document(document: Passage, passage: Passage) -> Iterator[Text]:
+    width = stdout_console().width
     head = Text(f"{percent(document.share):>5}  ", style="bold")
-    head.append(shorten(document.title or document.doc_id, console.width - head.cell_len))
+    head.append(shorten(document.title or document.doc_id, width - head.cell_len))
     origin = " · ".join(filter(None, (document.source, document.license or f"licence {UNKNOWN}")))
-    rest = shorten(origin, max(8, console.width - head.cell_len - 2))
-    console.print(head.append(f"  {rest}", "dim"), no_wrap=True, overflow="ellipsis")
+    head.append("  " + shorten(origin, max(8, width - head.cell_len - 2)), "dim")
+    yield head[:width]
     if passage.around is not None:
-        print_passage(console, passage.around, passage.also)
+        yield from passage_lines(passage.around, passage.also)
 
 
-def print_passage(console: Console, around: Around, also: Sequence[tuple[int, int]] = ()) -> None:
-    """Print the sentence around a token, indented below its document."""
-    text = passage_text(around, also, console.width - INDENT)
-    for line in text.wrap(console, console.width - INDENT):
+def passage_lines(around: Around, also: Sequence[tuple[int, int]] = ()) -> Iterator[Text]:
+    """Yield the sentence around a token in lines, indented below its document."""
+    console = stdout_console()
+    width = console.width - INDENT
+    for line in passage_text(around, also, width).wrap(console, width):
         line.rstrip()
-        console.print(Text(" " * INDENT).append_text(line))
+        yield Text(" " * INDENT).append_text(line)
 
 
 def passage_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
@@ -310,33 +312,31 @@ def passage_text(around: Around, also: Sequence[tuple[int, int]], width: int) ->
     return Text("…" * (left > 0)).append_text(cut).append("…" * (right < len(text)))
 
 
-def _print_against(passages: Sequence[Passage]) -> None:
-    console = stdout_console()
-    say("Against: text where another token came next; shares of these alone", style="bold")
+def _against(passages: Sequence[Passage]) -> Iterator[Any]:
+    yield heading("Against: text where another token came next; shares of these alone")
     for passage in passages:
-        _print_document(console, passage, passage)
+        yield from _document(passage, passage)
         line = f"instead of {token_text(passage.predicted or '', 24)}, to which the model gave "
-        line = " " * INDENT + f"{line}{percent(passage.probability or 0.0)} there"
-        console.print(line, style="dim", no_wrap=True, overflow="ellipsis")
-    say("" if passages else "no such text in the active cells\n")
+        yield dim(f"{' ' * INDENT}{line}{percent(passage.probability or 0.0)} there")
+    yield "" if passages else "no such text in the active cells\n"
 
 
-def print_quotes(quotes: Sequence[Quote]) -> None:
-    """Print verbatim matches, which do not prove that the model learned the words there."""
+def quotes_of(quotes: Sequence[Quote]) -> Iterator[Any]:
+    """Yield verbatim matches, which do not prove that the model learned the words there."""
     if not quotes:
         return
-    console = stdout_console()
-    say("Word for word in the corpus", style="bold")
+    width = stdout_console().width
+    yield heading("Word for word in the corpus")
     for quote in quotes:
         first = quote.places[0]
         name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
         more = f" and {quote.count - 1:,} more" if quote.count > 1 else ""
-        name = shorten(name, console.width // 2 - INDENT) + more
+        name = shorten(name, width // 2 - INDENT) + more
         # Cut at its end: two ends in one would read as if they stood together.
-        text = Text(f"{' ' * INDENT}“{_one_line(quote.text.strip())}")
-        text.truncate(console.width - len("”  ") - cell_len(name), overflow="ellipsis")
-        console.print(text.append(f"”  {name}"), soft_wrap=True)
-    say("")
+        text = Text(f"{' ' * INDENT}“{_one_line(quote.text.strip())}", no_wrap=True)
+        text.truncate(width - len("”  ") - cell_len(name), overflow="ellipsis")
+        yield text.append(f"”  {name}")
+    yield ""
 
 
 def _one_line(text: str) -> str:

@@ -17,6 +17,9 @@ from prismlm.errors import InputError, Interrupted
 from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prismlm.explain.quality import HeadQuality
     from prismlm.training import AttachResult, Recipe, TrainingResult, TrialResult
 
 MAX_TRIALS = 15
@@ -49,8 +52,7 @@ def train(
     if dry_run:
         if search:
             raise InputError("--dry-run is of one run: leave out --search.")
-        output.print_cost(training.estimate(loaded, resume=resume), as_json=as_json)
-        return
+        return output.show_cost(training.estimate(loaded, resume=resume), as_json)
     try:
         (_search if search else _train)(loaded, resume=resume, as_json=as_json)
     except KeyboardInterrupt as stop:
@@ -71,7 +73,7 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         return
     warn = partial(typer.echo, err=True)
     result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
-    output.show(result.to_dict(), as_json, lambda: _print_result(result, recipe.corpus))
+    output.show(result.to_dict(), as_json, *_trained(result, recipe.corpus))
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
@@ -84,21 +86,16 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         typer.echo(f"{which} ({_values(trial)}): {outcome}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
-    if as_json:
-        output.print_json(result.to_dict())
-        return
-    failed = sum(trial.ce is None for trial in result.trials)
-    output.say(str(result.directory), style="bold")
-    output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
+    failed, ranked = sum(trial.ce is None for trial in result.trials), result.ranked
+    summary = f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds"
+    parts: list[Any] = [output.heading(str(result.directory)), summary]
     if len(result.trials) < recipe.search.trials:
-        output.say(f"Other processes are training the rest of {recipe.search.trials} trials.")
-    ranked = result.ranked
-    more = f", {MAX_TRIALS} of {len(ranked)}: --json has all" if len(ranked) > MAX_TRIALS else ""
-    rows = [vars(trial) | {"values": _values(trial)} for trial in ranked[:MAX_TRIALS]]
-    columns = "trial ce:.4f deviation:.4f values"
-    output.print_rows(f"trials{more}", columns, rows)
+        parts.append(f"Other processes are training the rest of {recipe.search.trials} trials.")
+    rows = [vars(trial) | {"values": _values(trial)} for trial in ranked]
+    parts.append(output.table("trials", "trial ce:.4f deviation:.4f values", rows, MAX_TRIALS))
     if result.best is not None:
-        typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
+        parts.append(output.verbatim(f"Train the best with: prismlm train {result.best_recipe}"))
+    output.show(result.to_dict(), as_json, *parts)
 
 
 def _values(trial: TrialResult) -> str:
@@ -107,19 +104,24 @@ def _values(trial: TrialResult) -> str:
     return ", ".join(f"{key} {f'{x:.4g}' if isinstance(x, float) else x}" for key, x in values)
 
 
-def _print_result(result: TrainingResult, corpus: Path) -> None:
+def _trained(result: TrainingResult, corpus: Path) -> Iterator[Any]:
     from prismlm.training.evaluation import perplexity
 
     facts = {"model": str(result.directory), "steps": result.steps, "tokens": result.tokens}
-    output.print_facts(facts | {"ce": result.ce})
+    yield facts | {"ce": result.ce}
     next_command = ["attach", str(result.directory), "--corpus", str(corpus)]
     if result.quality is None:
         next_command += ["--out", f"{result.directory}-attached"]
     else:
-        output.print_quality(result.quality)
+        yield from _quality(result.quality)
         next_command[0] = "index"
-    output.say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
-    typer.echo(f"Next:\n  prismlm {shlex.join(next_command)}")
+    yield f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}"
+    yield output.verbatim(f"Next:\n  prismlm {shlex.join(next_command)}")
+
+
+def _quality(quality: HeadQuality) -> Iterator[Any]:
+    yield output.heading("\nThe prototypes in place of the hidden states, on held-out text")
+    yield quality.to_dict() | {"gain over the mean state recovered": quality.recovered}
 
 
 def attach(
@@ -173,18 +175,17 @@ def attach(
     }
     options = opt.fill(training.AttachOptions, locals(), **parts)
     if dry_run:
-        output.print_cost(training.estimate_attach(model, corpus, options), as_json=as_json)
-        return
+        return output.show_cost(training.estimate_attach(model, corpus, options), as_json)
     first = opt.is_first_process()
     progress = ConsoleReporter() if first else SILENT
     result = training.attach(model, corpus, out, options, progress=progress)
     if first:
-        output.show(result.to_dict(), as_json, lambda: _print_attached(result))
+        output.show(result.to_dict(), as_json, *_attached(result))
 
 
-def _print_attached(result: AttachResult) -> None:
+def _attached(result: AttachResult) -> Iterator[Any]:
     losses = result.uncertainty or {}
     facts = {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
-    output.print_facts({"states": result.states, "lens": str(result.lens)} | facts)
-    output.print_quality(result.quality)
-    typer.echo(str(result.directory))
+    yield {"states": result.states, "lens": str(result.lens)} | facts
+    yield from _quality(result.quality)
+    yield output.verbatim(str(result.directory))
