@@ -14,7 +14,7 @@ import prismlm
 from prismlm.cli.app import app
 from prismlm.errors import InputError
 from prismlm.lens.cells import Keys
-from tests.helpers.hub_server import hub, sha
+from tests.helpers.hub_server import Hub, sha
 
 NAME, TEXT = "acme/tiny", "The heart pumps blood"
 
@@ -46,7 +46,7 @@ def moved(small_model, tmp_path_factory):
 def server(monkeypatch):
     """A hub that this process's client talks to, with a cache of its own."""
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    with hub() as served:
+    with Hub() as served:
         template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
         settings = {"ENDPOINT": served.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
         settings |= {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
@@ -62,8 +62,7 @@ def cache(tmp_path, monkeypatch):
 
 def leave(server):
     """End a server, and the connections to it that this process keeps."""
-    server.shutdown()
-    server.server_close()
+    server.stop()
     close_session()
 
 

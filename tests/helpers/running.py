@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 
@@ -31,6 +30,9 @@ class Running:
         return self
 
     def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
         self.server.should_exit = True
         self.thread.join()
 
@@ -47,6 +49,8 @@ class Running:
 
 def assert_never_at_fault(running, complete=lambda case: None, cases=8):
     """Send whatever the API's own document allows, and what it does not; return the routes."""
+    import schemathesis
+
     document = schemathesis.openapi.from_url(
         f"http://{running.host}/openapi.json", headers=running.headers
     )
