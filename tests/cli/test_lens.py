@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 import prismlm
 import prismlm.models.sae_lens
 from prismlm.cli.lens import _local_device
+from prismlm.corpus import Corpus
 from prismlm.lens.labels.map import regions
 from prismlm.lens.layout import read_meta
+from prismlm.lens.options import IndexOptions
 from tests.helpers import forked
 from tests.helpers.chat_server import ChatServer, good
 from tests.helpers.named_lens import named_model
@@ -32,22 +34,25 @@ def copy(tiny_model, tmp_path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
 
 
-@pytest.fixture
-def bare(copy) -> Path:
-    """The tiny model without a lens."""
-    shutil.rmtree(copy / "lens")
-    return copy
+def edit_meta(model: Path, corpus: dict[str, str] | None) -> None:
+    """Note another training corpus in a model directory."""
+    meta = json.loads((model / "prismlm.json").read_text(encoding="utf-8"))
+    meta["provenance"]["corpus"] = corpus
+    (model / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
-def listing(directory: Path) -> dict[str, int]:
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in files}
+@pytest.fixture(scope="module")
+def indexed(tiny_model, short_corpus, tmp_path_factory, prism):
+    """The tiny model, as if trained on the short corpus, with a lens by the command alone."""
+    model, corpus = tmp_path_factory.mktemp("indexed") / "model", Corpus.open(short_corpus)
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("lens"))
+    edit_meta(model, {"name": corpus.name, "fingerprint": corpus.fingerprint})
+    return model, prism("index", model, "--corpus", short_corpus, *EIGHT, "--json")
 
 
-def test_index_with_its_defaults(prism, refused, tiny_model, tiny_corpus, bare):
-    command = ("index", bare, "--corpus", tiny_corpus, *EIGHT, "--json")
-    result = prism(*command)
-    summary, lens = json.loads(result.stdout), bare / "lens" / "sample"
+def test_index_with_its_defaults(refused, indexed, short_corpus, tmp_path):
+    model, result = indexed
+    summary, lens = json.loads(result.stdout), model / "lens" / "small"
     meta = read_meta(lens)
     # The recipe's 128 tokens, three quarters of them, and the corpus the model was trained on.
     assert (meta.window, meta.stride, meta.contexts) == (128, 96, 8)
@@ -58,21 +63,21 @@ def test_index_with_its_defaults(prism, refused, tiny_model, tiny_corpus, bare):
     assert summary["prototypes"] == len(usage) == 192
     assert summary["in_use"] == (usage > 0).sum()
     assert "Indexing: " in result.stderr
-    same = tiny_model / "lens" / "sample"
-    assert (lens / "index.parquet").read_bytes() == (same / "index.parquet").read_bytes()
-    assert "--overwrite" in refused(*command)
+    prismlm.index(model, Corpus.open(short_corpus), tmp_path / "same", IndexOptions(contexts=8))
+    for name in ("index.parquet", "cells.npy"):
+        assert (lens / name).read_bytes() == (tmp_path / "same" / name).read_bytes()
+    assert "--overwrite" in refused("index", model, "--corpus", short_corpus)
 
 
-def test_a_stale_lens_is_rebuilt_by_the_command_in_the_message(prism, copy, tiny_corpus):
+def test_a_stale_lens_is_rebuilt_by_the_command_in_the_message(prism, copy, short_corpus):
     head = copy / "prototype_head.safetensors"
     tensors = load_file(str(head))
     tensors["prototypes"][0, 0] += 0.5
     save_file(tensors, str(head))
-    meta = json.loads((copy / "prismlm.json").read_text(encoding="utf-8"))
-    del meta["provenance"]["corpus"]
-    (copy / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
-    options = ("--overwrite", "--contexts", 2, "--window", 64, "--split", "heldout", "--no-text")
-    assert "in use" in prism("index", copy, "--corpus", tiny_corpus, *options).stdout
+    edit_meta(copy, None)
+    command = ("index", copy, "--corpus", short_corpus, "--lens", "sample", "--overwrite")
+    options = ("--contexts", 2, "--window", 64, "--split", "heldout", "--no-text")
+    assert "in use" in prism(*command, *options).stdout
     lens = prismlm.load(copy).lens
     assert lens is not None
     assert (lens.meta.window, lens.meta.stride, lens.meta.split) == (64, 48, "heldout")
@@ -80,14 +85,14 @@ def test_a_stale_lens_is_rebuilt_by_the_command_in_the_message(prism, copy, tiny
     assert lens.index["token"].null_count == lens.index.num_rows
 
 
-def test_dry_run_writes_nothing(document, tiny_model, tiny_corpus):
-    before = listing(tiny_model)
-    command = ("index", tiny_model, "--corpus", tiny_corpus, "--lens", "new", "--dry-run")
-    estimate = document(*command)
-    assert estimate["tokens"] == read_meta(tiny_model / "lens" / "sample").tokens
+def test_dry_run_writes_nothing(document, indexed, short_corpus):
+    model, _ = indexed
+    before = {path: path.stat().st_mtime_ns for path in model.rglob("*")}
+    estimate = document("index", model, "--corpus", short_corpus, "--lens", "new", "--dry-run")
+    assert estimate["tokens"] == read_meta(model / "lens" / "small").tokens
     assert 0.01 < estimate["seconds"] < 600
     assert estimate["memory_bytes"] > 10**8
-    assert listing(tiny_model) == before
+    assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
 
 
 def test_index_refuses(refused, tiny_model, tiny_corpus, tmp_path):
@@ -115,23 +120,19 @@ def test_index_refuses(refused, tiny_model, tiny_corpus, tmp_path):
     assert not (tiny_model / "lens" / "new").exists()
 
 
-def test_inspect(prism, document, refused, tiny_model, copy):
-    value = document("inspect", tiny_model)
-    meta = read_meta(tiny_model / "lens" / "sample")
+def test_inspect(prism, document, refused, copy):
+    value = document("inspect", copy)
+    lens = copy / "lens" / "sample"
+    meta = read_meta(lens)
     assert value["tokens"] == value["convergence"][-1]["tokens"] == meta.tokens
     assert 0 < value["converged_at"] <= 1
     assert 0.2 < value["convergence"][0]["share"] < 0.8
-    index = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")
-    assert value["contexts"] == index.num_rows
-    assert document("inspect", "index", tiny_model) == value
-    shown = prism("inspect", tiny_model, "--verify").stdout
-    for words in ("nearest", "share", "weights verified"):
+    assert value["contexts"] == pq.read_table(lens / "index.parquet").num_rows
+    shown = " ".join(prism("inspect", "index", copy, "--verify").stdout.split())
+    for words in ("nearest", "share", "weights verified", value["verdict"]):
         assert words in shown
-    assert value["verdict"] in " ".join(shown.split())
-
-    contexts = copy / "lens" / "sample" / "probe.safetensors"
-    data = contexts.read_bytes()
-    contexts.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    data = (lens / "probe.safetensors").read_bytes()
+    (lens / "probe.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert "is damaged" in refused("inspect", copy)
     shutil.rmtree(copy / "lens")
     assert "has no lens" in refused("inspect", copy)
@@ -172,30 +173,32 @@ def with_its_environment(arguments):
 @pytest.mark.parametrize(
     "spread", [pytest.param(under_torchrun, marks=pytest.mark.slow), with_its_environment]
 )
-def test_shards_under_torchrun_and_by_hand(prism, document, refused, copy, tiny_corpus, spread):
-    command = ("index", copy, "--corpus", tiny_corpus, *EIGHT)
-    summary = json.loads(spread([*command, "--lens", "spread", "--json"]))
-    assert summary["prototypes"] == 192
-    first = document(*command, "--lens", "parts", "--shard", "2/2")
-    assert first == {"lens": None, "shards": 2, "done": [2], "left": [1]}
-    prism(*command, "--lens", "parts", "--shard", "1/2")
-    for_all = prism(*command, "--lens", "divided", "--parts", "3", "--device", "cpu")
-    assert "3 parts" in for_all.stderr
-    assert "more parts" in refused(*command, "--lens", "x", "--parts", "1", "--workers", "2")
-    assert "--shard" in refused(*command, "--lens", "x", "--parts", "2", "--shard", "1/2")
-    lenses = copy / "lens"
-    for name in ("index.parquet", "cells.npy", "prototypes.parquet", "meta.json"):
-        expected = (lenses / "sample" / name).read_bytes()
-        assert (lenses / "spread" / name).read_bytes() == expected, name
-        assert (lenses / "parts" / name).read_bytes() == expected, name
-        assert (lenses / "divided" / name).read_bytes() == expected, name
-    names = ["divided", "parts", "sample", "spread"]
-    assert sorted(path.name for path in lenses.iterdir()) == names
+def test_shards_under_torchrun_and_by_hand(prism, document, refused, indexed, short_corpus, spread):
+    model, lenses = indexed[0], indexed[0] / "lens"
+    command = ("index", model, "--corpus", short_corpus, *EIGHT)
+    try:
+        summary = json.loads(spread([*command, "--lens", "spread", "--json"]))
+        assert summary["prototypes"] == 192
+        first = document(*command, "--lens", "parts", "--shard", "2/2")
+        assert first == {"lens": None, "shards": 2, "done": [2], "left": [1]}
+        prism(*command, "--lens", "parts", "--shard", "1/2")
+        for_all = prism(*command, "--lens", "divided", "--parts", "3", "--device", "cpu")
+        assert "3 parts" in for_all.stderr
+        assert "more parts" in refused(*command, "--lens", "x", "--parts", "1", "--workers", "2")
+        assert "--shard" in refused(*command, "--lens", "x", "--parts", "2", "--shard", "1/2")
+        made = {path.name: path for path in lenses.iterdir()}
+        assert made.keys() == {"divided", "parts", "small", "spread"}
+        for name in ("index.parquet", "cells.npy", "prototypes.parquet", "meta.json"):
+            assert len({(path / name).read_bytes() for path in made.values()}) == 1, name
+    finally:
+        for path in {*lenses.iterdir()} - {lenses / "small"}:
+            shutil.rmtree(path)
 
 
 @pytest.fixture(scope="module")
-def labelled(tiny_model, tmp_path_factory):
-    return shutil.copytree(tiny_model, tmp_path_factory.mktemp("label") / "model")
+def labelled(indexed, tmp_path_factory):
+    """A copy to name."""
+    return shutil.copytree(indexed[0], tmp_path_factory.mktemp("label") / "model")
 
 
 def test_names_are_made_shown_and_used(prism, document, refused, labelled):
@@ -220,48 +223,35 @@ def test_a_map_names_its_regions(prism, document, tiny_model, tmp_path):
     assert "regions" in prism("map", lm.path).stdout
 
 
-@pytest.fixture(scope="module")
-def endpoint_model(tiny_model, tmp_path_factory):
-    """Another copy, for an endpoint to name."""
-    return shutil.copytree(tiny_model, tmp_path_factory.mktemp("endpoint") / "model")
+FOREIGN = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
 
 
-def test_a_language_model_names(prism, endpoint_model):
-    with ChatServer() as server:
+@pytest.mark.parametrize(
+    ("answers", "count", "note"),
+    [({}, 5, "tokens in 500"), (FOREIGN, 30, "another language than the corpus")],
+)
+def test_a_language_model_names(prism, labelled, answers, count, note):
+    def answer(request, number):
+        return {key: answers.get(key, value) for key, value in good(request).items()}
+
+    with ChatServer(answer) as server:
         endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
-        result = prism("label", endpoint_model, *endpoint, "--prototypes", "5", "--overwrite")
+        result = prism("label", labelled, *endpoint, "--prototypes", count, "--overwrite")
     words = " ".join(result.stdout.split())
-    for part in ("named 5", "requests 5", "tokens in 500", "tokens out 50"):
+    for part in (f"named {count}", f"requests {count}", f"tokens out {10 * count}", note):
         assert part in words
     assert "\x1b[31m" not in result.stdout + result.stderr
 
 
-def test_names_in_another_language_are_reported(prism, endpoint_model):
-    foreign = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
-
-    def answer(request, number):
-        return {key: foreign.get(key, value) for key, value in good(request).items()}
-
-    with ChatServer(answer) as server:
-        endpoint = ("--endpoint", server.url, "--endpoint-model", "foreign")
-        result = prism("label", endpoint_model, *endpoint, "--prototypes", "30", "--overwrite")
-    words = " ".join(result.stdout.split())
-    assert "named 30" in words
-    assert "another language than the corpus" in words
-
-
-def test_a_server_that_is_down_changes_nothing(refused, endpoint_model):
+def test_a_server_that_is_down_changes_nothing(refused, labelled):
     def files():
-        paths = (endpoint_model / "lens").rglob("*")
-        return {path: path.read_bytes() for path in paths if path.is_file()}
+        return {path: path.read_bytes() for path in labelled.rglob("*") if path.is_file()}
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    before = files()
-    message = refused(
-        "label", endpoint_model, "--endpoint", url, "--endpoint-model", "m", "--overwrite"
-    )
+    before, endpoint = files(), ("--endpoint", url, "--endpoint-model", "m")
+    message = refused("label", labelled, *endpoint, "--overwrite")
     assert f"error: {url}: it cannot be reached" in message
     assert files() == before
 

@@ -110,9 +110,9 @@ def test_a_cost_is_figures_then_notes(capsys):
         ["seconds", "1", "min", "1", "s"],
         ["memory", "bytes", "1.50", "kB"],
         ["disk", "bytes", "none"],
-        "Not known: The disk.".split(),
-        "It is a guess.".split(),
-        "Nothing was written.".split(),
+        ["Not", "known:", "The", "disk."],
+        ["It", "is", "a", "guess."],
+        ["Nothing", "was", "written."],
     ]
 
 
