@@ -139,29 +139,26 @@ def test_generate_and_steer_write_under_it(document, prism, tiny_model, lm, stro
     assert value["edit"] == {"kind": "controller", "prototypes": 3, "of": "no leading ones"}
 
 
-@pytest.fixture(scope="module")
-def examples(tiny_corpus, tmp_path_factory):
-    corpus = Corpus.open(tiny_corpus)
-    path = tmp_path_factory.mktemp("examples") / "examples.jsonl"
-    texts = [corpus.text(number)[:600] for number in corpus.split("train")[:60].tolist()]
+def write_starts(corpus, split, count, characters, path):
+    """Write the starts of some documents of a corpus."""
+    corpus = Corpus.open(corpus)
+    texts = [corpus.text(number)[:characters] for number in corpus.split(split)[:count].tolist()]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 
 @pytest.fixture(scope="module")
-def keep(tiny_corpus, tmp_path_factory):
-    """Few tokens, as the fit is as fast as it has positions."""
-    corpus = Corpus.open(tiny_corpus)
-    path = tmp_path_factory.mktemp("keep") / "keep.jsonl"
-    texts = [corpus.text(number)[:100] for number in corpus.split("heldout")[:8].tolist()]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
+def suppressing(tiny_model, tiny_corpus, tmp_path_factory):
+    """The command, with few short texts: the fit is as fast as it has positions."""
+    place = tmp_path_factory.mktemp("suppress")
+    examples = write_starts(tiny_corpus, "train", 32, 300, place / "examples.jsonl")
+    keep = write_starts(tiny_corpus, "heldout", 8, 100, place / "keep.jsonl")
+    return ("suppress", tiny_model, "--examples", examples, "--keep", keep, *SMALL, "--out")
 
 
-def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, examples, keep, tmp_path):
+def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, suppressing, tmp_path):
     out, tasks = tmp_path / "quiet.safetensors", ("arc_easy", "piqa", "winogrande")
-    command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
-    command += ("--target", 0.2, "--max-cost", 100)
+    command = (*suppressing, out, "--target", 0.2, "--max-cost", 100)
     command += ("--questions", 2, "--tasks", ",".join(tasks))
     shown = prism(*command, "--data", write_benchmarks(tmp_path / "data", *tasks)).stdout
     written, lm = prismlm.Controller.load(out), prismlm.load(tiny_model)
@@ -179,14 +176,11 @@ def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, examples
         assert row[1:4] == ["2", *(f"{share:.1%}" for share in shares)]
 
 
-def test_a_controller_is_written_though_a_question_cannot_be_asked(
-    refused, tiny_model, examples, keep, tmp_path
-):
+def test_a_controller_is_written_though_a_question_cannot_be_asked(refused, suppressing, tmp_path):
     out, long = tmp_path / "quiet.safetensors", {"goal": "To heal", "sol2": "rest.", "label": 1}
     data = write_benchmarks(tmp_path, "piqa", rows=[long | {"sol1": "take a pill " * 300}])
-    command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
-    command += ("--target", 0.1, "--max-cost", 100, "--questions", 1, "--tasks", "piqa")
-    assert "the continuation" in refused(*command, "--data", data)
+    command = (*suppressing, out, "--target", 0.1, "--max-cost", 100, "--questions", 1)
+    assert "the continuation" in refused(*command, "--tasks", "piqa", "--data", data)
     assert prismlm.Controller.load(out).made["by"] == "suppress"
 
 
@@ -206,10 +200,9 @@ def answer_score(lm, context, answer):
     return sum(log_p[t - 1, ids[t]].item() for t in range(start, len(ids)))
 
 
-def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, keep, tmp_path):
+def test_out_of_reach_the_frontier_is_printed(suppressing, tmp_path):
     out = tmp_path / "none.safetensors"
-    command = ("suppress", tiny_model, "--examples", examples, "--keep", keep, "--out", out, *SMALL)
-    result = forked.run(*command, "--target", 0.2, "--max-cost", 0, "--json")
+    result = forked.run(*suppressing, out, "--target", 0.2, "--max-cost", 0, "--json")
     assert result.returncode == 2
     assert not out.exists()
     value = json.loads(result.stdout)
@@ -218,21 +211,18 @@ def test_out_of_reach_the_frontier_is_printed(tiny_model, examples, keep, tmp_pa
     assert "nothing was written" in result.stderr
 
 
-def test_what_suppress_refuses(refused, tiny_model, examples, tmp_path):
-    out = tmp_path / "x.safetensors"
-    few = tmp_path / "few.txt"
+def test_what_suppress_refuses(refused, suppressing, tmp_path):
+    out, few = tmp_path / "x.safetensors", tmp_path / "few.txt"
     few.write_text("one text\nanother text\n")
-    run = ("suppress", tiny_model, "--out", out)
-    assert "there are 2 examples" in refused(*run, "--examples", few)
-    assert "2 texts to keep" in refused(*run, "--examples", examples, "--keep", few, *SMALL)
-    assert "the target is 2" in refused(*run, "--examples", examples, "--target", 2)
-    assert "ends with .safetensors" in refused(
-        "suppress", tiny_model, "--examples", examples, "--out", tmp_path / "x.json"
-    )
-    tasks = (*run, "--examples", examples, "--tasks", "piqa")
-    assert "--tasks and --data are for --questions N" in refused(*tasks)
-    asked = (*tasks, "--questions", 2)
-    assert "piqa is not a directory" in refused(*asked, "--data", tmp_path)
+    for arguments, words in (
+        ((out, "--examples", few), "there are 2 examples"),
+        ((out, "--keep", few), "2 texts to keep"),
+        ((out, "--target", 2), "the target is 2"),
+        ((tmp_path / "x.json",), "ends with .safetensors"),
+        ((out, "--tasks", "piqa"), "--tasks and --data are for --questions N"),
+        ((out, "--questions", 2, "--tasks", "piqa", "--data", tmp_path), "piqa is not a directory"),
+    ):
+        assert words in refused(*suppressing, *arguments)
     assert not out.exists()
 
 

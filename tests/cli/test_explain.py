@@ -66,9 +66,6 @@ def test_json_is_the_trace(printed, tiny_model):
     assert all(set(place) == fields for place in printed["documents"] + printed["passages"])
 
 
-EARLIER = "its earlier training text is not in this lens"
-
-
 @pytest.mark.parametrize(
     ("trained", "split", "said"),
     [
@@ -77,10 +74,14 @@ EARLIER = "its earlier training text is not in this lens"
         (True, "all", "yes, except held-out documents"),
         (False, "heldout", "no"),
         (None, "train", "not known"),
-        ("fine-tuned", "train", f"yes, by fine-tuning; {EARLIER}"),
+        (
+            "fine-tuned",
+            "train",
+            "yes, by fine-tuning; its earlier training text is not in this lens",
+        ),
     ],
 )
-def test_held_out_text_is_not_called_trained_on(prism, document, copy, trained, split, said):
+def test_held_out_text_is_not_called_trained_on(prism, copy, trained, split, said):
     change_meta(copy / "lens" / "sample", trained_on=trained, split=split)
     page = copy.parent / "report.html"
     shown = " ".join(prism("explain", copy, TEXT, "--html", page).stdout.split())
@@ -88,17 +89,16 @@ def test_held_out_text_is_not_called_trained_on(prism, document, copy, trained, 
     fact = f'["trained on it","{said}"]'
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
     inspected = " ".join(prism("inspect", copy).stdout.split())
+    assert f"split {split} " in inspected
     assert f"model trained on them {said} convergence" in inspected
-    assert document("inspect", copy)["split"] == split
 
 
 def test_tokens_limit_steps_and_shares(document, tiny_model, printed):
-    last = document("explain", tiny_model, TEXT, *EXPLAIN, "--tokens", "last")
-    assert last["positions"] == printed["positions"][-1:]
-    assert last["sources"]["items"] != printed["sources"]["items"]
-    for span, rows in (("1:3", slice(1, 3)), (":-2", slice(-2)), ("2", slice(2, 3))):
+    spans = {"last": slice(-1, None), "1:3": slice(1, 3), ":-2": slice(-2), "2": slice(2, 3)}
+    for span, rows in spans.items():
         some = document("explain", tiny_model, TEXT, *EXPLAIN, "--tokens", span)
         assert some["positions"] == printed["positions"][rows]
+        assert some["sources"]["items"] != printed["sources"]["items"]
 
 
 def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
@@ -147,23 +147,26 @@ SLOW = """
 """
 
 
+def in_a_terminal(prism, *arguments, slow=""):
+    """Return the pieces that a command writes to a terminal, without escape sequences."""
+    code = IN_A_TERMINAL.format(command=f"{slow}    {forked.COMMAND}")
+    chunks = json.loads(prism(*arguments, code=code).stdout)
+    return [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", chunk) for chunk in chunks]
+
+
 @pytest.mark.parametrize("command", [("generate", "--tokens"), ("explain", "--generate")])
 def test_words_come_as_they_are_written(prism, tiny_model, command):
-    arguments = (command[0], tiny_model, TEXT, command[1], 120)
-    code = IN_A_TERMINAL.format(command=f"{SLOW}    {forked.COMMAND}")
-    chunks = json.loads(prism(*arguments, code=code).stdout)
-    plain = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", chunk) for chunk in chunks]
-    whole = " ".join("".join(plain).split())
-    answer = " ".join(prismlm.load(tiny_model).generate(TEXT, tokens=120).split())
-    assert "".join(answer.split()) in "".join(whole.split())
-    end = next((n for n, one in enumerate(plain) if " support: " in one), len(plain))
-    assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 3
+    tokens = 60
+    pieces = in_a_terminal(prism, command[0], tiny_model, TEXT, command[1], tokens, slow=SLOW)
+    answer = prismlm.load(tiny_model).generate(TEXT, tokens=tokens)
+    assert "".join(answer.split()) in "".join("".join(pieces).split())
+    end = next((n for n, one in enumerate(pieces) if " support: " in one), len(pieces))
+    assert sum(bool(re.search(r"\w", one)) for one in pieces[:end]) > 3
 
 
 def test_an_error_after_the_prompt_has_its_own_line(prism, tiny_model):
-    code = IN_A_TERMINAL.format(command=forked.COMMAND)
-    chunks = json.loads(prism("generate", tiny_model, TEXT, "--tokens", 600, code=code).stdout)
-    assert f"{TEXT}\r\nerror: " in "".join(chunks)
+    pieces = in_a_terminal(prism, "generate", tiny_model, TEXT, "--tokens", 600)
+    assert f"{TEXT}\r\nerror: " in "".join(pieces)
 
 
 def test_characters_of_several_tokens_are_whole(prism, tiny_model):
@@ -224,30 +227,23 @@ def test_bad_input_is_refused(refused, tiny_model, tmp_path):
     assert "prismlm.json" in refused("explain", tmp_path, TEXT)
 
 
-def test_a_stale_lens_is_refused(refused, copy):
+def test_lenses_that_are_several_missing_or_stale(prism, document, refused, copy):
+    lens, other = copy / "lens" / "sample", copy / "lens" / "other"
+    shutil.copytree(lens, other)
+    message = refused("explain", copy, TEXT)
+    assert "other, sample" in message
+    assert "--lens" in message
+    assert document("explain", copy, TEXT, "--lens", "other")["lens"] == str(other)
+    shutil.rmtree(other)
     head = copy / "prototype_head.safetensors"
     tensors = load_file(str(head))
     tensors["prototypes"][0, 0] += 0.5
     save_file(tensors, str(head))
     message = refused("explain", copy, TEXT)
-    assert str(copy / "lens" / "sample") in message
-    assert "prismlm index" in message
-    assert "--overwrite" in message
-
-
-def test_several_lenses(document, refused, copy):
-    shutil.copytree(copy / "lens" / "sample", copy / "lens" / "other")
-    message = refused("explain", copy, TEXT)
-    assert "other, sample" in message
-    assert "--lens" in message
-    value = document("explain", copy, TEXT, "--lens", "other")
-    assert value["lens"] == str(copy / "lens" / "other")
-
-
-def test_without_a_lens(prism, refused, copy):
-    shutil.rmtree(copy / "lens")
-    assert "prismlm index" in refused("explain", copy, TEXT, "--by", "source")
-    assert "prismlm index" in refused("explain", copy, TEXT, "--against", 1)
+    assert all(words in message for words in (str(lens), "prismlm index", "--overwrite"))
+    shutil.rmtree(lens.parent)
+    for arguments in (("--by", "source"), ("--against", 1)):
+        assert "prismlm index" in refused("explain", copy, TEXT, *arguments)
     assert "prismlm index" in prism("explain", copy, TEXT).stdout
 
 
@@ -270,14 +266,15 @@ def test_passages_against(prism, document, refused, tiny_model, tmp_path):
     assert "'--against'" in refused("explain", tiny_model, TEXT, "--against", -1)
 
 
-def test_missing_support_is_reported_first(prism, copy):
-    shown = prism("explain", copy, TEXT).stdout
+def test_missing_support_is_reported_first(prism, tiny_model):
+    shown = prism("explain", tiny_model, TEXT).stdout
     sentence = shown.split("\n\n")[1]
     assert sentence.startswith("No support: nothing in this corpus is about the answer.")
     assert "--passages" in shown
-    assert not any(part in shown for part in ("Documents behind it", "Where it comes from"))
-    shown = prism("explain", copy, TEXT, "--passages").stdout
-    assert all(part in shown for part in (sentence, "Documents behind it", "Where it comes from"))
+    evidence = ("Documents behind it", "Where it comes from")
+    assert not any(part in shown for part in evidence)
+    shown = prism("explain", tiny_model, TEXT, "--passages").stdout
+    assert all(part in shown for part in (sentence, *evidence))
 
 
 def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model):
@@ -285,17 +282,12 @@ def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model)
     text = excerpt(lm.lens.corpus, int(lm.lens.corpus.starts[3]), 20)
     found = lm.explain(text).documents(5)
     assert len(worth_showing(found)) < len(found) == 5
-
-    def documents(*options):
-        printed = prism("explain", tiny_model, text, *options).stdout
-        return printed, printed[printed.index("Documents behind it") :].split("\n\n")[0]
-
-    printed, shown = documents()
-    assert len(re.findall(r"^ *<?\d+%  ", shown, re.M)) == len(worth_showing(found))
-    assert "All others carry far less: --passages shows them." in printed
-    printed, shown = documents("--passages")
-    assert len(re.findall(r"^ *<?\d+%  ", shown, re.M)) == 5
-    assert "All others" not in printed
+    for options, count in (((), len(worth_showing(found))), (("--passages",), 5)):
+        shown = prism("explain", tiny_model, text, *options).stdout
+        documents = shown[shown.index("Documents behind it") :].split("\n\n")[0]
+        assert len(re.findall(r"^ *<?\d+%  ", documents, re.M)) == count
+        note = "All others carry far less: --passages shows them."
+        assert (note in shown) == (not options)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ def python_blocks(page):
 
 
 @pytest.fixture
-def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
+def workplace(tiny_model, short_corpus, tmp_path, monkeypatch):
     """A directory with what the examples name: a demo, a corpus and the recipes."""
     (tmp_path / "prismlm-demo").mkdir()
     chatting(tiny_model, tmp_path / "prismlm-demo" / "model")
-    (tmp_path / "my-corpus").symlink_to(tiny_corpus)
+    (tmp_path / "my-corpus").symlink_to(short_corpus)
     (tmp_path / "my-checkpoint").symlink_to(tiny_model)
     (tmp_path / "texts").mkdir()
-    for number, text in enumerate(pq.read_table(sample_path())["text"].to_pylist()[:300:5]):
+    for number, text in enumerate(pq.read_table(sample_path())["text"].to_pylist()[:150:5]):
         (tmp_path / "texts" / f"{number}.txt").write_text(text[:300], encoding="utf-8")
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     # Its prototypes, rows and text to measure on take longer than all other examples together.
@@ -43,10 +43,10 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
 
 @pytest.fixture
 def few_texts(tmp_path, monkeypatch):
-    """Every eighth text of the sample: pages read some of them, and none of how many there are."""
+    """Some texts of the sample: pages read some of them, and none of how many there are."""
     table = pq.read_table(sample_path())
     texts = tmp_path / "texts.parquet"
-    pq.write_table(table.take(list(range(0, len(table), 8))), texts)
+    pq.write_table(table.take(list(range(0, len(table), 16))), texts)
     monkeypatch.setattr("prismlm.corpus.sample_path", lambda: texts)
 
 

@@ -18,22 +18,10 @@ from prismlm.lens.build import IndexOptions
 from prismlm.models.presets import build_config, build_model
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
-WORDS = [
-    "light",
-    "water",
-    "stone",
-    "river",
-    "cell",
-    "law",
-    "price",
-    "star",
-    "tree",
-    "code",
-    "bank",
-    "music",
-    "ship",
-    "corn",
-]
+WORDS = (
+    *("light", "water", "stone", "river", "cell", "law", "price", "star", "tree", "code", "bank"),
+    *("music", "ship", "corn"),
+)
 
 
 def make_corpus(directory, documents=90, words=160, seed=0):
