@@ -71,25 +71,21 @@ def test_files_of_chats_are_explained_and_audited_by_their_answers(document, mod
     trace = lm.explain(CHAT)
     assert document("explain", model, "--file", chats)["summary"] == trace.summary
     rows = chats.with_name("rows.parquet")
-    document("audit", model, chats, "--parquet", rows, "--overwrite")
+    alone = document("audit", model, chats, "--parquet", rows, "--overwrite")
     (row,) = pq.read_table(rows).to_pylist()
     assert (row["text_id"], row["opening"]) == ("0", QUESTION)
-    assert row["predictions"] == len(trace) - trace.first - 1
-    compared = document("compare", model, model, "--file", chats)
-    assert compared["texts"]["predictions"] == row["predictions"]
+    assert row["predictions"] == alone["predictions"] == len(trace) - trace.first - 1
     doc = row["documents"][0]["doc_id"]
     value = document("sources", model, "--doc", doc, "--file", chats)
     assert value["texts"][0]["opening"] == QUESTION
-
-
-def test_chats_that_end_with_a_question_are_left_out_of_an_audit(document, model, chats):
+    # Chats that end with a question are left out.
     asked_again = [*CHAT, {"role": "user", "content": QUESTION}]
     unanswered = write_chats(chats.with_name("unanswered.jsonl"), CHAT[:-1], CHAT, asked_again)
-    value, alone = (document("audit", model, file) for file in (unanswered, chats))
-    assert value["left_out"] == UNANSWERED
-    assert (value["texts"], value["predictions"]) == (1, alone["predictions"])
+    value = document("audit", model, unanswered)
+    assert (value["left_out"], value["texts"]) == (UNANSWERED, 1)
     compared = document("compare", model, model, "--file", unanswered)["texts"]
-    assert (compared["left_out"], compared["predictions"]) == (UNANSWERED, alone["predictions"])
+    assert compared["left_out"] == UNANSWERED
+    assert value["predictions"] == compared["predictions"] == alone["predictions"]
 
 
 def test_a_corpus_is_built_of_chats(prism, document, model, chats, tmp_path):

@@ -56,16 +56,6 @@ def test_serve(tiny_model, refused):
         assert f"port {port}" in refused("serve", "no such model", "--port", port)
 
 
-def test_explore(tiny_model):
-    with served("explore", tiny_model, "--port", "0", "--no-browser") as lines:
-        assert lines[0].startswith(f"Explore {tiny_model.name} at http://127.0.0.1:")
-        address = lines[0].split(" at ")[1]
-        with httpx.Client(follow_redirects=True) as browser:
-            browser.get(address)
-            model = browser.get(f"{address.partition('?')[0]}api/model").json()
-        assert model["prototypes"] == 192
-
-
 @pytest.mark.parametrize("command", ["serve", "explore"])
 def test_answers_are_written_under_a_controller(command, tiny_model, tmp_path):
     lm, prompt = prismlm.load(tiny_model), "The patient was given a dose of the drug, and the court"
@@ -77,11 +67,16 @@ def test_answers_are_written_under_a_controller(command, tiny_model, tmp_path):
     assert expected != lm.generate(prompt, tokens=5)
     options = ("--port", "0", *(("--no-browser",) if command == "explore" else ()))
     with served(command, tiny_model, "--controller", file, *options) as lines:
+        verb, address = ("Explore", "/?") if command == "explore" else ("Serving", "/v1")
+        assert lines[0].startswith(f"{verb} {tiny_model.name} at http://127.0.0.1:")
+        assert address in lines[0]
         address = lines[0].split(" at ")[1]
         with httpx.Client(follow_redirects=True, timeout=60) as client:
             if command == "explore":
                 client.get(address)
-                address = f"{address.partition('?')[0]}api/v1"
+                api = f"{address.partition('?')[0]}api"
+                assert client.get(f"{api}/model").json()["prototypes"] == 192
+                address = f"{api}/v1"
             body = {"model": tiny_model.name, "prompt": prompt, "max_tokens": 5, "temperature": 0}
             answer = client.post(f"{address}/completions", json=body).json()
     assert prompt + answer["choices"][0]["text"] == expected

@@ -1,11 +1,8 @@
 """prismlm train --search, and attach."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,7 @@ import prismlm
 from prismlm.cli.train import _search
 from prismlm.training import SearchResult, TrialResult
 
-VALUES: dict[str, Any] = {"batch_tokens": 16_384, "optimizer.learning_rate": 0.00123456}
+VALUES = {"batch_tokens": 16_384, "optimizer.learning_rate": 0.00123456}
 TEXT = "batch_tokens 16384, optimizer.learning_rate 0.001235"
 TRIALS = (
     TrialResult(0, 3.25, 0.0125, VALUES, None, [3.24, 3.26]),
@@ -21,17 +18,15 @@ TRIALS = (
 )
 
 
-def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def search(*_: Any, on_trial: Any, **_options: Any) -> SearchResult:
+def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(monkeypatch, capsys):
+    def search(*_, on_trial, **options):
         for trial in TRIALS:
             on_trial(trial)
         return SearchResult(Path("search"), TRIALS)
 
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("prismlm.training.search", search)
-    recipe: Any = SimpleNamespace(search=SimpleNamespace(trials=2))
+    recipe = SimpleNamespace(search=SimpleNamespace(trials=2))
     _search(recipe, resume=False, as_json=False)
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
