@@ -76,19 +76,6 @@ def llama(corpus, place):
     return save_model(make_llama(len(corpus.tokenizer)), corpus, place / "llama", trained_on=False)
 
 
-@pytest.fixture
-def shown(prism):
-    """Run a command, and return what it prints, which fits the terminal, as words."""
-
-    def run(*arguments):
-        text = prism(*arguments).stdout
-        assert max(cell_len(line.rstrip()) for line in text.splitlines()) <= 100
-        assert not {"\x1b", "…"} & set(text)
-        return " ".join(text.split())
-
-    return run
-
-
 def is_json_of(value, result):
     return value == json.loads(json.dumps(result))
 
@@ -252,12 +239,12 @@ SOME = (*ALL, "--tokens", 1500)
 OF_TINY = ("--corpus", "TINY", *ALL)
 
 
-def test_heads_in_json_are_the_report(document, tiny, signal_noise):
-    value = document(*HEADS, signal_noise, *SOME)
+def test_heads_in_json_are_the_report_of_each_model(document, tiny, signal_noise):
+    value = document(*HEADS, signal_noise, signal_noise, *SOME)
     model = make_signal_noise(len(tiny.tokenizer))
     report = head_report(model, Sequences(tiny, "all", ROW, 1500), name="prism").to_dict()
-    assert is_json_of(value, {"models": [report]})
-    assert len(value["models"][0]["comparison"]["rows"]) == 7
+    assert is_json_of(value, {"models": [report, report]})
+    assert len(report["comparison"]["rows"]) == 7
 
 
 def test_heads_fit_80_columns(prism, gpt2, tiny):
@@ -266,11 +253,6 @@ def test_heads_fit_80_columns(prism, gpt2, tiny):
     heads = [line.split() for line in shown.splitlines() if re.match(r" +\d +\d ", line)]
     assert len(heads) == 8
     assert {words[2] for words in heads} == {"attention"}
-
-
-def test_several_models_are_compared(shown, signal_noise):
-    text = shown(*HEADS, signal_noise, signal_noise, *SOME)
-    assert text.count("Signal against noise heads") == 2
 
 
 def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
@@ -283,9 +265,12 @@ def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
     assert all(math.isfinite(rates["gain"]) for rates in value["rates"]["rows"])
 
 
-def test_the_loss_of_any_decoder(shown, gpt2, tiny):
-    options = ("--corpus", tiny.path, "--loss-only", *ALL)
-    text = shown(*SPECTRA, gpt2, *options, "--context", 64)
+def test_the_loss_of_any_decoder(prism, gpt2, tiny):
+    options = ("--corpus", tiny.path, "--loss-only", *ALL, "--context", 64)
+    shown = prism(*SPECTRA, gpt2, *options).stdout
+    assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 100
+    assert not {"\x1b", "…"} & set(shown)
+    text = " ".join(shown.split())
     assert "32–47" in text
     assert "Coding rates" not in text
     assert "trained length none" in text

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import threading
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.running import Running, chromium
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 QUESTION = "What is the first sign of sudden cardiac arrest?"
@@ -34,6 +34,8 @@ def address(tmp_path_factory):
     import prismlm
     from prismlm.demo.fetch import Unreachable
     from prismlm.demo.fetched import run_fetched
+    from prismlm.demo.prompts import PROMPTS, QUESTIONS
+    from prismlm.explorer import create_app
 
     # Commands that the pages show have the path that a reader's have.
     with contextlib.chdir(tmp_path_factory.mktemp("demo")):
@@ -41,35 +43,17 @@ def address(tmp_path_factory):
             lm = prismlm.load(run_fetched(Path("prismlm-demo")).model)
         except Unreachable as error:
             pytest.skip(str(error))
-        yield from _served(lm)
-
-
-def _served(lm):
-    import uvicorn
-
-    from prismlm.demo.prompts import PROMPTS, QUESTIONS
-    from prismlm.explorer import create_app
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    host = f"127.0.0.1:{listener.getsockname()[1]}"
-    app = create_app(lm, token=KEY, hosts=frozenset({host}), prompts=PROMPTS, questions=QUESTIONS)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    yield f"http://{host}/?token={KEY}"
-    server.should_exit = True
-    thread.join()
+        shown = {"prompts": PROMPTS, "questions": QUESTIONS}
+        with Running(
+            lambda host: create_app(lm, token=KEY, hosts=frozenset({host}), **shown)
+        ) as it:
+            yield f"http://{it.host}/?token={KEY}"
 
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--enable-unsafe-swiftshader"]
-        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=arguments)
-        yield found
-        found.close()
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -83,7 +67,7 @@ def picture(request, address, browser):
         )
         page = context.new_page()
         errors = []
-        page.on("pageerror", lambda error: errors.append(error))
+        page.on("pageerror", errors.append)
         page.goto(address)
         page.wait_for_selector(".x-nav a")
         page.evaluate("view => { location.hash = view }", view)

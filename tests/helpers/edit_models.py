@@ -54,14 +54,9 @@ def make_model(family="llama"):
         model = GPT2LMHeadModel(config)
     else:
         config = LlamaConfig(
-            hidden_size=WIDTH,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=False,
-            **common,
-        )
+            hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=64, tie_word_embeddings=False, **common,
+        )  # fmt: skip
         model = LlamaForCausalLM(config)
     with torch.no_grad():  # logits far enough apart that rounding decides nothing
         model.get_output_embeddings().weight.mul_(40)

@@ -11,28 +11,16 @@ VOCABULARY = 37
 
 def make_signal_noise(vocabulary=VOCABULARY, **settings):
     torch.manual_seed(0)
-    settings = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "head_size": 4,
-        "noise_weight": 0.1,
-        "initializer_range": 0.3,
-    } | settings
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "head_size": 4}
+    settings = sizes | {"noise_weight": 0.1, "initializer_range": 0.3} | settings
     config = SignalNoiseConfig(vocab_size=vocabulary, eos_token_id=0, **settings)
     return SignalNoiseForCausalLM(config).eval().requires_grad_(False)
 
 
 def make_gpt2(vocabulary=VOCABULARY, positions=64):
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=vocabulary,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        n_positions=positions,
-        eos_token_id=0,
-        bos_token_id=0,
-    )
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": positions}
+    config = GPT2Config(vocab_size=vocabulary, eos_token_id=0, bos_token_id=0, **sizes)
     return GPT2LMHeadModel(config).eval().requires_grad_(False)
 
 

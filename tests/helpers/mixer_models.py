@@ -16,13 +16,8 @@ OBJECTS = ["stones to the sea.", "the names of birds.", "letters in a box.", "wh
 
 def make_model(vocabulary=VOCABULARY, **settings):
     torch.manual_seed(0)
-    settings = {
-        "model_type": "prismlm_protot",
-        "num_channels": CHANNELS,
-        "num_hidden_layers": LAYERS,
-        "hidden_size": WIDTH,
-        "initializer_range": 0.3,
-    } | settings
+    sizes = {"num_channels": CHANNELS, "num_hidden_layers": LAYERS, "hidden_size": WIDTH}
+    settings = {"model_type": "prismlm_protot", "initializer_range": 0.3} | sizes | settings
     model = build_model(build_config(settings, vocabulary, 0)).eval()
     for layer, block in enumerate(model.model.layers):
         # Each channel decays as it likes, as after training.
@@ -36,13 +31,9 @@ def make_model(vocabulary=VOCABULARY, **settings):
 def make_llama(vocabulary=VOCABULARY, kv_heads=2):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-    )
+        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=kv_heads,
+    )  # fmt: skip
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
