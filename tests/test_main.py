@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from prismlm.__main__ import main, set_environment
 from prismlm.cli.app import ErrorsAsMessages, app
+from tests.helpers import forked
 
 
 def test_ctrl_c_outside_of_commands_is_reported(monkeypatch, capsys):
@@ -61,16 +62,32 @@ for words in sys.argv[1:]:
     for stream in (sys.stdout, sys.stderr):
         print("exit", code, file=stream, flush=True)
 """
+# Streams as PYTHONIOENCODING=cp1252 opens them.
+CP1252 = """
+import io, sys
+sys.stdout, sys.stderr = (io.TextIOWrapper(open(n, "wb"), encoding="cp1252") for n in (1, 2))
+"""
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PYTHONIOENCODING": "cp1252"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
-)
-def test_characters_that_a_stream_cannot_encode_end_no_command(environment, tmp_path, tiny_corpus):
+def in_an_ascii_locale(commands):
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, *commands],
+        capture_output=True,
+        env={**os.environ, **environment},
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+def with_cp1252(commands):
+    process = forked.start(*commands, code=CP1252 + RUN_ALL)
+    process.wait(120)
+    return process.path("stdout").read_bytes(), process.path("stderr").read_bytes()
+
+
+@pytest.mark.parametrize("run", [with_cp1252, in_an_ascii_locale])
+def test_characters_that_a_stream_cannot_encode_end_no_command(run, tmp_path, tiny_corpus):
     """The name of a licence on stdout, and an id in an error on stderr."""
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"id": "x", "text": "The heart pumps.", "license": "→ 東"}\n', "utf-8")
@@ -81,17 +98,12 @@ def test_characters_that_a_stream_cannot_encode_end_no_command(environment, tmp_
         ["corpus", "info", tmp_path / "good"],
         ["corpus", "build", bad, *tokenizer, tmp_path / "bad"],
     )
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, *("\n".join(map(str, words)) for words in commands)],
-        capture_output=True,
-        env={**os.environ, **environment, "COLUMNS": "100"},
-        check=True,
-    )
-    assert b"Traceback" not in done.stderr
-    out, errors = (re.split(rb"exit (\w+)\n", text) for text in (done.stdout, done.stderr))
-    assert out[1::2] == errors[1::2] == [b"0", b"0", b"2"], done.stderr
+    streams = run(["\n".join(map(str, words)) for words in commands])
+    assert b"Traceback" not in streams[1]
+    out, errors = (re.split(rb"exit (\w+)\n", text) for text in streams)
+    assert out[1::2] == errors[1::2] == [b"0", b"0", b"2"], streams[1]
     for printed in (out[2], errors[4]):
-        assert b"?" in printed or "PYTHONIOENCODING" not in environment
+        assert b"?" in printed or run is in_an_ascii_locale
 
 
 @pytest.mark.parametrize(

@@ -86,14 +86,18 @@ class Forked:
         """Kill it if it runs."""
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
-        """Wait for the end; return stdout and stderr."""
+    def wait(self, timeout: float) -> None:
+        """Wait for the end."""
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:
                 self.kill()
                 raise subprocess.TimeoutExpired(str(self.args), timeout)
             time.sleep(0.005)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for the end; return stdout and stderr."""
+        self.wait(timeout)
         stdout, stderr = (self.path(name).read_bytes().decode() for name in STREAMS[1:])
         return stdout, stderr
 
