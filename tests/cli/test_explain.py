@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from prismlm.cli.trace import passage_text, print_quotes
+from prismlm.cli.output import say
+from prismlm.cli.trace import passage_text, quotes_of
 from prismlm.explain.attribution import worth_showing
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Around
@@ -43,7 +44,7 @@ def copy(tiny_model, tmp_path) -> Path:
 
 def test_a_long_quote_is_cut_at_its_end_not_within(capsys):
     place = {"title": "On knots", "doc_id": "a", "position": 4}
-    print_quotes([Quote("one two three " * 20, 0, 60, 1, 1.0, (place,))])
+    say(*quotes_of([Quote("one two three " * 20, 0, 60, 1, 1.0, (place,))]))
     line = capsys.readouterr().out.splitlines()[1].strip()
     quote, name = re.fullmatch("“(.*)…”  (.*)", line).groups()
     assert ("one two three " * 20).startswith(quote)
