@@ -74,7 +74,9 @@ def test_calibrate_names_bad_input(refused, tiny_model, task, tmp_path):
         message = refused(command, tiny_model, TEXT, "--controller", out)
         assert "was made for the prototype head 01234567" in message
     both = ("--controller", out, "--prototype", 7)
-    assert "--controller has its own" in refused("steer", tiny_model, TEXT, *both)
+    assert "got --prototype and --controller" in refused("steer", tiny_model, TEXT, *both)
+    strong = ("--controller", out, "--strength", 1)
+    assert "--controller has its own" in refused("steer", tiny_model, TEXT, *strong)
 
 
 def test_explain_says_which_prototypes_moved_the_answer(document, prism, tiny_model, lm, strong):

@@ -178,30 +178,29 @@ def _edits(
     """Return the edit that the options describe, in a list; with --only there may be none."""
     from prismlm import Ablate, Clamp, Controller, Group, Scale
 
-    if controller is not None and not (strength is prototype is category is None):
-        raise InputError(f"--controller has its own strengths: expected {TARGETS}, alone.")
-    if controller is not None:
-        return [Controller.load(controller)]
-    if optional and prototype is category is None:
-        if strength is not None:
-            raise InputError(f"--strength belongs to an edit: name {TARGETS}, or leave it out.")
-        return []
-    if (prototype is None) == (category is None):
-        got = "none" if prototype is None else "--prototype and --category"
-        raise InputError(f"expected {TARGETS}, got {got}.")
+    targets = {"--prototype": prototype, "--category": category, "--controller": controller}
+    given = [name for name, target in targets.items() if target is not None]
+    if len(given) > 1 or not (given or optional):
+        raise InputError(f"expected {TARGETS}, got {' and '.join(given) or 'none'}.")
+    if strength is not None and not given:
+        raise InputError(f"--strength belongs to an edit: name {TARGETS}, or leave it out.")
+    if strength is not None and controller is not None:
+        raise InputError("--controller has its own strengths: leave out --strength.")
     if category is not None and kind != "clamp":
         raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
     if kind == "ablate" and strength is not None:
         raise InputError("--edit ablate removes the prototype completely: leave out --strength.")
-    if kind == "scale" and strength is None:
+    if prototype is not None and kind == "scale" and strength is None:
         raise InputError("give --strength S: the factor of --edit scale.")
     amount = 1.0 if strength is None else strength
+    if controller is not None:
+        return [Controller.load(controller)]
     if category is not None:
         return [Group(amount, category=category)]
-    assert prototype is not None
-    if kind == "ablate":
-        return [Ablate(prototype)]
-    return [(Scale if kind == "scale" else Clamp)(prototype, amount)]
+    if prototype is None:
+        return []
+    kinds = {"clamp": Clamp, "scale": Scale}
+    return [Ablate(prototype) if kind == "ablate" else kinds[kind](prototype, amount)]
 
 
 def _describe(edit: Any) -> dict[str, Any]:
@@ -478,7 +477,8 @@ def what_if(
     facts = {"tokens": result.tokens, "logprob now": result.log_probability}
     table = output.table(title, "by logprob:.1f change:+.1f interval", rows, **facts)
     answers = [
-        f"By {one.method}: {'the answer stays the same' if one.text is None else one.text.strip()}"
+        f"By {one.method}: "
+        + ("the answer stays the same" if one.text is None else f"“{one.text.strip()}”")
         for one in every
     ]
     known = calibration()

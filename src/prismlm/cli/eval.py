@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,15 +226,19 @@ def robustness(
     as_json: opt.Json = False,
 ) -> None:
     """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
-    from prismlm.eval.robustness import measure_robustness
+    check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
+    from prismlm.eval.robustness import measure_robustness, read_pairs
 
-    figures, value = _measure_pairs(measure_robustness, models, pairs, limit, seed, out, overwrite)
+    with orderly_end():
+        sample, opened = read_pairs(pairs, limit, seed), _open_models(models)
+        figures = measure_robustness(opened, sample, seed=seed, progress=ConsoleReporter())
+    value = {"pairs": str(pairs), "limit": limit} | json_values(figures)
+    output.write_json(out, value)
     facts: Row = {
         "mean entropy matched to": figures["target"],
         "pairs empty or too long for a model": figures["left_out"],
         "JS comparable, over one vocabulary": figures["comparable"],
     }
-    entropies = "name entropy:.3f temperature:.3f"
     rows = [
         {"slice": part["name"], "pairs": part["pairs"], "model": name} | values
         for part in figures["slices"]
@@ -242,12 +246,11 @@ def robustness(
     ]
     columns = "slice pairs model js:.3f js_matched:.3f overlap.value:.3f spearman.value:.3f"
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
-    output.show(
-        value,
-        as_json,
-        output.table("Models", entropies, figures["models"], **facts),
-        output.table(title, f"{columns} same_top.value:.3f", rows),
+    entropies = output.table(
+        "Models", "name entropy:.3f temperature:.3f", figures["models"], **facts
     )
+    compared = output.table(title, f"{columns} same_top.value:.3f", rows)
+    output.show(value, as_json, entropies, compared)
 
 
 @app.command()
@@ -261,37 +264,18 @@ def clamping(
     as_json: opt.Json = False,
 ) -> None:
     """Run variants with the routing of their originals: does that restore the predictions?"""
-    from prismlm.eval.robustness import measure_clamping
+    check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
+    from prismlm.eval.robustness import measure_clamping, read_pairs
 
-    def measure(models: Iterator[OpenedModel], *inputs: Any, **settings: Any) -> Row:
-        return measure_clamping(next(models), *inputs, **settings)
-
-    figures, value = _measure_pairs(measure, [model], pairs, limit, seed, out, overwrite)
+    with orderly_end():
+        sample, (decoder,) = read_pairs(pairs, limit, seed), _open_models([model])
+        figures = measure_clamping(decoder, sample, seed=seed, progress=ConsoleReporter())
+    value = {"pairs": str(pairs), "limit": limit} | json_values(figures)
+    output.write_json(out, value)
     columns = "name pairs unaligned below_floor clamped.mean:+.3f clamped.pooled:+.3f"
     columns += " control.mean:+.3f control.pooled:+.3f gain:+.3f"
     title = f"PMR: {figures['name']}, {figures['routing']} clamped; control: of a random text"
     output.show(value, as_json, output.table(title, columns, figures["slices"]))
-
-
-def _measure_pairs(
-    measure: Callable[..., Row],
-    paths: Sequence[Path],
-    pairs: Path,
-    limit: int | None,
-    seed: int,
-    out: Path | None,
-    overwrite: bool,
-) -> tuple[Row, Row]:
-    """Return what is measured over pairs of texts, and the JSON document of it, also written."""
-    check_outputs(out, inputs=(*paths, pairs), overwrite=overwrite)
-    from prismlm.eval.robustness import read_pairs
-
-    with orderly_end():
-        sample = read_pairs(pairs, limit, seed)
-        figures = measure(_open_models(paths), sample, seed=seed, progress=ConsoleReporter())
-    value = {"pairs": str(pairs), "limit": limit} | json_values(figures)
-    output.write_json(out, value)
-    return figures, value
 
 
 def _open_models(paths: Sequence[Path]) -> Iterator[OpenedModel]:
