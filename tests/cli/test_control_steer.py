@@ -105,7 +105,6 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
         ((*CLAMP, "--file", "rows.jsonl"), "holds records: give a text file"),
         ((*CLAMP, "--file", "a.txt", "--generate", 20), "leave out --generate and --temperature"),
-        ((TEXT, *CLAMP, "--heldout", -1), "'--heldout'"),
         ((TEXT, *CLAMP, "--corpus", "nowhere"), "not a directory"),
     ],
 )

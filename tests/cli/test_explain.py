@@ -264,7 +264,6 @@ def test_passages_against(prism, document, refused, tiny_model, tmp_path):
         assert f"to which the model gave {share} there" in section
     assert '"against":[' in page.read_text(encoding="utf-8")
     assert "Against" not in prism("explain", tiny_model, TEXT).stdout
-    assert "'--against'" in refused("explain", tiny_model, TEXT, "--against", -1)
 
 
 def test_missing_support_is_reported_first(prism, tiny_model):

@@ -6,7 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from prismlm.cli.app import app
+from prismlm.cli.app import UsageError, app
+from prismlm.errors import InputError
 
 MODEL = "no such model"
 # Every option that names a file to write.
@@ -113,19 +114,35 @@ def test_a_directory_is_never_written_over_a_file(refused, tmp_path, command, op
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "expected"),
-    [
-        (["explain", MODEL, "a", "--temperature", "nan"], "--temperature", ""),
-        (["generate", MODEL, "a", "--temperature", "inf"], "--temperature", "finite"),
-        (["steer", MODEL, "a", "--strength", "nan"], "--strength", "finite"),
-        (["sources", MODEL, "--doc", "a", "--top", "0"], "--top", "1"),
-    ],
-)
-def test_a_value_that_is_out_of_range_names_its_option(refused, command, option, expected):
-    message = refused(*command)
-    assert option in message
-    assert expected in message
+def out_of_bounds(option):
+    """Yield values that are below or above what an option takes, or no numbers."""
+    if (least := getattr(option, "min", None)) is not None:
+        yield least - 1
+    if (most := getattr(option, "max", None)) is not None:
+        yield most + 1
+    if "float" in str(option.type_descriptor.annotation):
+        yield from ("nan", "inf")
+
+
+def test_a_value_that_is_out_of_bounds_names_its_option():
+    refused = [
+        (name, option.opts[0], message_of(command, option.opts[0], str(value)))
+        for name, command in commands()
+        for option in command.params
+        for value in out_of_bounds(option)
+    ]
+    assert len(refused) > 100
+    for name, option, message in refused:
+        assert option in message, f"{name}: {message}"
+
+
+def message_of(command, *arguments):
+    """Return why a command refuses its arguments."""
+    with pytest.raises((UsageError, InputError)) as error:
+        command.make_context("", list(arguments))
+    return getattr(error.value, "message", str(error.value)) + str(
+        getattr(error.value, "param", "")
+    )
 
 
 def test_arguments_that_are_not_utf8_are_refused():

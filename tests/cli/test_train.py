@@ -71,7 +71,6 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
     ("model", "options", "words"),
     [
         ("no/such-model", (), "could not be fetched"),
-        (None, ("--window", "0"), "'--window'"),
         (None, ("--states-gb", "0"), "--states-gb is 0"),
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),

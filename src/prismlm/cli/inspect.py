@@ -21,14 +21,10 @@ from prismlm.probes.results import Row, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from prismlm.corpus import Corpus
-    from prismlm.corpus.windows import Sequences
     from prismlm.explain.attention_maps import AttentionMap
     from prismlm.lens.labels.endpoint import Endpoint
     from prismlm.probes.channels.report import ChannelReport
 
-# Tokens per window of a model without recorded training rows.
-DEFAULT_LENGTH = 256
 # Limits of the printed output; JSON has everything.
 MAX_CONTEXTS = 5
 MAX_CHANNELS, MAX_TOKENS, MAX_TEXT_LAYERS = 8, 3, 4
@@ -49,30 +45,6 @@ LENGTH_HELP = "Tokens per text (default: a row, or 256)."
 app = opt.group_with_default(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
 )
-
-
-def _open_corpus(model: Path, corpus: Path | None) -> Corpus:
-    """Open a corpus; by default the training corpus of a model."""
-    from prismlm.corpus import Corpus
-    from prismlm.lens.options import training_corpus
-
-    return training_corpus(model) if corpus is None else Corpus.open(corpus)
-
-
-def _open(
-    path: Path, corpus: Path | None, split: Any, tokens: int, length: int | None = None
-) -> tuple[Any, Sequences]:
-    """Open a model, and the windows of a corpus to read with it."""
-    from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.corpus.windows import Sequences
-    from prismlm.lens.options import trained_length
-    from prismlm.models.checkpoint import read_checkpoint
-
-    model, tokenizer = read_checkpoint(path)
-    text = _open_corpus(path, corpus)
-    check_tokenizer_of(text, tokenizer, path.resolve().name)
-    row = trained_length(path) or DEFAULT_LENGTH if length is None else length
-    return model, Sequences(text, split, row, tokens or None)
 
 
 def _settings(model: Path, **others: Any) -> dict[str, Any]:
@@ -230,13 +202,14 @@ def channels(
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.decoders.protot import mixers_of
     from prismlm.probes.channels import channel_report
+    from prismlm.probes.texts import open_corpus
 
     decoder, tokenizer = read_checkpoint(model)
     if html is not None:
         mixers_of(decoder)  # refuses models without, before they are read
     sequences = None
     if corpus is not None or text is None:
-        sequences = Sequences(_open_corpus(model, corpus), split, max_tokens=max_tokens or None)
+        sequences = Sequences(open_corpus(model, corpus), split, max_tokens=max_tokens or None)
     how = _settings(model, text=text, layers=_layers(layer))
     report = channel_report(decoder, tokenizer, sequences, **how)
     if html is not None:
@@ -341,11 +314,11 @@ def heads(
     For several models, such as seeds, show each comparison.
     """
     from prismlm.probes.heads import head_report
+    from prismlm.probes.texts import open_text
 
+    read = (split, tokens or None, length)
     reports = [
-        head_report(
-            *_open(path, corpus, split, tokens, length), **_settings(path, layers=_layers(layer))
-        )
+        head_report(*open_text(path, corpus, *read), **_settings(path, layers=_layers(layer)))
         for path in models
     ]
     output.show({"models": [report.to_dict() for report in reports]}, as_json, *reports)
@@ -366,8 +339,9 @@ def spectra(
     """Show coding rates, incoherence, cross terms, and the loss beyond the trained length."""
     from prismlm.lens.options import trained_length
     from prismlm.probes.heads import spectra_report
+    from prismlm.probes.texts import open_text
 
-    inputs = _open(model, corpus, split, tokens, length)
+    inputs = open_text(model, corpus, split, tokens or None, length)
     settings = _settings(model, context=context, seed=seed, loss_only=loss_only)
     report = spectra_report(*inputs, trained_length=trained_length(model), **settings)
     output.show(report.to_dict(), as_json, report)
@@ -398,6 +372,7 @@ def themes(
     if of != "prototypes" and lens_name is not None:
         raise InputError("--lens is for prototypes: channels and heads are read from --corpus.")
     judge = _theme_judge(opt.open_endpoint(endpoint, endpoint_model), model)
+    from prismlm.probes.texts import open_text
     from prismlm.probes.themes import layer_units, prototype_units, theme_report
 
     text: Any
@@ -406,7 +381,7 @@ def themes(
         sample, left_out = prototype_units(lens, lm.head.prototypes, units, seed)
         text, split = lens.corpus, lens.meta.split  # pyright: ignore[reportAssignmentType]
     else:
-        decoder, sequences = _open(model, corpus, split, tokens)
+        decoder, sequences = open_text(model, corpus, split, tokens or None)
         kind = "channel" if of == "channels" else "head"
         sample, left_out = layer_units(decoder, sequences, kind, layer, units, seed)
         text = sequences.corpus
@@ -456,6 +431,7 @@ def uncertainty_feedback(
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.device import learned_positions
     from prismlm.probes import uncertainty_feedback as probe
+    from prismlm.probes.texts import DEFAULT_LENGTH, open_corpus
 
     if files and corpus:
         raise InputError("texts come from FILE... or --corpus: give one of them.")
@@ -471,7 +447,7 @@ def uncertainty_feedback(
         documents = DocumentReader(files, Columns(text=text_column))
         sample = probe.document_sample(documents, tokenizer, name=title, **size)
     else:
-        training_text = _open_corpus(model, corpus)
+        training_text = open_corpus(model, corpus)
         check_tokenizer_of(training_text, tokenizer, settings["name"])
         sample = probe.corpus_sample(training_text, split, **size)
     inputs = (decoder, tokenizer, sample, check or [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,15 +12,37 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from prismlm.corpus.store import Corpus, Split
+from prismlm.corpus.tokenizer import check_tokenizer_of
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
+from prismlm.lens.options import trained_length, training_corpus
+from prismlm.models.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from prismlm.corpus.documents import Document
-    from prismlm.corpus.store import Corpus, Split
 
 LOGIT_ROWS = 1024
+# Tokens per window of a model without recorded training rows.
+DEFAULT_LENGTH = 256
+
+
+def open_corpus(model: Path, corpus: Path | None = None) -> Corpus:
+    """Open a corpus, by default the training corpus of a model directory."""
+    return training_corpus(model) if corpus is None else Corpus.open(corpus)
+
+
+def open_text(
+    path: Path, corpus: Path | None, split: Split, tokens: int | None, length: int | None = None
+) -> tuple[PreTrainedModel, Sequences]:
+    """Open a model, and windows of :func:`open_corpus`, as long as in training by default."""
+    model, tokenizer = read_checkpoint(path)
+    text = open_corpus(path, corpus)
+    check_tokenizer_of(text, tokenizer, path.resolve().name)
+    row = trained_length(path) or DEFAULT_LENGTH if length is None else length
+    return model, Sequences(text, split, row, tokens)
 
 
 def target_losses(
