@@ -18,7 +18,7 @@ from tests.helpers.benchmark_rows import write_benchmarks
 
 TEXT = "The patient was given a dose of the drug, and the court"
 CELL = "The cell is the smallest unit"
-SMALL = ("--phrase", "the", "--samples", 40, "--tokens", 8)
+SMALL = ("--phrase", "the", "--samples", 16, "--tokens", 8)
 
 
 @pytest.fixture(scope="module")

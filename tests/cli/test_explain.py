@@ -145,12 +145,12 @@ SLOW = """
     torch.nn.modules.module.register_module_forward_hook(
         lambda module, *_: time.sleep(0.02 * type(module).__name__.endswith("ForCausalLM"))
     )
-"""
+    """
 
 
 def in_a_terminal(prism, *arguments, slow=""):
     """Return the pieces that a command writes to a terminal, without escape sequences."""
-    code = IN_A_TERMINAL.format(command=f"{slow}    {forked.COMMAND}")
+    code = IN_A_TERMINAL.format(command=f"{slow}{forked.COMMAND}")
     chunks = json.loads(prism(*arguments, code=code).stdout)
     return [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", chunk) for chunk in chunks]
 

@@ -224,10 +224,13 @@ FOREIGN = {"name": "医学术语", "description": "关于疾病与治疗的词�
 
 
 @pytest.mark.parametrize(
-    ("answers", "count", "note"),
-    [({}, 5, "tokens in 500"), (FOREIGN, 30, "another language than the corpus")],
+    ("answers", "count", "notes"),
+    [
+        ({}, 5, ("requests 5", "tokens in 500", "tokens out 50")),
+        (FOREIGN, 30, ("another language than the corpus",)),
+    ],
 )
-def test_a_language_model_names(prism, labelled, answers, count, note):
+def test_a_language_model_names(prism, labelled, answers, count, notes):
     def answer(request, number):
         return {key: answers.get(key, value) for key, value in good(request).items()}
 
@@ -235,8 +238,7 @@ def test_a_language_model_names(prism, labelled, answers, count, note):
         endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
         result = prism("label", labelled, *endpoint, "--prototypes", count, "--overwrite")
     words = " ".join(result.stdout.split())
-    for part in (f"named {count}", f"requests {count}", f"tokens out {10 * count}", note):
-        assert part in words
+    assert all(part in words for part in (f"named {count}", *notes)), words
     assert "\x1b[31m" not in result.stdout + result.stderr
 
 
