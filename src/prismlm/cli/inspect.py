@@ -474,7 +474,8 @@ def index(
     verified = {"weights_verified": verify_weights(model)} if verify else {}
     value = {"model": str(model), "lens": lens.address, **verified, **inspect_lens(lens)}
     shown = value | {"model trained on them": trained_on_words(value["trained_on"], value["split"])}
-    parts = [*output.tables(shown), shown.pop("verdict")]
+    verdict = shown.pop("verdict")
+    parts = [*output.tables(shown), verdict]
     if verify and not value["weights_verified"]:
         parts.append(
             "The weights cannot be verified: the model directory has no checksums of them."

@@ -270,7 +270,8 @@ def _document(document: Passage, passage: Passage) -> Iterator[Text]:
     head.append(shorten(document.title or document.doc_id, width - head.cell_len))
     origin = " · ".join(filter(None, (document.source, document.license or f"licence {UNKNOWN}")))
     head.append("  " + shorten(origin, max(8, width - head.cell_len - 2)), "dim")
-    yield head[:width]
+    head.truncate(width, overflow="ellipsis")
+    yield head
     if passage.around is not None:
         yield from passage_lines(passage.around, passage.also)
 
@@ -316,8 +317,10 @@ def _against(passages: Sequence[Passage]) -> Iterator[Any]:
     yield heading("Against: text where another token came next; shares of these alone")
     for passage in passages:
         yield from _document(passage, passage)
-        line = f"instead of {token_text(passage.predicted or '', 24)}, to which the model gave "
-        yield dim(f"{' ' * INDENT}{line}{percent(passage.probability or 0.0)} there")
+        share, token = percent(passage.probability or 0.0), token_text(passage.predicted or "", 24)
+        line = dim(f"{' ' * INDENT}instead of {token}, to which the model gave {share} there")
+        line.truncate(stdout_console().width, overflow="ellipsis")
+        yield line
     yield "" if passages else "no such text in the active cells\n"
 
 
