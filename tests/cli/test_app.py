@@ -1,4 +1,4 @@
-"""Malicious files and places that the system refuses: one message each."""
+"""Malicious files, places that the system refuses, and processes of launchers."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers.forked import PYTHONPATH
+from tests.helpers import forked
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = "9" * 5000
@@ -76,7 +76,7 @@ def test_a_file_without_end(refused, tiny_model):
 @pytest.mark.parametrize("command", [("--help",), ("corpus", "info", "CORPUS")])
 def test_an_output_that_is_full(tiny_corpus, command):
     words = [str(tiny_corpus) if word == "CORPUS" else word for word in command]
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    environment = {**os.environ, "PYTHONPATH": forked.PYTHONPATH}
     with open(FULL, "wb") as full:
         result = subprocess.run(
             [sys.executable, "-m", "prismlm", *words],
@@ -84,3 +84,44 @@ def test_an_output_that_is_full(tiny_corpus, command):
         )  # fmt: skip
     assert result.returncode == 2
     assert result.stderr == "error: the output cannot be written: No space left on device.\n"
+
+
+# -- under torchrun and accelerate launch
+
+
+def launched(*arguments, **environment):
+    """Run the command in a process with the environment that a launcher sets."""
+    code = f"import os; os.environ |= {environment!r}\n" + forked.COMMAND
+    return forked.run(*arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("attach", "model", "--corpus", "corpus", "--out", "out", "--dry-run"),
+        ("corpus", "build", "text.txt", "--out", "out"),
+        ("eval", "judge", "model", "text.txt"),
+        ("explain", "model", "The"),
+        ("train", "recipe.yaml", "--dry-run"),
+        ("train", "recipe.yaml", "--search"),
+        ("index", "model", "--corpus", "corpus", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+def test_commands_of_one_process_are_refused_in_several(arguments):
+    for rank in "01":
+        done = launched(*arguments, WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank)
+        assert (done.returncode, done.stdout) == (2, "")
+        # Only the first process prints.
+        assert ("without torchrun" in done.stderr) == (rank == "0")
+        assert f"prismlm {arguments[0]}" in done.stderr or rank == "1"
+
+
+def test_processes_that_accelerate_does_not_connect_are_refused():
+    unconnected = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}
+    done = launched("train", "recipe.yaml", **unconnected)
+    assert done.returncode == 2
+    assert "torchrun --nproc-per-node N -m prismlm train" in done.stderr
+    # One process of accelerate or torchrun does the work.
+    for alone in ({"ACCELERATE_MIXED_PRECISION": "no"}, {"WORLD_SIZE": "1", "MASTER_PORT": "1"}):
+        assert "recipe.yaml" in launched("train", "recipe.yaml", **alone).stderr
