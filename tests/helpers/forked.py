@@ -11,6 +11,7 @@ import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import prismlm
 
@@ -26,31 +27,25 @@ runpy.run_path({path!r}, run_name="__main__")
 STREAMS = ("stdin", "stdout", "stderr")
 
 
-class Server:
-    """The process that the others are forked from."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("forking.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        )
-
-    def ask(self, request: dict[str, object]) -> int | None:
-        """Have one request answered."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-
 @lru_cache(maxsize=1)
-def server() -> Server:
-    """Return the one of this process; it ends with it, when its stdin does."""
-    return Server()
+def server() -> subprocess.Popen[str]:
+    """Return the process that the others are forked from; it ends when its stdin does."""
+    return subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("forking.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+
+
+def ask(request: dict[str, object]) -> int | None:
+    """Have the server answer one request."""
+    stdin, stdout = server().stdin, server().stdout
+    assert stdin is not None
+    assert stdout is not None
+    print(json.dumps(request), file=stdin, flush=True)
+    return json.loads(stdout.readline())
 
 
 class Forked:
@@ -63,7 +58,7 @@ class Forked:
             self.path(name).write_bytes(stdin if name == "stdin" else b"")
         request |= {name: str(self.path(name)) for name in STREAMS}
         self.returncode: int | None = None
-        pid = server().ask(request)
+        pid = ask(request)
         assert pid is not None
         self.pid = pid
 
@@ -74,7 +69,7 @@ class Forked:
     def poll(self) -> int | None:
         """Return the exit code, or None as long as it runs."""
         if self.returncode is None:
-            self.returncode = server().ask({"ended": self.pid})
+            self.returncode = ask({"ended": self.pid})
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -116,15 +111,10 @@ def start(
 
 
 def run(
-    *arguments: object,
-    code: str = COMMAND,
-    cwd: Path | str = ".",
-    stdin: bytes = b"",
-    columns: int = 100,
-    timeout: float = 300,
+    *arguments: object, timeout: float = 300, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Do the same and wait for the end."""
-    process = start(*arguments, code=code, cwd=cwd, stdin=stdin, columns=columns)
+    process = start(*arguments, **options)
     stdout, stderr = process.communicate(timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
