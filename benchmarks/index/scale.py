@@ -34,6 +34,7 @@ from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
 from prismlm.lens.cell_files import cells_format, spooled_type, write_run
 from prismlm.lens.cells import Cells, check_codes, neighbours
+from prismlm.lens.options import IndexOptions
 from prismlm.lens.scan import POSITIONS_FILE, Scan
 from prismlm.ops import top_contexts
 from prismlm.parts import Parts
@@ -83,7 +84,7 @@ def measured(source: Path, work: Path, positions: int) -> dict[str, Any]:
     shutil.copy(source / layout.CELL_CENTRES_FILE, parts.path / CENTRES)
     spooling = run(partial(spool_part, source, parts, positions), count, max(WORKERS))
     spooled = sum(path.stat().st_size for path in parts.path.glob(f"part-*/{POSITIONS_FILE}"))
-    assembly, sorting = Assembly(parts.out, count, RANGE_BYTES, None, "train"), []
+    assembly, sorting = Assembly(parts, None, IndexOptions(range_bytes=RANGE_BYTES)), []
     for workers in WORKERS:
         for job in assembly.jobs:
             shutil.rmtree(job.directory, ignore_errors=True)
@@ -158,7 +159,7 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
 
     write_json(directory / RUN_FILE, {})
     top, none = top_contexts.empty(prototypes, 1), torch.zeros(prototypes)
-    scan = Scan(top, none, none, torch.zeros(1), torch.zeros(1))
+    scan = Scan(top, none, torch.zeros(1), torch.zeros(1), none, torch.tensor(0))
     written = write_run(directory / POSITIONS_FILE, read(), dtype, prototypes)
     scan.save(directory, written, made)
 

@@ -1,4 +1,4 @@
-"""The index against a brute force that shares no code with it, over the bundled held-out text."""
+"""The index against a brute force that shares no code with it, over held-out text."""
 
 import copy
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError, StaleLensError
 from prismlm.lens import layout, scan
@@ -25,30 +25,14 @@ OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="h
 
 
 @pytest.fixture(scope="module")
-def sample_corpus(tiny_model, tmp_path_factory):
-    """Every fourth text of the bundled sample in the tiny model's own tokens."""
-    directory = tmp_path_factory.mktemp("sample")
-    table = pq.read_table(sample_path())
-    pq.write_table(table.take(list(range(0, len(table), 4))), directory / "texts.parquet")
-    texts = [directory / "texts.parquet"]
-    return build_corpus(texts, directory / "corpus", tokenizer=str(tiny_model))
-
-
-@pytest.fixture(scope="module")
-def lens(lm, sample_corpus, tmp_path_factory):
-    out = tmp_path_factory.mktemp("lens") / "heldout"
-    return build_index(lm.model, lm.head, sample_corpus, out, OPTIONS)
-
-
-@pytest.fixture(scope="module")
-def few(tiny_corpus):
+def corpus(tiny_corpus):
     """Held-out text enough for windows and padding of every kind, to be indexed over and over."""
     return Corpus.open(tiny_corpus)
 
 
 @pytest.fixture(scope="module")
-def lens_of_few(lm, few, tmp_path_factory):
-    return build_index(lm.model, lm.head, few, tmp_path_factory.mktemp("lens") / "few", OPTIONS)
+def lens(lm, corpus, tmp_path_factory):
+    return build_index(lm.model, lm.head, corpus, tmp_path_factory.mktemp("lens") / "all", OPTIONS)
 
 
 def cells_of(lm, path):
@@ -96,11 +80,11 @@ def brute_force(lm, corpus):
 
 
 @pytest.fixture(scope="module")
-def expected(lm, sample_corpus):
-    return brute_force(lm, sample_corpus)
+def expected(lm, corpus):
+    return brute_force(lm, corpus)
 
 
-def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
+def test_contexts_equal_brute_force(lm, lens, corpus, expected):
     index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
     best, _ = expected
     documents = [document for document, _, _ in best]
@@ -115,58 +99,57 @@ def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
         # Two positions whose cosines differ by rounding alone may change places.
         ties = (cosines[:, prototype] - order[row["rank"]]).abs() < 2e-6
         candidates = {
-            sample_corpus.doc_ids[documents[d]]: positions[d, prototype].item()
+            corpus.doc_ids[documents[d]]: positions[d, prototype].item()
             for d in ties.nonzero().flatten().tolist()
         }
         assert row["doc_id"] in candidates
         if row["position"] != candidates[row["doc_id"]]:
-            document = sample_corpus.find(row["doc_id"])
-            assert sample_corpus.document_at(row["position"]) == document
-            assert row["token"] == excerpt(sample_corpus, row["position"], 1)
+            document = corpus.find(row["doc_id"])
+            assert corpus.document_at(row["position"]) == document
+            assert row["token"] == excerpt(corpus, row["position"], 1)
 
 
-def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
+def test_text_around_a_context_is_the_documents_own(lens, corpus):
     for row in pq.read_table(lens / layout.INDEX_FILE).to_pylist()[::97]:
-        document = sample_corpus.document_at(row["position"])
-        assert sample_corpus.doc_ids[document] == row["doc_id"]
-        assert row["before"] + row["token"] + row["after"] in sample_corpus.text(document)
-        assert row["token"] == excerpt(sample_corpus, row["position"], 1)
-        assert row["source"] == sample_corpus.column("source")[document]
+        document = corpus.document_at(row["position"])
+        assert corpus.doc_ids[document] == row["doc_id"]
+        assert row["before"] + row["token"] + row["after"] in corpus.text(document)
+        assert row["token"] == excerpt(corpus, row["position"], 1)
+        assert row["source"] == corpus.column("source")[document]
 
 
 def test_bf16_states_are_nearly_the_same_and_no_float32_run_resumes_them(
-    lm, few, lens_of_few, tmp_path
+    lm, corpus, lens, tmp_path
 ):
     options, first = replace(OPTIONS, bf16=True), Shard(0, 2)
-    built = build_index(lm.model, lm.head, few, tmp_path / "half", options)
+    built = build_index(lm.model, lm.head, corpus, tmp_path / "half", options)
     assert layout.read_meta(built).precision == "bf16"
-    assert layout.read_meta(lens_of_few).precision == "float32"
+    assert layout.read_meta(lens).precision == "float32"
     states = [
         cells.codes.states(records)[np.argsort(records["position"])]
-        for cells, records in (cells_of(lm, path) for path in (lens_of_few, built))
+        for cells, records in (cells_of(lm, path) for path in (lens, built))
     ]
     assert not torch.equal(*states)
     assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
-    build_index(lm.model, lm.head, few, tmp_path / "parts", replace(options, shard=first))
+    build_index(lm.model, lm.head, corpus, tmp_path / "parts", replace(options, shard=first))
     with pytest.raises(InputError, match="precision: bf16 → float32"):
-        build_index(lm.model, lm.head, few, tmp_path / "parts", replace(OPTIONS, shard=first))
+        build_index(lm.model, lm.head, corpus, tmp_path / "parts", replace(OPTIONS, shard=first))
 
 
-def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
+def test_another_directory_is_never_replaced(lm, corpus, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
     for out in (tmp_path / "thesis", tmp_path / "thesis" / "chapter.txt"):
         with pytest.raises(InputError, match="not a lens"):
-            build_index(lm.model, lm.head, sample_corpus, out, OPTIONS, overwrite=True)
+            build_index(lm.model, lm.head, corpus, out, OPTIONS, overwrite=True)
         assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
 
 
 def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
     documents = tiny_corpus.parent / "documents.parquet"
-    corpus = build_corpus([documents], tmp_path / "other", vocab_size=3000)
-    assert isinstance(corpus, Corpus)
+    other = build_corpus([documents], tmp_path / "other", vocab_size=3000)
     with pytest.raises(InputError, match="the model embeds"):
-        build_index(lm.model, lm.head, corpus, tmp_path / "x", OPTIONS)
+        build_index(lm.model, lm.head, other, tmp_path / "x", OPTIONS)
 
 
 def test_uses_equal_brute_force(lens, expected):
@@ -179,18 +162,18 @@ def test_uses_equal_brute_force(lens, expected):
 
 
 @torch.no_grad()
-def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of_few):
-    cells, records = cells_of(lm, lens_of_few)
+def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, corpus, lens):
+    cells, records = cells_of(lm, lens)
     tokens = next_tokens(cells, np.arange(len(cells)))
     keys, starts = cells.keys_and_starts
     cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
     cell = cell // cells.meta.vocabulary
     row_of = {position: row for row, position in enumerate(records["position"].tolist())}
-    held_out = few.split("heldout")
-    assert len(row_of) == len(cells) == int((few.lengths[held_out] - 1).sum())
+    held_out = corpus.split("heldout")
+    assert len(row_of) == len(cells) == int((corpus.lengths[held_out] - 1).sum())
     prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
     for document in held_out.tolist():
-        start, ids, states = read_document(lm, few, document)
+        start, ids, states = read_document(lm, corpus, document)
         chances = lm.model.lm_head(states).softmax(-1).gather(1, ids[1:, None])[:, 0]
         unit = torch.nn.functional.normalize(states.double(), dim=-1)
         cosines = unit @ prototypes.T
@@ -207,24 +190,24 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
 
 @torch.no_grad()
 def test_fitted_weights_count_the_prototypes_that_the_head_chose(
-    lm, few, lens_of_few, tmp_path, monkeypatch
+    lm, corpus, lens, tmp_path, monkeypatch
 ):
     """Where positions lie is as it was; uses, activations and the scale of support are its own."""
     for module in (prototype_head, prototype_head.fitted):
         monkeypatch.setattr(module, "PICKS", 1)
     head = copy.deepcopy(lm.head)
     head.weights = "fitted"
-    built = build_index(lm.model, head, few, tmp_path / "fitted", OPTIONS)
+    built = build_index(lm.model, head, corpus, tmp_path / "fitted", OPTIONS)
     changed = {layout.INDEX_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
     for path in built.iterdir():
-        same = path.read_bytes() == (lens_of_few / path.name).read_bytes()
+        same = path.read_bytes() == (lens / path.name).read_bytes()
         assert same == (path.name not in changed), path.name
-    left, right = (layout.read_meta(lens) for lens in (built, lens_of_few))
+    left, right = (layout.read_meta(lens) for lens in (built, lens))
     differing = {name for name, value in vars(left).items() if value != getattr(right, name)}
     assert differing == {"files", "prototypes", "support"}
     counts, chosen = torch.zeros(head.num_prototypes), {}
-    for document in few.split("heldout").tolist():
-        start, _, states = read_document(lm, few, document)
+    for document in corpus.split("heldout").tolist():
+        start, _, states = read_document(lm, corpus, document)
         routing = head(states).routing
         used = routing.activations > 0
         counts += routing.indices[used].bincount(minlength=len(counts))
@@ -241,18 +224,20 @@ def test_fitted_weights_count_the_prototypes_that_the_head_chose(
         Lens.open(built, lm.model, lm.head)
 
 
-def test_a_share_of_the_windows_is_read(lm, few, lens_of_few, tmp_path, monkeypatch):
+def test_a_share_of_the_windows_is_read(lm, corpus, lens, tmp_path, monkeypatch):
     """The model reads drawn windows alone; contexts, uses and cells come from them."""
     read = []
     monkeypatch.setattr(scan, "states_of", lambda *a, **k: read.append(a[1]) or states_of(*a, **k))
-    some = build_index(lm.model, lm.head, few, tmp_path / "some", replace(OPTIONS, positions=0.3))
-    windows = few.split("heldout"), few.starts, few.lengths, WINDOW, STRIDE, few.prefix
+    some = build_index(
+        lm.model, lm.head, corpus, tmp_path / "some", replace(OPTIONS, positions=0.3)
+    )
+    windows = corpus.split("heldout"), corpus.starts, corpus.lengths, WINDOW, STRIDE, corpus.prefix
     grid = document_windows(*windows)
     starts = grid.start[drawn(grid.start, 0.3)]
     assert 0.15 * len(grid) < len(starts) < 0.45 * len(grid)
     assert sorted(torch.cat([batch.positions[:, 0] for batch in read]).tolist()) == starts.tolist()
     cells, records = cells_of(lm, some)
-    ends = np.append(few.starts, few.num_tokens)[1:]
+    ends = np.append(corpus.starts, corpus.num_tokens)[1:]
     expected = [
         position
         for start, skip, length in zip(grid.start, grid.skip, grid.length, strict=True)
@@ -270,6 +255,6 @@ def test_a_share_of_the_windows_is_read(lm, few, lens_of_few, tmp_path, monkeypa
     assert 0.01 < len(drawn(np.arange(10**5), 0.02).nonzero()[0]) / 10**5 < 0.03
 
 
-def test_a_share_that_draws_no_window(lm, few, tmp_path):
+def test_a_share_that_draws_no_window(lm, corpus, tmp_path):
     with pytest.raises(InputError, match=r"no window .* --positions 1e-07"):
-        build_index(lm.model, lm.head, few, tmp_path / "none", replace(OPTIONS, positions=1e-7))
+        build_index(lm.model, lm.head, corpus, tmp_path / "none", replace(OPTIONS, positions=1e-7))

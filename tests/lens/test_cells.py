@@ -18,13 +18,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.lens import cell_files as module
 from prismlm.lens import layout
 from prismlm.lens.assembly import write_documents
-from prismlm.lens.cell_files import (
-    Run,
-    cells_format,
-    ranges_of,
-    spooled_type,
-    write_run,
-)
+from prismlm.lens.cell_files import CellFiles, Run, cells_format, spooled_type, write_run
 from prismlm.lens.cells import (
     PARTS,
     Cells,
@@ -142,7 +136,8 @@ def test_many_runs_are_merged_with_few_open_files(tmp_path, memory):
 def test_ranges_are_few_whatever_the_corpus(tmp_path):
     records = random_records(1)
     run = Run(tmp_path, records.dtype, np.full(50_000, 100))
-    ranges = ranges_of([run], records.itemsize)
+    cells = cells_format(WIDTH, VOCABULARY, 2**63)
+    ranges = CellFiles(cells, [run], records.itemsize).ranges
     assert [first for first, _ in ranges] == [0, *(last for _, last in ranges[:-1])]
     assert ranges[-1][1] == 50_000
     assert len(ranges) < 5000

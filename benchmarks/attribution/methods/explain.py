@@ -19,14 +19,7 @@ from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.explain.attribution import spread
 from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import (
-    cells_entry,
-    cells_format,
-    ranges_of,
-    spooled_type,
-    write_range,
-    write_run,
-)
+from prismlm.lens.cell_files import CellFiles, cells_format, spooled_type, write_run
 from prismlm.lens.cells import SAMPLE, Cells, CodeName, Int8Codes, learn_codes
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE, GROUP_COLUMNS
 from prismlm.ops.prototype_head import Nearest
@@ -130,11 +123,11 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     lengths = pa.array((bank.first + bank.length)[ends] - starts)
     documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
     pq.write_table(documents, directory / CELL_DOCUMENTS_FILE)
-    runs = [write_run(directory / "positions", read(), dtype, setting.head.num_prototypes)]
-    ranges = ranges_of(runs)
-    for number in range(len(ranges)):
-        write_range(directory, runs, ranges, number, vocabulary)
-    return Cells(directory, cells_entry(kept, runs, ranges))
+    run = write_run(directory / "positions", read(), dtype, setting.head.num_prototypes)
+    cells = CellFiles(kept, [run])
+    for number in range(len(cells.ranges)):
+        cells.write(directory, number)
+    return Cells(directory, cells.entry())
 
 
 @torch.no_grad()

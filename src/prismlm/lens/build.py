@@ -6,8 +6,6 @@ one process, writes what does not grow with the corpus, and documents.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,19 +26,12 @@ from prismlm.files import atomic_directory, check_room, discard, room_to_write, 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import spooled_type, stored_type, write_run
+from prismlm.lens.cell_files import spooled_type, stored_type
 from prismlm.lens.cells import Cells, CellsMeta, learn_codes, open_codes
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, Shard, options_for
 from prismlm.lens.probe import Probe
-from prismlm.lens.scan import (
-    POSITIONS_FILE,
-    HiddenStates,
-    Scan,
-    ScanInput,
-    sample_states,
-    scan_blocks,
-)
+from prismlm.lens.scan import HiddenStates, Scan, ScanInput, sample_states, scan_part
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.support import measure_support
 from prismlm.models.checkpoint import load_checkpoint
@@ -147,13 +138,12 @@ def build_index(
         with writing(part, wait=not merge):
             if not part.is_dir():
                 check_lens(out, overwrite=overwrite)  # another process may have written it
-                _scan_part(source, parts, run, progress)
+                _make_part(source, parts, run, progress)
         if not merge:
             return None
         parts.check(run)
-        assembly = assembly_of(out, parts.count, corpus.path, options)
-        for number in range(len(assembly.jobs)):
-            assembly.make(number, wait=False, progress=progress)
+        assembly = Assembly(parts, corpus.path, options)
+        assembly.make(assembly.jobs, wait=False, progress=progress)
         if not assembly.finished():  # another process makes the others, and then writes the lens
             return None
         with writing(parts.path, wait=True):
@@ -213,19 +203,13 @@ def index_in_parts(
     gpus = device_named(part.device) == "cuda"
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
-    jobs = assembly_of(part.lens, count, part.corpus, part.options)
-    if jobs.divided:  # the last step does few jobs
+    jobs = Assembly(Parts(part.lens, count), part.corpus, part.options)
+    if len(jobs.jobs) > len({job.kind for job in jobs.jobs}):  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
         # A copy, without what it has read, since it is sent with each job.
-        counted = replace(jobs, counts=dict(Counter(job.kind for job in jobs.jobs)))
-        run_parts(counted, len(jobs.jobs), name="Files", **how)
+        run_parts(replace(jobs), len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens
-
-
-def assembly_of(lens: Path, parts: int, corpus: Path, options: IndexOptions) -> Assembly:
-    """Return the second stage of an index of so many parts."""
-    return Assembly(lens, parts, options.range_bytes, corpus, options.split, options.with_text)
 
 
 def _run_settings(source: ScanInput) -> dict[str, Any]:
@@ -248,30 +232,19 @@ def _run_settings(source: ScanInput) -> dict[str, Any]:
     }
 
 
-def _scan_part(source: ScanInput, parts: Parts, run: dict[str, Any], progress: Reporter) -> None:
+def _make_part(source: ScanInput, parts: Parts, run: dict[str, Any], progress: Reporter) -> None:
     """Read a part; before the first one, learn the centers of product quantisation for all."""
-    options, head, centres = source.options, source.head, parts.path / CENTRES
+    options, centres = source.options, parts.path / CENTRES
     if options.codes != "int8" and not centres.is_dir():
         with writing(centres, wait=True):
             if not centres.is_dir():
                 with atomic_directory(centres) as directory:
                     write_json(directory / RUN_FILE, run)
                     learn_codes(directory, options.codes, sample_states(source))
-    slots = source.order.slots(options.shard.number, options.shard.count)
-    expected = round(source.predictions * options.positions * len(slots) / source.order.count)
-    codes = open_codes(centres, options.codes, head.width)
+    codes = open_codes(centres, options.codes, source.head.width)
     with atomic_directory(parts.part(options.shard.number)) as directory:
         write_json(directory / RUN_FILE, run)
-        scan, dtype = Scan.empty(source), spooled_type(codes, source.cells)
-
-        def read() -> Iterator[np.ndarray]:
-            with progress.task("Indexing", expected, "tokens") as task:
-                for records in scan_blocks(scan, source, slots, codes):
-                    yield records
-                    task.advance(len(records))
-
-        run_of_part = write_run(directory / POSITIONS_FILE, read(), dtype, head.num_prototypes)
-        scan.save(directory, run_of_part, source.cells)
+        scan_part(directory, source, codes, progress)
 
 
 def write_lens(
@@ -283,7 +256,9 @@ def write_lens(
     Probe.measure(model, corpus, split, options.window).save(directory)
     entry, files = assembly.collect(directory)
     if "ranges" in entry:  # so that a reader, perhaps of a store, need not read all keys
-        for name, counts in zip(layout.COUNT_FILES, (assembly.sizes, scan.following), strict=True):
+        for name, counts in zip(
+            layout.COUNT_FILES, (assembly.cells.counts, scan.following), strict=True
+        ):
             np.save(directory / name, counts)
     cells = Cells(directory, entry)
     files = layout.describe_files(directory, files)

@@ -246,13 +246,6 @@ def _faiss() -> Any:
     return faiss
 
 
-def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> np.dtype:
-    """Return the record of a position: offset, token, probability of the next, coded state."""
-    position, token = POSITION_TYPES[position_bytes], TOKEN_TYPES[token_bytes]
-    first = ("position", position), ("read", token), ("probability", "<f2")
-    return np.dtype([*first, *codes.fields])
-
-
 @dataclass(frozen=True)
 class CellsMeta:
     """The format of the cells of a lens."""
@@ -264,6 +257,13 @@ class CellsMeta:
     width: int
     position_bytes: int
     token_bytes: int
+
+
+def record_type(codes: Codes, cells: CellsMeta) -> np.dtype:
+    """Return the record of a position: offset, token, probability of the next, coded state."""
+    position, token = POSITION_TYPES[cells.position_bytes], TOKEN_TYPES[cells.token_bytes]
+    first = ("position", position), ("read", token), ("probability", "<f2")
+    return np.dtype([*first, *codes.fields])
 
 
 class CellRange(NamedTuple):
@@ -288,7 +288,7 @@ class Cells:
         if self.meta.codes != "int8":
             self._files.check([layout.CELL_CENTRES_FILE])
         self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
-        self._dtype = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
+        self._dtype = record_type(self.codes, self.meta)
         stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
         names = [name for i in range(len(stored)) for name in layout.cell_files(i, len(stored))]
         self._files.check(names)

@@ -206,18 +206,24 @@ def read_table(path: Path) -> pa.Table:
 
 
 def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
-    """Memory-map an array.
-
-    Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
-    """
+    """Memory-map an array, as :func:`map_file` does."""
     try:
-        with pa.memory_map(str(path)) as file:
+        with path.open("rb") as file:
             np.lib.format.read_magic(file)
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            array = np.frombuffer(file.read_buffer(), dtype)
+            array = map_file(path, np.dtype("u1"))[file.tell() :].view(dtype)
         return array.reshape(shape, order="F" if fortran else "C")
     except Exception as error:  # numpy raises half a dozen unrelated types here
         raise damaged(path, error, advice) from error
+
+
+def map_file(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Memory-map a file of records, [n].
+
+    Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
+    """
+    with pa.memory_map(str(path)) as file:
+        return np.frombuffer(file.read_buffer(), dtype)
 
 
 def damaged(path: Path | str, why: object, advice: str = REBUILD) -> FormatError:

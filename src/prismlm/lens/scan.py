@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts, window
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_file, json_text, room_to_write, write_json
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cell_files import Run, cells_format, spooled_type
+from prismlm.lens.cell_files import Run, cells_format, spooled_type, write_run
 from prismlm.lens.cells import SAMPLE, CellsMeta, Codes, open_codes
 from prismlm.lens.layout import array_file, open_array
 from prismlm.lens.options import IndexOptions, Shard
@@ -62,8 +62,6 @@ ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 # Blocks, spread over the corpus, that the centers of product quantisation are learned from.
 SAMPLE_BLOCKS = 512
-# Fields of a scan.
-SUMS = ("uses", "half_nearest", "seen", "following")
 
 
 def drawn(windows: np.ndarray, share: float) -> np.ndarray:
@@ -338,44 +336,36 @@ class Scan:
 
     top: top_contexts.TopContexts
     uses: Tensor  # positions at which each prototype is active, int64 [K]
-    half_nearest: Tensor  # the nearest cosines after half of the blocks, −2 for none, [K]
     seen: Tensor  # occurrences of each token, in all splits, int64 [V]
     following: Tensor  # how often each token is predicted, int64 [V]
-    tokens: int = 0
-    half_tokens: int = 0  # those of half of the blocks
+    half_nearest: Tensor  # the nearest cosines after half of the blocks, −2 for none, [K]
+    half_tokens: Tensor  # tokens predicted in half of the blocks, int64 []
 
     @classmethod
     def empty(cls, source: ScanInput) -> Scan:
         """Return an empty scan."""
         prototypes, vocabulary = source.head.num_prototypes, len(weight_of(source.model))
-        return cls(
-            top_contexts.empty(prototypes, source.options.contexts),
-            torch.zeros(prototypes, dtype=torch.int64),
-            torch.full((prototypes,), ABSENT),
-            torch.zeros(vocabulary, dtype=torch.int64),
-            torch.zeros(vocabulary, dtype=torch.int64),
-        )
+        counts = (torch.zeros(size, dtype=torch.int64) for size in (prototypes, *[vocabulary] * 2))
+        top = top_contexts.empty(prototypes, source.options.contexts)
+        return cls(top, *counts, torch.full((prototypes,), ABSENT), torch.tensor(0))
 
-    def record_half(self) -> None:
-        """Record the nearest cosines after the first half of the blocks."""
-        self.half_tokens = self.tokens
-        self.half_nearest = self.top.cosine[:, 0].clamp_min(ABSENT)
+    @property
+    def tokens(self) -> int:
+        """How many tokens are predicted."""
+        return int(self.following.sum())
 
     def merge(self, other: Scan) -> None:
         """Add the scan of another part; the order does not matter."""
         self.top = top_contexts.merge(self.top, other.top)
-        self.uses += other.uses
         self.half_nearest = torch.maximum(self.half_nearest, other.half_nearest)
-        self.seen += other.seen
-        self.following += other.following
-        self.tokens += other.tokens
-        self.half_tokens += other.half_tokens
+        for name in ("uses", "seen", "following", "half_tokens"):
+            getattr(self, name).add_(getattr(other, name))
 
     def convergence(self) -> list[dict[str, float]]:
         """Return the mean nearest cosine of the prototypes after half of the corpus and all."""
         points: list[dict[str, float]] = []
-        halves = (self.half_tokens, self.half_nearest), (self.tokens, self.top.cosine[:, 0])
-        for tokens, nearest in halves:
+        half = int(self.half_tokens), self.half_nearest
+        for tokens, nearest in (half, (self.tokens, self.top.cosine[:, 0])):
             present = nearest[nearest > ABSENT].double()
             if len(present):
                 share, mean = tokens / max(self.tokens, 1), float(present.mean())
@@ -384,47 +374,46 @@ class Scan:
 
     def save(self, directory: Path, positions: Run, cells: CellsMeta) -> None:
         """Write everything, with the counts of positions on disk and the format of their cells."""
-        noted = {"tokens": self.tokens, "half_tokens": self.half_tokens, "cells": asdict(cells)}
-        tensors = {name: getattr(self, name).clone() for name in SUMS} | self.top._asdict()
-        tensors["counts"] = torch.from_numpy(positions.counts)
-        save_file(tensors, str(directory / SCAN_FILE), metadata={"noted": json_text(noted)})
+        tensors = {name: value for name, value in vars(self).items() if name != "top"}
+        tensors |= self.top._asdict() | {"counts": torch.from_numpy(positions.counts)}
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        save_file(tensors, directory / SCAN_FILE, metadata={"cells": json_text(asdict(cells))})
 
     @classmethod
     def load(cls, directory: Path, prototypes: slice, ranks: slice) -> Scan:
         """Read a saved scan, with some contexts of some prototypes."""
-        fields = top_contexts.TopContexts._fields
-        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
-            top = top_contexts.TopContexts(*(file.get_slice(f)[prototypes, ranks] for f in fields))
-            sums: dict[str, Any] = {name: file.get_tensor(name) for name in SUMS}
-            noted = json.loads(file.metadata()["noted"])
-        return cls(top=top, tokens=noted["tokens"], half_tokens=noted["half_tokens"], **sums)
+        columns = top_contexts.TopContexts._fields
+        with safe_open(directory / SCAN_FILE, framework="pt") as file:
+            top = (file.get_slice(name)[prototypes, ranks] for name in columns)
+            names = (field.name for field in fields(cls)[1:])
+            return cls(top_contexts.TopContexts(*top), *map(file.get_tensor, names))
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
-    """Return the format of the cells and the positions of a finished part.
-
-    Raises:
-        FormatError: the part was damaged or removed since it was finished.
-    """
+    """Return the format of cells and the positions of a finished part; FormatError if damaged."""
     try:
-        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
-            cells = CellsMeta(**json.loads(file.metadata()["noted"])["cells"])
+        with safe_open(directory / SCAN_FILE, framework="pt") as file:
+            cells = CellsMeta(**json.loads(file.metadata()["cells"]))
             counts = file.get_tensor("counts").numpy()
     except (OSError, SafetensorError) as error:
         raise _damaged(directory, f"{SCAN_FILE}: {error}") from error
-    codes = open_codes(centres, cells.codes, cells.width)
-    run = Run(directory / POSITIONS_FILE, spooled_type(codes, cells), counts)
-    size = run.path.stat().st_size if run.path.is_file() else 0
-    expected = int(counts.sum()) * run.dtype.itemsize
-    if size != expected:
-        raise _damaged(directory, f"{POSITIONS_FILE} has {size} bytes, expected {expected}")
+    dtype = spooled_type(open_codes(centres, cells.codes, cells.width), cells)
+    run = Run(directory / POSITIONS_FILE, dtype, counts)
+    check_size(run.path, int(counts.sum()) * dtype.itemsize)
     return cells, run
 
 
-def _damaged(part: Path, why: str) -> FormatError:
+def check_size(path: Path, expected: int) -> None:
+    """Raise FormatError unless a file of a finished part, or of files from it, is as written."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size != expected:
+        raise _damaged(path.parent, f"{path.name} has {size} bytes, expected {expected}")
+
+
+def _damaged(directory: Path, why: str) -> FormatError:
     return FormatError(
-        f"the part {part} was damaged or removed since it was finished ({why}). Remove what is "
-        "left of it, and give the same command again: only this part is read again."
+        f"{directory} was damaged or removed since it was finished ({why}). Remove what is left of "
+        "it, and give the same command again: only this part is made again."
     )
 
 
@@ -468,19 +457,34 @@ def sample_states(source: ScanInput) -> np.ndarray:
     return sample if len(sample) else np.zeros((1, source.head.width), np.float32)
 
 
+def scan_part(directory: Path, source: ScanInput, codes: Codes, progress: Reporter) -> None:
+    """Scan the blocks of the part that the options name, and write its results and positions."""
+    shard, scan = source.options.shard, Scan.empty(source)
+    slots, dtype = source.order.slots(shard.number, shard.count), spooled_type(codes, source.cells)
+    expected = source.predictions * source.options.positions * len(slots) / source.order.count
+
+    def read() -> Iterator[np.ndarray]:
+        with progress.task("Indexing", round(expected), "tokens") as task:
+            for records in scan_blocks(scan, source, slots, codes):
+                yield records
+                task.advance(len(records))
+
+    run = write_run(directory / POSITIONS_FILE, read(), dtype, source.head.num_prototypes)
+    scan.save(directory, run, source.cells)
+
+
 def scan_blocks(scan: Scan, source: ScanInput, slots: range, codes: Codes) -> Iterator[np.ndarray]:
     """Scan some blocks, by their slots in the order; yield the records of each pass."""
-    corpus, size, half = source.corpus, source.order.size, -(-source.order.count // 2)
+    corpus, size = source.corpus, source.order.size
     for slot in slots:
-        if slot == half:
-            scan.record_half()
         first = source.order.block(slot) * size
         tokens = corpus.tokens(first, min(size, corpus.num_tokens - first))
         scan.seen += torch.from_numpy(np.bincount(tokens, minlength=len(scan.seen)))
         for batch, owned, z in read_block(source, slot, source.options.positions):
             yield scan_pass(scan, source, batch, owned, z, codes)
-    if slots.stop <= half:
-        scan.record_half()
+        if 2 * slot < source.order.count:
+            scan.half_tokens = scan.following.sum()
+            scan.half_nearest = scan.top.cosine[:, 0].clamp_min(ABSENT)
 
 
 @torch.inference_mode()
@@ -517,7 +521,6 @@ def scan_pass(
     scan.top = top_contexts.update(scan.top, candidates)
     following = next_tokens(batch, owned, source.corpus)
     scan.following += following.bincount(minlength=len(scan.following))
-    scan.tokens += len(following)
     records = np.empty(len(following), spooled_type(codes, source.cells))
     records["cell"] = best.indices[:, 0].cpu().numpy()
     records["token"], records["read"] = following, batch.input_ids[owned]

@@ -161,7 +161,7 @@ class StoredFiles(LensFiles):
         value = os.environ.get(CACHE_VARIABLE) or CACHE_MEGABYTES
         megabytes = int(value) if value.isdecimal() else value
         self._cache_bytes = check_whole(CACHE_VARIABLE, megabytes, 1) * 10**6
-        self._cached, self._lock = 0, threading.Lock()
+        self._lock = threading.Lock()
         # What the store says of each file, such as size, time or ETag; empty without the file.
         self._states: dict[str, dict[str, Any]] = {}
         self._compared = -COMPARED_EVERY
@@ -180,33 +180,28 @@ class StoredFiles(LensFiles):
     def identity(self) -> object:
         """As of local files; the store is asked at most every two seconds."""
         if time.monotonic() >= self._compared + COMPARED_EVERY:
-            with self._errors(layout.META_FILE):
-                self._states[layout.META_FILE] = self._state(layout.META_FILE)
+            self._states[layout.META_FILE] = self._state(layout.META_FILE)
             self._compared = time.monotonic()
         return self._states[layout.META_FILE] or None
 
     def read_meta(self) -> layout.LensMeta:
         """As of local files; ``path`` is then the directory of copies of this very lens."""
-        with self._errors(layout.META_FILE):
-            self._opened = self.identity()
-            if not self._opened:
-                raise InputError(
-                    f"there is no lens at {self.address}: it has no {layout.META_FILE}. Expected "
-                    "the address of a directory that `prismlm index` wrote."
-                )
-            data = self._fs.cat_file(f"{self._root}/{layout.META_FILE}")
-            if len(data) != self._size(layout.META_FILE):
-                raise OSError("it is incomplete")
-            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            self.path = caches / "prismlm" / "lenses" / fingerprints.of_bytes(data)
-            with atomic_file(self.path / layout.META_FILE) as temporary:
-                temporary.write_bytes(data)
+        self._opened = self.identity()
+        if not self._opened:
+            raise InputError(
+                f"there is no lens at {self.address}: it has no {layout.META_FILE}. Expected "
+                "the address of a directory that `prismlm index` wrote."
+            )
+        data = self._fetch(layout.META_FILE, 0, self._size(layout.META_FILE))
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self.path = caches / "prismlm" / "lenses" / fingerprints.of_bytes(data)
+        with atomic_file(self.path / layout.META_FILE) as temporary:
+            temporary.write_bytes(data)
         self.meta = layout.read_meta(self.path, self.address, self._sizes)
         return self.meta
 
     def _sizes(self, names: Sequence[str]) -> list[int]:
-        with self._errors(layout.META_FILE):
-            self._states |= zip(names, _pool().map(self._state, names), strict=True)
+        self._states |= zip(names, _pool().map(self._state, names), strict=True)
         return [self._size(name) for name in names]
 
     def has(self, name: str) -> bool:
@@ -236,7 +231,8 @@ class StoredFiles(LensFiles):
                     raise
             elif names is None:
                 with self._errors(name), self._fs.open(f"{self._root}/{name}", "rb") as file:
-                    self._compare(name, fingerprints.of_stream(file))
+                    digest = fingerprints.of_stream(file)
+                self._compare(name, digest)
 
     def check_local(self, command: str) -> None:
         """Raise InputError, since a store has neither locks nor renames."""
@@ -267,8 +263,7 @@ class StoredFiles(LensFiles):
         ]
 
     def _array(self, name: str) -> StoredArray:
-        with self._errors(name):
-            header = self._fetch(name, 0, min(HEADER, self._size(name)))
+        header = self._fetch(name, 0, min(HEADER, self._size(name)))
         try:
             return StoredArray(partial(self._read, name), header)
         except ValueError as error:
@@ -291,44 +286,41 @@ class StoredFiles(LensFiles):
                 self._blocks.move_to_end((name, *span))
         if not (missing := [span for span in spans if span not in parts]):
             return list(parts.values())
-        with self._errors(name):
-            requests = joined(missing, gap)
-            edges = [(group[0][0], group[-1][1]) for group in requests]
-            fetched = _pool().map(lambda edge: self._fetch(name, *edge), edges)
-            for group, (start, _), data in zip(requests, edges, fetched, strict=True):
-                parts |= {(a, b): data[a - start : b - start] for a, b in group}
-            # Afterwards, as a file may be replaced meanwhile.
-            if self._state(name) != self._states[name]:
-                with self._lock:  # it may hold blocks of another file
-                    self._blocks.clear()
-                    self._cached = 0
+        requests = joined(missing, gap)
+        fetched = _pool().map(lambda of: self._fetch(name, of[0][0], of[-1][1]), requests)
+        for request, data in zip(requests, fetched, strict=True):
+            begin = request[0][0]
+            parts |= {(first, last): data[first - begin : last - begin] for first, last in request}
+        # Afterwards, as a file may be replaced meanwhile.
+        changed = self._state(name) != self._states[name]
+        with self._lock:
+            if changed:
+                self._blocks.clear()  # it may hold blocks of another file
                 raise StaleLensError(layout.REPLACED.format(self.address))
-        if keep:
-            # In place of blocks that were not used for the longest time.
-            with self._lock:
-                for span in missing:
-                    old = self._blocks.pop((name, *span), b"")
-                    self._cached += len(parts[span]) - len(old)
-                    self._blocks[name, *span] = parts[span]
-                while self._cached > self._cache_bytes:
-                    self._cached -= len(self._blocks.popitem(last=False)[1])
+            if keep:
+                self._blocks.update({(name, *span): parts[span] for span in missing})
+                excess = sum(map(len, self._blocks.values())) - self._cache_bytes
+                while excess > 0:  # without blocks that were not used for the longest time
+                    excess -= len(self._blocks.popitem(last=False)[1])
         return [parts[span] for span in spans]
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
-        part = self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
-        if len(part) != stop - start:
-            raise OSError(f"{len(part):,} of {stop - start:,} bytes came")
+        with self._errors(name):
+            part = self._fs.cat_file(f"{self._root}/{name}", start=start, end=stop)
+            if len(part) != stop - start:
+                raise OSError(f"{len(part):,} of {stop - start:,} bytes came")
         self.requests += 1
         self.bytes_read += len(part)
         return part
 
     def _state(self, name: str) -> dict[str, Any]:
         path = f"{self._root}/{name}"
-        self._fs.invalidate_cache(path)
-        try:
-            state = self._fs.info(path)
-        except FileNotFoundError:
-            return {}
+        with self._errors(name):
+            self._fs.invalidate_cache(path)
+            try:
+                state = self._fs.info(path)
+            except FileNotFoundError:
+                return {}
         return {} if state.get("type") == "directory" else dict(state)
 
     def _size(self, name: str) -> int:
@@ -339,8 +331,6 @@ class StoredFiles(LensFiles):
         """Turn errors of the store into one that names the file."""
         try:
             yield
-        except PrismError:
-            raise
         except FileNotFoundError as error:
             raise StaleLensError(layout.REPLACED.format(self.address)) from error
         except Exception as error:  # each store has its own
