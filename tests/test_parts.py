@@ -21,33 +21,27 @@ def make(directory, data, number, count):
     (directory / f"device-{os.environ.get('CUDA_VISIBLE_DEVICES')}").touch()
 
 
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    if request.param != "local":
+        pytest.importorskip(request.param)
+    return request.param
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-def test_all_parts_are_made_by_other_processes(engine, tmp_path):
-    if engine != "local":
-        pytest.importorskip(engine)
+def test_all_parts_are_made_by_other_processes_whose_errors_are_raised(engine, tmp_path):
     run_parts(partial(make, tmp_path), 5, engine=engine, workers=2)
     texts = [(tmp_path / f"part-{number}").read_text().split(" by ") for number in range(5)]
     assert [text for text, _ in texts] == [f"{number} of 5" for number in range(5)]
     assert str(os.getpid()) not in {process for _, process in texts}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_worker_refuses_is_raised(engine, tmp_path):
-    if engine != "local":
-        pytest.importorskip(engine)
     (tmp_path / "refuse").touch()
     with pytest.raises(InputError, match="part 2 is bad"):
         run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_killed_worker(engine, tmp_path):
     """Ray gives its part to another; with the other engines, the next run makes it."""
-    if engine != "local":
-        pytest.importorskip(engine)
     (tmp_path / "kill").touch()
     if engine != "ray":
         with pytest.raises(PrismError, match="run it again to resume"):

@@ -88,7 +88,7 @@ def measure_ratio(
     plain, head = checkpoint.model, checkpoint.sidecar.head
     text = Corpus.open(corpus)
     options = IndexOptions(contexts=64, window=256, stride=192, bf16=bf16)
-    given = index_scan.ScanInput(plain, head, text, options)
+    given = index_scan.ScanInput(plain, text, options, head)
     autocast = torch.autocast(plain.device.type, torch.bfloat16, enabled=bf16)
     work = tempfile.TemporaryDirectory()
     codes = Int8Codes(head.width)

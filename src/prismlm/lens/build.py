@@ -125,7 +125,7 @@ def build_index(
     options, out = options_for(model, options or IndexOptions()), Path(out)
     check_index(model, corpus, options)
     check_lens(out, overwrite=overwrite)
-    source, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
+    source, parts = ScanInput(model, corpus, options, head, states), Parts(out, options.shard.count)
     run, part, what = _run_settings(source), parts.part(options.shard.number), f"the lens {out}"
     expected = index_bytes(source.cells, head, options, source.documents, source.predictions)
     check_room(what, out, sum(expected), parts.path)
@@ -365,7 +365,7 @@ def estimate_index(
     """
     options = options_for(model, options)
     check_index(model, corpus, options)
-    source = ScanInput(model, head, corpus, options)
+    source = ScanInput(model, corpus, options, head)
     codes = open_codes(None, options.codes, head.width)
     with evaluating(model):
         passes = scan_blocks(Scan.empty(source), source, range(source.order.count), codes)

@@ -89,13 +89,10 @@ class Keys(NamedTuple):
     @classmethod
     def from_chunks(cls, chunks: Iterable[pa.Array]) -> Keys:
         """Encode a column chunk by chunk; nulls are "(unknown)"."""
-        numbers, codes = dict[str, int](), [np.empty(0, np.int32)]
-        for chunk in chunks:
-            encoded = chunk.fill_null(UNKNOWN).dictionary_encode()
-            names = encoded.dictionary.to_pylist()
-            code = np.array([numbers.setdefault(n, len(numbers)) for n in names], np.int32)
-            codes.append(code[encoded.indices.to_numpy()])
-        return cls(list(numbers), np.concatenate(codes))
+        encoded = [chunk.fill_null(UNKNOWN).dictionary_encode() for chunk in chunks]
+        column = pa.chunked_array(encoded, pa.dictionary(pa.int32(), pa.string()))
+        column = column.unify_dictionaries().combine_chunks()
+        return cls(column.dictionary.to_pylist(), column.indices.to_numpy())
 
 
 class Int8Codes:

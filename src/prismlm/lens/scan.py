@@ -78,25 +78,43 @@ def drawn(windows: np.ndarray, share: float) -> np.ndarray:
     return (x ^ (x >> np.uint64(31))) < np.uint64(int(share * 2**63) * 2)
 
 
-def passes(
-    model: PreTrainedModel,
-    corpus: Corpus,
-    order: BlockOrder,
-    slot: int,
-    options: IndexOptions,
-    share: float = 1.0,
-) -> Iterator[tuple[WindowBatch, Tensor]]:
-    """Yield the forward passes of the ``slot``-th block, with the positions that give a state.
+@dataclass(frozen=True)
+class Reading:
+    """A model in evaluation mode, and the corpus that it reads."""
 
-    These, bool [B, T], are owned by their window and predict a token of their document. ``share``
-    of the windows are read.
-    """
-    grid = order.windows(slot, corpus, options.split, options.window, options.stride)
-    if share < 1:
-        rows, names = drawn(grid.start, share), ("document", "start", "length", "skip")
-        grid = replace(grid, **{name: getattr(grid, name)[rows] for name in names})
-    for batch in window_batches(grid, corpus, pass_tokens(model.device), corpus.eos_token_id):
-        yield batch, predicting(batch, corpus)
+    model: PreTrainedModel
+    corpus: Corpus
+    options: IndexOptions
+
+    @cached_property
+    def order(self) -> BlockOrder:
+        """The order in which the blocks of the corpus are read."""
+        return BlockOrder.for_tokens(self.corpus.num_tokens)
+
+    @property
+    def documents(self) -> int:
+        """The documents of the split."""
+        return split_counts(self.corpus, self.options.split)[0]
+
+    @property
+    def predictions(self) -> int:
+        """All tokens of the split but the last of each document."""
+        return split_counts(self.corpus, self.options.split)[1] - self.documents
+
+    def passes(self, slot: int, share: float = 1.0) -> Iterator[tuple[WindowBatch, Tensor]]:
+        """Yield the forward passes of the ``slot``-th block, with the positions that give a state.
+
+        These, bool [B, T], are owned by their window and predict a token of their document.
+        ``share`` of the windows are read.
+        """
+        corpus, options = self.corpus, self.options
+        grid = self.order.windows(slot, corpus, options.split, options.window, options.stride)
+        if share < 1:
+            rows, names = drawn(grid.start, share), ("document", "start", "length", "skip")
+            grid = replace(grid, **{name: getattr(grid, name)[rows] for name in names})
+        most = pass_tokens(self.model.device)
+        for batch in window_batches(grid, corpus, most, corpus.eos_token_id):
+            yield batch, predicting(batch, corpus)
 
 
 def pass_tokens(device: torch.device) -> int:
@@ -112,6 +130,7 @@ def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
     return batch.owned & ~ends
 
 
+@torch.inference_mode()
 def states_of(
     model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
 ) -> Tensor:
@@ -238,22 +257,20 @@ def read_states(
                 "Restore the former settings, or remove it."
             )
         return stored
-    width = weight_of(model).shape[1]
-    most = int(limit_bytes / bytes_per_position(width))
-    documents, tokens = split_counts(corpus, options.split)
-    order, predictions = BlockOrder.for_tokens(corpus.num_tokens), tokens - documents
-    blocks = order.count if predictions <= most else max(1, order.count * most // predictions)
+    source, width = Reading(model, corpus, options), weight_of(model).shape[1]
+    most, blocks = int(limit_bytes / bytes_per_position(width)), source.order.count
+    if source.predictions > most:
+        blocks = max(1, blocks * most // source.predictions)
     edges = (blocks * number // shard.count for number in (shard.number, shard.number + 1))
 
     def read(slot: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for batch, owned in passes(model, corpus, order, slot, options):
-            with torch.inference_mode():
-                z = states_of(model, batch, owned, bf16=options.bf16)
+        for batch, owned in source.passes(slot):
+            z = states_of(model, batch, owned, bf16=options.bf16)
             states = z[owned.to(z.device)].bfloat16().cpu()
             yield states.view(torch.int16).numpy(), next_tokens(batch, owned, corpus).numpy()
             task.advance(len(states))
 
-    total = min(predictions, most)
+    total = min(source.predictions, most)
     with evaluating(model), progress.task("Reading hidden states", total, "tokens") as task:
         return _store(directory, run, width, map(read, range(*edges)))
 
@@ -298,29 +315,11 @@ def _store(
 
 
 @dataclass(frozen=True)
-class ScanInput:
-    """A model in evaluation mode, the corpus it reads, and its hidden states if stored."""
+class ScanInput(Reading):
+    """A model, the corpus that it reads, its head, and its hidden states if stored."""
 
-    model: PreTrainedModel
     head: PrototypeHead
-    corpus: Corpus
-    options: IndexOptions
     states: HiddenStates | None = None
-
-    @cached_property
-    def order(self) -> BlockOrder:
-        """The order in which the blocks of the corpus are read."""
-        return BlockOrder.for_tokens(self.corpus.num_tokens)
-
-    @property
-    def documents(self) -> int:
-        """The documents of the split."""
-        return split_counts(self.corpus, self.options.split)[0]
-
-    @property
-    def predictions(self) -> int:
-        """All tokens of the split but the last of each document."""
-        return split_counts(self.corpus, self.options.split)[1] - self.documents
 
     @property
     def cells(self) -> CellsMeta:
@@ -425,20 +424,17 @@ def read_block(
     ``share`` of the windows of the ``slot``-th block are read. Positions are bool [B, T], states
     [B, T, d].
     """
-    model, options = source.model, source.options
     stored = None if source.states is None else source.states.of_block(slot)
-    read = share if stored is None else 1.0
-    for batch, owned in passes(model, source.corpus, source.order, slot, options, read):
+    for batch, owned in source.passes(slot, share if stored is None else 1.0):
         if stored is None:
-            with torch.inference_mode():
-                z = states_of(model, batch, owned, bf16=options.bf16)
+            z = states_of(source.model, batch, owned, bf16=source.options.bf16)
         else:
             states, stored = stored.tensor_split([int(owned.sum())])
             z = torch.zeros(*owned.shape, states.shape[1])
             z[owned] = states
             owned &= torch.from_numpy(drawn(batch.positions[:, 0].numpy(), share))[:, None]
         if owned.any():
-            yield batch, owned, z.to(model.device)
+            yield batch, owned, z.to(source.model.device)
 
 
 def sample_states(source: ScanInput) -> np.ndarray:
