@@ -2,11 +2,13 @@
 
 import copy
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.windows import document_windows
@@ -48,9 +50,25 @@ def assert_same_lens(left, right):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
 
 
-def read_document(lm, corpus, document):
-    """Where a document starts, its tokens and the states that predict, one window at a time."""
-    start, length = int(corpus.starts[document]), int(corpus.lengths[document])
+class Read(NamedTuple):
+    """A document, read one unpadded window at a time; its end predicts nothing."""
+
+    number: int
+    start: int
+    ids: torch.Tensor  # [n]
+    states: torch.Tensor  # [n − 1, d]
+    unit: torch.Tensor  # in float64
+    cosines: torch.Tensor  # with all prototypes, [n − 1, K]
+
+
+@pytest.fixture(scope="module")
+def documents(lm, corpus):
+    with torch.no_grad():
+        return [read_document(lm, corpus, number) for number in corpus.split("heldout").tolist()]
+
+
+def read_document(lm, corpus, number):
+    start, length = int(corpus.starts[number]), int(corpus.lengths[number])
     ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))
     parts, done = [], 0
     for first in range(0, length, STRIDE):
@@ -60,36 +78,16 @@ def read_document(lm, corpus, document):
         states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
         parts.append(states[done - first :])
         done = first + len(window)
-    return start, ids, torch.cat(parts)[:-1]  # the end of the document predicts nothing
+    states = torch.cat(parts)[:-1]
+    unit = normalize(states.double(), dim=-1)
+    return Read(number, start, ids, states, unit, unit @ normalize(lm.head.prototypes.double()).T)
 
 
-@torch.no_grad()
-def brute_force(lm, corpus):
-    """Every position's cosines to every prototype, one unpadded window at a time."""
-    prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
-    best, uses = [], torch.zeros(len(prototypes))
-    for document in corpus.split("heldout").tolist():
-        start, _, states = read_document(lm, corpus, document)
-        states = states.double()
-        cosines = torch.nn.functional.normalize(states, dim=-1) @ prototypes.T
-        value, place = cosines.max(0)
-        best.append((document, value, place + start))
-        top = cosines.topk(lm.head.prototypes_per_token, dim=1)
-        uses += top.indices[top.values > 0].bincount(minlength=len(uses))
-    return best, uses
-
-
-@pytest.fixture(scope="module")
-def expected(lm, corpus):
-    return brute_force(lm, corpus)
-
-
-def test_contexts_equal_brute_force(lm, lens, corpus, expected):
+def test_contexts_equal_brute_force(lm, lens, corpus, documents):
     index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
-    best, _ = expected
-    documents = [document for document, _, _ in best]
-    cosines = torch.stack([value for _, value, _ in best])
-    positions = torch.stack([place for _, _, place in best])
+    best = [read.cosines.max(0) for read in documents]
+    cosines = torch.stack([value for value, _ in best])
+    positions = torch.stack([r.start + at for r, (_, at) in zip(documents, best, strict=True)])
     assert len(index) == lm.head.num_prototypes * CONTEXTS
     assert len({(row["prototype"], row["doc_id"]) for row in index}) == len(index)
     for row in index:
@@ -99,7 +97,7 @@ def test_contexts_equal_brute_force(lm, lens, corpus, expected):
         # Two positions whose cosines differ by rounding alone may change places.
         ties = (cosines[:, prototype] - order[row["rank"]]).abs() < 2e-6
         candidates = {
-            corpus.doc_ids[documents[d]]: positions[d, prototype].item()
+            corpus.doc_ids[documents[d].number]: positions[d, prototype].item()
             for d in ties.nonzero().flatten().tolist()
         }
         assert row["doc_id"] in candidates
@@ -152,8 +150,11 @@ def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
         build_index(lm.model, lm.head, other, tmp_path / "x", OPTIONS)
 
 
-def test_uses_equal_brute_force(lens, expected):
-    _, uses = expected
+def test_uses_equal_brute_force(lm, lens, documents):
+    uses = torch.zeros(lm.head.num_prototypes)
+    for read in documents:
+        top = read.cosines.topk(lm.head.prototypes_per_token, dim=1)
+        uses += top.indices[top.values > 0].bincount(minlength=len(uses))
     tokens = layout.read_meta(lens).tokens
     usage = pq.read_table(lens / layout.PROTOTYPES_FILE)["usage"].to_numpy() * tokens
     # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
@@ -162,21 +163,16 @@ def test_uses_equal_brute_force(lens, expected):
 
 
 @torch.no_grad()
-def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, corpus, lens):
+def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, lens, documents):
     cells, records = cells_of(lm, lens)
     tokens = next_tokens(cells, np.arange(len(cells)))
     keys, starts = cells.keys_and_starts
     cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
     cell = cell // cells.meta.vocabulary
     row_of = {position: row for row, position in enumerate(records["position"].tolist())}
-    held_out = corpus.split("heldout")
-    assert len(row_of) == len(cells) == int((corpus.lengths[held_out] - 1).sum())
-    prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
-    for document in held_out.tolist():
-        start, ids, states = read_document(lm, corpus, document)
+    assert len(row_of) == len(cells) == sum(len(read.states) for read in documents)
+    for _, start, ids, states, unit, cosines in documents:
         chances = lm.model.lm_head(states).softmax(-1).gather(1, ids[1:, None])[:, 0]
-        unit = torch.nn.functional.normalize(states.double(), dim=-1)
-        cosines = unit @ prototypes.T
         rows = [row_of[start + offset] for offset in range(len(ids) - 1)]
         assert records["read"][rows].tolist() == ids[:-1].tolist()
         assert tokens[rows].tolist() == ids[1:].tolist()
@@ -190,7 +186,7 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, corpus, lens
 
 @torch.no_grad()
 def test_fitted_weights_count_the_prototypes_that_the_head_chose(
-    lm, corpus, lens, tmp_path, monkeypatch
+    lm, corpus, lens, documents, tmp_path, monkeypatch
 ):
     """Where positions lie is as it was; uses, activations and the scale of support are its own."""
     for module in (prototype_head, prototype_head.fitted):
@@ -206,13 +202,12 @@ def test_fitted_weights_count_the_prototypes_that_the_head_chose(
     differing = {name for name, value in vars(left).items() if value != getattr(right, name)}
     assert differing == {"files", "prototypes", "support"}
     counts, chosen = torch.zeros(head.num_prototypes), {}
-    for document in corpus.split("heldout").tolist():
-        start, _, states = read_document(lm, corpus, document)
-        routing = head(states).routing
+    for read in documents:
+        routing = head(read.states).routing
         used = routing.activations > 0
         counts += routing.indices[used].bincount(minlength=len(counts))
         for place, row in enumerate(zip(routing.indices, routing.activations, strict=True)):
-            chosen[start + place] = dict(zip(*(each.tolist() for each in row), strict=True))
+            chosen[read.start + place] = dict(zip(*(each.tolist() for each in row), strict=True))
     usage = pq.read_table(built / layout.PROTOTYPES_FILE)["usage"].to_numpy()
     np.testing.assert_allclose(usage * left.tokens, counts)
     for row in pq.read_table(built / layout.INDEX_FILE).to_pylist():

@@ -55,6 +55,17 @@ def address(s3, lm, copies, request):
     return upload(s3[1], lm.lens.path, request.node.name.partition("[")[0])
 
 
+@pytest.fixture
+def in_memory(lm, copies, tmp_path):
+    """The lens in a store in memory: the store, its directory and its address."""
+    import fsspec
+
+    memory, root = fsspec.filesystem("memory"), f"/{tmp_path.name}"
+    for path in lm.lens.path.iterdir():
+        memory.pipe_file(f"{root}/{path.name}", path.read_bytes())
+    return memory, root, f"memory:/{root}"
+
+
 def array_of(values):
     """Store values in memory, and count the requests."""
     file, requests = io.BytesIO(), []
@@ -98,11 +109,11 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
                 assert np.array_equal(array.searchsorted(queries, side), expected)
 
 
-def test_cells_in_ranges_equal_those_of_one_file(lm, tiny_corpus, tmp_path, copies):
+def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, copies):
     import fsspec
 
-    corpus, paths = Corpus.open(tiny_corpus), (tmp_path / "one", tmp_path / "several")
-    for path, size in zip(paths, (2**30, 100_000), strict=True):
+    corpus, paths = Corpus.open(short_corpus), (tmp_path / "one", tmp_path / "several")
+    for path, size in zip(paths, (2**30, 30_000), strict=True):
         build_index(lm.model, lm.head, corpus, path, replace(OPTIONS, range_bytes=size))
     lenses = [Lens.open(path, lm.model, lm.head) for path in paths]
     assert len(lenses[1].meta.cells["ranges"]) > 2
@@ -151,16 +162,14 @@ def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, m
     assert files.bytes_read == read  # everything was in the cache
     assert stored.lens.names == lm.lens.names
     assert inspect_lens(stored.lens) == inspect_lens(lm.lens)
-
-
-def test_a_command_takes_an_address(tiny_model, address):
     arguments = ["explain", str(tiny_model), TEXT, "--lens", address, "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["lens"] == address
 
 
-def test_what_would_write_is_refused(lm, tiny_model, address):
+def test_what_would_write_is_refused(lm, tiny_model, in_memory):
+    address = in_memory[2]
     stored = prismlm.load(tiny_model, lens=address)
     for work in (
         lambda: label_lens(stored.lens, stored.model),
@@ -218,17 +227,6 @@ def test_a_cut_file_and_a_damaged_copy(tiny_model, address, s3, copies):
     expected = rf"{address}/{layout.CELLS_FILE} has .* bytes.* until the store lists all of it"
     with pytest.raises(FormatError, match=expected):
         prismlm.load(tiny_model, lens=address)
-
-
-@pytest.fixture
-def in_memory(lm, copies, tmp_path):
-    """The lens in a store in memory: the store, its directory and its address."""
-    import fsspec
-
-    memory, root = fsspec.filesystem("memory"), f"/{tmp_path.name}"
-    for path in lm.lens.path.iterdir():
-        memory.pipe_file(f"{root}/{path.name}", path.read_bytes())
-    return memory, root, f"memory:/{root}"
 
 
 def test_the_cache_is_bounded_and_a_pass_over_an_array_leaves_it(in_memory, monkeypatch):

@@ -31,7 +31,7 @@ from prismlm.lens.cells import Cells, CellsMeta, learn_codes, open_codes
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, Shard, options_for
 from prismlm.lens.probe import Probe
-from prismlm.lens.scan import HiddenStates, Scan, ScanInput, sample_states, scan_part
+from prismlm.lens.scan import HiddenStates, Scan, ScanInput, sample_states, scan_blocks, scan_part
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.support import measure_support
 from prismlm.models.checkpoint import load_checkpoint

@@ -344,9 +344,12 @@ class Scan:
     def empty(cls, source: ScanInput) -> Scan:
         """Return an empty scan."""
         prototypes, vocabulary = source.head.num_prototypes, len(weight_of(source.model))
-        counts = (torch.zeros(size, dtype=torch.int64) for size in (prototypes, *[vocabulary] * 2))
+        uses, seen, following = (
+            torch.zeros(size, dtype=torch.int64) for size in (prototypes, vocabulary, vocabulary)
+        )
         top = top_contexts.empty(prototypes, source.options.contexts)
-        return cls(top, *counts, torch.full((prototypes,), ABSENT), torch.tensor(0))
+        half_nearest = torch.full((prototypes,), ABSENT)
+        return cls(top, uses, seen, following, half_nearest, torch.tensor(0))
 
     @property
     def tokens(self) -> int:
@@ -384,8 +387,8 @@ class Scan:
         columns = top_contexts.TopContexts._fields
         with safe_open(directory / SCAN_FILE, framework="pt") as file:
             top = (file.get_slice(name)[prototypes, ranks] for name in columns)
-            names = (field.name for field in fields(cls)[1:])
-            return cls(top_contexts.TopContexts(*top), *map(file.get_tensor, names))
+            others: Any = [file.get_tensor(field.name) for field in fields(cls)[1:]]
+            return cls(top_contexts.TopContexts(*top), *others)
 
 
 def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
