@@ -152,13 +152,13 @@ def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, m
     files = stored.lens.files
     assert stored.lens.address == address
     assert files.bytes_read < 10**5
-    expected, trace = (one.explain(TEXT, generate=6) for one in (lm, stored))
+    expected, trace = (one.explain(TEXT, generate=3) for one in (lm, stored))
     same = {"lens": address}
     assert trace.to_dict(against=3) == expected.to_dict(against=3) | same
     assert trace.documents(3)[0].text
     assert trace.verbatim(3) == expected.verbatim(3)
     read = files.bytes_read
-    assert stored.explain(TEXT, generate=6).to_dict() == expected.to_dict() | same
+    assert stored.explain(TEXT, generate=3).to_dict() == expected.to_dict() | same
     assert files.bytes_read == read  # everything was in the cache
     assert stored.lens.names == lm.lens.names
     assert inspect_lens(stored.lens) == inspect_lens(lm.lens)

@@ -73,6 +73,8 @@ class Assembly:
     def make(self, jobs: list[Job], *, wait: bool, progress: Reporter = SILENT) -> None:
         """Make unfinished jobs; ``wait`` for processes that make some, or leave these to them."""
         for kind, number, directory in jobs:
+            if directory.is_dir():
+                continue
             with suppress(Busy), writing(directory, wait=wait):
                 # Without parts, another process has written the lens meanwhile.
                 if directory.is_dir() or not self.parts.complete():
