@@ -76,11 +76,8 @@ def test_passages_by_hand(lens, table):
     assert [p.doc_id for p in found.passages(where={"license": "CC0"})] == ["a", "a"]
     assert [d.doc_id for d in found.documents()] == ["a", "b"]
     assert found.documents()[0].position == 11
-
-
-def test_without_a_scale_or_predictions_there_is_no_support(lens, table):
-    assert attributed(table, lens).support is None
-    assert attributed(table[:0], lens).support is None
+    # Without a scale, or predictions, there is no support.
+    assert found.support is attributed(table[:0], lens).support is None
 
 
 # What follows is of the measure of PRISM, A_t.
@@ -109,6 +106,10 @@ def test_the_measure_of_the_source_by_hand(lens):
     assert shares.unattributed == 0
     assert {item.base_rate for item in shares.items} == {None}
     assert shares.to_dict()["method"] == "source"
+    # Nothing is in use.
+    found = attributed(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
+    assert (found.sources("source").items, found.sources("source").unattributed) == ((), 1.0)
+    assert found.documents() == []
 
 
 def test_a_filter_by_hand(lens):
@@ -143,10 +144,3 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
     for shares, shown in (((), 0), ((0.5, 0.04, 0.03, 0.029), 3), ((0.04, 0.021, 0.02, 0.0199), 3)):
         documents = [Passage(str(i), share, *[None] * 5, 0) for i, share in enumerate(shares)]
         assert worth_showing(documents) == documents[:shown]
-
-
-def test_nothing_in_use_at_all(lens):
-    found = attributed(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
-    assert found.sources("source").items == ()
-    assert found.sources("source").unattributed == 1.0
-    assert found.documents() == []

@@ -24,9 +24,9 @@ from tests.helpers.token_corpus import excerpt
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
 
 
-def level_of(*carried):
+def level_of(*carried, information=TELLING):
     pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
-    return Coverage(TOKENS, TELLING, pairs).support()
+    return Coverage(TOKENS, information, pairs).support()
 
 
 def test_levels_by_hand():
@@ -37,12 +37,9 @@ def test_levels_by_hand():
     assert level_of((1, 3), (1, 2)) == ("none", pytest.approx(1 / 8))
     assert level_of() == ("none", 0)
     assert level_of((0, 0), (0, 0), (2, 0)).score == pytest.approx(4 / 8)
-
-
-def test_an_answer_of_common_words_is_neither_strong_nor_none():
+    # An answer of common words is neither strong nor none.
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
-        carried = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        assert Coverage(TOKENS, TELLING / 100, carried).support().level == "weak"
+        assert level_of(*pairs, information=TELLING / 100).level == "weak"
 
 
 def test_text_of_the_corpus_is_nearer_than_noise_of_which_that_is_said_first(lm):

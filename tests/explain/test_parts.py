@@ -22,18 +22,15 @@ ENGINES = pytest.mark.parametrize("engine", ["local", "ray", "datatrove"])
 def texts(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
     rows = [" ".join(WORDS[i % 7 : 8 + i % 8]) for i in range(80)] + ["", "a"]
-    path.write_text(
-        "".join(json.dumps({"text": text, "id": str(i)}) + "\n" for i, text in enumerate(rows))
-    )
+    lines = (json.dumps({"text": text, "id": str(i)}) + "\n" for i, text in enumerate(rows))
+    path.write_text("".join(lines))
     return path
 
 
 @pytest.fixture
 def audited(lm, texts, tmp_path):
-    columns = Columns(id="id")
-    return AuditJob(
-        lm.path, tmp_path / "audit" / "rows.parquet", files=(texts,), columns=columns, window=16
-    )
+    given = {"files": (texts,), "columns": Columns(id="id"), "window": 16}
+    return AuditJob(lm.path, tmp_path / "audit" / "rows.parquet", **given)
 
 
 @pytest.fixture
@@ -52,9 +49,8 @@ def straight(lm, texts):
 def close(value, expected):
     """Compare JSON; batches of other texts round differently."""
     if isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(
-            close(value[k], expected[k]) for k in expected
-        )
+        pairs = ((value[k], expected[k]) for k in expected)
+        return value.keys() == expected.keys() and all(close(*pair) for pair in pairs)
     if isinstance(expected, (list, tuple)):
         return len(value) == len(expected) and all(map(close, value, expected))
     if isinstance(expected, float):
