@@ -19,24 +19,22 @@ EVERYTHING = 10**9
 
 
 @pytest.fixture(scope="module")
-def predicted_by_place(lm):
+def probabilities(lm):
     """The model's probabilities of what is predicted, by place and token, window by window."""
-    steps = [step for text in TEXTS for step in lm.explain(text, generate=4)]
-    wanted = sorted({step.target_id for step in steps})
-    corpus, meta = lm.lens.corpus, lm.lens.meta
+    wanted = sorted({step.target_id for text in TEXTS for step in lm.explain(text, generate=4)})
+    corpus, meta, found = lm.lens.corpus, lm.lens.meta, {}
     documents = corpus.split(meta.split), corpus.starts, corpus.lengths
-    grid, found = document_windows(*documents, meta.window, meta.stride), {}
-    for start, length, skip in zip(grid.start, grid.length, grid.skip, strict=True):
-        ids = corpus.read_tokens(int(start), int(length)).astype(np.int64)
+    grid = document_windows(*documents, meta.window, meta.stride)
+    for start, length, skip in np.stack([grid.start, grid.length, grid.skip], 1).tolist():
+        ids = torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64))[None]
         with torch.no_grad():
-            logits = lm.model(input_ids=torch.from_numpy(ids)[None]).logits[0]
-        rows = logits.softmax(-1)[:, wanted].tolist()
-        for offset in range(int(skip), int(length)):
-            found[int(start) + offset] = dict(zip(wanted, rows[offset], strict=True))
+            rows = lm.model(input_ids=ids).logits[0].softmax(-1)[skip:, wanted].tolist()
+        for place, row in enumerate(rows, start + skip):
+            found[place] = dict(zip(wanted, row, strict=True))
     return found
 
 
-def naive(lm, text, steps, everything, predicted_by_place):
+def naive(lm, text, steps, everything, probabilities):
     """Return the weight of every place straight from the equation."""
     cell, token, place, states, _ = everything
     trace = lm.explain(text, generate=4)[steps]
@@ -46,7 +44,7 @@ def naive(lm, text, steps, everything, predicted_by_place):
         rows = np.flatnonzero(np.isin(cell, used) & (token != step.target_id))
         cosines = states[rows] @ trace.predictions[list(trace.rows)].states[row].double().numpy()
         for n, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
-            p = predicted_by_place[n][step.target_id]
+            p = probabilities[n][step.target_id]
             found[n] = found.get(n, 0.0) + p * math.exp((cosine - 1) / TEMPERATURE)
     return found
 
@@ -62,10 +60,10 @@ STEPS = [(TEXTS[1], slice(2, 5)), (TEXTS[0], slice(None))]
 
 
 @pytest.mark.parametrize(("text", "steps"), STEPS)
-def test_weights_are_the_equations(lm, everything, predicted_by_place, text, steps, monkeypatch):
+def test_weights_are_the_equations(lm, everything, probabilities, text, steps, monkeypatch):
     monkeypatch.setattr(module, "MAX_COMPARED", EVERYTHING)
     monkeypatch.setattr(module, "CANDIDATES", EVERYTHING)
-    expected = naive(lm, text, steps, everything, predicted_by_place)
+    expected = naive(lm, text, steps, everything, probabilities)
     trace = lm.explain(text, generate=4)[steps]
     # Of all passages, which have all been read, shares sum to 1.
     assert sum(p.share for p in trace.against(EVERYTHING)) == pytest.approx(1)
