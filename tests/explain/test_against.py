@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -78,13 +79,12 @@ def test_weights_are_the_equations(lm, everything, probabilities, text, steps, m
 def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
     tiny_model, text, steps, monkeypatch
 ):
-    lm, read = prismlm.load(tiny_model), []
-    at = module.probabilities_at
-    counted = lambda *args: read.append(len(args[3])) or at(*args)  # noqa: E731
-    monkeypatch.setattr(module, "probabilities_at", counted)
+    lm, reader = prismlm.load(tiny_model), Mock(wraps=module.probabilities_at)
+    monkeypatch.setattr(module, "probabilities_at", reader)
     trace = lm.explain(text, generate=4)[steps]
     shown, whole = trace.against(5), trace.against(EVERYTHING)
-    assert 5 <= read[0] < read[1] / 10
+    few, every = (len(call.args[3]) for call in reader.call_args_list)
+    assert 5 <= few < every / 10
     best = {(p.position, p.predicted) for p in whole[:5]}
     assert sum((p.position, p.predicted) in best for p in shown) >= 4
     by_position = {p.position: p for p in whole}
