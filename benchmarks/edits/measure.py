@@ -165,7 +165,7 @@ def leading_prompts(
     for prompt in prompts:
         ids = lm.encode(prompt, args.tokens)
         text = lm.write(ids, args.tokens, 0.0, 0)
-        read.append(steered_predictions(lm, plan_for(lm, []), text, [], ids.shape[1] - 1))
+        read.append(steered_predictions(plan_for(lm, []), text, [], ids.shape[1] - 1))
     leading: dict[str, list[Prompt]] = {}
     for category, members in list(ranked(lens).items())[:CATEGORIES]:
         order = np.argsort(
@@ -257,7 +257,7 @@ def written(
         with lm.edit(edit):
             full = lm.write(ids, args.tokens, 0.0, 0)
         after = full[0, start:].tolist()
-        read = steered_predictions(lm, plan_for(lm, [edit]), full, [], start - 1)
+        read = steered_predictions(plan_for(lm, [edit]), full, [], start - 1)
         kl = F.kl_div(read.after, read.before, reduction="none", log_target=True).sum(1)
         yield row(kind, after) | {
             "strength": strength,

@@ -6,23 +6,22 @@ so that blocks nest and each thread or task has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
 from prismlm.interventions.values import Clamp, Controller, Edit, Group, Only, Scale, members_of
-from prismlm.layers import PrototypeHead
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import signature_ids, tokens_of_group
-from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.models.seam import output_embedding
 from prismlm.models.watch import Hook, watch
 from prismlm.ops.prototype_head import Nearest, Routing, reconstruct
 
@@ -30,12 +29,22 @@ from prismlm.ops.prototype_head import Nearest, Routing, reconstruct
 SAMPLED_ROWS = 16_384
 
 
+class Prepared(NamedTuple):
+    """An edit of n prototypes: it scales their activations, or raises ``tokens``."""
+
+    edit: Edit
+    members: Tensor  # ascending, int64 [n]
+    tokens: list[int]  # the first of a clamp's card, or those that distinguish a group
+    rows: Tensor  # added to a state per unit of activation, [n, d], by one that raises
+
+
 class Step(NamedTuple):
     """Changes of activation by a raising edit, or by all scaling edits together (None)."""
 
-    change: Tensor  # α′ − α [N, E]
-    rows: Tensor  # [E, d], added to a state per unit of change
-    edit: Clamp | Group | None
+    edit: Edit | None
+    members: Tensor  # int64 [n]
+    change: Tensor  # α′ − α [N, n]
+    rows: Tensor  # [n, d]
 
 
 class Changes(NamedTuple):
@@ -52,17 +61,14 @@ class Changes(NamedTuple):
         return torch.stack([(step.change != 0).any(1) for step in self.steps]).any(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Validated edits of one model, in the order in which they act."""
 
-    embedding: nn.Module
-    head: PrototypeHead
-    logit_map: LogitMap
-    card_tokens: Callable[[int], list[int]]  # of a prototype, in order
-    distinctive_tokens: Callable[[tuple[int, ...]], list[int]]  # of a group
-    edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()  # each with its prototypes
+    lm: OpenedModel
+    edits: tuple[Prepared, ...] = ()
     only: Only | None = None  # "prototypes" drops the residual, "residual" the prototypes
+    _cards: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.only is not None:
@@ -75,7 +81,7 @@ class Plan:
 
     def then(self, inner: Plan) -> Plan:
         """Return the plan that applies these edits first, then those of ``inner``."""
-        if inner.head is not self.head:
+        if inner.lm.head is not self.lm.head:
             raise InputError("edits of two different heads on one model cannot be nested.")
         if None not in (self.only, inner.only) and self.only != inner.only:
             raise InputError(
@@ -84,41 +90,48 @@ class Plan:
         return replace(inner, edits=self.edits + inner.edits, only=self.only or inner.only)
 
     @cached_property
-    def prototypes(self) -> Tensor:
-        """The edited prototypes, ascending, int64 [E]."""
-        ids = sorted({i for _, members in self.edits for i in members})
-        return torch.tensor(ids, dtype=torch.int64, device=self.head.prototypes.device)
+    def embedding(self) -> nn.Module:
+        """The output embedding, whose input is edited."""
+        return output_embedding(self.lm.model)
 
     @cached_property
-    def rows(self) -> dict[Clamp | Group, Tensor]:
-        """Direction added per unit of activation under each raising edit, [E, d]."""
-        rows: dict[Clamp | Group, Tensor] = {}
-        for edit, members in self.edits:
-            if raises(edit):
-                if isinstance(edit, Clamp):
-                    directions = self.card_directions(members)
-                else:
-                    prototypes = self.head.prototypes[list(members)].detach().float()
-                    tokens = self.distinctive_tokens(members)
-                    directions = token_directions(self._weight, prototypes, tokens)
-                rows[edit] = torch.zeros_like(self.head.prototypes[self.prototypes])
-                rows[edit][self._columns(members)] = directions.to(rows[edit].dtype)
-        return rows
+    def bank(self) -> Tensor:
+        """All prototypes [K, d]."""
+        return self.lm.head.prototypes.detach()
 
-    @property
-    def _weight(self) -> Tensor:
-        return cast("Tensor", self.embedding.weight)
-
-    def _columns(self, members: Sequence[int]) -> Tensor:
-        return torch.searchsorted(
-            self.prototypes, torch.tensor(members, device=self.prototypes.device)
-        )
+    @cached_property
+    def prototypes(self) -> Tensor:
+        """The edited prototypes, ascending, int64 [E]."""
+        none = torch.empty(0, dtype=torch.int64, device=self.bank.device)
+        return torch.cat([none, *(edit.members for edit in self.edits)]).unique()
 
     def card_directions(self, prototypes: Iterable[int]) -> Tensor:
         """Return :func:`card_direction` of prototypes, [n, d]."""
-        bank, weight = self.head.prototypes.detach(), self._weight
-        rows = [card_direction(weight, bank[i].float(), self.card_tokens(i)) for i in prototypes]
-        return torch.stack(rows) if rows else bank[:0]
+        wanted, weight = list(prototypes), cast("Tensor", self.embedding.weight)
+        new = [i for i in wanted if i not in self._cards]
+        for i, tokens in zip(new, signature_ids(self.lm, new) if new else [], strict=True):
+            self._cards[i] = card_direction(weight, self.bank[i].float(), tokens)
+        return torch.stack([self._cards[i] for i in wanted]) if wanted else self.bank[:0]
+
+    def prepared(self, edit: Edit) -> Prepared:
+        """Check an edit against the model and its lens; find what it adds to a state."""
+        lm, weight = self.lm, cast("Tensor", self.embedding.weight)
+        members = members_of(edit, lm.head.num_prototypes, lm.lens)
+        rows, tokens = self.bank[:0], list[int]()
+        if isinstance(edit, Clamp):
+            rows, (card,) = self.card_directions(members), signature_ids(lm, members)
+            tokens = card[:1]
+            if not bool(rows.any()):
+                raise InputError(
+                    f"prototype {edit.prototype} cannot be clamped: it does not raise the first "
+                    "token of its card, so no activation gives that a positive contribution. Clamp "
+                    "another prototype."
+                )
+        elif isinstance(edit, Group) and edit.strength > 0:
+            tokens = tokens_of_group(lm, members)
+            rows = token_directions(weight, self.bank[members].float(), tokens)
+        chosen = torch.tensor(members, device=rows.device)
+        return Prepared(edit, chosen, tokens, rows.to(self.bank.dtype))
 
     def apply(self, z: Tensor) -> Tensor:
         """Return z′ for states [..., d]; z itself if no edit changes anything."""
@@ -132,59 +145,54 @@ class Plan:
     def log_probabilities(self, z: Tensor) -> Tensor:
         """Return the model's own float32 log-probabilities [N, V] from states [N, d]."""
         # forward, not the module: its hooks would edit them.
-        return self.logit_map(self.embedding.forward(z).float()).log_softmax(-1)
+        return self.lm.logit_map(self.embedding.forward(z).float()).log_softmax(-1)
 
     def edited(self, z: Tensor, changes: Changes) -> Tensor:
         """Return z′ [N, d] from states and their changes; z itself if nothing changes."""
-        if self.only is None:
-            return self._moved(z, changes) if bool(changes.touched.any()) else z
-        mixture = reconstruct(changes.routing, self.head.prototypes)
+        if self.only is None and not bool(changes.touched.any()):
+            return z
+        kept = z if self.only is None else reconstruct(changes.routing, self.bank)
         if self.only == "residual":
-            return (z.to(mixture.dtype) - mixture).to(z.dtype)
-        return self._moved(mixture, changes).to(z.dtype)
-
-    @staticmethod
-    def _moved(z: Tensor, changes: Changes) -> Tensor:
+            return (z.to(kept.dtype) - kept).to(z.dtype)
         rows = torch.cat([step.rows for step in changes.steps])
         change = torch.cat([step.change for step in changes.steps], 1)
-        rows = rows.to(torch.promote_types(z.dtype, rows.dtype))
-        moved = (z.to(rows.dtype) + change @ rows).to(z.dtype)
+        rows = rows.to(torch.promote_types(kept.dtype, rows.dtype))
+        moved = (kept.to(rows.dtype) + change @ rows).to(kept.dtype)
         # An untouched state stays bit-identical.
-        return torch.where((change != 0).any(1, keepdim=True), moved, z)
+        return torch.where(changes.touched[:, None], moved, kept).to(z.dtype)
 
     def changes(self, z: Tensor) -> Changes:
         """Return what the edits change in states [N, d]."""
-        routing = self.head(z).routing
-        before = dense_activations(routing, self.prototypes, self.head.num_prototypes)
-        current, scaled, raised = before, torch.zeros_like(before), []
-        for edit, members in self.edits:
-            columns, after = self._columns(members), current.clone()
-            if raises(edit):
-                after[:, columns] = self._target(edit, members, z, current)[:, columns]
-                raised.append(Step(after - current, self.rows[edit], edit))
+        routing = self.lm.head(z).routing
+        before = dense_activations(routing, self.prototypes, len(self.bank))
+        current, scaled, raised = before, torch.zeros_like(before), list[Step]()
+        for prepared in self.edits:
+            columns = torch.searchsorted(self.prototypes, prepared.members)
+            old = current[:, columns]
+            if prepared.tokens:
+                new = self._raised(prepared, z, old).to(old.dtype)
+                raised.append(Step(prepared.edit, prepared.members, new - old, prepared.rows))
             else:
-                after[:, columns] *= after.new_tensor(_factors(edit))
-                scaled += after - current
-            current = after
-        rows = self.head.prototypes[self.prototypes].detach()
-        return Changes(routing, before, current, (Step(scaled, rows, None), *raised))
+                new = old * old.new_tensor(_factors(prepared.edit))
+                scaled = scaled.index_add(1, columns, new - old)
+            current = current.index_copy(1, columns, new)
+        steps = Step(None, self.prototypes, scaled, self.bank[self.prototypes]), *raised
+        return Changes(routing, before, current, steps)
 
-    def _target(
-        self, edit: Clamp | Group, members: tuple[int, ...], z: Tensor, current: Tensor
-    ) -> Tensor:
-        """Return the activations that a raising edit sets in each state, [N, E]."""
+    def _raised(self, prepared: Prepared, z: Tensor, old: Tensor) -> Tensor:
+        """Return the activations that a raising edit sets in each state, [N, n]."""
         # forward, not the module: its hooks would edit the logits.
-        logits = self.logit_map.before_softcap(self.embedding.forward(z).float())
-        evidence = logits.max(-1).values - logits.mean(-1)
+        logits = self.lm.logit_map.before_softcap(self.embedding.forward(z).float())
+        evidence, edit = logits.max(-1).values - logits.mean(-1), prepared.edit
+        rows = cast("Tensor", self.embedding.weight)[prepared.tokens].float()
         if isinstance(edit, Clamp):
-            row = self._weight[self.card_tokens(edit.prototype)[0]].float()
             # p̂ gives the first token as much as p does.
-            gain = self.logit_map.scale * (row @ self.head.prototypes[edit.prototype].float())
-            return (edit.fraction * evidence / gain)[:, None].expand_as(current)
-        rows = self._weight[self.distinctive_tokens(members)].float()
-        gain = self.logit_map.scale * (current @ self.rows[edit] @ rows.T).max(1).values
+            gain = self.lm.logit_map.scale * (rows[0] @ self.bank[edit.prototype].float())
+            return (edit.fraction * evidence / gain)[:, None]
+        assert isinstance(edit, Group)
+        gain = self.lm.logit_map.scale * (old @ prepared.rows @ rows.T).max(1).values
         more = torch.where(gain > 0, edit.strength * evidence / gain, 0)
-        return current * (1 + more[:, None])
+        return old * (1 + more[:, None])
 
 
 def dense_activations(routing: Routing | Nearest, chosen: Tensor, prototypes: int) -> Tensor:
@@ -194,11 +202,6 @@ def dense_activations(routing: Routing | Nearest, chosen: Tensor, prototypes: in
     # All other prototypes share a last column, which is dropped.
     spread = routing.activations.new_zeros(len(routing.indices), len(chosen) + 1)
     return spread.scatter(1, column[routing.indices], routing.activations)[:, : len(chosen)]
-
-
-def raises(edit: Edit) -> TypeGuard[Clamp | Group]:
-    """Return whether an edit raises tokens rather than scaling contributions."""
-    return isinstance(edit, Clamp) or (isinstance(edit, Group) and edit.strength > 0)
 
 
 def _factors(edit: Edit) -> list[float]:
@@ -256,39 +259,27 @@ def _metric(weight: Tensor) -> Tensor:
 
 def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
     """Check edits against an opened model, its head and its lens."""
-    members: list[tuple[Edit, tuple[int, ...]]] = []
+    plan, prepared = Plan(lm, only=only), list[Prepared]()
     for edit in edits:
         if not isinstance(edit, Edit):
             raise InputError(
                 f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp, Group or "
                 "Controller."
             )
-        head = prototypes_fingerprint(lm.head) if isinstance(edit, Controller) else ""
-        if isinstance(edit, Controller) and edit.head not in ("", head):
-            name = f" {edit.description!r}" if edit.description else ""
-            raise InputError(
-                f"the controller{name} was made for the prototype head {edit.head[:8]}, and this "
-                f"model has {head[:8]}, whose prototypes mean other things: open the model it was "
-                "made for, or calibrate one for this model."
-            )
-        members.append((edit, tuple(members_of(edit, lm.head.num_prototypes, lm.lens))))
-    plan = Plan(
-        output_embedding(lm.model),
-        lm.head,
-        lm.logit_map,
-        lru_cache(maxsize=None)(lambda prototype: signature_ids(lm, [prototype])[0]),
-        lru_cache(maxsize=None)(lambda members: tokens_of_group(lm, members)),
-        tuple(members),
-        only,
-    )
-    for edit, _ in members:
-        if isinstance(edit, Clamp) and not bool(plan.rows[edit].any()):
-            raise InputError(
-                f"prototype {edit.prototype} cannot be clamped: it does not raise the first token "
-                "of its card, so no activation gives that a positive contribution. Clamp another "
-                "prototype."
-            )
-    return plan
+        if isinstance(edit, Controller) and edit.head:
+            _check_head(edit, prototypes_fingerprint(lm.head))
+        prepared.append(plan.prepared(edit))
+    return replace(plan, edits=tuple(prepared))
+
+
+def _check_head(controller: Controller, head: str) -> None:
+    if controller.head != head:
+        name = f" {controller.description!r}" if controller.description else ""
+        raise InputError(
+            f"the controller{name} was made for the prototype head {controller.head[:8]}, and this "
+            f"model has {head[:8]}, whose prototypes mean other things: open the model it was made "
+            "for, or calibrate one for this model."
+        )
 
 
 _plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())
@@ -303,8 +294,8 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
     """
     outer = _plans.get()
     same = [p for p in outer if p.embedding is plan.embedding]
-    combined = same[0].then(plan) if same else plan
-    token = _plans.set((*(p for p in outer if p not in same), combined))
+    others = [p for p in outer if p.embedding is not plan.embedding]
+    token = _plans.set((*others, same[0].then(plan) if same else plan))
     try:
         with watch([Hook(plan.embedding, _edit)], unwatched_too=True):
             yield

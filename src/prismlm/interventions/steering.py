@@ -17,6 +17,7 @@ Strengths are compared by how repetitive the text becomes:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.errors import InputError, check_whole
-from prismlm.interventions.plan import Changes, Plan, applied, plan_for
+from prismlm.interventions.plan import Changes, Plan, Step, applied, plan_for
 from prismlm.interventions.values import Clamp, Controller, Edit, Group, Only
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.seam import capture, output_embedding
@@ -66,39 +67,38 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
 
     The plan is without ``only``; ``order`` has all prototypes in random order, int64 [K].
     """
-    order, bank, routing = order.to(z.device), plan.head.prototypes, changes.routing
-    edited = torch.zeros(len(bank), dtype=torch.bool, device=z.device)
+    order, routing = order.to(z.device), changes.routing
+    edited = torch.zeros(len(order), dtype=torch.bool, device=z.device)
     edited[plan.prototypes] = True
     free = (routing.activations > 0) & ~edited[routing.indices]
-    moved, used = torch.zeros_like(z, dtype=bank.dtype), 0
+    some_free = free.any(1, keepdim=True)
+    moved, used = torch.zeros_like(z, dtype=plan.bank.dtype), 0
     for step in changes.steps:
-        change, receivers = step.change, []
-        if not bool(change.any()):
+        if not bool(step.change.any()):
             continue
-        if not isinstance(step.edit, Clamp):
-            receivers.append(_to_active(plan, routing, change, order, free))
-            # Positions without another active prototype use inactive ones.
-            change = change * ~free.any(1, keepdim=True)
-        receivers.append(_to_inactive(routing, change, order[~edited[order]], used))
-        used += receivers[-1][1].shape[1]
-        for prototypes, amounts in receivers:
-            if not prototypes.shape[1]:
-                continue
+        clamps, received = isinstance(step.edit, Clamp), list[tuple[Tensor, Tensor]]()
+        if not clamps:
+            received.append(_to_active(step, step.change * some_free, routing, order, free))
+        # Positions without another active prototype use inactive ones.
+        left = step.change if clamps else step.change * ~some_free
+        received.append(_to_inactive(left, routing, order[~edited[order]], used))
+        used += received[-1][0].shape[1]
+        for prototypes, amounts in received:
             unique, columns = prototypes.unique(return_inverse=True)
-            rows = bank[unique] if step.edit is None else plan.card_directions(unique.tolist())
-            moved = moved + gather_sum(columns, amounts, rows.to(amounts.dtype))
+            if len(unique):
+                rows = plan.card_directions(unique.tolist()) if step.edit else plan.bank[unique]
+                moved = moved + gather_sum(columns, amounts, rows.to(amounts.dtype))
     return torch.where(changes.touched[:, None], (z.to(moved.dtype) + moved).to(z.dtype), z)
 
 
 def _to_active(
-    plan: Plan, routing: Routing, change: Tensor, order: Tensor, free: Tensor
+    step: Step, change: Tensor, routing: Routing, order: Tensor, free: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Move changes to ``free`` active prototypes; return prototypes and amounts, [N, k] both."""
     indices, activations = routing.indices, routing.activations
-    rank, edited = order.argsort(), plan.prototypes
-    column = torch.searchsorted(edited, indices).clamp_max(len(edited) - 1)
-    movable = (edited[column] == indices) & (activations > 0) & free.any(1, keepdim=True)
-    moving = change.gather(1, column) * movable
+    rank, column = order.argsort(), torch.searchsorted(step.members, indices)
+    column = column.clamp_max(len(step.members) - 1)
+    moving = change.gather(1, column) * (step.members[column] == indices)
     used, received = torch.zeros_like(free), torch.zeros_like(moving)
     nearest = min(NEAREST, indices.shape[1])
     for slot in range(indices.shape[1]):
@@ -116,18 +116,16 @@ def _to_active(
 
 
 def _to_inactive(
-    routing: Routing, change: Tensor, order: Tensor, used: int
+    change: Tensor, routing: Routing, order: Tensor, used: int
 ) -> tuple[Tensor, Tensor]:
     """Move each change to an inactive prototype of ``order`` after the first ``used`` ones."""
-    indices = routing.indices
-    columns = change.any(0).nonzero()[:, 0]
+    indices, columns = routing.indices, change.any(0).nonzero()[:, 0]
     candidates = order[: indices.shape[1] + used + len(columns)]
     if not len(candidates) or not len(columns):
         return indices[:, :0], change[:, :0]
     active = (routing.activations > 0)[:, :, None]
-    inactive = ~((indices[:, :, None] == candidates) & active).any(1)
     # The n-th column gets the n-th candidate that is inactive at the position.
-    ordinal = inactive.cumsum(1)
+    ordinal = (~((indices[:, :, None] == candidates) & active).any(1)).cumsum(1)
     numbers = range(used + 1, used + 1 + len(columns))
     chosen = [candidates[(ordinal >= number).int().argmax(1)] for number in numbers]
     return torch.stack(chosen, 1), change[:, columns]
@@ -259,18 +257,17 @@ def steer(
     with applied(lm.model, plan), recording_codes(lm.model) as codes:
         ids = lm.write(ids, generate, temperature, seed, enough=enough)
     first, start = length - 1 if generate else 0, lm.as_text(prompt, generate)
-    predictions = steered_predictions(lm, plan, ids, orders, first, codes)
+    predictions = steered_predictions(plan, ids, orders, first, codes)
     edited_r, plain_r = (repetition(text[0, length:].tolist()) for text in (ids, unedited))
+    anywhere = plan.only or any(isinstance(one.edit, Clamp) for one in plan.edits)
     return Steering(
         prompt=start,
         text=start + lm.words(ids[0, length:]),
         unedited=start + lm.words(unedited[0, length:]),
-        tokens=tuple(_tokens(lm, plan, predictions, ids[0].tolist(), first + 1)),
+        tokens=tuple(_tokens(plan, predictions, ids[0].tolist(), first + 1)),
         draws=len(orders),
         repeated=edited_r - plain_r,
-        active=None
-        if plan.only or any(isinstance(edit, Clamp) for edit, _ in plan.edits)
-        else evidence_share(lm, predictions, plan.prototypes.tolist()),
+        active=None if anywhere else evidence_share(lm, predictions, plan.prototypes.tolist()),
     )
 
 
@@ -343,7 +340,6 @@ def evidence_share(
 
 
 def steered_predictions(
-    lm: OpenedModel,
     plan: Plan,
     ids: Tensor,
     orders: Sequence[Tensor],
@@ -355,8 +351,8 @@ def steered_predictions(
     They start at ``first``, since each needs the complete vocabulary for each draw. ``codes`` are
     the uncertainty codes of a run under the plan, which are fed again.
     """
-    with capture(lm.model, logits=False) as captured:
-        lm.model(**replay(ids, codes), use_cache=False)
+    with capture(plan.lm.model, logits=False) as captured:
+        plan.lm.model(**replay(ids, codes), use_cache=False)
     z = captured.z[0, first:]
     changes = plan.changes(z)
     return SteeredPredictions(
@@ -368,20 +364,23 @@ def steered_predictions(
 
 
 def _tokens(
-    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, ids: list[int], first: int
+    plan: Plan, predictions: SteeredPredictions, ids: list[int], first: int
 ) -> Iterator[SteeredToken]:
     """Yield the tokens from ``first`` on, which the predictions are of."""
-    weight, changes = weight_of(lm.model), predictions.changes
-    mean = weight.mean(0, dtype=torch.float32)
-    pieces = pieces_of(lm.tokenizer, ids)
-    indices, activations = changes.routing.indices.tolist(), changes.routing.activations.tolist()
-    prototypes, edited = plan.prototypes.tolist(), changes.after.tolist()
+    lm, changes = plan.lm, predictions.changes
+    weight, pieces = weight_of(lm.model), pieces_of(lm.tokenizer, ids)
+    mean, prototypes = weight.mean(0, dtype=torch.float32), plan.prototypes.tolist()
     changed = (changes.after - changes.before).abs().sum(1).tolist()
-    for t, position in enumerate(range(first, len(ids))):
+    columns = changes.routing.indices, changes.routing.activations, changes.after
+    states = zip(*(column.tolist() for column in columns), strict=True)
+    # The last state predicts what comes after the text.
+    for t, (position, (indices, activations, edited)) in enumerate(
+        zip(range(first, len(ids)), states, strict=False)
+    ):
         token = ids[position]
         row = weight[token].float() - mean
-        before = dict(zip(indices[t], activations[t], strict=True))
-        after = before | dict(zip(prototypes, edited[t], strict=True))
+        before = dict(zip(indices, activations, strict=True))
+        after = before | dict(zip(prototypes, edited, strict=True))
         controls = [float(draw[t, token].exp()) for draw in predictions.control]
         yield SteeredToken(
             position=position,
@@ -448,14 +447,11 @@ def strongest(
             return replace(edit, fraction=MAX_STRENGTH * share)
         return replace(edit, strength=-share if edit.strength < 0 else MAX_STRENGTH * share)
 
-    def written_repetition() -> float:
-        text = lm.write(ids, generate, temperature, seed, enough=enough)
+    def repeated(*edits: Edit) -> float:
+        with applied(lm.model, plan_for(lm, edits)):
+            text = lm.write(ids, generate, temperature, seed, enough=enough)
         return repetition(text[0, ids.shape[1] :].tolist())
 
-    plain, low, high = written_repetition(), 1, STRENGTH_STEPS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        with applied(lm.model, plan_for(lm, [at(middle)])):
-            acceptable = written_repetition() - plain <= MAX_REPETITION
-        low, high = (middle, high) if acceptable else (low, middle)
-    return at(low)
+    plain, steps = repeated(), range(2, STRENGTH_STEPS + 1)
+    too_much = bisect_left(steps, True, key=lambda n: repeated(at(n)) - plain > MAX_REPETITION)
+    return at(1 + too_much)

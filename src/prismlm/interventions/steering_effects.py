@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.pieces import token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.corpus.windows import Sequences, WindowBatch
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, check_whole
 from prismlm.interventions.plan import Changes, Plan
 from prismlm.interventions.steering import control_state, plan_with_controls, steered_predictions
@@ -56,24 +57,20 @@ def measure_effects(
         raise InputError("there are no prompts: expected at least one.")
     plan, orders = plan_with_controls(lm, edits, only, draws, seed)
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
-    tokens = signature_tokens(lm, plan) if plan.edits else []
-    values: dict[str, list[list[float]]] = {name: [] for name in MEASURES[not plan.edits :]}
+    tokens, values = signature_tokens(plan) if plan.edits else [], defaultdict(list)
     count = changed = 0
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
-            predictions = steered_predictions(lm, plan, sequence, orders)
-            count += len(predictions.before)
+            predictions = steered_predictions(plan, sequence, orders)
+            before, effects = predictions.before, (predictions.after, *predictions.control)
+            count += len(before)
             changed += _count_changed(plan, predictions.changes)
-            for name, rows in values.items():
-                if len(sequence[0]) > 1 or name != "text":
-                    effects = (predictions.after, *predictions.control)
-                    each = [
-                        _measure(name, predictions.before, e, sequence, tokens) for e in effects
-                    ]
-                    rows.append(each)
+            rows = [_measured(before, after, sequence[0], tokens) for after in effects]
+            for name in rows[0]:
+                values[name].append([row[name] for row in rows])
             task.advance()
     return {
-        "measures": {name: summarise(rows) for name, rows in values.items() if rows},
+        "measures": {name: summarise(values[name]) for name in MEASURES if name in values},
         "signature_tokens": [token_alone(lm.tokenizer, token) for token in tokens],
         "predictions": count,
         "changed": changed / count,
@@ -81,13 +78,26 @@ def measure_effects(
     }
 
 
-def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
+def _measured(before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> dict[str, float]:
+    """Return the measures of a prompt ``ids`` [T], means over its predictions."""
+    changes = {"divergence": F.kl_div(after, before, reduction="none", log_target=True).sum(1)}
+    if tokens:
+        changes["signature"] = after[:, tokens].logsumexp(1) - before[:, tokens].logsumexp(1)
+    if len(ids) > 1:
+        changes["text"] = (after - before)[:-1].gather(1, ids[1:, None])[:, 0]
+    return {name: float(change.double().mean()) for name, change in changes.items()}
+
+
+def signature_tokens(plan: Plan) -> list[int]:
     """Return the tokens on the cards of the edited prototypes; of many, the ten raised most."""
-    chosen = plan.prototypes.tolist()
-    tokens = list(dict.fromkeys(token for ids in signature_ids(lm, chosen) for token in ids))
-    total = lm.head.prototypes[chosen].sum(0)
-    raised = (weight_of(lm.model)[tokens].float() @ total).argsort(descending=True)[:LISTED]
-    return tokens if len(tokens) <= LISTED else [tokens[i] for i in raised.tolist()]
+    cards, total = (
+        signature_ids(plan.lm, plan.prototypes.tolist()),
+        plan.bank[plan.prototypes].sum(0),
+    )
+    tokens = list(dict.fromkeys(token for ids in cards for token in ids))
+    raised = weight_of(plan.lm.model)[tokens].float() @ total
+    most = raised.argsort(descending=True)[:LISTED].tolist()
+    return tokens if len(tokens) <= LISTED else [tokens[i] for i in most]
 
 
 def summarise(values: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -122,17 +132,6 @@ def _count_changed(plan: Plan, changes: Changes) -> int:
     return len(changes.before) if plan.only else int(changes.touched.sum())
 
 
-def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> float:
-    if name == "signature":
-        change = after[:, tokens].logsumexp(1) - before[:, tokens].logsumexp(1)
-    elif name == "divergence":
-        change = F.kl_div(after, before, reduction="none", log_target=True).sum(1)
-    else:
-        targets = ids[0, 1:, None]
-        change = (after - before)[:-1].gather(1, targets)[:, 0]
-    return float(change.double().mean())
-
-
 @dataclass(frozen=True)
 class Cost:
     """Perplexity on held-out text: without an edit, with it, and under its control."""
@@ -163,7 +162,10 @@ def perplexity_cost(
     text = held_out_text(lm, corpus, tokens)
     with progress.task("Reading held-out text", text.tokens) as task:
         for batch in text.batches():
-            z, targets = _scored(lm, batch)
+            ids, attended, scored = batch.scored_on(lm.model.device)
+            with capture(lm.model, logits=False) as captured:
+                lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
+            z, targets = captured.z[:, :-1][scored], ids[:, 1:][scored]
             changes = plan.changes(z)
             states = [z, plan.edited(z, changes)]
             states += [control_state(plan, z, changes, order) for order in orders]
@@ -194,14 +196,6 @@ def held_out_text(lm: OpenedModel, corpus: Corpus, tokens: int) -> Sequences:
     if not text.tokens:
         raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
     return text
-
-
-def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
-    """Return the scored states z [N, d] and their target tokens [N]."""
-    ids, attended, scored = batch.scored_on(lm.model.device)
-    with capture(lm.model, logits=False) as captured:
-        lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
-    return captured.z[:, :-1][scored], ids[:, 1:][scored]
 
 
 def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:
