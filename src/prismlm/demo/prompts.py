@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 import prismlm
-from prismlm.corpus import sample_path
+from prismlm import fingerprints
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
-from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
+from prismlm.files import keep_json, read_json
 from prismlm.lens.labels.write import label_lens
 from prismlm.models.sidecar import has_sidecar
 from prismlm.outputs import write_text
@@ -70,6 +68,12 @@ class DemoResult:
     chat: bool = False  # whether the prompts are questions
 
 
+def identity(size: str, *inputs: bytes) -> dict[str, Any]:
+    """Return what the note in a demo's directory says."""
+    made_of = fingerprints.of_bytes(*inputs)
+    return {"prismlm": prismlm.__version__, "size": size, "inputs": made_of}
+
+
 def check_claim(out: Path, identity: dict[str, Any]) -> None:
     """Refuse a directory that holds something else, or a demo of another size or version."""
     state = out / STATE_FILE
@@ -84,10 +88,9 @@ def check_claim(out: Path, identity: dict[str, Any]) -> None:
 
 
 def claim(out: Path, identity: dict[str, Any]) -> None:
-    """Mark a directory as that of a demo."""
+    """Mark a directory as that of a demo, if :func:`check_claim` does not refuse it."""
     check_claim(out, identity)
-    if not (out / STATE_FILE).is_file():
-        keep_json(out / STATE_FILE, identity)
+    keep_json(out / STATE_FILE, identity)
 
 
 def parts_there(out: Path) -> dict[str, bool]:
@@ -98,16 +101,6 @@ def parts_there(out: Path) -> dict[str, bool]:
         "model": has_sidecar(model),
         "lens": (model / "lens" / "sample").exists(),
     }
-
-
-def documents(path: Path, every: int) -> Path:
-    """Return the bundled sample, or write one in ``every`` of its documents to ``path``."""
-    if every == 1:
-        return sample_path()
-    table = pq.read_table(sample_path())
-    with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
-        pq.write_table(table.take(list(range(0, len(table), every))), temporary)
-    return path
 
 
 def explain_prompts(

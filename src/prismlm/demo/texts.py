@@ -11,6 +11,7 @@ from collections import Counter
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus import sample_path
@@ -40,15 +41,23 @@ def plain_texts(path: Path) -> Path:
     sizes: Counter[str] = Counter()
     chosen: list[int] = []
     for number in order:
-        row = rows[number]
-        size = len(row["text"])
+        row, size = rows[number], len(rows[number]["text"])
         asked = any(title in (row["title"] or "") for title in ASKED_ABOUT)
         fits = size <= LONGEST and sizes[row["domain"]] + size <= PER_DOMAIN
         if asked or (fits and not row["source"].startswith(LEFT_OUT)):
             sizes[row["domain"]] += size
             chosen.append(number)
+    return _written(path, table.take(sorted(chosen)))
+
+
+def documents(path: Path, every: int) -> Path:
+    """Return the bundled sample, or write one in ``every`` of its documents to ``path``."""
+    return sample_path() if every == 1 else _written(path, pq.read_table(sample_path())[::every])
+
+
+def _written(path: Path, table: pa.Table) -> Path:
     with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
-        pq.write_table(table.take(sorted(chosen)), temporary)
+        pq.write_table(table, temporary)
     return path
 
 

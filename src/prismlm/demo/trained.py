@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import prismlm
-from prismlm import fingerprints
 from prismlm.corpus import build_corpus, sample_path
-from prismlm.demo.prompts import DemoResult, claim, documents, explain_prompts, parts_there
+from prismlm.demo.prompts import DemoResult, claim, explain_prompts, identity, parts_there
+from prismlm.demo.texts import documents
 from prismlm.files import json_text
 from prismlm.lens.build import IndexOptions
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from prismlm.training import Recipe
 
 
 @dataclass(frozen=True)
@@ -48,36 +44,21 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
     Raises:
         InputError: ``out`` holds something else, or a demo of another size or version.
     """
-    out = Path(out)
-    claim(out, identity(size))
-    corpus, model = out / "corpus", out / "model"
-    there = parts_there(out)
+    recipe = files("prismlm.training").joinpath("recipes", size.recipe)
+    inputs = recipe.read_bytes(), sample_path().read_bytes(), repr(size).encode()
+    claim(out, identity(size.recipe.removesuffix(".yaml"), *inputs))
+    corpus, model, there = out / "corpus", out / "model", parts_there(out)
     if not there["corpus"]:
         source = documents(out / "documents.parquet", size.every)
         build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
     if not there["model"]:
-        from prismlm.training import train
+        from prismlm.training import load_recipe, train
 
-        train(recipe(corpus, model, size), resume=model.exists(), progress=progress)
+        # Quoted as JSON, which is YAML, so that no path is taken for a number or a comment.
+        paths = [f"corpus={json_text(str(corpus))}", f"out={json_text(str(model))}"]
+        settings = load_recipe(str(recipe), [*paths, *size.overrides])
+        train(settings, resume=model.exists(), progress=progress)
     if not there["lens"]:
         options = IndexOptions(contexts=size.contexts)
         prismlm.index(model, corpus, "sample", options, device="cpu", progress=progress)
     return explain_prompts(out, cached=all(there.values()), progress=progress)
-
-
-def identity(size: DemoSize) -> dict[str, Any]:
-    """Return what the note in a demo's directory says."""
-    recipe = files("prismlm.training").joinpath("recipes", size.recipe).read_bytes()
-    inputs = fingerprints.of_bytes(recipe, sample_path().read_bytes(), repr(size).encode())
-    name = size.recipe.removesuffix(".yaml")
-    return {"prismlm": prismlm.__version__, "size": name, "inputs": inputs}
-
-
-def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
-    """Return the training recipe of a demo."""
-    from prismlm.training import load_recipe
-
-    path = files("prismlm.training").joinpath("recipes", size.recipe)
-    # Quoted as JSON, which is YAML, so that no path is taken for a number or a comment.
-    paths = [f"corpus={json_text(str(corpus))}", f"out={json_text(str(model))}"]
-    return load_recipe(str(path), [*paths, *size.overrides])
