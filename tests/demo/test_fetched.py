@@ -26,7 +26,7 @@ from tests.helpers.gguf_file import write_gguf
 from tests.helpers.kills import index_in_child
 
 module = sys.modules[run_fetched.__module__]
-EVERY = 120
+EVERY, KILL = 120, signal.SIGKILL
 SHOWN = dict(list(QUESTIONS.items())[:2])
 OPTIONS = AttachOptions(
     fit=FitOptions(64, 4, epochs=1, batch=128, frequent=300, drawn=50),
@@ -57,30 +57,45 @@ def made(tiny_model, tmp_path_factory):
     return result, gguf, texts, work / "shipped.zip"
 
 
-@pytest.fixture
-def shipped(made, monkeypatch):
-    """The demo, with these in the place of SmolLM2."""
-    result, gguf, (pairs, plain), archive = made
-    fetched = []
+@pytest.fixture(scope="module")
+def fetched(made):
+    """Put these in the place of SmolLM2; return where it was fetched to."""
+    _, gguf, (pairs, plain), archive = made
+    asked = []
 
     def fetch(out, **_):
-        fetched.append(out)
+        asked.append(out)
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(gguf, out / "tiny.gguf"))
 
-    monkeypatch.setattr(module, "fetch", fetch)
-    monkeypatch.setattr(module, "_archive", lambda: archive)
-    monkeypatch.setattr(module, "pairs_path", lambda: pairs)
-    monkeypatch.setattr(module, "plain_texts", lambda path: Path(shutil.copy(plain, path)))
-    monkeypatch.setattr(prompts, "ANSWERED", 3)
-    monkeypatch.setattr(prompts, "QUESTIONS", SHOWN)
-    return result, fetched
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "fetch", fetch)
+        patch.setattr(module, "_archive", lambda: archive)
+        patch.setattr(module, "pairs_path", lambda: pairs)
+        patch.setattr(module, "plain_texts", lambda path: Path(shutil.copy(plain, path)))
+        patch.setattr(prompts, "ANSWERED", 3)
+        patch.setattr(prompts, "QUESTIONS", SHOWN)
+        yield asked
 
 
-def test_what_was_attached_is_put_together_again(shipped, tmp_path):
-    attached, fetched = shipped
-    out = tmp_path / "demo"
-    result = run_fetched(out)
+@pytest.fixture(scope="module")
+def demo(fetched, tmp_path_factory):
+    """A demo that is killed while it writes its lens, and then run again."""
+    out = tmp_path_factory.mktemp("built") / "demo"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.layout, "describe_files", lambda _: os.kill(os.getpid(), KILL))
+        _, status = os.waitpid(index_in_child(lambda: run_fetched(out)), 0)
+    assert os.waitstatus_to_exitcode(status) == -KILL
+    assert [*out.rglob(".*.tmp")] != []
+    return run_fetched(out)
+
+
+def test_what_a_killed_demo_left_is_removed(demo):
+    assert [*demo.model.parents[1].rglob(".*")] == []
+
+
+def test_what_was_attached_is_put_together_again(demo, made, fetched):
+    attached, result, out = made[0], demo, demo.model.parent
     assert result.chat
     assert list(result.answers) == list(SHOWN.values())
     assert not result.cached
@@ -94,7 +109,6 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     passages = [lm.explain(prompt, generate=3).passages(5) for lm in (here, there)]
     assert passages[0] == passages[1] != []
     assert here.lens.index == there.lens.index
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     for axis in ("x", "y"):
         assert here.lens.prototypes[axis] == there.lens.prototypes[axis]
     assert here.lens.meta.map["method"] == "umap"
@@ -103,46 +117,30 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     assert here.lens.support is not None
 
     # As a demo that was killed at the end leaves it.
-    (tmp_path / ".demo.fetched").mkdir()
-    again = run_fetched(out)
-    assert again.cached
-    assert len(fetched) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
-
-
-def test_what_a_killed_demo_left_is_removed(shipped, tmp_path, monkeypatch):
-    out = tmp_path / "demo"
-
-    def kill(_):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.layout, "describe_files", kill)
-        _, status = os.waitpid(index_in_child(lambda: run_fetched(out)), 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    assert [*tmp_path.rglob(".*.tmp")] != []
-    run_fetched(out)
-    assert [*tmp_path.rglob(".*")] == []
+    (left := out.with_name(".demo.fetched")).mkdir()
+    count = len(fetched)
+    assert run_fetched(out).cached
+    assert len(fetched) == count
+    assert not left.exists()
 
 
 SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("corpus", "model/prismlm.json")]
 
 
 @pytest.mark.parametrize("missing", ["model/lens", *SLOW])
-def test_a_missing_part_alone_is_put_back(shipped, tmp_path, missing):
-    _, fetched = shipped
-    out = tmp_path / "demo"
-    run_fetched(out)
-    weights = (out / "model" / "model.safetensors").stat().st_mtime_ns
+def test_a_missing_part_alone_is_put_back(demo, fetched, tmp_path, missing):
+    out = shutil.copytree(demo.model.parent, tmp_path / "demo")
+    weights, count = (out / "model" / "model.safetensors").stat().st_mtime_ns, len(fetched)
     path = out / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert not run_fetched(out).cached
-    assert len(fetched) == 1
+    assert len(fetched) == count
     assert (out / "model" / "model.safetensors").stat().st_mtime_ns == weights
-    assert run_fetched(out).cached
+    assert all(prompts.parts_there(out).values())
 
 
-def test_other_texts_than_the_lens_is_of_are_refused(shipped, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("fetched")
+def test_other_texts_than_the_lens_is_of_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "plain_texts", lambda path: documents(path, EVERY - 1))
     with pytest.raises(FormatError, match="not the ones that its lens was made of"):
         run_fetched(tmp_path / "demo")
@@ -163,15 +161,17 @@ def test_without_a_network_nothing_is_begun(tmp_path, monkeypatch, out):
     assert list(here.iterdir()) == []
 
 
-def test_without_gguf_nothing_is_fetched(shipped, tmp_path, monkeypatch):
+def test_without_gguf_nothing_is_fetched(fetched, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
+    count = len(fetched)
     with pytest.raises(InputError, match=r"prismlm\[demo\]"):
         run_fetched(tmp_path / "demo")
-    assert shipped[1] == []
+    assert len(fetched) == count
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_of_something_else_is_left_alone(shipped, tmp_path):
+@pytest.mark.usefixtures("fetched")
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     with pytest.raises(InputError, match="no demo made it"):
         run_fetched(tmp_path)

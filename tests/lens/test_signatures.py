@@ -19,13 +19,13 @@ def corpus(tiny_corpus):
 
 
 def signatures(lm, raised, seen=5):
-    """Return the signatures of prototypes that raise tokens by so much: W is the identity."""
-    vocabulary = len(lm.tokenizer)
-    rows = torch.zeros(len(raised), vocabulary)
+    """Return the signatures of prototypes that raise tokens by so much: W is an identity."""
+    vocabulary, width = len(lm.tokenizer), 1 + max(max(values) for values in raised)
+    rows = torch.zeros(len(raised), width)
     for row, values in zip(rows, raised, strict=True):
         row[list(values)] = torch.tensor(list(values.values()))
     seen = np.broadcast_to(seen, vocabulary)
-    return top_signatures(rows, torch.eye(vocabulary), 2.0, lm.tokenizer, seen, 3)
+    return top_signatures(rows, torch.eye(vocabulary, width), 2.0, lm.tokenizer, seen, 3)
 
 
 def test_a_signature_has_tokens_that_others_do_not_raise(lm):

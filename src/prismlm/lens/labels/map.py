@@ -40,12 +40,12 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
 
 def laid_out(prototypes: np.ndarray) -> np.ndarray:
     """Return a point for each of [K, d] prototypes, float32 [K, 2]."""
-    from umap import UMAP
-
     if len(prototypes) <= NEIGHBOURS:
         raise InputError(
             f"a map needs more than {NEIGHBOURS} prototypes, and the model has {len(prototypes)}."
         )
+    from umap import UMAP
+
     threads = torch.get_num_threads()
     layout = UMAP(NEIGHBOURS, metric="cosine", n_jobs=1, random_state=SEED)
     try:
