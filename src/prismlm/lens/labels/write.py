@@ -140,10 +140,14 @@ def label_lens(
         )
     room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):
-        labelling = make_labels(lens, model, progress)
-        named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, labelling, progress)
-        labels = _labels(named, labelling)
-        scores = score_labels(labels, labelling.text, labelling.held_out, SEED, progress)
+        made = make_labels(lens, model, progress)
+        named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, made, progress)
+        least = MIN_PLACES if named.labels else 0
+        labels = [
+            named.labels.get(cell, label) if size >= least else None
+            for cell, (label, size) in enumerate(zip(made.labels, made.places.size, strict=True))
+        ]
+        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
             "source": named.source if named.labels else EMBEDDED,
@@ -151,12 +155,11 @@ def label_lens(
             "named": categories.total(),
             **described(scores),
             "categories": {name: categories[name] for name in CATEGORIES},
-            "documents": labelling.documents[0],
-            "held_out": labelling.documents[1],
-            "asked": None if labeller is None else _compared(named, labelling),
+            "documents": made.documents[0],
+            "held_out": made.documents[1],
+            "asked": None if labeller is None else _compared(named, made),
         }
-        columns = _columns(lens, labels, named, scores)
-        write_columns(lens, columns, labels=record)
+        write_columns(lens, _columns(lens, labels, named, scores), labels=record)
     return record
 
 
@@ -177,13 +180,6 @@ def _columns(
     ]
     columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
     return columns
-
-
-def _labels(named: Named, labelling: Labelling) -> list[Label | None]:
-    """Return a labeller's labels, or else the embedded ones; by a labeller, none of few places."""
-    labels = [named.labels.get(cell, label) for cell, label in enumerate(labelling.labels)]
-    enough = (labelling.places.size >= (MIN_PLACES if named.labels else 0)).tolist()
-    return [label if some else None for label, some in zip(labels, enough, strict=True)]
 
 
 def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Labelling:
@@ -223,15 +219,12 @@ def described(scores: Scores) -> dict[str, Any]:
     return figures
 
 
-def _compared(named: Named, labelling: Labelling) -> dict[str, Any]:
+def _compared(named: Named, made: Labelling) -> dict[str, Any]:
     """Return the usage of a labeller, and its scores next to embedded names of the same cells."""
-    own = [named.labels.get(cell) for cell in range(len(labelling.labels))]
-    embedded = [
-        label if cell in named.labels else None for cell, label in enumerate(labelling.labels)
-    ]
-    scores: dict[str, Any] = {}
-    for name, labels in (("own", own), ("embedded", embedded)):
-        scores[name] = described(score_labels(labels, labelling.text, labelling.held_out, SEED))
+    cells, scores = range(len(made.labels)), dict[str, Any]()
+    for name, given in (("own", named.labels), ("embedded", dict(enumerate(made.labels)))):
+        labels = [given[cell] if cell in named.labels else None for cell in cells]
+        scores[name] = described(score_labels(labels, made.text, made.held_out, SEED))
         scores["scored"] = scores[name].pop("scored")
     return {"named": len(named.labels), **named.report, "scores": scores}
 
@@ -302,11 +295,10 @@ def ask_for_names(
     return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.usage())
 
 
-def _trimmed(answer: Mapping[str, Any]) -> tuple[str, str]:
+def _trimmed(answer: Mapping[str, Any]) -> list[str]:
     """Return the name and the description of an answer."""
-    return one_line(answer["name"], NAME_LENGTH), one_line(
-        answer["description"], DESCRIPTION_LENGTH
-    )
+    lengths = {"name": NAME_LENGTH, "description": DESCRIPTION_LENGTH}
+    return [one_line(answer[field], length) for field, length in lengths.items()]
 
 
 def score_labels(
