@@ -6,6 +6,7 @@ import torch
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.errors import InputError
 from prismlm.interventions.plan import applied, card_direction, token_directions
+from prismlm.lens.signatures import signature_ids
 from prismlm.models.seam import LogitMap, capture
 from tests.helpers.edit_models import (
     STATE,
@@ -129,7 +130,7 @@ def test_a_group_gives_its_tokens_a_share_of_the_top_evidence():
     weight, head = torch.randn(90, 24, generator=generator), make_head()
     z = torch.randn(60, head.width, generator=generator)
     group = plan(Flat(weight), head, Group(0.3, prototypes=range(3, 6)))
-    tokens, members = group.distinctive_tokens((3, 4, 5)), head.prototypes[3:6]
+    tokens, members = group.edits[0].tokens, head.prototypes[3:6]
     assert 3 * 10 >= len(tokens) > 10
     before, _ = dense_activations(head, z)
     direction = before[:, 3:6] @ token_directions(weight, members, tokens)
@@ -163,7 +164,7 @@ def test_logits_against_dense_edits(family):
     before, _ = dense_activations(head, z)
     logits = z @ weight.T
     edits = plan(model, head, Ablate(7), Scale(11, 2.5), Clamp(4, 0.3))
-    listed = edits.card_tokens(4)
+    (listed,) = signature_ids(edits.lm, [4])
     gain = (weight @ head.prototypes[4])[listed[0]]
     clamped = 0.3 * (logits.max(-1).values - logits.mean(-1)) / gain
     after = before.clone()
