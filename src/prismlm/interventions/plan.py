@@ -130,7 +130,7 @@ class Plan:
         elif isinstance(edit, Group) and edit.strength > 0:
             tokens = tokens_of_group(lm, members)
             rows = token_directions(weight, self.bank[members].float(), tokens)
-        chosen = torch.tensor(members, device=rows.device)
+        chosen = torch.tensor(members, dtype=torch.int64, device=rows.device)
         return Prepared(edit, chosen, tokens, rows.to(self.bank.dtype))
 
     def apply(self, z: Tensor) -> Tensor:
