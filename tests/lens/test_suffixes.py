@@ -83,7 +83,7 @@ def test_parts_of_a_large_text_hold_whole_documents_and_bounded_bytes(most_bytes
     lengths = [500, 3, 3, 3, *[99] * 5]
     corpus = TokenCorpus([[1] * length for length in lengths], 0, "uint32")
     with patch.multiple(suffixes, LARGE=100, MAX_PARTS=4, MAX_PART_BYTES=most_bytes):
-        firsts = suffixes._Texts.of(corpus, "all").firsts
+        firsts, _ = suffixes.divided(corpus, "all")
     assert (firsts[0], firsts[-1]) == (0, len(lengths))
     sums = np.add.reduceat(corpus.lengths, firsts[:-1])
     assert sums.sum() == corpus.lengths.sum()

@@ -49,42 +49,27 @@ PACKAGE = "pydivsufsort"
 Tokens = Sequence[int] | np.ndarray
 
 
-class _Texts(NamedTuple):
-    """The documents of a split: where they start in the corpus, and end in the lens's tokens.
-
-    ``firsts`` are the first document of each part, and the end.
-    """
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    ends: np.ndarray
-    dtype: np.dtype
-    large: bool
-    firsts: np.ndarray
-
-    @classmethod
-    def of(cls, corpus: Corpus, split: Split) -> _Texts:
-        documents, stored = corpus.split(split), np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-        starts, lengths = corpus.starts[documents], corpus.lengths[documents]
-        ends, firsts, begin = np.cumsum(lengths), [0], 0
-        total = int(ends[-1])
-        if total > LARGE:
-            needed = total * stored.itemsize / MAX_PART_BYTES
-            count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
-            bounds = [total * part // count for part in range(count + 1)]
-            divided = np.unique(np.searchsorted(ends, bounds, side="right"))
-            return cls(starts, lengths, ends, stored, True, divided)
-        while firsts[-1] < len(ends):  # as many documents as fit in a part, at least one
-            fitting = int(np.searchsorted(ends, begin + PART, side="right"))
-            firsts.append(max(firsts[-1] + 1, fitting))
-            begin = int(ends[firsts[-1] - 1])
-        return cls(starts, lengths, ends, stored, False, np.array(firsts))
+def divided(corpus: Corpus, split: Split) -> tuple[np.ndarray, bool]:
+    """Return the first document of each part of a split, with the end; and whether it is large."""
+    ends, stored = np.cumsum(corpus.lengths[corpus.split(split)]), np.dtype(corpus.meta["dtype"])
+    total = int(ends[-1])
+    if total > LARGE:
+        needed = total * stored.itemsize / MAX_PART_BYTES
+        count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
+        bounds = [total * part // count for part in range(count + 1)]
+        return np.unique(np.searchsorted(ends, bounds, side="right")), True
+    firsts, begin = [0], 0
+    while firsts[-1] < len(ends):  # as many documents as fit in a part, at least one
+        fitting = int(np.searchsorted(ends, begin + PART, side="right"))
+        firsts.append(max(firsts[-1] + 1, fitting))
+        begin = int(ends[firsts[-1] - 1])
+    return np.array(firsts), False
 
 
 def count_parts(corpus: Corpus, split: Split) -> int:
     """Return how many parts :func:`write_part` writes, which depends on the corpus alone."""
-    texts = _Texts.of(corpus, split)
-    return len(texts.firsts) - 1 if texts.large else 1
+    firsts, large = divided(corpus, split)
+    return len(firsts) - 1 if large else 1
 
 
 def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> None:
@@ -94,23 +79,24 @@ def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> No
     a part, with w bytes in the largest token id; that of a large text takes what
     :mod:`prismlm.lens.external_sort` says.
     """
-    texts = _Texts.of(corpus, split)
-    part = slice(*texts.firsts[number : number + 2]) if texts.large else slice(None)
-    names = (numbered(name, number if texts.large else None) for name in (TOKENS_FILE, ORDER_FILE))
+    firsts, large = divided(corpus, split)
+    documents = corpus.split(split)[slice(*firsts[number : number + 2]) if large else slice(None)]
+    names = (numbered(name, number if large else None) for name in (TOKENS_FILE, ORDER_FILE))
     path, order_path = (directory / name for name in names)
-    spans = zip(texts.starts[part].tolist(), texts.lengths[part].tolist(), strict=True)
-    with atomic_file(path) as temporary, array_file(temporary, texts.dtype) as append:
-        for start, length in spans:
-            append(corpus.tokens(start, length))
-    if texts.large:
+    starts, lengths = corpus.starts[documents].tolist(), corpus.lengths[documents].tolist()
+    stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
+    with atomic_file(path) as temporary, array_file(temporary, stored) as append:
+        for span in zip(starts, lengths, strict=True):
+            append(corpus.tokens(*span))
+    if large:
         sort_on_disk(path, order_path)
-    if texts.large or importlib.util.find_spec(PACKAGE) is None:
+    if large or importlib.util.find_spec(PACKAGE) is None:
         return
     sorter: Any = import_module(PACKAGE)
     tokens = np.load(path, mmap_mode="r")
     # Big-endian bytes sort as the tokens do. Leading ones that are zero in all are left out.
     width = max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    edges = [0, *texts.ends[texts.firsts[1:] - 1].tolist()]
+    edges = np.cumsum([0, *lengths])[firsts].tolist()
     with array_file(order_path, np.dtype("<u4")) as append:
         for first, end in pairwise(edges):
             text = tokens[first:end].view(np.uint8).reshape(-1, tokens.itemsize)[:, -width:]
@@ -120,10 +106,11 @@ def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> No
 
 
 def finish(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the table of documents of all parts."""
-    texts = _Texts.of(corpus, split)
-    part = np.repeat(np.arange(len(texts.firsts) - 1), np.diff(texts.firsts))
-    table = np.array([texts.ends - texts.lengths, texts.starts, part], "<i8")
+    """Write the table of documents of all parts: first token in the lens and corpus, and part."""
+    (firsts, _), documents = divided(corpus, split), corpus.split(split)
+    part = np.repeat(np.arange(len(firsts) - 1), np.diff(firsts))
+    lengths = corpus.lengths[documents]
+    table = np.array([np.cumsum(lengths) - lengths, corpus.starts[documents], part], "<i8")
     np.save(directory / DOCUMENTS_FILE, table)
 
 
