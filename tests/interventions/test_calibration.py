@@ -81,17 +81,23 @@ def test_bad_rows_are_named(tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("name", "text", "message"),
     [
-        ([{"question": "?"}], "t.jsonl:1 has question: expected context, choices and label, or p"),
-        (["text"], "t.jsonl:1 holds a JSON str"),
-        ([{}], "t.jsonl:1 has no columns"),
-        ([], "has no rows"),
+        ("t.jsonl", '{"question": "?"}', "t.jsonl:1 has question: expected context, choices and"),
+        ("t.jsonl", '"text"', "t.jsonl:1 holds a JSON str"),
+        ("t.jsonl", "{}", "t.jsonl:1 has no columns"),
+        ("t.jsonl", "", "has no rows"),
+        ("t.jsonl", "{", r"t.jsonl:1 is not valid JSON"),
+        ("t.jsonl", None, "t.jsonl cannot be read: No such file"),
+        ("t.parquet", "{", "damaged or incomplete"),
+        ("t.txt", "{", r"t.txt:1 has text: expected context"),
     ],
 )
-def test_files_without_examples_are_refused(tmp_path, rows, message):
+def test_files_without_examples_are_refused(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
-        cal.read_examples(write(tmp_path / "t.jsonl", rows))
+        cal.read_examples(tmp_path / name)
 
 
 def test_tasks_that_cannot_be_learned_are_refused(lm, tmp_path):
@@ -109,30 +115,19 @@ def test_tasks_that_cannot_be_learned_are_refused(lm, tmp_path):
         cal.calibrate(lm, many, many)
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r"none.jsonl cannot be read: No such file"):
-        cal.read_examples(tmp_path / "none.jsonl")
-    (tmp_path / "t.jsonl").write_text("{")
-    with pytest.raises(InputError, match=r"t.jsonl:1 is not valid JSON"):
-        cal.read_examples(tmp_path / "t.jsonl")
-    (tmp_path / "t.parquet").write_text("{")
-    with pytest.raises(InputError, match="damaged or incomplete"):
-        cal.read_examples(tmp_path / "t.parquet")
-    (tmp_path / "t.txt").write_text("{")
-    with pytest.raises(InputError, match=r"t.txt:1 has text: expected context"):
-        cal.read_examples(tmp_path / "t.txt")
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (" blue", r"two choices of t.jsonl:3 have the same tokens"),
+        (" and green" * 600, r"t.jsonl:3 has a choice of .* tokens, and .* reads"),
+    ],
+)
+def test_answers_that_tell_nothing_or_are_too_long_are_refused(lm, other, message):
+    with pytest.raises(InputError, match=message):
+        cal.read_answers(lm, [cal.Example(("It is",) * 2, (" blue", other), 0, "t.jsonl:3")])
 
 
-def test_answers_of_the_same_tokens_are_refused(lm):
-    same = cal.Example(("It is",) * 2, (" blue", " blue"), 0, "t.jsonl:3")
-    with pytest.raises(InputError, match=r"two choices of t.jsonl:3 have the same tokens"):
-        cal.read_answers(lm, [same])
-
-
-def test_a_choice_longer_than_the_model_reads_is_refused_and_a_context_cut(lm):
-    choices = (" blue", " and green" * lm.context_length)
-    with pytest.raises(InputError, match=r"t.jsonl:3 has a choice of .* tokens, and .* reads"):
-        cal.read_answers(lm, [cal.Example(("It is",) * 2, choices, 0, "t.jsonl:3")])
+def test_a_long_context_is_cut(lm):
     long = cal.Example(("It is so " * lm.context_length,) * 2, (" blue", " green"), 0)
     assert cal.read_answers(lm, [long]).cut == 2
 

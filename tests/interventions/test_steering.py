@@ -280,7 +280,7 @@ def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
             return repetition(lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist())
 
     step = MAX_STRENGTH / STRENGTH_STEPS
-    for prototype in range(0, 60, 12):
+    for prototype in range(0, 60, 20):
         edit = strongest(lm, TEXT, Clamp(prototype, 1.0), generate=30)
         result = steer(lm, TEXT, [edit], generate=30, draws=0)
         increase = written_repetition(edit) - written_repetition()

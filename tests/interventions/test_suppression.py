@@ -37,7 +37,7 @@ from prismlm.lens.opened_model import TooLongError
 from prismlm.statistics import Interval
 
 TEXT = "The patient was given a dose of the drug, and the court"
-OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
+OPTIONS = SuppressOptions(phrases=("the",), samples=24, tokens=8, heldout=800, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +292,7 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
 @pytest.mark.usefixtures("few_steps")
 def test_out_of_reach_nothing_is_chosen(lm, examples, keep, monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 1.0))
-    options = replace(OPTIONS, target=1.0, max_cost=0.0)
+    options = replace(OPTIONS, target=1.0, max_cost=0.0, samples=16)
     controller, report = suppress(lm, examples, keep, options)
     assert (controller, report["chosen"], report["outcomes"]) == (None, None, [])
     assert [point["weight"] for point in report["frontier"]] == [100.0, 1.0, None]

@@ -137,8 +137,9 @@ def made(model):
 
 
 @pytest.fixture
-def answers(model):
-    """The file of answers, which is removed after each test."""
+def answers(model, made, monkeypatch):
+    """The file of answers, which is removed after each test; embedded names are made once."""
+    monkeypatch.setattr("prismlm.lens.labels.write.make_labels", lambda *_: made)
     path = model.lens.path.with_name(f".{model.lens.path.name}.answers.jsonl")
     yield path
     path.unlink(missing_ok=True)
