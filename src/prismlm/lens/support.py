@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import Cells, nearest_of, neighbours
-from prismlm.models.seam import capture
+from prismlm.models.seam import last_states
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.progress import SILENT, Reporter
@@ -99,16 +98,10 @@ def leave_one_out(
     An excerpt is the global position of its first token and its length, within one document; all
     tokens but the first are predicted: float32 [Σ (length − 1)].
     """
-    counts = np.array([length - 1 for _, length in excerpts])
-    prefix = len(corpus.prefix)
-    rows = ([*corpus.prefix, *corpus.read_tokens(*excerpt).tolist()] for excerpt in excerpts)
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    with capture(model, logits=False) as captured:
-        # No mask: the padding comes after every state that is used.
-        model(input_ids=ids.to(model.device), use_cache=False)
-    predicts = torch.arange(ids.shape[1] - 1 - prefix) < torch.from_numpy(counts)[:, None]
-    z, tokens = captured.z[:, prefix:-1].float().cpu()[predicts], ids[:, prefix + 1 :][predicts]
-    states = z * inverse_norms(z)
+    texts = [corpus.read_tokens(*excerpt).tolist() for excerpt in excerpts]
+    counts = [len(text) - 1 for text in texts]
+    z = last_states(model, [[*corpus.prefix, *text[:-1]] for text in texts], counts).float().cpu()
+    states, tokens = z * inverse_norms(z), torch.tensor([t for text in texts for t in text[1:]])
     # The active prototypes of each state that raise the token.
     active = head.nearest(states.to(head.prototypes.device))
     weight = weight_of(model)
