@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prismlm import Ablate, Clamp, Group, Scale
+from prismlm import Ablate, Clamp, Controller, Group, Scale
 from prismlm.errors import InputError
 from prismlm.interventions.plan import applied, card_direction, token_directions
 from prismlm.lens.signatures import signature_ids
@@ -51,6 +51,12 @@ def apply(z, *edits, head=None, scale=1.0, **options):
         ([Clamp(2, 0.4), Scale(2, 2.0)], [3.8, 3.2]),
         ([Scale(2, 2.0), Clamp(2, 0.4)], [3.4, 3.6]),
         ([Ablate(0), Ablate(0)], [1.8, 4.0]),
+        ([Controller(())], [3.0, 4.0]),
+        ([Controller(((0, 1.0), (1, 1.0)))], [3.0, 4.0]),
+        # (0.5 − 1) 1.2 (1, 0) + (2 − 1) 1.6 (0, 2); the third is not active.
+        ([Controller(((2, 4.0), (1, 2.0), (0, 0.5)))], [2.4, 7.2]),
+        ([Controller(((0, 0.0), (1, 0.0)))], [1.8, 0.8]),
+        ([Controller(((0, 0.5),)), Scale(0, 4.0), Ablate(1)], [4.2, 0.8]),
     ],
 )
 def test_edits_by_hand(edits, expected):
@@ -163,13 +169,16 @@ def test_logits_against_dense_edits(family):
     weight, z = model.get_output_embeddings().weight, states(model)
     before, _ = dense_activations(head, z)
     logits = z @ weight.T
-    edits = plan(model, head, Ablate(7), Scale(11, 2.5), Clamp(4, 0.3))
+    scales = {3: 0.0, 11: 2.5, 25: 0.3, 24: 5.0}
+    controller = Controller(tuple(scales.items()))
+    edits = plan(model, head, Ablate(7), controller, Scale(11, 2.5), Clamp(4, 0.3))
     (listed,) = signature_ids(edits.lm, [4])
     gain = (weight @ head.prototypes[4])[listed[0]]
     clamped = 0.3 * (logits.max(-1).values - logits.mean(-1)) / gain
     after = before.clone()
     after[:, 7] = 0
-    after[:, 11] *= 2.5
+    for prototype, scale in [*scales.items(), (11, 2.5)]:
+        after[:, prototype] *= scale
     direction = card_direction(weight, head.prototypes[4], listed)
     expected = edit_naive(z, head.prototypes, before, after)
     expected = (expected + (clamped - before[:, 4])[:, None] * direction) @ weight.T

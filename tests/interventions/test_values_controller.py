@@ -1,73 +1,20 @@
-"""Controllers by numbers worked out by hand, their files, and what is refused."""
+"""Controllers as files, and what is refused; what they do is in test_values.py."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-import prismlm
-from prismlm import Ablate, Controller, Scale
+from prismlm import Controller
 from prismlm.errors import FormatError, InputError
-from prismlm.interventions.plan import applied
 from prismlm.interventions.values import META
 from prismlm.lens.layout import prototypes_fingerprint
-from tests.helpers.edit_models import (
-    STATE,
-    WEIGHT,
-    Flat,
-    dense_activations,
-    make_head,
-    make_model,
-    plan,
-    small_head,
-)
-
-
-@pytest.mark.parametrize(
-    ("scales", "expected"),
-    [
-        ((), [3.0, 4.0]),
-        ([(0, 1.0), (1, 1.0)], [3.0, 4.0]),
-        ([(0, 0.5)], [2.4, 4.0]),
-        # (0.5 − 1) 1.2 (1, 0) + (2 − 1) 1.6 (0, 2); the third is not active.
-        ([(2, 4.0), (1, 2.0), (0, 0.5)], [2.4, 7.2]),
-        ([(0, 0.0), (1, 0.0)], [1.8, 0.8]),
-    ],
-)
-def test_states_and_logits_change_by_the_named_amounts(scales, expected):
-    model = Flat(WEIGHT, 0.5)
-    after = plan(model, small_head(), Controller(tuple(scales))).apply(STATE)
-    torch.testing.assert_close(after, torch.tensor([expected]))
-    torch.testing.assert_close(model(after)[0, 3].item(), 0.5 * (2 * expected[0] - 3 * expected[1]))
-
-
-def test_logits_of_a_model_change_by_the_sum_of_scaled_contributions():
-    model, head = make_model(), make_head()
-    ids = torch.tensor([[5, 9, 2, 40, 33, 17, 8]])
-    seen = []
-    handle = model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    plain = model(input_ids=ids).logits[0]
-    handle.remove()
-    scales = {3: 0.0, 11: 2.5, 25: 0.3, 24: 5.0}
-    with applied(model, plan(model, head, Controller(tuple(scales.items())))):
-        edited = model(input_ids=ids).logits[0]
-    alpha, _ = dense_activations(head, seen[0][0])
-    change = sum((s - 1) * alpha[:, i, None] * head.prototypes[i] for i, s in scales.items())
-    assert change.abs().max() > 0.1
-    torch.testing.assert_close(
-        edited - plain, change @ model.lm_head.weight.T, atol=2e-4, rtol=1e-4
-    )
-
-
-def test_acts_in_order_with_other_edits():
-    model, head = Flat(WEIGHT), small_head()
-    both = plan(model, head, Controller(((0, 0.5),)), Scale(0, 4.0), Ablate(1)).apply(STATE)
-    torch.testing.assert_close(both, torch.tensor([[3 + 1.2, 0.8]]))
+from tests.helpers.edit_models import WEIGHT, Flat, plan, small_head
 
 
 def test_file_gives_back_the_same(tmp_path):
     path = tmp_path / "controller.safetensors"
     made = {"task": "t.jsonl", "examples": 400}
-    one = prismlm.Controller([(7, 2.0), (3, 0.5)], "abc", "answers", made)
+    one = Controller([(7, 2.0), (3, 0.5)], "abc", "answers", made)
     one.save(path)
     read = Controller.load(path)
     assert read == one
