@@ -29,7 +29,7 @@ module = sys.modules[run_fetched.__module__]
 EVERY, KILL = 120, signal.SIGKILL
 SHOWN = dict(list(QUESTIONS.items())[:2])
 OPTIONS = AttachOptions(
-    fit=FitOptions(64, 4, epochs=1, batch=128, frequent=300, drawn=50),
+    fit=FitOptions(64, 4, epochs=0.2, batch=128, frequent=300, drawn=50),
     window=64,
     contexts=3,
     codes="pq12",

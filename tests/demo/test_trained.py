@@ -29,7 +29,9 @@ TINY = DemoSize(
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return run_demo(tmp_path_factory.mktemp("demo") / "tiny", TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "GENERATED", 4)
+        yield run_demo(tmp_path_factory.mktemp("demo") / "tiny", TINY)
 
 
 def test_everything_is_there_and_one_prompt_per_domain_is_explained(demo):
