@@ -37,7 +37,7 @@ from prismlm.lens.opened_model import TooLongError
 from prismlm.statistics import Interval
 
 TEXT = "The patient was given a dose of the drug, and the court"
-OPTIONS = SuppressOptions(phrases=("the",), samples=24, tokens=8, heldout=800, temperature=1.0)
+OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +263,7 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
 @pytest.fixture
 def few_steps(monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.STEPS", 15)
+    monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 5.0, 0.3))
 
 
 @pytest.mark.usefixtures("few_steps")
