@@ -139,11 +139,13 @@ def test_a_missing_part_alone_is_put_back(demo, fetched, tmp_path, missing):
     assert all(prompts.parts_there(out).values())
 
 
-@pytest.mark.usefixtures("fetched")
-def test_other_texts_than_the_lens_is_of_are_refused(tmp_path, monkeypatch):
+def test_other_texts_than_the_lens_is_of_are_refused(demo, tmp_path, monkeypatch):
+    out = shutil.copytree(demo.model.parent, tmp_path / "demo")
+    for part in ("corpus", "model/lens"):
+        shutil.rmtree(out / part)
     monkeypatch.setattr(module, "plain_texts", lambda path: documents(path, EVERY - 1))
     with pytest.raises(FormatError, match="not the ones that its lens was made of"):
-        run_fetched(tmp_path / "demo")
+        run_fetched(out)
 
 
 @pytest.mark.parametrize("out", ["demo", "."])

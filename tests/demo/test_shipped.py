@@ -74,20 +74,12 @@ def test_model_and_lens_are_of_one_making(members):
     lens = json.loads(members[f"{LENS}/{layout.META_FILE}"])
     assert made["read"]["fingerprint"] == lens["corpus"]
     assert lens["documents"] == table_of(members, layout.CELL_DOCUMENTS_FILE).num_rows
-    assert table_of(members, layout.PROTOTYPES_FILE).num_rows == made["fit.prototypes"]
     assert lens["map"]["method"] == "umap"
-
-
-def test_every_prototype_is_in_use(members):
-    """As the head chooses them: among the nearest alone many never are."""
-    made = json.loads(members[META_FILE])["provenance"]["attached"]
+    # Unseen text was read for support; half of it comes nearer than this, not all and not none.
+    assert lens["support"]["predictions"] > 1_000
+    assert 0.3 < lens["support"]["nearest"][50] < 0.9
+    # As the head chooses them every prototype is in use: among the nearest alone many never are.
     usage = table_of(members, layout.PROTOTYPES_FILE)["usage"].to_numpy()
+    assert len(usage) == made["fit.prototypes"]
     assert usage.min() > 1e-4
     assert 0.8 < usage.sum() / made["fit.prototypes_per_token"] <= 1
-
-
-def test_unseen_text_was_read_for_support(members):
-    scale = json.loads(members[f"{LENS}/{layout.META_FILE}"])["support"]
-    assert scale["predictions"] > 1_000
-    # Half of its predictions come nearer than this: neither all of them nor none.
-    assert 0.3 < scale["nearest"][50] < 0.9

@@ -68,20 +68,19 @@ def test_examples_are_divided(texts):
     split = split_examples(texts, 3)
     assert [len(part) for part in split] == [8, 4, 4]
     assert sorted(split.find + split.choose + split.report) == sorted(texts)
-    with pytest.raises(InputError, match="there are 7 examples"):
-        split_examples(texts[:7], 0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("make", "message"),
     [
-        ({"target": 0.0}, "the target is 0.0"),
-        ({"phrases": (" ",)}, "a phrase is empty"),
+        (lambda _: SuppressOptions(target=0.0), "the target is 0.0"),
+        (lambda _: SuppressOptions(phrases=(" ",)), "a phrase is empty"),
+        (lambda texts: split_examples(texts[:7], 0), "there are 7 examples"),
     ],
 )
-def test_options_that_are_refused(fields, message):
+def test_options_and_examples_that_are_refused(texts, make, message):
     with pytest.raises(InputError, match=message):
-        SuppressOptions(**fields)
+        make(texts)
 
 
 def test_a_phrase_is_found_in_any_case_and_spacing():
@@ -315,20 +314,15 @@ def test_what_nothing_marks(lm, texts, keep, phrase, message):
         Suppressing(lm, found, keep, replace(OPTIONS, phrases=phrases))
 
 
-def test_no_prototype_marks(lm, keep, texts, monkeypatch):
-    monkeypatch.setattr("prismlm.interventions.suppression.ERRORS", 1e9)
-    work = Suppressing(lm, split_examples(texts, 0), keep, OPTIONS)
-    with pytest.raises(InputError, match="no prototype marks the behaviour"):
-        work.fit()
-
-
-def test_a_model_that_never_shows_it(lm, examples, keep, monkeypatch):
-    never = lambda *_, **__: (Interval(0, 0, 0), [])  # noqa: E731
-    monkeypatch.setattr(Suppressing, "behaviour", never)
-    with pytest.raises(InputError, match="does not show the behaviour"):
-        suppress(lm, examples, keep, OPTIONS)
-
-
-def test_too_little_to_keep(lm, examples, keep):
-    with pytest.raises(InputError, match="there are 3 texts to keep"):
-        Suppressing(lm, examples, keep[:3], OPTIONS)
+@pytest.mark.parametrize(
+    ("change", "value", "kept", "message"),
+    [
+        ("ERRORS", 1e9, 99, "no prototype marks the behaviour"),
+        ("Suppressing.behaviour", lambda *_: (Interval(0, 0, 0), []), 99, "does not show the beh"),
+        ("SPREAD", 2000, 3, "there are 3 texts to keep"),
+    ],
+)
+def test_what_cannot_be_suppressed(lm, examples, keep, monkeypatch, change, value, kept, message):
+    monkeypatch.setattr(f"prismlm.interventions.suppression.{change}", value)
+    with pytest.raises(InputError, match=message):
+        suppress(lm, examples, keep[:kept], OPTIONS)
