@@ -306,16 +306,9 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
 def install(lm: OpenedModel, edits: Iterable[Edit]) -> None:
     """Apply edits to every later pass, in all threads, before edits of blocks: for a server."""
     plan = plan_for(lm, edits)
-
-    def always(module: nn.Module, args: tuple[Any, ...]) -> Any:
-        return (plan.apply(args[0]), *args[1:])
-
-    plan.embedding.register_forward_pre_hook(always)
+    plan.embedding.register_forward_pre_hook(lambda _, args: (plan.apply(args[0]), *args[1:]))
 
 
 def _edit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plan = next((p for p in _plans.get() if p.embedding is module), None)
-    if plan is None:
-        return None
-    edited = plan.apply(args[0])
-    return None if edited is args[0] else ((edited, *args[1:]), kwargs)
+    return None if plan is None else ((plan.apply(args[0]), *args[1:]), kwargs)

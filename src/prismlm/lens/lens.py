@@ -362,12 +362,11 @@ class Lens:
         around, source = self.sentence(position), self.text_source
         if around is None or source is None:
             return []
-        start, text, spans = self._document(source.document_at(position))
-        left, right = spans[position - start].tolist()
-        begin, end = left - len(around.before), right + len(around.after)
-        selected = spans[[other - start for other in others if other != position]].tolist()
-        inside = [(a - begin, b - begin) for a, b in selected if begin <= a and b <= end]
-        return joined(text[begin:end], inside)
+        start, _, spans = self._document(source.document_at(position))
+        sentence, begin = str(around), int(spans[position - start, 0]) - len(around.before)
+        selected = spans[[other - start for other in others if other != position]] - begin
+        inside = [(a, b) for a, b in selected.tolist() if a >= 0 and b <= len(sentence)]
+        return joined(sentence, inside)
 
     @cached_property
     def first_rows(self) -> np.ndarray:

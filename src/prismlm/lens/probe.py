@@ -61,8 +61,7 @@ class Probe:
             length = min(1 + (SHORT if row else window), int(corpus.lengths[document]))
             tokens = corpus.read_tokens(int(corpus.starts[document]), length)
             rows.append(torch.from_numpy(tokens.astype(np.int64)))
-        z = _read(model, rows)
-        return cls(rows, _kind(z.dtype), z.float().cpu(), _next_logits(model, rows, z))
+        return cls(rows, *_measured(model, rows))
 
     def save(self, directory: Path) -> None:
         """Write ``probe.safetensors``."""
@@ -107,39 +106,40 @@ class Probe:
             "the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
         )
 
-    @torch.no_grad()
     def differences(self, model: nn.Module, *, decoder: bool = True) -> tuple[Tensor, str]:
         """Return the difference at each position, [n], and the number format of the model.
 
         It is the larger of ‖z − z′‖ / ‖z‖ and |l − l′| / max |l|, with z and l of the lens, z′ and
         l′ of the model, and the maximum over all positions; z′ is z without a ``decoder``.
         """
-        z = _read(model, self.rows) if decoder else self.states.to(weight_of(model))
-        logits, states = _next_logits(model, self.rows, z), z.float().cpu()
+        kind, states, logits = _measured(model, self.rows, None if decoder else self.states)
         moved = (states - self.states).norm(dim=1) / self.states.norm(dim=1).clamp_min(TINY)
         size = self.logits.abs().max().clamp_min(TINY)
-        return torch.maximum(moved, (logits - self.logits).abs() / size), _kind(z.dtype)
+        return torch.maximum(moved, (logits - self.logits).abs() / size), kind
 
 
-def _kind(dtype: torch.dtype) -> str:
-    """Return the number format of a computation; TF32 rounds the factors of float32."""
-    exact = dtype.itemsize < 4 or torch.get_float32_matmul_precision() == "highest"
-    return str(dtype).removeprefix("torch.") if exact else "tf32"
+@torch.no_grad()
+def _measured(
+    model: nn.Module, rows: list[Tensor], states: Tensor | None = None
+) -> tuple[str, Tensor, Tensor]:
+    """Return number format, states [n, d], and logits of the tokens after them [n], float32.
+
+    The states are those of the model, unless some are given.
+    """
+    weight, bias = weight_of(model), getattr(output_embedding(model), "bias", None)
+    z = _read(model, rows) if states is None else states.to(weight)
+    embedded = nn.functional.linear(z.to(weight), weight, bias).float().cpu()
+    following = torch.cat([row[_positions(len(row) - 1) + 1] for row in rows])
+    logits = LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
+    # TF32 rounds the factors of float32.
+    exact = z.dtype.itemsize < 4 or torch.get_float32_matmul_precision() == "highest"
+    return str(z.dtype).removeprefix("torch.") if exact else "tf32", z.float().cpu(), logits
 
 
 def _positions(length: int) -> Tensor:
     """Return up to four positions of a row, the last among them."""
     parts = {max(1, length * part // PER_ROW) for part in range(1, PER_ROW + 1)}
     return torch.tensor(sorted(parts)) - 1
-
-
-@torch.no_grad()
-def _next_logits(model: nn.Module, rows: list[Tensor], z: Tensor) -> Tensor:
-    """Return the logit of the token after each position with state z [n, d], float32 [n]."""
-    following = torch.cat([row[_positions(len(row) - 1) + 1] for row in rows])
-    weight, bias = weight_of(model), getattr(output_embedding(model), "bias", None)
-    embedded = nn.functional.linear(z.to(weight), weight, bias).float().cpu()
-    return LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
 
 
 def _read(model: Any, rows: list[Tensor]) -> Tensor:
