@@ -263,6 +263,7 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
 def few_steps(monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.STEPS", 15)
     monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 5.0, 0.3))
+    monkeypatch.setattr("prismlm.interventions.suppression.BIASES", (4.0, 32.0))
 
 
 @pytest.mark.usefixtures("few_steps")

@@ -224,22 +224,20 @@ class Session:
             {},
         ]
         create: Any = self._client.chat.completions.create
-        way, reply = self._way, None
-        while True:
+        reply = None
+        for way in range(self._way, len(ways)):
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **ways[way])
+                self._way = way
             except (*refusals, openai.InternalServerError) as error:
                 # Options that have worked before are not the cause.
                 if (self.tally["requests"] and way == self._way) or way + 1 == len(ways):
                     raise self._error(error) from error
-                way = max(way + 1, self._way)
                 continue
             except openai.APIError as error:
                 raise self._error(error) from error
             except ValueError:  # the body is not JSON
                 pass
-            else:
-                self._way = way
             break
         # The client does not validate what it receives.
         usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
