@@ -5,12 +5,7 @@ import threading
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from prismlm.errors import InputError
 from prismlm.models.attention import (
@@ -92,8 +87,7 @@ def test_weights_with_padding_and_with_a_cache_are_the_same():
 
 
 @pytest.mark.parametrize(
-    "build",
-    [lambda: make_gpt2(19), lambda: llama(LlamaConfig), lambda: llama(OwnFormConfig)],
+    "build", [lambda: make_gpt2(19), lambda: llama(LlamaConfig), lambda: llama(OwnFormConfig)]
 )
 def test_weights_of_hugging_face_models_are_their_output_attentions(build):
     model, ids = build(), torch.randint(0, 19, (2, 7))

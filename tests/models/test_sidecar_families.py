@@ -18,15 +18,7 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.ops.prototype_head import naive
 from prismlm.training import PrismForCausalLM
 from tests.helpers import families
-from tests.helpers.families import (
-    FAMILIES,
-    MAPS,
-    PER_TOKEN,
-    PROTOTYPES,
-    QUANTISED,
-    REFUSED,
-    WIDTH,
-)
+from tests.helpers.families import FAMILIES, MAPS, PER_TOKEN, PROTOTYPES, QUANTISED, REFUSED, WIDTH
 from tests.helpers.naive_edits import edit_naive
 
 NEW = 5

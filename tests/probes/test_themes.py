@@ -151,8 +151,7 @@ def test_a_unit_is_asked_about_once_with_its_marks(opened):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"coverage": 11}, {"themes": 0}, {"coverage": 9.5}, {"theme": " \n"}, {"more": 1}],
+    "wrong", [{"coverage": 11}, {"themes": 0}, {"coverage": 9.5}, {"theme": " \n"}, {"more": 1}]
 )
 def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
     def behave(request, number):

@@ -137,11 +137,6 @@ class SignalNoiseAttention(nn.Module):
 
 def signal_heads(width: int, head_size: int, expansion: int) -> int:
     """Return H = R·d / 2p; raise InputError for sizes that do not divide, or odd numbers."""
-    if min(width, head_size, expansion) < 1:
-        raise InputError(
-            f"width {width}, head size {head_size} and expansion R = {expansion}: expected at "
-            "least 1 of each."
-        )
     if width % head_size or head_size % 2:
         sizes = [str(size) for size in range(2, width + 1, 2) if width % size == 0]
         hint = (

@@ -5,11 +5,7 @@ Importing this package registers prismlm's model types with Hugging Face's Auto 
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from prismlm.models.decoders.own_decoder import (
-    DeltaNetConfig,
-    DeltaNetForCausalLM,
-    DeltaNetModel,
-)
+from prismlm.models.decoders.own_decoder import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetModel
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
 from prismlm.models.decoders.signal_noise import (
     SignalNoiseConfig,

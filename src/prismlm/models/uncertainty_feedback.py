@@ -190,11 +190,7 @@ class UncertaintyFeedback:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        embedding: UncertaintyEmbedding,
-        *,
-        passes: int = 2,
+        self, model: PreTrainedModel, embedding: UncertaintyEmbedding, *, passes: int = 2
     ) -> None:
         self.model = model
         self.levels = embedding.levels

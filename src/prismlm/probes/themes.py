@@ -27,14 +27,7 @@ from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.lens.labels.contexts import FUNCTION, NAME_LENGTH
-from prismlm.lens.labels.endpoint import (
-    Endpoint,
-    Question,
-    Session,
-    fenced,
-    one_line,
-    prompt,
-)
+from prismlm.lens.labels.endpoint import Endpoint, Question, Session, fenced, one_line, prompt
 from prismlm.lens.signatures import LINE
 from prismlm.probes.channels.activations import Kind as Activation
 from prismlm.probes.channels.activations import read_activations, read_passages

@@ -12,15 +12,7 @@ from prismlm.models.presets import build_config
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.training.parallel import recompute_activations
 from prismlm.training.setup import supports_packed_documents
-from tests.helpers.own_models import (
-    CLOSE,
-    END,
-    FAMILIES,
-    VOCABULARY,
-    gradients,
-    own_model,
-    tokens,
-)
+from tests.helpers.own_models import CLOSE, END, FAMILIES, VOCABULARY, gradients, own_model, tokens
 
 OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 

@@ -40,10 +40,7 @@ def adapted(model, kind, targets):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("build", "targets"),
-    [
-        (signal_noise, ["projection"]),
-        (protot, ["value_projection", "output_projection"]),
-    ],
+    [(signal_noise, ["projection"]), (protot, ["value_projection", "output_projection"])],
 )
 @torch.no_grad()
 def test_unmerged_merged_and_reloaded_adapters_are_the_same(build, targets, kind, tmp_path):

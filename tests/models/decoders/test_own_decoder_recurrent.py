@@ -15,13 +15,7 @@ from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.presets import build_config
 from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive as naive_mean
-from tests.helpers.own_models import (
-    CLOSE,
-    RECURRENT,
-    gradients,
-    own_model,
-    tokens,
-)
+from tests.helpers.own_models import CLOSE, RECURRENT, gradients, own_model, tokens
 
 
 @pytest.fixture(scope="module", params=RECURRENT)

@@ -15,7 +15,6 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from prismlm.errors import InputError, check_number
-from prismlm.layers.mlp import MLP, OutputLinear
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.own_decoder import (
     OwnConfig,
@@ -72,6 +71,23 @@ class SignalNoiseConfig(OwnConfig):
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         super().__post_init__(**kwargs)
+
+
+class OutputLinear(nn.Linear):
+    """A linear map added to the residual stream, initialised with smaller weights."""
+
+
+class MLP(nn.Module):
+    """GPT-2's: W_down gelu(W_up x)."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = OutputLinear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the MLP."""
+        return self.down_proj(F.gelu(self.up_proj(x)))
 
 
 class SignalNoiseBlock(GradientCheckpointingLayer):

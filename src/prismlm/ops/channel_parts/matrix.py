@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
+from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW
 
 
 class ChannelFlow(NamedTuple):

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.ops.channel_parts.matrix import ChannelFlow
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
+from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW
 
 
 def channel_parts(

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from prismlm.ops.pair_products import pair_products
 from prismlm.ops.precision import at_least_float32
-from prismlm.ops.prototype_head.routing import (
-    Nearest,
-    Routing,
-    inverse_norms,
-    unit_rows,
-)
+from prismlm.ops.prototype_head.routing import Nearest, Routing, inverse_norms, unit_rows
 from prismlm.ops.tiles import at_once
 
 # Up to this many states, a product is faster with prototypes on the left.

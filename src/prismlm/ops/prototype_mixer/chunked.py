@@ -24,14 +24,25 @@ from torch.nn import functional as F
 
 from prismlm.ops import tiles
 from prismlm.ops.precision import working_dtype
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
 from prismlm.ops.sequences import reach
 
+# The mass below which a channel is empty, near float32's smallest numbers.
+EMPTY_BELOW = 1e-30
 # Positions per segment of a row; on a CPU, with its caches, of all rows together.
 SEGMENT, TILE = 4096, 2048
 MIN_DECAY = 2e-9  # 2e-9^-32 is finite in float64
 LOG_ZERO = -1000.0  # the logarithm of a decay of 0
 TINY = 1e-37  # smaller factors become 0: subnormal numbers are a hundred times slower
+
+
+class PrefixState(NamedTuple):
+    """The sums and mass that the next position i reads; float32 or float64.
+
+    S_k = Σ_j β_k^(i−j) w_jk v_j and M_k = Σ_j β_k^(i−j) w_jk, v_j the D / G values of k's group.
+    """
+
+    sums: Float[Tensor, "B R width"]
+    mass: Float[Tensor, "B R"]
 
 
 def prefix_mean(

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prismlm.ops.precision import working_dtype
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
+from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW, PrefixState
 
 
 def prefix_mean(

@@ -8,11 +8,4 @@ from prismlm.ops.signal_noise_attention.rotary import (
     rotate,
 )
 
-__all__ = [
-    "Scaling",
-    "attend",
-    "attention_weights",
-    "frequencies",
-    "group_frequencies",
-    "rotate",
-]
+__all__ = ["Scaling", "attend", "attention_weights", "frequencies", "group_frequencies", "rotate"]

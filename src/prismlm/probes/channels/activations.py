@@ -27,7 +27,7 @@ from prismlm.models.decoders.protot import (
 from prismlm.models.device import check_sequence
 from prismlm.models.seam import run_decoder
 from prismlm.models.watch import Hook, evaluating, watch
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
+from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW
 from prismlm.probes.results import Row
 from prismlm.progress import SILENT, Reporter
 

@@ -1,10 +1,6 @@
 """Attention heads: how far they reach, what they attend to, and signal against noise heads."""
 
-from prismlm.probes.heads.attention import (
-    compare_groups,
-    head_report,
-    head_uses,
-)
+from prismlm.probes.heads.attention import compare_groups, head_report, head_uses
 from prismlm.probes.heads.spectra import (
     cross_terms,
     layer_rates,
