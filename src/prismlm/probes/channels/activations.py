@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -249,7 +248,13 @@ def read_channels(
     mixers = mixers_of(model)
     layers = chosen_layers(len(mixers), layers)
     check_sequence(input_ids)
-    with recording_decays(mixers) as decays:
+    decays: dict[nn.Module, Tensor] = {}  # [R], or [B, T, R] if they depend on the token
+
+    def record(mixer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        assert isinstance(mixer, PrototypeMixer)
+        decays[mixer] = mixer.decay_of(args[0]).detach()
+
+    with watch(Hook(mixer, before=record) for mixer in mixers):
         gates = gates_of(model, input_ids[None])
     curves: list[LayerCurves] = []
     for layer in layers:
@@ -258,22 +263,6 @@ def read_channels(
         decay = decay if decay.ndim == 1 else decay[0]
         curves.append(LayerCurves(layer, write, read, discounted_mass(write, decay), decay))
     return tuple(curves)
-
-
-@contextmanager
-def recording_decays(mixers: Iterable[PrototypeMixer]) -> Iterator[dict[nn.Module, Tensor]]:
-    """Yield a mapping that forward passes in the block fill with each mixer's decays.
-
-    They are [R], or [B, T, R] if they depend on the token.
-    """
-    decays: dict[nn.Module, Tensor] = {}
-
-    def record(mixer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        assert isinstance(mixer, PrototypeMixer)
-        decays[mixer] = mixer.decay_of(args[0]).detach()
-
-    with watch(Hook(mixer, before=record) for mixer in mixers):
-        yield decays
 
 
 def read_text(

@@ -166,11 +166,6 @@ def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: boo
     return Probe(case.concept, context, target, tuple(context_ids), ids[0])
 
 
-def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
-    """Return the distinct targets of cases."""
-    return tuple(dict.fromkeys(case.target.strip() for case in cases))
-
-
 def channel_name(channel: Channel) -> str:
     """Return a channel as the source writes it: ``L9 P7``."""
     return f"L{channel[0]} P{channel[1]}"
@@ -551,7 +546,7 @@ def concept_in_model(
     if corpus is None:
         raise InputError("name channels, or a corpus to find one in.")
     check_tokenizer_of(corpus, tokenizer, name)
-    words = words_of(cases)
+    words = [case.target for case in cases]
     train = Sequences(corpus, "train", max_tokens=max_tokens)
     ranking = find_channels(model, tokenizer, words, train, progress=progress)
     layer, channel = ranking.rows[0]["layer"], ranking.rows[0]["channel"]
