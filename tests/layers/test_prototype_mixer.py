@@ -199,9 +199,11 @@ def test_wrong_settings(settings, words):
         PrototypeMixer(**{"width": WIDTH, "channels": 2} | settings)
 
 
-@pytest.mark.parametrize("convolution_width", [0, 5])
-def test_a_state_of_another_batch(convolution_width):
-    layer = mixer(convolution_width=convolution_width)
+@pytest.mark.parametrize(
+    "build", [mixer, lambda: mixer(convolution_width=5), lambda: DeltaMixer(WIDTH, 1)]
+)
+def test_a_state_of_another_batch(build):
+    layer = build()
     state = layer(torch.randn(2, 3, WIDTH)).state
     with pytest.raises(InputError, match="another batch or"):
         layer(torch.randn(3, 3, WIDTH), state=state)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from prismlm.errors import InputError
 from prismlm.models.attention import (
+    FORM,
     attention_form,
     attention_layers,
     head_groups,
@@ -135,8 +136,11 @@ def test_an_implementation_applies_to_its_block_and_thread():
         copied.run(look)
         look()
     assert seen == [original] * 3
+    # What torch.compile could not trace is there in blocks only.
+    assert FORM not in vars(PreTrainedConfig)
 
 
+@pytest.mark.slow
 def test_after_a_block_models_are_compiled_as_before():
     model = llama(LlamaConfig, layers=1)
     with attention_form(model):

@@ -89,8 +89,9 @@ def test_half_precision_checkpoints_load_and_run(model, tmp_path):
 def test_a_float64_model_is_exact(model, monkeypatch):
     """Compared with the naive forms, and token by token from a cache."""
     exact = copy.deepcopy(model).double()
-    # Longer than a block, and no multiple of one.
-    ids = tokens(2, 75)
+    # Longer than a block of 32 positions, or a chunk, and no multiple of one.
+    monkeypatch.setattr("prismlm.ops.delta_rule.chunked.CHUNK", 16)
+    ids = tokens(2, 41)
     output = exact(ids, output_gates=True)
     assert {gates.dtype for gates in tree_leaves(output.gates)} == {torch.float64}
     logits, fast = output.logits, gradients(exact, input_ids=ids, labels=ids)
