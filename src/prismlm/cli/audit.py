@@ -132,10 +132,9 @@ def sources(
     as_json: opt.Json = False,
 ) -> None:
     """Show where a training document shows up: its prototypes, and texts that relied on it."""
-    import prismlm
     from prismlm.explain.sources import document_sources, texts_that_rely
 
-    lm = prismlm.load(model, lens=lens_name, corpus=corpus)
+    lm = opt.open_model(model, lens_name, corpus)
     lens = lm.lens_for("document to find")
     document, texts = document_sources(lens, doc), None
     value = {"model": str(model), "lens": lens.address, **asdict(document), "texts": None}
@@ -158,10 +157,9 @@ def compare(
     as_json: opt.Json = False,
 ) -> None:
     """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
-    import prismlm
     from prismlm.explain.compare import compare_prototypes, compare_texts
 
-    a, b = prismlm.load(model_a, lens=lens_a), prismlm.load(model_b, lens=lens_b)
+    a, b = opt.open_model(model_a, lens_a), opt.open_model(model_b, lens_b)
     texts = None
     if file:
         reader = _read_documents(file, a)

@@ -12,7 +12,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.explain import opened, read_texts
+from prismlm.cli.explain import read_texts
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
@@ -145,7 +145,7 @@ def steer(
     search = strength is None and bool(edits) and isinstance(edits[0], searchable)
     if search and file is not None:
         raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
-    lm = prismlm.load(model, lens=lens, device=device)
+    lm = opt.open_model(model, lens, device=device)
     scope: dict[str, Any] = {"only": only, "seed": seed}
     sampling = {"generate": 20 if generate is None else generate, "temperature": temperature or 0.0}
     if file is not None:
@@ -317,7 +317,7 @@ def calibrate(
 
     examples = calibration.read_examples(task)
     tested = None if test is None else calibration.read_examples(test)
-    lm = opened(model, lens, device=device)
+    lm = opt.open_model(model, lens, device=device)
     how: dict[str, Any] = {"seed": seed, "description": task.name, "progress": ConsoleReporter()}
     controller, report = calibration.calibrate(lm, examples, tested, **how)
     output.write(out, controller.save)
@@ -378,7 +378,7 @@ def suppress(
     options = opt.fill(suppression.SuppressOptions, locals(), phrases=tuple(phrases or ()))
     split = suppression.split_examples(read_texts(model, None, examples, None), seed)
     ask = _task_asker(questions, opt.split_names(tasks), data, seed)
-    lm = opened(model, lens, device=device)
+    lm = opt.open_model(model, lens, device=device)
     if keep is not None:
         texts = [suppression.encoded(lm, text) for text in read_texts(model, None, keep, None)]
         kept = [text for text in texts if len(text.ids) > text.start]
@@ -459,7 +459,7 @@ def what_if(
     from prismlm.explain.what_if import calibration
     from prismlm.explain.what_if import what_if as estimate
 
-    lm = opened(model, lens, corpus, device)
+    lm = opt.open_model(model, lens, corpus, device)
     how: dict[str, Any] = {"generate": generate}
     if retrain:
         from prismlm.training.tuning import train_without

@@ -14,7 +14,6 @@ import prismlm
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import spinner
 from prismlm.errors import InputError
 from prismlm.files import read_text
 from prismlm.outputs import write_text
@@ -87,7 +86,7 @@ def explain(
 
     search = {"method": method, "where": parse_where(where or [])}
     edits = [prismlm.Controller.load(controller)] if controller else []
-    lm = opened(model, lens, corpus, device)
+    lm = opt.open_model(model, lens, corpus, device)
     if by or against or where or method != "evidence":
         lm.lens_for("training text to point to")
     column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
@@ -101,14 +100,6 @@ def explain(
         for value, one in zip(values, moved, strict=False):
             value["controller"] = one
         output.show(values[0] if len(values) == 1 else {"texts": values}, True)
-
-
-def opened(
-    model: Path, lens: str | None, corpus: Path | None = None, device: str = "cpu"
-) -> PrismLM:
-    """Open a model, and say so."""
-    with spinner("Opening the model"):
-        return prismlm.load(model, lens=lens, corpus=corpus, device=device)
 
 
 def _explain(

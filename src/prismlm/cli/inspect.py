@@ -145,7 +145,7 @@ def prototypes(
     from prismlm.lens.labels.catalogue import Catalogue
     from prismlm.lens.lens import MIN_PLACES
 
-    _, lens = opt.load_with_lens(model, lens_name)
+    _, lens = opt.open_with_lens(model, lens_name)
     catalogue = Catalogue(lens)
     if prototype is not None:
         card = catalogue.card(prototype)
@@ -377,7 +377,7 @@ def themes(
 
     text: Any
     if of == "prototypes":
-        lm, lens = opt.load_with_lens(model, lens_name)
+        lm, lens = opt.open_with_lens(model, lens_name)
         sample, left_out = prototype_units(lens, lm.head.prototypes, units, seed)
         text, split = lens.corpus, lens.meta.split  # pyright: ignore[reportAssignmentType]
     else:
@@ -470,7 +470,7 @@ def index(
     from prismlm.lens.lens import inspect_lens
     from prismlm.models.sidecar import verify_weights
 
-    _, lens = opt.load_with_lens(model, lens_name)
+    _, lens = opt.open_with_lens(model, lens_name)
     verified = {"weights_verified": verify_weights(model)} if verify else {}
     value = {"model": str(model), "lens": lens.address, **verified, **inspect_lens(lens)}
     shown = value | {"model trained on them": trained_on_words(value["trained_on"], value["split"])}

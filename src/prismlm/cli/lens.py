@@ -127,7 +127,7 @@ def label(
         raise InputError("--prototypes goes with --endpoint URL.")
     from prismlm.lens.labels.write import ask_for_names, label_lens
 
-    lm, lens = opt.load_with_lens(model, lens_name)
+    lm, lens = opt.open_with_lens(model, lens_name)
     ask = server and partial(ask_for_names, endpoint=server, prototypes=prototypes)
     settings: dict[str, Any] = {"overwrite": overwrite, "labeller": ask}
     summary = label_lens(lens, lm.model, **settings, progress=ConsoleReporter())
@@ -168,7 +168,7 @@ def map_prototypes(
     address = find_lens(model, lens_name)
     if overwrite or address is None or files_of(address).read_meta().map is None:
         opt.require_packages("umap")
-    lm, lens = opt.load_with_lens(model, lens_name)
+    lm, lens = opt.open_with_lens(model, lens_name)
     if lens.meta.map is None or overwrite:
         map_lens(lens, lm.head, progress=ConsoleReporter())
     title = f"Prototypes of {model.name}"
@@ -188,11 +188,9 @@ def push(
     dry_run: PushDryRun = False,
 ) -> None:
     """Upload a model with its lens and a card to the Hugging Face Hub."""
-    from prismlm.explain.language_model import load
-
     options: dict[str, Any] = {"private": private, "with_lens": not no_lens, "dry_run": dry_run}
     options["allow_licenses"] = allow_license or ()
-    pushed = load(model, lens=lens).push_to_hub(name, **options)
+    pushed = opt.open_model(model, lens).push_to_hub(name, **options)
     typer.echo(f"{pushed.card}\nFiles: {', '.join(pushed.files)}" if dry_run else pushed.url)
 
 
@@ -204,8 +202,7 @@ def export(
 ) -> None:
     """Write the prototypes for SAELens, or their cards for Neuronpedia."""
     from prismlm.explain.exports import export_neuronpedia, export_sae_lens
-    from prismlm.explain.language_model import load
 
-    lm = load(model, lens=lens)
+    lm = opt.open_model(model, lens)
     (export_sae_lens if to == "sae-lens" else export_neuronpedia)(lm, out)
     typer.echo(str(out))

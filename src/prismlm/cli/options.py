@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from prismlm.cli.progress import spinner
 from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs
 
@@ -130,11 +131,9 @@ def check_one_of(expected: str, *values: object) -> None:
         raise InputError(f"expected {expected}, got {'both' if present else 'neither'}.")
 
 
-def check_output_files(
-    *inputs: Path | str | None, overwrite: bool, directory: Path | None = None, **files: Path | None
-) -> None:
+def check_output_files(*inputs: Path | str | None, overwrite: bool, **files: Path | None) -> None:
     """Check output files, passed by their extensions, as :func:`check_outputs`."""
-    check_outputs(*files.values(), directory=directory, inputs=inputs, overwrite=overwrite)
+    check_outputs(*files.values(), inputs=inputs, overwrite=overwrite)
     for extension, path in files.items():
         check_ending(path, f".{extension}")
 
@@ -201,9 +200,24 @@ def count_parts(
     return parts or workers or 1
 
 
-def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
-    """Open a model with its lens; InputError if it has none."""
+def open_model(
+    model: Path,
+    lens: str | None = None,
+    corpus: Path | None = None,
+    device: str = "cpu",
+    controller: Path | None = None,
+) -> PrismLM:
+    """Open a model, under a controller if there is one, and say so."""
     import prismlm
+    from prismlm.interventions.plan import install
 
-    lm = prismlm.load(model, lens=lens)
+    with spinner("Opening the model"):
+        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
+    install(lm, [prismlm.Controller.load(controller)] if controller else [])
+    return lm
+
+
+def open_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
+    """Open a model with its lens; InputError if it has none."""
+    lm = open_model(model, lens)
     return lm, lm.lens_for("table of its prototypes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import socket
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,7 +42,7 @@ def explore(
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
     opt.require_packages(*SERVER_PACKAGES)
     with closing(_listen(host, port)) as listener:
-        lm = _load(model, lens, corpus, device, controller)
+        lm = opt.open_model(model, lens, corpus, device, controller)
         app, address = _explorer(lm, listener, host)
         typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
         if browser:
@@ -96,7 +95,7 @@ def serve(
     from prismlm.web import create_app
 
     with closing(_listen(host, port)) as listener:
-        lm = _load(model, lens, corpus, device, controller)
+        lm = opt.open_model(model, lens, corpus, device, controller)
         app = create_app(
             lm,
             name=name,
@@ -117,18 +116,6 @@ def serve(
             typer.echo(f"Explore it at {address}", err=True)
         typer.echo("Ctrl-C ends it.", err=True)
         _run(app, listener)
-
-
-def _load(
-    model: Path, lens: str | None, corpus: Path | None, device: str, controller: Path | None
-) -> PrismLM:
-    """Open a model, under a controller if there is one."""
-    import prismlm
-    from prismlm.interventions.plan import install
-
-    lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-    install(lm, [prismlm.Controller.load(controller)] if controller else [])
-    return lm
 
 
 def _listen(host: str, port: int) -> socket.socket:
