@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
+import prismlm
 from tests.helpers.html_reader import Reader
 
 TEXTS = [
@@ -18,9 +19,9 @@ TEXTS = [
 ]
 
 
-@pytest.fixture
-def texts(tmp_path) -> Path:
-    path = tmp_path / "texts.jsonl"
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS), encoding="utf-8")
     return path
 
@@ -74,10 +75,12 @@ def test_human_output_fits(prism, tiny_model, texts):
         shown = prism(*arguments, columns=80).stdout
         assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80, arguments[0]
         assert "\x1b" not in shown
+        assert ("Shares by domain" in shown) == (arguments[0] == "compare")
 
 
 def test_sources(document, tiny_model, texts):
-    doc = document("audit", tiny_model, texts)["documents"][0]["doc_id"]
+    trace = prismlm.load(tiny_model).explain(TEXTS[0]["text"])
+    doc = trace.documents(1)[0].doc_id
     command = ("sources", tiny_model, "--doc", doc)
     alone, measured = document(*command), document(*command, "--file", texts)
     assert alone["texts"] is None
@@ -96,7 +99,6 @@ def test_compare(prism, document, tiny_model, texts, tmp_path):
     alone = prism("compare", bare, tiny_model, "--top", 1).stdout
     assert "b name" in alone
     assert "a name" not in alone
-    assert "Shares by domain" in prism("compare", tiny_model, tiny_model, "--file", texts).stdout
 
 
 def test_filters_and_methods_of_explain(prism, document, tiny_model):
