@@ -67,8 +67,9 @@ def build(
 
     Finished parts are kept: run again to resume.
     """
-    from prismlm.corpus import Columns, Filters, build_corpus, estimate_build, sample_path
+    from prismlm.corpus import Columns, Corpus, Filters, build_corpus, estimate_build, sample_path
     from prismlm.corpus.part import CorpusPart
+    from prismlm.parts import Parts
 
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
     stream = _dataset(dataset, split, data_files)
@@ -89,7 +90,9 @@ def build(
         else:
             part = CorpusPart(out, inputs=stream or paths, **settings, progress=ConsoleReporter())
             part(None, number, count)
-    _report(out, number, count, as_json)
+    if Parts(out, count).path.is_dir():  # others are missing
+        return output.show_part("corpus", out, number, count, as_json)
+    _show_corpus(Corpus.open(out), as_json)
 
 
 def _dataset(name: str | None, split: str, data_files: list[str] | None) -> HubDataset | None:
@@ -101,17 +104,6 @@ def _dataset(name: str | None, split: str, data_files: list[str] | None) -> HubD
     from prismlm.corpus import HubDataset
 
     return HubDataset.parse(name, split, tuple(data_files or ()))
-
-
-def _report(out: Path, number: int, count: int, as_json: bool) -> None:
-    """Print a finished corpus, or that other parts are missing."""
-    from prismlm.corpus import Corpus
-    from prismlm.parts import Parts
-
-    if Parts(out, count).path.is_dir():
-        output.show_part("corpus", out, number, count, as_json)
-    else:
-        _show_corpus(Corpus.open(out), as_json)
 
 
 @app.command()

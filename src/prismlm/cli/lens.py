@@ -6,7 +6,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.progress import SILENT
-
-if TYPE_CHECKING:
-    from prismlm.lens.options import Shard
 
 MAX_EXAMPLES = 12
 # Balanced accuracy; 0.5 is chance.
@@ -64,6 +61,7 @@ def index(
     from prismlm.corpus import Corpus
     from prismlm.lens import build
     from prismlm.lens.cells import check_codes
+    from prismlm.lens.lens import lens_summary
     from prismlm.lens.options import IndexOptions, Shard, options_for
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
@@ -89,22 +87,17 @@ def index(
     else:
         how |= {"device": place, "overwrite": overwrite}
         written = build.index(model, source, out, options, **how)
-    if written or "WORLD_SIZE" not in os.environ:
-        _report(written, out, part, time.monotonic() - start, as_json=as_json)
+    if written is not None:
+        seconds = round(time.monotonic() - start, 1)
+        output.show({"lens": str(out), **lens_summary(out), "seconds": seconds}, as_json)
+    elif "WORLD_SIZE" not in os.environ:
+        output.show_part("lens", out, part.number, part.count, as_json)
 
 
 def _local_device(name: str) -> str:
     """Return the GPU of this process where several read one part each."""
     rank = os.environ.get("LOCAL_RANK")
     return f"cuda:{rank}" if name == "cuda" and rank else name
-
-
-def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_json: bool) -> None:
-    from prismlm.lens.lens import lens_summary
-
-    if written is None:
-        return output.show_part("lens", out, part.number, part.count, as_json)
-    output.show({"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}, as_json)
 
 
 def label(
