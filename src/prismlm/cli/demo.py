@@ -49,39 +49,37 @@ def demo(
         except Unreachable as error:
             typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
     result = result or trained.run_demo(trained_directory, size, progress=progress)
-    _print_summary(result)
-    typer.echo(str(result.model))
+    output.say(*_summary(result))
     if not no_serve and sys.stdout.isatty():
         _explore(result.model)
 
 
-def _print_summary(result: DemoResult) -> None:
+def _summary(result: DemoResult) -> Iterator[Any]:
     from prismlm.explain.trace import percent
     from prismlm.models.sidecar import load_sidecar
     from prismlm.pages.trace import CAVEAT
 
     for prompt, trace in result.answers.items():
-        output.say(*_answer(prompt, trace))
-    output.say("")
+        yield from _answer(prompt, trace)
+    yield ""
     provenance = load_sidecar(result.model).provenance
     if "fine_tuned" in provenance:
-        output.say(
+        yield (
             "The model is SmolLM2-135M-Instruct, fine-tuned on the texts in its lens; its "
             "pre-training data is not indexed."
         )
-    output.say(
+    yield (
         "Its prototypes alone choose the same next token as the full model "
         f"{percent(provenance['quality']['agreement'])} of the time on held-out text."
     )
-    output.say(CAVEAT, style="dim")
+    yield output.dim(CAVEAT)
     model = shlex.quote(str(result.model))
-    example = '"The court held that" --generate 20'
-    if result.chat:
-        example = '"What causes asthma?" --chat'
-    output.say("\nAsk it yourself", style="bold")
-    typer.echo(
-        f"  prismlm explain {model} {example}\n  prismlm explore {model}\n"
-        f"All of this as a page: {result.report}\nThe model directory:"
+    example = "What causes asthma?" if result.chat else "The court held that"
+    options = "--chat" if result.chat else "--generate 20"
+    yield output.heading("\nAsk it yourself")
+    yield output.verbatim(
+        f'  prismlm explain {model} "{example}" {options}\n  prismlm explore {model}\n'
+        f"All of this as a page: {result.report}\nThe model directory:\n{result.model}"
     )
 
 

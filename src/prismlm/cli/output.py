@@ -46,7 +46,7 @@ def show(value: Any, as_json: bool, *parts: Any) -> None:
         say(*parts or tables(value))
 
 
-def say(*parts: Any, style: str = "") -> None:
+def say(*parts: Any) -> None:
     """Print lines, wrapped at words; tables; reports; and figures by name, one below the other."""
     for part in parts:
         if isinstance(part, Table):
@@ -57,7 +57,7 @@ def say(*parts: Any, style: str = "") -> None:
             _print_figures(part)
         else:
             line = part if isinstance(part, Text) else Text(sanitize(part))
-            stdout_console().print(line, style=style, soft_wrap=bool(line.no_wrap))
+            stdout_console().print(line, soft_wrap=bool(line.no_wrap))
 
 
 def heading(line: str) -> Text:
@@ -234,9 +234,7 @@ def _print_table(table: Table) -> None:
 
 def _print_report(report: Report) -> None:
     """Print the facts, tables and findings of a report, and why tables were left out."""
-    say(report.model, style="bold")
-    say(facts_line(report.facts) + "\n", style="dim")
-    say(*report.tables.values())
+    say(heading(report.model), dim(facts_line(report.facts) + "\n"), *report.tables.values())
     if report.findings:
         say(Table("Findings", FINDINGS, report.findings))
     say(*(f"No {name}: {reason}" for name, reason in report.left_out.items()))

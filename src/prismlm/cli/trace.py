@@ -88,10 +88,10 @@ def explain_and_print(
     elif not streamed:
         writer.write(full.answer.strip(), end=True)
     if full.written and not full.answer.strip():
-        say("The model wrote nothing: it ended the text at once.", style="bold")
+        say(heading("The model wrote nothing: it ended the text at once."))
     elif (full.written or full.first) and repeats_question(question, full.answer):
         note = "The answer repeats the question, so what follows is about the question's words."
-        say(note, style="yellow")
+        say(warning(note))
     console.print()
     if trace is not full:
         first, last = trace.steps[0].position, trace.steps[-1].position
