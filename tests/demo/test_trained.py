@@ -6,6 +6,8 @@ import shutil
 import pytest
 
 import prismlm
+from prismlm.cli.demo import _summary
+from prismlm.cli.output import say
 from prismlm.corpus import Corpus
 from prismlm.demo import prompts
 from prismlm.demo.prompts import PROMPTS
@@ -43,6 +45,15 @@ def test_everything_is_there_and_one_prompt_per_domain_is_explained(demo):
         assert trace.passages(limit=1)
     assert demo.report.read_text(encoding="utf-8").startswith("<!")
     assert not demo.cached
+
+
+def test_the_summary_has_every_answer_and_ends_with_the_way_on(demo, capsys):
+    say(*_summary(demo))
+    shown = capsys.readouterr().out
+    for prompt, trace in demo.answers.items():
+        assert " ".join(f"{prompt} {trace.answer}".split()) in " ".join(shown.split())
+    assert f"prismlm explore {demo.model}\n" in shown
+    assert shown.splitlines()[-1] == str(demo.model)
 
 
 @pytest.fixture
