@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from prismlm.corpus import (
     formats,
 )
 from prismlm.errors import InputError
-from tests.helpers.records import write_jsonl
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "text": "First – 🙂.", "source": "s", "domain": "d", "license": "l", "title": "t"},
@@ -185,37 +185,27 @@ def test_inputs_without_files(tmp_path):
         DocumentReader([])
 
 
-def write_bad_files(directory):
-    """Write one file of each kind of bad row, each with a good row as well."""
-    good = '{"text": "good"}\n'
-    (directory / "a_cut.jsonl").write_text(good + '{"text": "cut off he')
-    (directory / "b_number.jsonl").write_text(good + '{"text": 12345}\n')
-    (directory / "c_half.jsonl").write_text(good + '{"text": "ab\\ud83d"}\n')
-    write_jsonl(directory / "d_twice.jsonl", [{"id": n % 2, "text": "good"} for n in range(4)])
-    (directory / "e_column.jsonl").write_text(good + '{"words": "x"}\n[1]\n')
-    (directory / "f_gbk.jsonl").write_bytes(good.encode() + '{"text": "你好"}\n'.encode("gbk"))
-    (directory / "g_list.jsonl").write_text(good + '{"text": "a", "title": ["b"]}\n')
-    (directory / "h_gbk.txt").write_bytes("你好，世界。".encode("gbk"))
-    write_parquet(directory / "i_binary.parquet", {"text": [b"bytes", b"more"]})
-
-
-LEFT_OUT = {
-    "a column is missing": 1,
-    "column is not text or a number": 1,
-    "id used before": 2,
-    "not UTF-8": 2,
-    "not a JSON object": 1,
-    "not valid JSON": 1,
-    "not valid Unicode": 1,
-    "text is a binary value": 2,
-    "text is a number": 1,
+# Files with a good row and bad ones, and how many of these are left out for which reason.
+BAD_FILES = {
+    "a_cut.jsonl": (b'{"text": "cut off he', {"not valid JSON": 1}),
+    "b_number.jsonl": (b'{"text": 12345}', {"text is a number": 1}),
+    "c_half.jsonl": (b'{"text": "ab\\ud83d"}', {"not valid Unicode": 1}),
+    "d_twice.jsonl": (b'{"id": 7, "text": "a"}\n' * 3, {"id used before": 2}),
+    "e_column.jsonl": (b'{"words": "x"}\n[1]', {"a column is missing": 1, "not a JSON object": 1}),
+    "f_gbk.jsonl": ('{"text": "你好"}'.encode("gbk"), {"not UTF-8": 1}),
+    "g_list.jsonl": (b'{"text": "a", "title": ["b"]}', {"column is not text or a number": 1}),
 }
 
 
 def test_the_first_bad_row_is_named_or_all_are_left_out_and_counted(tiny_corpus, tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
-    write_bad_files(texts)
+    reasons = Counter({"not UTF-8": 1, "text is a binary value": 2})
+    for name, (bad, why) in BAD_FILES.items():
+        (texts / name).write_bytes(b'{"text": "good"}\n' + bad)
+        reasons.update(why)
+    (texts / "h_gbk.txt").write_bytes("你好，世界。".encode("gbk"))
+    write_parquet(texts / "i_binary.parquet", {"text": [b"bytes", b"more"]})
     options: dict[str, Any] = {"tokenizer": tiny_corpus / "tokenizer"}
     with pytest.raises(InputError) as caught:
         build_corpus(texts, tmp_path / "out", **options)
@@ -223,7 +213,7 @@ def test_the_first_bad_row_is_named_or_all_are_left_out_and_counted(tiny_corpus,
     assert "--skip-bad-rows" in str(caught.value)
     assert not (tmp_path / "out").exists()
     built = build_corpus(texts, tmp_path / "out", skip_bad_rows=True, **options)
-    assert built.meta["left_out"] == LEFT_OUT
+    assert built.meta["left_out"] == reasons
     assert (built.meta["counts"]["skipped"], len(built)) == (12, 8)
 
 

@@ -437,24 +437,25 @@ def _repeated(parts: Parts, number: int, keys: set[int]) -> BadRow:
 
 
 def _repeated_ids(paths: Sequence[Path]) -> dict[int, list[int]]:
-    """Return, by part, the hashes of ids that an earlier part has too; one file is open at once."""
+    """Return, by part, the hashes of ids that an earlier part has too.
+
+    They are compared range by range of hashes; one file is open at once.
+    """
     ranges = 1 + sum(len(np.load(path, mmap_mode="r")) for path in paths) // IDS_AT_ONCE
     bounds = [np.uint64(2**64 * n // ranges - (n > 0)) for n in range(ranges + 1)]
     repeated = dict[int, list[int]]()
     for low, high in pairwise(bounds):
-        ids = [_ids_between(path, low, high) for path in paths]
+        ids = list[np.ndarray]()
+        for path in paths:
+            every = np.load(path, mmap_mode="r")
+            ends = np.searchsorted(every, low), np.searchsorted(every, high, side="right")
+            ids.append(every[slice(*ends)].copy())
         keys, owners = np.concatenate(ids), np.repeat(np.arange(len(ids)), list(map(len, ids)))
         order = np.argsort(keys, kind="stable")
         again = order[1:][keys[order[1:]] == keys[order[:-1]]]
         for number, key in zip(owners[again].tolist(), keys[again].tolist(), strict=True):
             repeated.setdefault(number, []).append(key)
     return repeated
-
-
-def _ids_between(path: Path, low: np.uint64, high: np.uint64) -> np.ndarray:
-    """Return the hashes of ids of a part from ``low`` to ``high``, both included."""
-    ids = np.load(path, mmap_mode="r")
-    return ids[np.searchsorted(ids, low) : np.searchsorted(ids, high, side="right")].copy()
 
 
 def estimate_build(
