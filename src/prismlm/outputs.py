@@ -37,23 +37,21 @@ def check_outputs(
         overwrite: whether existing files may be replaced; inputs never are.
     """
     paths = [path for path in files if path is not None]
-    existing_inputs = [path for path in inputs if path is not None and os.path.exists(path)]
+    sources = [path for path in inputs if path is not None and os.path.exists(path)]
     for number, path in enumerate(paths):
-        _check_regular(path)
-        for source in existing_inputs:
+        _check_file(path)
+        for source in sources:
             _check_distinct(path, source)
         if any(_same(path, other) for other in paths[:number]):
             raise InputError(f"{path} is to be written twice: give each result a name of its own.")
-    for path in [*paths, *([] if directory is None else [directory / "x"])]:
-        _check_writable(path)
-    if directory is not None and any(_same(directory, source) for source in existing_inputs):
-        raise InputError(f"{directory} is read by this command: give another directory.")
-    if overwrite:
-        return
-    for path in paths:
-        if os.path.lexists(path):
+        if os.path.lexists(path) and not overwrite:
             raise InputError(f"{path} exists: give another name, or replace it with --overwrite.")
-    if directory is not None and os.path.isdir(directory) and os.listdir(directory):
+    if directory is None:
+        return
+    _check_writable(directory, "x")
+    if any(_same(directory, source) for source in sources):
+        raise InputError(f"{directory} is read by this command: give another directory.")
+    if os.path.isdir(directory) and os.listdir(directory) and not overwrite:
         raise InputError(
             f"{directory} is not empty: give another directory, or use --overwrite to replace "
             "files of the same names."
@@ -76,8 +74,7 @@ def output_files(*paths: str | os.PathLike[str]) -> Iterator[list[Path]]:
     names = ", ".join(map(str, targets))
     with ExitStack() as stack:
         for target in targets:
-            _check_regular(target)
-            _check_writable(target)
+            _check_file(target)
             stack.enter_context(room_to_write(names, target.parent, WAY_OUT))
             target.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(writing(target))
@@ -112,11 +109,12 @@ def _same(one: Path | str, other: Path | str) -> bool:
     return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
-def _check_regular(path: Path) -> None:
+def _check_file(path: Path) -> None:
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory: give the name of a file to write.")
     if os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f"{path} is a device or a pipe: give the name of a file to write.")
+    _check_writable(path.parent, path.name)
 
 
 def _check_distinct(path: Path, source: Path | str) -> None:
@@ -129,12 +127,13 @@ def _check_distinct(path: Path, source: Path | str) -> None:
         )
 
 
-def _check_writable(path: Path) -> None:
-    parent = existing_directory(path.parent)
+def _check_writable(directory: Path, name: str) -> None:
+    """Raise InputError unless a file can be written into a directory, which need not exist yet."""
+    parent = existing_directory(directory)
     if not os.path.isdir(parent):
         raise InputError(f"{parent} is a file: give the name of a directory to write into.")
     # As long a name as the temporary file will have.
-    probe = temporary_sibling(parent / path.name)
+    probe = temporary_sibling(parent / name)
     try:
         probe.touch(exist_ok=False)
         probe.unlink()
