@@ -145,31 +145,28 @@ def test_interventions_apply_with_a_cache_and_padding(model):
 
 
 @pytest.mark.parametrize(
-    ("intervention", "message"),
+    ("kind", "arguments", "message"),
     [
-        (MaskWrite(LAYERS, 0), "no layer 3: the model's layers are 0 to 2"),
-        (MaskRead(-1, 0), "no layer -1"),
-        (Reinitialise(0, CHANNELS), "no channel 6 in layer 0: expected 0 to 5"),
-        (MaskRead(0, -1), "no channel -1"),
-        ("MaskRead", "not an intervention"),
+        (MaskWrite, (LAYERS, 0), "no layer 3: the model's layers are 0 to 2"),
+        (MaskRead, (-1, 0), "no layer -1"),
+        (Reinitialise, (0, CHANNELS), "no channel 6 in layer 0: expected 0 to 5"),
+        (MaskRead, (0, -1), "no channel -1"),
+        (str, ("MaskRead",), "not an intervention"),
+        (MaskWrite, (0, 1.5), "expected a whole number"),
+        (MaskRead, ("0", 1), "expected a whole number"),
+        (Reinitialise, (0, 1, -1), "expected a whole number"),
     ],
 )
-def test_unknown_layers_and_channels_are_refused(model, intervention, message):
-    with pytest.raises(InputError, match=message), intervene(model, intervention):
-        pass
+def test_unknown_layers_and_channels_are_refused(model, kind, arguments, message):
+    with pytest.raises(InputError, match=message):
+        intervene(model, kind(*arguments)).__enter__()
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments"), [(MaskWrite, (0, 1.5)), (MaskRead, ("0", 1)), (Reinitialise, (0, 1, -1))]
-)
-def test_numbers_are_whole(kind, arguments):
-    with pytest.raises(InputError, match="expected a whole number"):
-        kind(*arguments)
-
-
-def test_other_models_are_refused_and_a_layer_may_write_nothing(model):
+def test_a_model_without_channels_is_refused():
     with pytest.raises(InputError, match=r"'llama' has no prototype mixer.*'prismlm_protot'"):
         intervene(make_llama(), MaskWrite(0, 0)).__enter__()
-    # With zeros the layer writes nothing at all.
+
+
+def test_a_layer_may_write_nothing(model):
     with intervene(model, *(MaskWrite(1, k) for k in range(CHANNELS))):
         assert torch.isfinite(run(model).logits).all()

@@ -195,16 +195,12 @@ def test_prompts_and_texts_fit_the_context(lm, keep, monkeypatch):
     assert len(encoded(lm, TEXT * 3).ids) == 30
     corpus, _ = corpus_of(lm, None)
     assert max(len(text.ids) for text in held_out(lm, corpus, 400, 0)) == 30
-    work = Suppressing(lm, Examples([TEXT] * 3, [TEXT], []), keep, replace(OPTIONS, tokens=45))
-    with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 .* reads 60: shorten"):
-        work.behaviour(Way())
-
-
-def test_text_of_another_tokenizer_is_not_kept(lm, monkeypatch):
-    corpus, _ = corpus_of(lm, None)
     monkeypatch.setitem(corpus.meta["tokenizer"], "fingerprint", "another")
     with pytest.raises(InputError, match="built with another tokenizer"):
         held_out(lm, corpus, 400, 0)
+    work = Suppressing(lm, Examples([TEXT] * 3, [TEXT], []), keep, replace(OPTIONS, tokens=45))
+    with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 .* reads 60: shorten"):
+        work.behaviour(Way())
 
 
 def test_random_prototypes_are_as_active(lm, keep):

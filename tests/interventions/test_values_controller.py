@@ -55,21 +55,27 @@ def test_another_head_is_refused_by_name():
         plan(model, head, Controller(((3, 0.5),)))
 
 
-def test_files_that_are_none_are_refused(tmp_path):
+COLUMNS = {"prototypes": torch.tensor([1]), "scales": torch.tensor([1.0])}
+NEGATIVE = COLUMNS | {"scales": torch.tensor([-1.0])}
+VERSION_2 = '{"format_version": 2}'
+VERSION_1 = '{"format_version": 1, "head": "", "description": "", "made": {}}'
+
+
+@pytest.mark.parametrize(
+    ("content", "meta", "message"),
+    [
+        (None, None, r"is not a controller .*No such file"),
+        (b"nonsense", None, "is not a controller"),
+        (COLUMNS, None, "is not a controller"),
+        (COLUMNS, {META: VERSION_2}, "format version 2; this prismlm reads 1"),
+        (NEGATIVE, {META: VERSION_1}, r"not a controller.*scale of prototype 1"),
+    ],
+)
+def test_files_that_are_none_are_refused(tmp_path, content, meta, message):
     path = tmp_path / "controller.safetensors"
-    with pytest.raises(FormatError, match=r"is not a controller .*No such file"):
-        Controller.load(path)
-    path.write_bytes(b"nonsense")
-    with pytest.raises(FormatError, match="is not a controller"):
-        Controller.load(path)
-    save_file({"prototypes": torch.tensor([1])}, path)
-    with pytest.raises(FormatError, match="is not a controller"):
-        Controller.load(path)
-    tensors = {"prototypes": torch.tensor([1]), "scales": torch.tensor([1.0])}
-    save_file(tensors, path, metadata={META: '{"format_version": 2}'})
-    with pytest.raises(FormatError, match="format version 2; this prismlm reads 1"):
-        Controller.load(path)
-    meta = '{"format_version": 1, "head": "", "description": "", "made": {}}'
-    save_file(tensors | {"scales": torch.tensor([-1.0])}, path, metadata={META: meta})
-    with pytest.raises(FormatError, match=r"not a controller.*scale of prototype 1"):
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        save_file(content, path, metadata=meta)
+    with pytest.raises(FormatError, match=message):
         Controller.load(path)
