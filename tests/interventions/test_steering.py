@@ -277,19 +277,19 @@ def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
 
     def written_repetition(*edits):
         with lm.edit(*edits):
-            return repetition(lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist())
+            return repetition(lm.write(ids, 20, 0.0, 0)[0, ids.shape[1] :].tolist())
 
     step = MAX_STRENGTH / STRENGTH_STEPS
     for prototype in range(0, 60, 20):
-        edit = strongest(lm, TEXT, Clamp(prototype, 1.0), generate=30)
-        result = steer(lm, TEXT, [edit], generate=30, draws=0)
+        edit = strongest(lm, TEXT, Clamp(prototype, 1.0), generate=20)
+        result = steer(lm, TEXT, [edit], generate=20, draws=0)
         increase = written_repetition(edit) - written_repetition()
         assert result.repeated == pytest.approx(increase)
         assert result.repeats == (increase > MAX_REPETITION)
         assert edit.fraction <= MAX_STRENGTH
         assert edit.fraction <= step or not result.repeats
         if edit.fraction + step < MAX_STRENGTH:
-            above = steer(lm, TEXT, [Clamp(prototype, edit.fraction + step)], generate=30, draws=0)
+            above = steer(lm, TEXT, [Clamp(prototype, edit.fraction + step)], generate=20, draws=0)
             assert above.repeats
             assert any("begins to repeat" in line for line in cautions(above))
         fractions.add(edit.fraction)
