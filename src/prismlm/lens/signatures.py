@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -126,7 +126,7 @@ def top_signatures(
     if int((~rare).sum()) < count:
         rare = torch.zeros_like(rare)
     candidates = min(WAYS * count, int((~rare).sum()))
-    texts: dict[int, str] = {}
+    text = cache(partial(token_alone, tokenizer))
     unit = prototypes * inverse_norms(prototypes)
     mean = unit.mean(0) if len(unit) > 1 else torch.zeros_like(unit[0])
     apart, common = unit - mean, weight @ mean
@@ -141,12 +141,10 @@ def top_signatures(
         distinct.add_(lowered, alpha=-1 - len(unit))
         first = distinct.masked_fill_(rare, -torch.inf).topk(candidates, dim=1).indices
         logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
-        for token in set(first.flatten().tolist()) - texts.keys():
-            texts[token] = token_alone(tokenizer, token)
         for row in zip(first.tolist(), logits.tolist(), strict=True):
             raised = dict(zip(*row, strict=True))
-            listed.append({t: raised[t] for t in _different(raised, texts, count)})
-    tokens = [[texts[token] for token in row] for row in listed]
+            listed.append({t: raised[t] for t in _different(raised, text, count)})
+    tokens = [[text(token) for token in row] for row in listed]
     return Signatures(
         torch.tensor([list(row) for row in listed]),
         tokens,
@@ -155,14 +153,14 @@ def top_signatures(
     )
 
 
-def _different(raised: dict[int, float], texts: dict[int, str], count: int) -> list[int]:
+def _different(raised: dict[int, float], text: Callable[[int], str], count: int) -> list[int]:
     """Return the first tokens of different words, then others if these are too few.
 
     Of several variants of a word, the one with the largest logit stays.
     """
     words: dict[str, int] = {}
     for token in raised:
-        word = texts[token].strip().lower() or texts[token]
+        word = text(token).strip().lower() or text(token)
         words[word] = max(words.get(word, token), token, key=raised.__getitem__)
     return list(dict.fromkeys([*words.values(), *raised]))[:count]
 
