@@ -152,8 +152,9 @@ def read_texts(
                 figures.append(rows)
                 attributions += relied_on
             if one.last:
+                losses, explained = torch.cat(figures, 1).numpy()
                 whole = joined(attributions) if attributions else None
-                yield TextFigures(one.document, one.text, *torch.cat(figures, 1).numpy(), whole)
+                yield TextFigures(one.document, one.text, losses, explained, whole)
                 figures, attributions = figures[:1], []
 
 
