@@ -76,14 +76,18 @@ def build(corpus, model, tmp_path):
 
 
 class StopAfter(Reporter):
-    """A reporter that sends a signal, or raises, when so many advances are made."""
+    """A reporter that sends a signal, or raises, at so many advances, of any work or one kind."""
 
-    def __init__(self, advances, act):
-        self.left, self.act = advances, act
+    def __init__(self, advances, act, work=None):
+        self.left, self.act, self.work, self.counts = advances, act, work, True
+
+    def task(self, description, total=None, unit="tokens"):
+        self.counts = self.work in (None, description)
+        return super().task(description, total, unit)
 
     def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
+        self.left -= self.counts
+        if self.counts and self.left == 0:
             self.act()
 
 
@@ -136,22 +140,6 @@ def test_contexts_and_documents_by_many_workers(build, whole, tmp_path, monkeypa
     compare_with_digests(several)
 
 
-class KilledIn(Reporter):
-    """A reporter that kills this process at the second step of some work, if it says so."""
-
-    def __init__(self, work):
-        self.work, self.left = work, 2
-
-    def task(self, description, total=None, unit="tokens"):
-        self.now = description == self.work
-        return super().task(description, total, unit)
-
-    def advance(self, amount=1):
-        self.left -= self.now
-        if not self.left:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("work", "finished"),
     [
@@ -166,7 +154,8 @@ def test_what_is_finished_is_not_made_again_after_a_kill(
 ):
     many = {"range_bytes": 20_000, "codes": codes}
     expected = whole(**many)
-    child = index_in_child(lambda: build(progress=KilledIn(work), **many))
+    kill = StopAfter(2, lambda: os.kill(os.getpid(), signal.SIGKILL), work)
+    child = index_in_child(lambda: build(progress=kill, **many))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     partial = Parts(tmp_path / "lens", 1).path
     before = {path: path.stat().st_mtime_ns for path in partial.glob("[!.]*/*")}
