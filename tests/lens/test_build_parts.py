@@ -6,7 +6,8 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
@@ -105,27 +106,22 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
         replace(assembly, parts=Parts(part.lens.with_name("other"), 3))(None, 0, 2)
 
 
-@dataclass(frozen=True)
-class FirstPartElsewhere:
-    """Parts of an index, of which a worker unlike the others makes the first."""
+def make_first_elsewhere(part, unlike, data, number, count):
+    """Make a part; a worker unlike the others makes the first."""
+    part = replace(part, merge=False)
+    if number == 0 and unlike == "model":
+        part = replace(part, model=part.model / "nowhere")
+    with pytest.MonkeyPatch.context() as patch:
+        if number == 0 and unlike == "prismlm":
+            patch.setattr("prismlm.__version__", "9")
+        if number == 0 and unlike == "device":
+            patch.setattr("prismlm.lens.build.device_kind", lambda device: "NVIDIA H200")
+        part(None, number, count)
 
-    part: IndexPart
-    unlike: str
 
-    def index(self, engine, workers):
-        run_parts(self, 3, engine=engine, workers=workers)
-        self.part(None, 0, 3)
-
-    def __call__(self, data, number, count):
-        part = replace(self.part, merge=False)
-        with pytest.MonkeyPatch.context() as patch:
-            if number == 0 and self.unlike == "model":
-                part = replace(part, model=part.model / "nowhere")
-            if number == 0 and self.unlike == "prismlm":
-                patch.setattr("prismlm.__version__", "9")
-            if number == 0 and self.unlike == "device":
-                patch.setattr("prismlm.lens.build.device_kind", lambda device: "NVIDIA H200")
-            part(None, number, count)
+def index_unlike(part, unlike, engine, workers):
+    run_parts(partial(make_first_elsewhere, part, unlike), 3, engine=engine, workers=workers)
+    part(None, 0, 3)
 
 
 def test_parts_unlike_each_other_are_refused(part, straight):
@@ -146,7 +142,7 @@ def refuse_parts_unlike(part, straight, engine, workers):
     ):
         one = replace(part, lens=part.lens / unlike)
         with pytest.raises(InputError, match=named):
-            FirstPartElsewhere(one, unlike).index(engine, workers)
+            index_unlike(one, unlike, engine, workers)
         assert not one.lens.exists()
     shutil.rmtree(Parts(one.lens, 3).part(0), ignore_errors=True)  # or it was not made
     assert_same_lens(straight, index_in_parts(one, 3))
