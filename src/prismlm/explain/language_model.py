@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,12 @@ class PrismLM(OpenedModel):
         """
         embedding = output_embedding(self.model)
         versions = [_version(tensor) for tensor in embedding.parameters()]
-        if not self._cached or self._cached[0][0] != versions:
-            # Replaced in one assignment: other threads may read meanwhile.
-            self._cached[:] = [(versions, OutputLayer.from_model(self.model, self.logit_map))]
-        return self._cached[0][1]
-
-    @cached_property
-    def _cached(self) -> list[tuple[list[Any], OutputLayer]]:
-        return []
+        before, layer = vars(self).get("_output_layer", (None, None))
+        if before != versions:
+            layer = OutputLayer.from_model(self.model, self.logit_map)
+            # In one assignment: other threads may read meanwhile.
+            vars(self)["_output_layer"] = versions, layer
+        return layer
 
     def explain(
         self,
