@@ -25,7 +25,7 @@ from prismlm.files import (
     share,
     write_json,
 )
-from prismlm.training.run import write_history
+from prismlm.training.trainer import write_history
 
 
 def mode(path):

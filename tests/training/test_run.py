@@ -226,7 +226,7 @@ def assert_recovers(settings, straight):
         # The loss is checked with the log after step 16, without a wait in every step.
         ("model.model.norm.weight", 14, math.nan, "training diverged by step 16: the loss is nan"),
         ("model.model.norm.weight", 14, math.inf, "training diverged by step 16: the loss is nan"),
-        ("prototype_head.prototypes", 20, math.inf, "is not finite after step 20"),
+        ("prototype_head.prototypes", 20, math.inf, "by step 20: the weight prototype_head"),
     ],
 )
 def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
@@ -246,7 +246,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
             train(recipe)
     assert message in str(error.value)
     assert f"The last good checkpoint is {checkpoint} (step 10)" in str(error.value)
-    assert ("lower optimizer.learning_rate" in str(error.value)) == (step == 14)
+    assert "lower optimizer.learning_rate" in str(error.value)
     assert list_checkpoints(checkpoint.parent) == [checkpoint]
     assert not (recipe.out / "prismlm.json").exists()
     assert_recovers(settings, straight)

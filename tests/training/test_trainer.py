@@ -174,7 +174,7 @@ def test_a_shuffled_signal_has_the_same_codes_in_another_order_in_training_only(
         # Predictions of the first steps are nearly alike: only fine codes tell them apart.
         settings["uncertainty_feedback"] = {"enabled": True, "levels": 65536, "signal": signal}
         prepared = prepare(build_recipe(settings))
-        set_training_signal(prepared.recipe, prepared.model.uncertainty)
+        set_training_signal(prepared.recipe, prepared.model)
         model, rows = prepared.model.model, [prepared.rows[i] for i in range(4)]
         names = ("input_ids", "position_ids")
         batch = {name: torch.stack([row[name] for row in rows]) for name in names}

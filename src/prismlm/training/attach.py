@@ -60,8 +60,9 @@ from prismlm.training import parallel, tuning
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe import flat
-from prismlm.training.run import check_ours, write_history
+from prismlm.training.run import check_ours
 from prismlm.training.setup import versions
+from prismlm.training.trainer import write_history
 from prismlm.training.tuning import ADAPTER, LoraOptions, TableOptions
 
 ATTACH_FILE, EFFECT_FILE = "attach.json", "uncertainty_feedback.json"

@@ -368,7 +368,7 @@ class Recipe(Section):
         if self.head.enabled and self.initialisation_step >= self.steps:
             raise InputError(
                 f"head.initialise_at_step is {self.initialisation_step}, but there are only "
-                f"{self.steps} steps, so that the prototypes would not be trained; lower it"
+                f"{self.steps} steps, so that the prototypes would not be trained; lower it."
             )
 
     @property
@@ -431,7 +431,7 @@ def _explain(error: Any) -> str:
             f"Known settings: {', '.join(known)}."
         )
     if error["type"] == "value_error":
-        return f"{key + ': ' if key else ''}{error['ctx']['error']}."
+        return f"{key + ': ' if key else ''}{error['ctx']['error']}".rstrip(".") + "."
     description = ""
     for depth, name in enumerate(location):
         field = _section(location[:depth]).model_fields.get(name)

@@ -17,19 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
 
 from prismlm.cost import Cost, peak_memory
-from prismlm.errors import InputError, Interrupted, NotFiniteError
+from prismlm.errors import InputError, NotFiniteError
 from prismlm.explain.quality import HeadQuality
-from prismlm.files import (
-    atomic_file,
-    check_room,
-    json_text,
-    keep_json,
-    read_json,
-    temporary_sibling,
-)
+from prismlm.files import check_room, keep_json, read_json, temporary_sibling
 from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.sidecar import META_FILE
 from prismlm.progress import SILENT, Reporter, Task
@@ -39,16 +32,17 @@ from prismlm.training.evaluation import perplexity, unigram_ce, verdict
 from prismlm.training.recipe import SHARDED, Recipe, flat
 from prismlm.training.setup import Prepared, describe_run, device_of, prepare, with_steps
 from prismlm.training.trainer import (
-    BYTES_PER_PARAMETER,
     CHECKPOINTS,
+    HISTORY_FILE,
     PrismTrainer,
-    check_weights_finite,
     guard_writing,
     latest_checkpoint,
+    remove_unfinished,
     step_of,
+    write_history,
 )
 
-RUN_FILE, HISTORY_FILE, TENSORBOARD = "training.json", "training.jsonl", "tensorboard"
+RUN_FILE, TENSORBOARD = "training.json", "tensorboard"
 # The directory of a hyper-parameter search, and its best recipe.
 SEARCH, BEST_FILE = "search", "best.yaml"
 # Settings that may change when a run is resumed, since they do not affect its results.
@@ -62,6 +56,8 @@ FREE_TO_CHANGE = (
     "logging.tensorboard",
     "logging.report_to",
 )
+# In a checkpoint, the float32 weight and AdamW's two moments.
+BYTES_PER_PARAMETER = 12
 MEASURED_STEPS = 3
 
 
@@ -135,12 +131,14 @@ def train(
         try:
             _take_steps(trainer, progress)
             quality = _measure(trainer, progress)
-            # On more text than the evaluations before it.
-            last: dict[str, Any] = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
-            last |= {"final_ce": quality.ce, "final_tokens": quality.tokens}
-            history = [*trainer.state.log_history, last]
         except NotFiniteError as error:
             raise trainer.diverged(str(error)) from error
+        finally:
+            remove_unfinished(trainer.checkpoints)
+        # On more text than the evaluations before it.
+        last: dict[str, Any] = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
+        last |= {"final_ce": quality.ce, "final_tokens": quality.tokens}
+        history = [*trainer.state.log_history, last]
         _write(trainer, quality, history)
     return TrainingResult(
         directory=out,
@@ -214,28 +212,25 @@ def _begin(prepared: Prepared) -> None:
 
 def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
     """Train to the end, from the newest checkpoint or from the start."""
-    recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
-    checkpoint = parallel.on_main(lambda: latest_checkpoint(out / CHECKPOINTS))
+    recipe = trainer.prepared.recipe
+    checkpoint = parallel.on_main(lambda: latest_checkpoint(trainer.checkpoints))
     done = 0 if checkpoint is None else step_of(checkpoint)
     if checkpoint is not None and done >= recipe.steps:
         # Trainer would take another step before it stops.
         trainer.load_finished(checkpoint)
         return
-    positions = recipe.positions_per_step * parallel.world_size()
+    if parallel.is_main() and recipe.logging.tensorboard:
+        trainer.add_callback(_tensorboard(recipe.out / TENSORBOARD, done))
+
+    def message() -> str:
+        return f"training stopped; its state is in {latest_checkpoint(trainer.checkpoints)}"
+
     # When a process fails, torchrun sends SIGTERM to the others, which must not wait for it.
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
-    stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
-    with stop.interrupts, progress.task("training", (recipe.steps - done) * positions) as task:
-        if parallel.is_main():
-            trainer.add_callback(ReportProgress(task, positions, out))
-            if recipe.logging.tensorboard:
-                trainer.add_callback(_tensorboard(out / TENSORBOARD, done))
-        trainer.add_callback(stop)
+    positions = (recipe.steps - done) * recipe.positions_per_step * parallel.world_size()
+    shown = (progress if parallel.is_main() else SILENT).task("training", positions)
+    with Interrupts(message, signals) as trainer.interrupts, shown as trainer.task:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        if stop.interrupted:
-            newest = latest_checkpoint(out / CHECKPOINTS)
-            code = EXIT_CODES[stop.interrupts.received or signal.SIGINT]
-            raise Interrupted(f"training stopped; its state is in {newest}", code)
 
 
 def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
@@ -249,14 +244,11 @@ def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
 
 def _write(trainer: PrismTrainer, quality: HeadQuality, history: list[dict[str, Any]]) -> None:
     """Move the finished model into ``out``, ``prismlm.json`` last to mark it as complete."""
-    prepared, state = trainer.prepared, trainer.state
-    out = prepared.recipe.out
-    provenance = prepared.provenance(steps=state.global_step, tokens=trainer.tokens_seen())
-    provenance["quality"] = quality.to_dict()
-    check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
-    needed = 4 * sum(p.numel() for p in prepared.model.parameters())
+    out = trainer.directory
+    provenance = trainer.provenance() | {"quality": quality.to_dict()}
+    trainer.check_weights()
     hidden = temporary_sibling(out / "model")
-    with guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
+    with guard_writing("the model", trainer.checkpoints):
         try:
             trainer.write_model(hidden, provenance)
             if parallel.is_main():
@@ -267,56 +259,6 @@ def _write(trainer: PrismTrainer, quality: HeadQuality, history: list[dict[str, 
             if parallel.is_main():
                 shutil.rmtree(hidden, ignore_errors=True)
         parallel.barrier()
-
-
-def write_history(out: Path, history: list[dict[str, Any]]) -> None:
-    """Write one JSON object per line, atomically."""
-    with atomic_file(out / HISTORY_FILE) as temporary:
-        # Sorted, as the rows restored from a checkpoint are.
-        lines = [json_text(row, sort_keys=True) for row in history]
-        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
-class StopOnInterrupt(TrainerCallback):
-    """After a signal, stops training at the end of the step and writes a checkpoint."""
-
-    def __init__(self, interrupts: Interrupts) -> None:
-        self.interrupts, self.interrupted = interrupts, False
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Stop every process at the same step."""
-        received = torch.tensor(int(self.interrupts.received is not None))
-        self.interrupted = bool(parallel.sum_over_processes(received))
-        if self.interrupted:
-            control.should_save = True
-            control.should_evaluate = False
-            control.should_training_stop = True
-
-
-class ReportProgress(TrainerCallback):
-    """Shows progress; writes the history with each checkpoint."""
-
-    def __init__(self, task: Task, positions_per_step: int, out: Path) -> None:
-        self._task, self._positions, self._out = task, positions_per_step, out
-        self._notes: dict[str, str] = {}
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Advance the task and show the step."""
-        self._notes["step"] = f"step {state.global_step}/{state.max_steps}"
-        self._task.note(" · ".join(self._notes.values()))
-        self._task.advance(self._positions)
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Show the newest figures."""
-        logs: dict[str, float] = kwargs.get("logs") or {}
-        for key, label in (("ce", "CE"), ("eval_prototype_only_ce", "prototype-only")):
-            if key in logs:
-                self._notes[key] = f"{label} {logs[key]:.2f}"
-
-    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Write the history so far."""
-        with guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
-            write_history(self._out, state.log_history)
 
 
 def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
@@ -342,9 +284,11 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     prepared = prepare(recipe.model_copy(update=changes))
     clock = _Clock()
     with quiet_transformers(), tempfile.TemporaryDirectory() as name:
-        trainer = PrismTrainer(prepared, Path(name), [clock])
+        trainer = PrismTrainer(prepared, Path(name))
+        trainer.task = clock
         trainer.train()
-        checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
+        files = (Path(name) / CHECKPOINTS).rglob("*")
+        checkpoint = sum(path.stat().st_size for path in files if path.is_file())
     per_step = statistics.median(after - before for before, after in pairwise(clock.times))
     recipe = with_steps(recipe, prepared.rows)
     parameters = sum(p.numel() for p in prepared.model.parameters())
@@ -367,13 +311,13 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     )
 
 
-class _Clock(TrainerCallback):
+class _Clock(Task):
     """Notes when each step ends."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def advance(self, amount: int = 1) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())

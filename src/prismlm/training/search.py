@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,10 @@ from prismlm.files import atomic_file, read_json, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Busy, check_same, writing
 from prismlm.training import parallel
-from prismlm.training.recipe import (
-    Range,
-    Recipe,
-    Scalar,
-    SearchRecipe,
-    build_recipe,
-    flat,
-    set_value,
-)
-from prismlm.training.run import (
-    BEST_FILE,
-    HISTORY_FILE,
-    RUN_FILE,
-    SEARCH,
-    TENSORBOARD,
-    result_settings,
-    train,
-)
+from prismlm.training.recipe import Range, Recipe, Scalar, build_recipe, flat, set_value
+from prismlm.training.run import BEST_FILE, RUN_FILE, SEARCH, TENSORBOARD, result_settings, train
 from prismlm.training.setup import describe_run, prepare
+from prismlm.training.trainer import HISTORY_FILE
 
 JOURNAL, STUDY = "study.journal", "prismlm"
 RESULTS_FILE, BEST_MODEL, TRIALS = "search.json", "best", "trials"
@@ -53,8 +37,8 @@ FIXED = {
 }
 # Scaled when a trial takes more or fewer steps.
 STEP_KEYS = ("steps", "head.initialise_at_step", "evaluation.every", "checkpoint.every")
-
 HEAD_KEYS = ("head.", "losses.", "optimizer.head_")
+# Errors that end a trial, but not the search.
 FAILURES = (DivergenceError, InputError, torch.OutOfMemoryError)
 
 
@@ -68,14 +52,6 @@ class TrialResult:
     values: dict[str, Scalar]  # by recipe key
     failed: str | None  # why
     seeds: list[float]  # the cross-entropy of each run
-
-    @classmethod
-    def from_study(cls, number: int, trial: Any) -> TrialResult:
-        """Return the result of a finished trial of Optuna."""
-        seeds, failed = trial.user_attrs["seeds"], trial.user_attrs["failed"]
-        ce = statistics.fmean(seeds) if failed is None else None
-        deviation = statistics.stdev(seeds) if failed is None and len(seeds) > 1 else None
-        return cls(number, ce, deviation, dict(trial.params), failed, seeds)
 
 
 @dataclass(frozen=True)
@@ -130,7 +106,6 @@ def search(
     Raises:
         InputError: the search cannot start; PrismError: every trial failed, or the disk is full.
     """
-    _check_packages(recipe.search)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
         raise InputError(
             "a trial trains in one process. Start the search without torchrun; several processes "
@@ -164,25 +139,22 @@ def search(
     return result
 
 
-def _check_packages(search: SearchRecipe) -> None:
+def check_search(recipe: Recipe, *, resume: bool) -> None:
+    """Check that a recipe can be searched, by what is installed, and that ``out`` can be used."""
+    space, head, out, sampler = recipe.search.space, recipe.head, recipe.out, recipe.search.sampler
     try:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-        if search.sampler == "botorch":
+        if sampler == "botorch":
             import botorch  # noqa: F401
             import optuna_integration.botorch  # noqa: F401
     except ModuleNotFoundError as error:
         raise InputError(
-            f"a search with the sampler {search.sampler!r} needs {error.name}, which is not "
+            f"a search with the sampler {sampler!r} needs {error.name}, which is not "
             "installed. Install prismlm with its search extra: pip install 'prismlm[search]'"
         ) from error
-
-
-def check_search(recipe: Recipe, *, resume: bool) -> None:
-    """Check that a recipe can be searched, and that ``out`` can be used."""
     check_space(recipe)
-    space, head, out = recipe.search.space, recipe.head, recipe.out
     head_keys = [key for key in space if key.startswith(HEAD_KEYS)]
     if head_keys and "head.detach" not in space and (head.detach or not head.enabled):
         raise InputError(
@@ -281,27 +253,26 @@ def _open_study(recipe: Recipe) -> Any:
 
 def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
     """Train the first trial that is neither finished nor another process's; None without one."""
+    from optuna.trial import TrialState
+
     for number in range(recipe.search.trials):
+        directory = recipe.out / SEARCH / TRIALS / f"{number:04d}"
         # Another process may be training it.
-        with suppress(Busy), writing(_directory_of(recipe, number), within=True):
+        with suppress(Busy), writing(directory, within=True):
             if number in _finished(study):
                 continue
             # A generator per trial, so that a resumed search draws the same values.
             study.sampler = _sampler(recipe, number)
-            run = partial(_run_trial, number=number, recipe=recipe, progress=progress)
-            study.optimize(run, n_trials=1, catch=FAILURES)
+            trial = study.ask(_distributions(recipe))
+            seeds, failed = _train_seeds(recipe, trial.params, directory, progress)
+            for name, value in (("number", number), ("seeds", seeds), ("failed", failed)):
+                trial.set_user_attr(name, value)
+            if failed is None:
+                study.tell(trial, statistics.fmean(seeds))
+            else:
+                study.tell(trial, state=TrialState.FAIL)
             return number
     return None
-
-
-def _finished(study: Any) -> dict[int, Any]:
-    """Return Optuna's trials with a result, by number."""
-    trials = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
-    return {trial.user_attrs["number"]: trial for trial in trials}
-
-
-def _directory_of(recipe: Recipe, number: int) -> Path:
-    return recipe.out / SEARCH / TRIALS / f"{number:04d}"
 
 
 def _sampler(recipe: Recipe, number: int) -> Any:
@@ -316,57 +287,61 @@ def _sampler(recipe: Recipe, number: int) -> Any:
     return kind(n_startup_trials=recipe.search.startup_trials, seed=seed)
 
 
-def _run_trial(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> float:
-    """Train a model per seed until one fails; return their mean cross-entropy."""
-    trial.set_user_attr("number", number)
-    values, directory = _suggest(trial, recipe), _directory_of(recipe, number)
-    for left in directory.glob("seed-*"):
-        shutil.rmtree(left)
-    seeds, failed = list[float](), None
-    try:
-        for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
-            out = directory / f"seed-{seed}"
-            # Raises for values that are valid on their own but not together.
-            run = recipe_with(recipe, values, seed=seed, out=out)
-            try:
-                seeds.append(train(run, progress=progress).ce)
-            finally:
-                _remove_model(out)
-    except FAILURES as error:
-        failed = str(error).split("\n")[0].split(". ")[0].rstrip(".")
-        raise
-    finally:
-        # An interrupted trial has no result.
-        if failed or len(seeds) == recipe.search.seeds:
-            trial.set_user_attr("seeds", seeds)
-            trial.set_user_attr("failed", failed)
-    return statistics.fmean(seeds)
+def _distributions(recipe: Recipe) -> dict[str, Any]:
+    """Return Optuna's form of the space; a range holds integers if its ends and its key do."""
+    from optuna import distributions as of
 
-
-def _suggest(trial: Any, recipe: Recipe) -> dict[str, Scalar]:
-    """Return the values of a trial; a range holds integers if its ends and its key do."""
-    values, before = dict[str, Scalar](), flat(recipe.to_dict())
+    space, before = dict[str, Any](), flat(recipe.to_dict())
     for key, dimension in recipe.search.space.items():
         if not isinstance(dimension, Range):
-            values[key] = trial.suggest_categorical(key, dimension)
+            space[key] = of.CategoricalDistribution(dimension)
             continue
         ends = (dimension.low, dimension.high)
         integers = all(isinstance(x, int) for x in ends) and not isinstance(before.get(key), float)
-        suggest_number = trial.suggest_int if integers else trial.suggest_float
-        values[key] = suggest_number(key, *ends, log=dimension.log)
-    return values
+        kind = of.IntDistribution if integers else of.FloatDistribution
+        space[key] = kind(*ends, log=dimension.log)
+    return space
 
 
-def _remove_model(out: Path) -> None:
-    for path in out.iterdir() if out.is_dir() else ():
-        if path.name not in KEPT_FILES:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _train_seeds(
+    recipe: Recipe, values: Mapping[str, Scalar], directory: Path, progress: Reporter
+) -> tuple[list[float], str | None]:
+    """Train a model per seed; return their cross-entropies, and why one failed, if it did."""
+    for left in directory.glob("seed-*"):
+        shutil.rmtree(left)
+    seeds = list[float]()
+    for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
+        out = directory / f"seed-{seed}"
+        try:
+            # Raises for values that are valid on their own but not together.
+            run = recipe_with(recipe, values, seed=seed, out=out)
+            seeds.append(train(run, progress=progress).ce)
+        except FAILURES as error:
+            return seeds, first_line(error).split(". ")[0].rstrip(".")
+        finally:
+            for path in out.iterdir() if out.is_dir() else ():
+                if path.name not in KEPT_FILES:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return seeds, None
+
+
+def _finished(study: Any) -> dict[int, Any]:
+    """Return Optuna's trials with a result, by number."""
+    trials = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
+    return {trial.user_attrs["number"]: trial for trial in trials}
+
+
+def _result(number: int, trial: Any) -> TrialResult:
+    """Return the result of a finished trial of Optuna."""
+    seeds, failed = trial.user_attrs["seeds"], trial.user_attrs["failed"]
+    ce = statistics.fmean(seeds) if failed is None else None
+    deviation = statistics.stdev(seeds) if failed is None and len(seeds) > 1 else None
+    return TrialResult(number, ce, deviation, dict(trial.params), failed, seeds)
 
 
 def _write(recipe: Recipe, study: Any, run: dict[str, Any]) -> SearchResult:
     """Write ``search.json`` and, if a trial is complete, ``best.yaml``."""
-    finished = sorted(_finished(study).items())
-    trials = tuple(TrialResult.from_study(number, trial) for number, trial in finished)
+    trials = tuple(_result(*finished) for finished in sorted(_finished(study).items()))
     result = SearchResult(recipe.out / SEARCH, trials)
     if (best := result.best) is not None:
         best_recipe = recipe_with(recipe, best.values, out=recipe.out / BEST_MODEL).to_dict()

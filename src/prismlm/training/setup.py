@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +25,7 @@ from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
-from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
+from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code, shuffle_codes
 from prismlm.training import parallel
@@ -162,10 +162,7 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
     micro_batches = len(rows) // (recipe.batch_size * parallel.world_size())
     steps = recipe.epochs * math.ceil(micro_batches / recipe.gradient_accumulation)
     recipe = recipe.model_copy(update={"steps": steps})
-    try:
-        recipe.check_initialisation_step()
-    except InputError as error:
-        raise InputError(f"{error}.") from None
+    recipe.check_initialisation_step()
     return recipe
 
 
@@ -315,19 +312,17 @@ class ShuffledSignal:
     The permutation depends on the seed, the step and the number of the micro-batch.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._step = self._calls = 0
-
-    def begin(self, step: int) -> None:
-        """Begin a step."""
-        self._step, self._calls = step, 0
+    def __init__(self, seed: int, step: Callable[[], int] = lambda: 0) -> None:
+        self._seed, self._step = seed, step
+        self._last, self._number = -1, 0
 
     def __call__(self, codes: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
         """Return permuted codes for this process's rows; every process has to call."""
-        sequence = np.random.SeedSequence([self._seed, self._step, self._calls])
+        step = self._step()
+        self._number = self._number + 1 if step == self._last else 0
+        self._last = step
+        sequence = np.random.SeedSequence([self._seed, step, self._number])
         generator = torch.Generator().manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
-        self._calls += 1
         shuffled = shuffle_codes(parallel.concatenate(codes), generator)
         return shuffled[parallel.rank() * len(codes) :][: len(codes)]
 
@@ -365,16 +360,16 @@ class PreviousBatch:
             self.remember(output.logits)
 
 
-def set_training_signal(recipe: Recipe, feedback: UncertaintyFeedback) -> ShuffledSignal | None:
-    """Set what a recipe feeds back in training; return a signal that has to know the step."""
-    settings = recipe.uncertainty_feedback
-    if settings.signal == "previous_batch":
+def set_training_signal(recipe: Recipe, model: PrismForCausalLM) -> None:
+    """Set what a recipe feeds back in training, if not the model's own codes."""
+    settings, feedback = recipe.uncertainty_feedback, model.uncertainty
+    if feedback is None or settings.signal == "own":
+        return
+    if settings.signal == "shuffled":
+        feedback.rearrange = ShuffledSignal(recipe.seed, lambda: model.step)
+    else:
         feedback.rearrange = signal = PreviousBatch(settings.levels)
         feedback.model.register_forward_hook(signal.after_forward)
-    elif settings.signal == "shuffled":
-        feedback.rearrange = shuffled = ShuffledSignal(recipe.seed)
-        return shuffled
-    return None
 
 
 def vocabulary_sample(recipe: Recipe, corpus: Corpus, vocabulary: int) -> VocabularySample | None:

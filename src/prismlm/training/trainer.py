@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 import torch
@@ -23,35 +25,32 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.windows import IGNORED, WindowBatch
 from prismlm.errors import DivergenceError, FormatError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import discard, room_to_write, share
+from prismlm.files import atomic_file, discard, json_text, room_to_write, share
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
 from prismlm.models.uncertainty_feedback import TABLE
+from prismlm.progress import SILENT, Task
+from prismlm.run_state import Interrupts
 from prismlm.training import parallel
 from prismlm.training.model import PrismForCausalLM, initialise_prototypes
 from prismlm.training.recipe import SHARDED, NoiseWeightRecipe, Recipe
-from prismlm.training.setup import (
-    Prepared,
-    ShuffledSignal,
-    decayed_names,
-    device_of,
-    set_training_signal,
-)
+from prismlm.training.setup import Prepared, decayed_names, device_of, set_training_signal
 
+HISTORY_FILE = "training.jsonl"
 # In a checkpoint, SHARDS has model and optimizer of a run with fsdp2 or hsdp.
 CHECKPOINTS, SHARDS = "checkpoints", "shards"
 # Where a checkpoint is written before it is renamed.
 SAVING = ".saving"
 STATE_FILE, TRAINER_STATE_FILE = "prismlm_training_state.pt", "trainer_state.json"
-# The float32 weight and AdamW's two moments.
-BYTES_PER_PARAMETER = 12
 SCHEDULES = {
     "cosine": "cosine_with_min_lr",
     "linear": "linear",
     "constant": "constant_with_warmup",
 }
+# Figures that progress shows, and their labels.
+SHOWN = {"ce": "CE", "eval_prototype_only_ce": "prototype-only"}
 
 
 class PrismTrainer(Trainer):
@@ -63,6 +62,10 @@ class PrismTrainer(Trainer):
 
     A step does not synchronise with the device: whether losses are finite is checked when they are
     logged.
+
+    Attributes:
+        task: shows the progress of steps.
+        interrupts: after a signal, training stops at the end of the step with a checkpoint.
     """
 
     model: PrismForCausalLM
@@ -78,14 +81,17 @@ class PrismTrainer(Trainer):
             parallel.recompute_activations(model.model)
         if recipe.compile:
             parallel.compile_blocks(model.model)
-        self.prepared = prepared
+        self.prepared, self.directory = prepared, directory
+        self.task: Task = SILENT
+        self.interrupts = Interrupts()
         self.bf16_autocast = uses_bf16(recipe.precision, device)
-        self._checkpoints = directory / CHECKPOINTS
-        self._parts: dict[str, list[Tensor]] = {}
-        self._fractions: list[Tensor] = []
+        # By name, each loss of a micro-batch and the fraction of the step's labels that it is of.
+        self._losses = defaultdict[str, list[Tensor]](list)
+        self._notes: dict[str, str] = {}
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._head_norm: Tensor | None = None
-        args = training_arguments(recipe, self._checkpoints)
+        self.checkpoints = directory / CHECKPOINTS
+        args = training_arguments(recipe, self.checkpoints)
         # Otherwise Trainer wraps the model in nn.DataParallel, which breaks hooks.
         args._n_gpu = min(args.n_gpu, 1)
         super().__init__(
@@ -94,22 +100,17 @@ class PrismTrainer(Trainer):
             train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
-            callbacks=[EachStep(self), *callbacks],
+            callbacks=[_EachStep(self), *callbacks],
         )
         self.remove_callback(PrinterCallback)
-        several = parallel.world_size() > 1
         self.sharded = isinstance(model.model, FSDPModule)
-        self.ddp = several and not self.sharded
         # Of one process too, so that several can resume.
         self._writes_shards = recipe.parallel in SHARDED
-        # A checkpoint that is written in the background, and what its writers talk through.
-        self._writing: Future[Any] | None = None
-        self._writers: Any = None
-        if recipe.checkpoint.asynchronous:
-            self._writers = parallel.group_for_thread()
-        self._shuffled: ShuffledSignal | None = None
-        if model.uncertainty is not None:
-            self._shuffled = set_training_signal(recipe, model.uncertainty)
+        # The checkpoint that is written in the background, its step, and its writers' group.
+        self._writing: tuple[Future[Any], int] | None = None
+        asynchronous = recipe.checkpoint.asynchronous
+        self._writers = parallel.group_for_thread() if asynchronous else None
+        set_training_signal(recipe, model)
         # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
 
@@ -137,12 +138,11 @@ class PrismTrainer(Trainer):
     def _parameter_groups(self) -> list[dict[str, Any]]:
         decoder, optimizer = self.model.model, self.prepared.recipe.optimizer
         decayed = decayed_names(decoder, optimizer.weight_decay_exempt)
-        matrices: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, parameter in decoder.named_parameters():
-            if parameter.requires_grad and not name.startswith(TABLE):
-                (matrices if name in decayed else others).append(parameter)
+        trained = [(n, p) for n, p in decoder.named_parameters() if p.requires_grad]
+        trained = [(n, p) for n, p in trained if not n.startswith(TABLE)]
         head = list(self.model.prototype_head.parameters())
+        matrices = [p for n, p in trained if n in decayed]
+        others = [p for n, p in trained if n not in decayed]
         groups: list[dict[str, Any]] = [
             {"params": matrices, "weight_decay": self.args.weight_decay},
             {"params": others, "weight_decay": 0.0},
@@ -154,27 +154,40 @@ class PrismTrainer(Trainer):
         return groups
 
     def begin_step(self) -> None:
-        """Initialise the prototypes before step t₀, then scale their losses; set λ and codes.
+        """Initialise the prototypes before step t₀, then scale their losses; set λ.
 
         s(t) = min(1, (t − t₀) / (warmup · steps − t₀))
         """
         recipe, model, step = self.prepared.recipe, self.model, self.state.global_step
+        model.step = step
         if recipe.head.enabled:
             start = recipe.initialisation_step
             if step >= start and not model.initialised:
                 generator = torch.Generator().manual_seed(recipe.seed)
-                rows, method = self.prepared.rows, recipe.head.initialise
-                initialise_prototypes(model, rows, generator, method)
+                initialise_prototypes(model, self.prepared.rows, generator, recipe.head.initialise)
                 for parameter in model.prototype_head.parameters():
                     parallel.broadcast(parameter)
             rising = recipe.losses.warmup * recipe.steps - start
             model.loss_scale = min(1.0, max(0, step - start) / rising) if rising > 0 else 1.0
-            model.step = step
         if isinstance(model.model, SignalNoiseForCausalLM):
             ends = (recipe.noise_weight or NoiseWeightRecipe()).model_dump()
             model.model.set_noise_weight(noise_weight_at(step, recipe.steps, **ends))
-        if self._shuffled is not None:
-            self._shuffled.begin(step)
+
+    def end_step(self) -> None:
+        """Publish a checkpoint that has been written, show progress, and say what comes next."""
+        self.finish_checkpoint(wait=False)
+        recipe, step, control = self.prepared.recipe, self.state.global_step, self.control
+        self._notes["step"] = f"step {step}/{recipe.steps}"
+        self.task.note(" · ".join(self._notes.values()))
+        self.task.advance(recipe.positions_per_step * parallel.world_size())
+        every = recipe.evaluation.every
+        control.should_evaluate = bool(every) and step % every == 0 and step < recipe.steps
+        stopped = torch.tensor(int(self.interrupts.received is not None))
+        if parallel.sum_over_processes(stopped):
+            # Whichever process a signal came to, all stop at the same step.
+            self.interrupts.received = self.interrupts.received or SIGINT
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Return a context for the forward pass, with autocast that keeps logits in bf16."""
@@ -196,12 +209,11 @@ class PrismTrainer(Trainer):
         loss = output.loss
         fraction = (inputs["labels"] != IGNORED).sum() / num_items_in_batch
         for name, value in (output.losses | {"loss": loss.detach()}).items():
-            self._parts.setdefault(name, []).append(value)
-        self._fractions.append(fraction)
+            self._losses[name].append(torch.stack([value.float(), fraction]))
         self._tokens = self._tokens.to(loss.device) + inputs["token_mask"].sum()
         # DDP and FSDP2 average over processes, but the fractions have to be summed.
         loss = loss * (fraction * self.args.world_size)
-        if self.ddp:
+        if parallel.world_size() > 1 and not self.sharded:
             # DDP waits for the gradient of every parameter.
             loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
         return (loss, output) if return_outputs else loss
@@ -254,7 +266,7 @@ class PrismTrainer(Trainer):
         if "train_runtime" in logs:
             return
         if "loss" in logs:
-            logs |= self._drain_parts()
+            logs |= self._mean_losses()
             logs["loss_scale"] = self.model.loss_scale if self.model.initialised else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm.item()
@@ -263,6 +275,7 @@ class PrismTrainer(Trainer):
             if self.model.uncertainty is not None:
                 logs["uncertainty_codes_seen"] = self._codes_seen()
             logs["tokens"] = self.tokens_seen()
+        self._notes |= {key: f"{SHOWN[key]} {logs[key]:.2f}" for key in SHOWN if key in logs}
         super().log(logs, start_time)
 
     def _codes_seen(self) -> int:
@@ -272,74 +285,86 @@ class PrismTrainer(Trainer):
         seen.copy_(parallel.sum_over_processes(seen.int()) > 0)
         return int(seen.sum())
 
-    def _drain_parts(self) -> dict[str, float]:
+    def _mean_losses(self) -> dict[str, float]:
         """Return the mean of each loss over the steps since the last call."""
-        fractions, sums = torch.stack(self._fractions), []
-        for values in self._parts.values():
-            # A loss that started later has values for the last micro-batches only.
-            weights = fractions[-len(values) :]
-            sums.append(torch.stack([torch.stack(values).float() @ weights, weights.sum()]))
+        sums: list[Tensor] = []
+        for rows in self._losses.values():
+            values, fractions = torch.stack(rows, 1)
+            sums.append(torch.stack([values @ fractions, fractions.sum()]))
         totals = parallel.sum_over_processes(torch.stack(sums))
-        means = dict(zip(self._parts, (totals[:, 0] / totals[:, 1]).tolist(), strict=True))
-        self._parts, self._fractions = {}, []
+        means = dict(zip(self._losses, (totals[:, 0] / totals[:, 1]).tolist(), strict=True))
+        self._losses.clear()
         if not math.isfinite(means["loss"]):
             raise self.diverged(f"the loss is {means['loss']}.")
         return means
 
+    def diverged(self, cause: str) -> DivergenceError:
+        """Return the error for a figure that is not finite, with the last good checkpoint."""
+        return DivergenceError(
+            f"training diverged by step {self.state.global_step}: {cause} "
+            f"{last_good(self.checkpoints)} --resume continues from there, but will diverge again "
+            "unless the cause was external. Otherwise train into another out with a lower "
+            "optimizer.learning_rate or optimizer.head_learning_rate, smaller loss weights, or "
+            "precision: float32."
+        )
+
+    def check_weights(self) -> None:
+        """Raise DivergenceError unless every weight is finite, so that what is written is sound."""
+        for name, parameter in self.model.named_parameters():
+            shard: Any = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not torch.isfinite(shard).all():
+                raise self.diverged(f"the weight {name} is not finite.")
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        step = self.state.global_step
         self.finish_checkpoint()
-        check_weights_finite(self.model, step, self._checkpoints)
+        self.check_weights()
         if self.model.uncertainty is not None:
             self._codes_seen()
-        needed = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
-        with self._unfinished_removed(needed):
-            remove_unfinished(self._checkpoints)
+        with guard_writing("a checkpoint", self.checkpoints):
+            remove_unfinished(self.checkpoints)
             parallel.barrier()
             super()._save_checkpoint(model, trial)
             if self._writing is None:
-                self._publish(step)
-
-    @contextmanager
-    def _unfinished_removed(self, needed: float = 0) -> Iterator[None]:
-        """Remove the checkpoint that is being written if the block fails."""
-        with guard_writing(f"a checkpoint in {self._checkpoints}", self._checkpoints, needed):
-            try:
-                yield
-            except BaseException:
-                remove_unfinished(self._checkpoints)
-                raise
+                self._publish(self.state.global_step)
+            if parallel.is_main():
+                write_history(self.directory, self.state.log_history)
 
     def _publish(self, step: int) -> None:
+        """Move a complete checkpoint into place, and delete all but the newest."""
         # Every process writes its random generators.
         parallel.barrier()
         if parallel.is_main():
-            publish(self._checkpoints, step, self.prepared.recipe.checkpoint.keep)
-        remove_unfinished(self._checkpoints)
+            target = self.checkpoints / f"checkpoint-{step}"
+            if target.exists():
+                discard(target)
+            os.rename(self.checkpoints / SAVING / target.name, target)
+            for old in list_checkpoints(self.checkpoints)[: -self.prepared.recipe.checkpoint.keep]:
+                discard(old)
+        remove_unfinished(self.checkpoints)
         parallel.barrier()
 
     def finish_checkpoint(self, *, wait: bool = True) -> None:
         """Publish the checkpoint that is being written; every process has to call."""
         if self._writing is None:
             return
-        done = parallel.sum_over_processes(torch.tensor(int(self._writing.done())))
+        future, step = self._writing
+        done = parallel.sum_over_processes(torch.tensor(int(future.done())))
         if wait or int(done) == parallel.world_size():
-            writing, self._writing = self._writing, None
-            with self._unfinished_removed(), parallel.cause_raised():
-                writing.result()
-            self._publish(self._written_step)
+            self._writing = None
+            with guard_writing("a checkpoint", self.checkpoints), parallel.cause_raised():
+                future.result()
+            self._publish(step)
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._checkpoints / SAVING)
+        return str(self.checkpoints / SAVING)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model for a checkpoint; every process has to call."""
-        directory = self._checkpoints if output_dir is None else Path(output_dir)
+        directory = self.checkpoints if output_dir is None else Path(output_dir)
         tokens = self.tokens_seen()
-        provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         state: dict[str, Any] = {"head_placed": self.model.initialised, "tokens": tokens}
         if not self._writes_shards:
-            self.write_model(directory, provenance)
+            self.write_model(directory, self.provenance())
             state["head"] = self.model.prototype_head.state_dict()
         else:
             assert self.optimizer is not None
@@ -351,6 +376,10 @@ class PrismTrainer(Trainer):
             directory.mkdir(parents=True, exist_ok=True)
             torch.save(state, directory / STATE_FILE)
         parallel.barrier()
+
+    def provenance(self) -> dict[str, Any]:
+        """Return how the model was trained until now; every process has to call."""
+        return self.prepared.provenance(steps=self.state.global_step, tokens=self.tokens_seen())
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write checkpoint, tokenizer and, if enabled, the head; every process has to call."""
@@ -372,14 +401,14 @@ class PrismTrainer(Trainer):
             super()._save_optimizer_and_scheduler(output_dir)
             return
         assert self.optimizer is not None
-        self._written_step = self.state.global_step
-        self._writing = parallel.save_shards(
+        future = parallel.save_shards(
             Path(output_dir) / SHARDS,
             self.model,
             self.optimizer,
             background=self.prepared.recipe.checkpoint.asynchronous,
             group=self._writers,
         )
+        self._writing = None if future is None else (future, self.state.global_step)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not (Path(checkpoint) / SHARDS).is_dir():
@@ -417,36 +446,20 @@ class PrismTrainer(Trainer):
             prism.initialised = state["head_placed"]
             self._tokens = torch.tensor(state["tokens"] if parallel.is_main() else 0)
 
-    def diverged(self, cause: str) -> DivergenceError:
-        """Return the error for a figure that is not finite, with the last good checkpoint."""
-        return DivergenceError(
-            f"training diverged by step {self.state.global_step}: {cause} "
-            f"{last_good(self._checkpoints)} --resume continues from there, but will diverge again "
-            "unless the cause was external. Otherwise train into another out with a lower "
-            "optimizer.learning_rate or optimizer.head_learning_rate, smaller loss weights, or "
-            "precision: float32."
-        )
 
-
-class EachStep(TrainerCallback):
+class _EachStep(TrainerCallback):
     """Calls a trainer before and after each step, which Trainer has no methods for."""
 
     def __init__(self, trainer: PrismTrainer) -> None:
         self._trainer = trainer
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Set what changes from step to step."""
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._trainer.begin_step()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Publish a checkpoint that has been written; evaluate, but not after the last step."""
-        self._trainer.finish_checkpoint(wait=False)
-        every = self._trainer.prepared.recipe.evaluation.every
-        if every and state.global_step < state.max_steps and state.global_step % every == 0:
-            control.should_evaluate = True
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._trainer.end_step()
 
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Wait for a checkpoint that is being written."""
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._trainer.finish_checkpoint()
 
 
@@ -533,16 +546,6 @@ def remove_unfinished(directory: Path) -> None:
         shutil.rmtree(directory / SAVING, ignore_errors=True)
 
 
-def publish(directory: Path, step: int, keep: int) -> None:
-    """Move a complete checkpoint into place, and delete all but the newest."""
-    target = directory / f"checkpoint-{step}"
-    if target.exists():
-        discard(target)
-    os.rename(directory / SAVING / target.name, target)
-    for old in list_checkpoints(directory)[:-keep]:
-        discard(old)
-
-
 def last_good(directory: Path) -> str:
     """Return a sentence that names the newest checkpoint."""
     newest = latest_checkpoint(directory)
@@ -551,18 +554,18 @@ def last_good(directory: Path) -> str:
     return f"The last good checkpoint is {newest} (step {step_of(newest)})."
 
 
-def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractContextManager[None]:
+def guard_writing(what: str, checkpoints: Path) -> AbstractContextManager[None]:
     """Turn a write error, such as a full disk, into an error that names the last checkpoint."""
     way_out = "Make room, then resume with --resume."
-    return room_to_write(what, directory, lambda: f"{last_good(directory)} {way_out}", needed)
+    directory = checkpoints.parent
+    return room_to_write(
+        f"{what} in {directory}", directory, lambda: f"{last_good(checkpoints)} {way_out}"
+    )
 
 
-def check_weights_finite(model: nn.Module, step: int, directory: Path) -> None:
-    """Check every weight, so that every checkpoint can be resumed from."""
-    for name, parameter in model.named_parameters():
-        shard: Any = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not torch.isfinite(shard).all():
-            raise DivergenceError(
-                f"the weight {name} is not finite after step {step}, which is not saved. "
-                f"{last_good(directory)}"
-            )
+def write_history(out: Path, history: list[dict[str, Any]]) -> None:
+    """Write one JSON object per line, atomically."""
+    with atomic_file(out / HISTORY_FILE) as temporary:
+        # Sorted, as the rows restored from a checkpoint are.
+        lines = [json_text(row, sort_keys=True) for row in history]
+        temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
