@@ -73,7 +73,8 @@ def spread_gradients_of(arguments, spread, recompute, batches):
 def losses_of_tuning(base, corpus, options, batch, shards=None):
     """Return the losses of some steps of fine-tuning, the adapters, and the share of the base."""
     model, _ = read_checkpoint(base)
-    rows = pack(Corpus.open(corpus), np.arange(20), 64, seed=0, share_rows=True)
+    opened = Corpus.open(corpus)
+    rows = pack(opened, opened.split("train"), 64, seed=0, share_rows=True)
     adapted = with_adapters(model, options)
     if shards is not None:
         shard_frozen(model, shards)
@@ -95,8 +96,7 @@ def main(directory):
         results[name] = spread_gradients_of(*how, batches[parallel.rank()])
     for name, parts in jobs.get("shuffled", {}).items():
         results[name] = ShuffledSignal(5)(parts[parallel.rank()])
-    for arguments in jobs.get("tuning", ()):
-        results["tuning"] = losses_of_tuning(*arguments)
+    results["tuning"] = [losses_of_tuning(*job) for job in jobs.get("tuning", ())]
     for arguments in jobs.get("attach", ()):
         attach(*arguments)
     for name, settings, stop_at in jobs.get("runs", ()):

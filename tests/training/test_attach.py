@@ -28,6 +28,7 @@ from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
 from prismlm.training.tuning import LoraOptions, TableOptions, adapt
 from tests.helpers import forked
+from tests.helpers.tiny import build_small_corpus
 from tests.helpers.two_processes import losses_of_tuning
 
 # The package has a function of the module's name.
@@ -46,9 +47,15 @@ def base(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def attached(base, short_corpus, tmp_path_factory):
+def corpus(tiny_model, tmp_path_factory):
+    """Some five thousand tokens."""
+    return build_small_corpus(tiny_model, tmp_path_factory.mktemp("corpus"), every=20)
+
+
+@pytest.fixture(scope="module")
+def attached(base, corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("attached") / "model"
-    return attach(str(base), [short_corpus], out, OPTIONS)
+    return attach(str(base), [corpus], out, OPTIONS)
 
 
 def test_the_model_is_unchanged(attached, base):
@@ -62,7 +69,7 @@ def test_the_model_is_unchanged(attached, base):
     assert os.path.samefile(weights, attached.directory / "model.safetensors")
 
 
-def test_a_model_whose_layers_are_on_disk(base, attached, short_corpus, tmp_path, monkeypatch):
+def test_a_model_whose_layers_are_on_disk(base, attached, corpus, tmp_path, monkeypatch):
     layers = dict.fromkeys(("model.layers", "model.embed_tokens", "lm_head"), "disk")
 
     def opened(path, *, device):
@@ -72,8 +79,8 @@ def test_a_model_whose_layers_are_on_disk(base, attached, short_corpus, tmp_path
 
     monkeypatch.setattr(module, "read_checkpoint", opened)
     options = replace(OPTIONS, device="balanced")
-    assert estimate_attach(str(base), [short_corpus], options).states == attached.states
-    result = attach(str(base), [short_corpus], tmp_path / "spread", options)
+    assert estimate_attach(str(base), [corpus], options).states == attached.states
+    result = attach(str(base), [corpus], tmp_path / "spread", options)
     found, expected = (each.quality.to_dict() for each in (result, attached))
     # The product of a matrix with a single state is rounded by its place in memory.
     near = pytest.approx(expected["mean_state_ce"], rel=1e-6)
@@ -85,10 +92,10 @@ def test_a_model_whose_layers_are_on_disk(base, attached, short_corpus, tmp_path
     tuned = replace(options, lora=LoraOptions())
     for run in (partial(attach, out=tmp_path / "tuned"), estimate_attach):
         with pytest.raises(InputError, match="start several, which divide the model"):
-            run(str(base), [short_corpus], options=tuned)
+            run(str(base), [corpus], options=tuned)
 
 
-def test_it_explains_and_records_its_base(attached, base, short_corpus):
+def test_it_explains_and_records_its_base(attached, base, corpus):
     lm = prismlm.load(attached.directory)
     trace = lm.explain("The cell is the smallest unit", generate=3)
     assert trace.passages(3)
@@ -99,45 +106,62 @@ def test_it_explains_and_records_its_base(attached, base, short_corpus):
     meta = json.loads((attached.directory / META_FILE).read_text())
     assert meta["base"]["name"] == str(base)
     read = meta["provenance"]["attached"]["read"]
-    assert read["fingerprint"] == Corpus.open(short_corpus).fingerprint
+    assert read["fingerprint"] == Corpus.open(corpus).fingerprint
     assert not (attached.directory / module.WORK).exists()
 
 
-TABLE = {"uncertainty": TableOptions(0.2, batch=4), "states_gb": 2e-3}
+TABLE = {"uncertainty": TableOptions(0.2, batch=4), "states_gb": 4e-4}
 FLOAT32 = {"lora": LoraOptions(0.2, batch=4, rank=2), "precision": "float32", **TABLE}
 SHARDED = {name: FLOAT32[name] for name in ("lora", "precision", "states_gb")}
-SHARDED |= {"device": "balanced"}
 # In steps of one row, the second process has none.
 BF16 = {"lora": LoraOptions(0.05, batch=1, rank=2), "precision": "bf16", **TABLE}
+# Options of an attachment, and how much rounding may change in it.
+FAST = {
+    "head": ({}, 1e-3),
+    "one row": ({"fit": replace(FIT, batch=1, epochs=0.01)}, 1e-2),
+    "sharded": (SHARDED | {"device": "balanced"}, 1e-3),
+}
+# Each process rounds its gradients to bf16 before they are summed.
+SLOW = {"float32": (FLOAT32, 1e-3), "bf16": (BF16, 1e-1)}
+# Rows of a step: of one, the second process has none, and of 33 fewer passes.
+BATCHES = (1, 3, 33)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({}, 1e-3),
-        # In steps of one row, the second process has none.
-        ({"fit": replace(FIT, batch=1, epochs=0.01)}, 1e-2),
-        (SHARDED, 1e-3),
-        pytest.param(FLOAT32, 1e-3, marks=pytest.mark.slow),
-        # Each process rounds its gradients to bf16 before they are summed.
-        pytest.param(BF16, 1e-1, marks=pytest.mark.slow),
-    ],
-    ids=["head", "one row", "sharded", "float32", "bf16"],
-)
-def test_two_processes_attach_the_head_of_one(
-    attached, base, short_corpus, tmp_path, changes, error
-):
-    """Each reads some of the states, and takes half of every step."""
-    options = replace(OPTIONS, **changes)
-    jobs = [(str(base), [short_corpus], tmp_path / "two", options)]
-    (tmp_path / "jobs.pickle").write_bytes(pickle.dumps({"attach": jobs}))
+def launch(base, corpus, directory, cases, batches=()):
+    """Attach and fine-tune in one start of two processes; return what each found."""
+    attach_jobs = [
+        (str(base), [corpus], directory / name, replace(OPTIONS, **options))
+        for name, (options, _) in cases.items()
+    ]
+    tuning = [(*tuning_job(base, corpus, batch), "cpu") for batch in batches]
+    jobs = {"attach": attach_jobs, "tuning": tuning}
+    (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
     worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
-    done = forked.run_script(worker, tmp_path)
+    done = forked.run_script(worker, directory)
     assert done.returncode == 0, done.stderr
-    one, two = attached.directory, tmp_path / "two"
+    return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
+
+
+def tuning_job(base, corpus, batch):
+    return base, corpus, LoraOptions(rank=2, blocks=0.5, batch=batch), batch
+
+
+@pytest.fixture(scope="module")
+def launched(base, corpus, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two")
+    return directory, launch(base, corpus, directory, FAST, BATCHES)
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+def test_two_processes_attach_the_head_of_one(attached, base, corpus, launched, tmp_path, name):
+    """Each reads some of the states, and takes half of every step."""
+    changes, error = (FAST | SLOW)[name]
+    if name in SLOW:
+        launch(base, corpus, tmp_path, {name: SLOW[name]})
+    one, two = attached.directory, (tmp_path if name in SLOW else launched[0]) / name
     if changes:
-        here = replace(options, device="auto")
-        one = attach(*jobs[0][:2], tmp_path / "one", here).directory
+        here = replace(OPTIONS, **changes | {"device": "auto"})
+        one = attach(str(base), [corpus], tmp_path / "one", here).directory
     assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
     for path in (*one.glob("*.safetensors"), *one.glob("adapter/*.safetensors")):
         ours, theirs = load_file(two / path.relative_to(one)), load_file(path)
@@ -158,21 +182,15 @@ def test_two_processes_attach_the_head_of_one(
     assert lenses[0].meta.tokens == lenses[1].meta.tokens
 
 
-@pytest.mark.parametrize("batch", [1, 3, 33])
-def test_processes_that_share_the_base_take_the_steps_of_one(base, short_corpus, tmp_path, batch):
-    """In steps of one row, the second process has none, and in steps of 33 fewer passes."""
-    job = base, short_corpus, LoraOptions(rank=2, blocks=0.5, batch=batch), batch
-    (tmp_path / "jobs.pickle").write_bytes(pickle.dumps({"tuning": [(*job, "cpu")]}))
-    worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
-    done = forked.run_script(worker, tmp_path)
-    assert done.returncode == 0, done.stderr
-    losses, learned, _ = losses_of_tuning(*job)
-    for rank in (0, 1):
-        results = pickle.loads((tmp_path / f"rank-{rank}.pickle").read_bytes())["tuning"]
-        assert results[0] == pytest.approx(losses, rel=1e-6)
-        assert results[2] == pytest.approx(0.5, abs=0.02)
-        for ours, theirs in zip(results[1], learned, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_processes_that_share_the_base_take_the_steps_of_one(base, corpus, launched, batch):
+    losses, learned, _ = losses_of_tuning(*tuning_job(base, corpus, batch))
+    for results in launched[1]:
+        ours, adapters, share = results["tuning"][BATCHES.index(batch)]
+        assert ours == pytest.approx(losses, rel=1e-6)
+        assert share == pytest.approx(0.5, abs=0.02)
+        for mine, theirs in zip(adapters, learned, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +202,8 @@ def texts(tmp_path_factory):
     return texts
 
 
-def test_files_become_a_corpus_of_the_models_tokenizer(base, texts, tmp_path):
-    result = attach(str(base), [texts], tmp_path / "model", OPTIONS)
-    assert result.corpus == tmp_path / "model" / "corpora" / "texts"
-    assert prismlm.load(result.directory).explain("The story of house").passages(1)
-
-
 def test_parts_of_a_lens_by_another_number_of_processes_are_discarded(
-    attached, base, short_corpus, tmp_path
+    attached, base, corpus, tmp_path
 ):
     out = tmp_path / "model"
     shutil.copytree(attached.directory, out)
@@ -200,37 +212,38 @@ def test_parts_of_a_lens_by_another_number_of_processes_are_discarded(
     left = lens.with_name(f".{lens.name}.partial") / "part-00000-of-00002"
     left.mkdir(parents=True)
     (left / "run.json").write_text('{"shards": 2}')
-    assert attach(str(base), [short_corpus], out, OPTIONS).lens == lens
+    assert attach(str(base), [corpus], out, OPTIONS).lens == lens
     assert [path.name for path in lens.parent.iterdir()] == [lens.name]
 
 
-def test_the_same_command_returns_the_result_and_other_settings_are_refused(
-    base, short_corpus, attached
-):
-    again = attach(str(base), [short_corpus], attached.directory, OPTIONS)
+def test_the_same_command_returns_the_result_and_other_settings_are_refused(base, corpus, attached):
+    again = attach(str(base), [corpus], attached.directory, OPTIONS)
     assert (again.quality, again.states) == (attached.quality, attached.states)
     with pytest.raises(InputError, match=r"begun with other settings \(window: 64 → 32\)"):
-        attach(str(base), [short_corpus], attached.directory, replace(OPTIONS, window=32))
+        attach(str(base), [corpus], attached.directory, replace(OPTIONS, window=32))
 
 
-def test_a_corpus_smaller_than_the_prototypes(base, texts, tmp_path):
-    many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
+def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, texts, tmp_path):
+    many, out = AttachOptions(fit=FitOptions(prototypes=10**7), window=64), tmp_path / "model"
     with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
-        attach(str(base), [texts], tmp_path / "model", many)
+        attach(str(base), [texts], out, many)
     # What the message advises is then possible in the same place; without a number, one that fits.
     fitting = replace(OPTIONS, fit=replace(FIT, prototypes=None))
-    result = attach(str(base), [texts], tmp_path / "model", fitting)
-    noted = read_json(tmp_path / "model" / META_FILE)["provenance"]["attached"]
+    result = attach(str(base), [texts], out, fitting)
+    assert result.corpus == out / "corpora" / "texts"
+    noted = read_json(out / META_FILE)["provenance"]["attached"]
     assert noted["fit.prototypes"] == max(4, result.states // 16)
-    assert prismlm.load(tmp_path / "model").head.num_prototypes == noted["fit.prototypes"]
+    lm = prismlm.load(out)
+    assert lm.head.num_prototypes == noted["fit.prototypes"]
+    assert lm.explain("The story of house").passages(1)
 
 
-def test_a_model_in_bfloat16(base, short_corpus, tmp_path):
+def test_a_model_in_bfloat16(base, corpus, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(base, half)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     model.save_pretrained(half)
-    result = attach(str(half), [short_corpus], tmp_path / "model", OPTIONS)
+    result = attach(str(half), [corpus], tmp_path / "model", OPTIONS)
     lm = prismlm.load(result.directory)
     assert lm.model.dtype == torch.bfloat16
     assert lm.explain("The cell is the smallest unit").passages(1)
@@ -281,7 +294,7 @@ def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path, harm, messa
     harm(model)
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for text in texts:
-        text.write_text("Some text, and a little more of it. " * 500)
+        text.write_text("Some text, and a little more of it. " * 60)
     with pytest.raises(PrismError) as error:
         attach(str(model), texts, out, OPTIONS)
     assert message.replace("MODEL", str(model)).lower() in str(error.value).lower()
@@ -300,12 +313,10 @@ def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path, harm, messa
 def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(base, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text(
-        "".join(f'{{"text": "{f"House number {n} is red. " * 8}"}}\n' for n in range(90))
+        "".join(f'{{"text": "{f"House number {n} is red. " * 8}"}}\n' for n in range(40))
     )
-    lora = LoraOptions(epochs=3, rank=4, blocks=0.5, learning_rate=5e-3, batch=4)
-    plain = attach(str(base), [texts], tmp_path / "plain", OPTIONS)
+    lora = LoraOptions(epochs=6, rank=4, blocks=0.5, learning_rate=5e-3, batch=4)
     result = attach(str(base), [texts], tmp_path / "model", replace(OPTIONS, lora=lora))
-    assert result.quality.ce < plain.quality.ce - 0.5
     assert load_sidecar(result.directory).provenance["fine_tuned"]["steps"] > 1
     lm = prismlm.load(result.directory)
     assert lm.lens.meta.trained_on == "fine-tuned"
@@ -314,16 +325,18 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
     assert not list(adapter.glob("*.md"))
+    # A number that no text has.
+    ids = torch.tensor([lm.tokens_of("House number 77 is red. " * 8)])
     plain = AutoModelForCausalLM.from_pretrained(base)
-    adapted = PeftModel.from_pretrained(plain, result.directory / "adapter")
-    merged = AutoModelForCausalLM.from_pretrained(result.directory)
-    ids = torch.arange(20)[None]
-    expected, actual = (model(input_ids=ids).logits for model in (adapted, merged))
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    before = plain(ids, labels=ids).loss
+    merged = AutoModelForCausalLM.from_pretrained(result.directory)(ids, labels=ids)
+    assert merged.loss < before - 0.5
+    adapted = PeftModel.from_pretrained(plain, adapter)(ids)
+    torch.testing.assert_close(merged.logits, adapted.logits, atol=1e-4, rtol=1e-4)
 
 
 def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
-    base, short_corpus, tmp_path, monkeypatch
+    base, corpus, tmp_path, monkeypatch
 ):
     lora, table = LoraOptions(0.2, batch=4, rank=2), TableOptions(0.2, batch=4)
     options, out = replace(OPTIONS, lora=lora, uncertainty=table), tmp_path / "model"
@@ -332,7 +345,7 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
         raise KeyboardInterrupt
 
     def run(**changes):
-        return attach(str(base), [short_corpus], out, replace(options, **changes))
+        return attach(str(base), [corpus], out, replace(options, **changes))
 
     for part, change, message in (
         ("put_adapted", {"lora": replace(lora, rank=4)}, "lora.rank: 2 → 4"),
@@ -354,40 +367,42 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
     assert result.quality.ce == pytest.approx(result.uncertainty["ce"], rel=1e-4)
 
 
-def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, short_corpus, tmp_path):
+def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, corpus, tmp_path):
     options, adapters = LoraOptions(0.2, batch=4, rank=2), []
     for number in (1, 2):
         model = AutoModelForCausalLM.from_pretrained(base, attention_dropout=0.5)
         torch.manual_seed(number)
         before = torch.get_rng_state()
         out = tmp_path / str(number)
-        adapt(model, Corpus.open(short_corpus), options, out, base="tiny", window=64)
+        adapt(model, Corpus.open(corpus), options, out, base="tiny", window=64)
         assert torch.equal(torch.get_rng_state(), before)
         adapters.append((out / "adapter_model.safetensors").read_bytes())
     assert adapters[0] == adapters[1]
 
 
-def test_fine_tuning_in_bf16_keeps_the_angles_of_positions(base, short_corpus, tmp_path):
+def test_fine_tuning_in_bf16_keeps_the_angles_of_positions(base, corpus, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(base)
     before = {name: value.clone() for name, value in model.named_buffers()}
-    options = LoraOptions(0.05, batch=4, rank=2)
-    out = tmp_path / "adapter"
-    adapt(model, Corpus.open(short_corpus), options, out, base="tiny", window=64, bf16=True)
+    options, out = LoraOptions(0.05, batch=4, rank=2), tmp_path / "adapter"
+    adapt(model, Corpus.open(corpus), options, out, base="tiny", window=64, bf16=True)
     assert model.lm_head.weight.dtype == torch.bfloat16
     assert any("inv_freq" in name for name in before)
     for name, value in before.items():
         assert torch.equal(model.get_buffer(name), value), name
 
 
-def test_wrong_fine_tuning_options_are_refused():
-    for options, message in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"rank": 0}, "lora rank is 0"),
         ({"rank": 0.5}, r"lora rank is 0\.5: expected a whole number"),
         ({"seed": 1.5}, r"lora seed is 1\.5"),
         ({"blocks": 1.5}, "at most 1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            LoraOptions(**options)
+    ],
+)
+def test_wrong_fine_tuning_options_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        LoraOptions(**options)
 
 
 SETTINGS = (
@@ -396,12 +411,12 @@ SETTINGS = (
 )
 
 
-def test_a_table_is_trained_and_its_effect_is_reported(base, short_corpus, tmp_path):
+def test_a_table_is_trained_and_its_effect_is_reported(base, corpus, tmp_path):
     def run(*words):
         return CliRunner().invoke(app, ["attach", *map(str, words), *SETTINGS.split()])
 
     out = tmp_path / "model"
-    arguments = (base, "--corpus", short_corpus, "--out", out)
+    arguments = (base, "--corpus", corpus, "--out", out)
     done = run(*arguments, "--json")
     assert done.exit_code == 0, done.output
     value = json.loads(done.stdout)
@@ -424,6 +439,6 @@ def test_a_table_is_trained_and_its_effect_is_reported(base, short_corpus, tmp_p
     done = run(*arguments)
     assert done.exit_code == 0, done.output
     assert "uncertainty fed back" in done.output
-    refused = run(out, "--corpus", short_corpus, "--out", tmp_path / "again")
+    refused = run(out, "--corpus", corpus, "--out", tmp_path / "again")
     assert refused.exit_code != 0
     assert "has a table of uncertainty codes already" in " ".join(refused.output.split())

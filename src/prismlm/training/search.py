@@ -298,7 +298,7 @@ def _distributions(recipe: Recipe) -> dict[str, Any]:
             continue
         ends = (dimension.low, dimension.high)
         integers = all(isinstance(x, int) for x in ends) and not isinstance(before.get(key), float)
-        kind = of.IntDistribution if integers else of.FloatDistribution
+        kind: Any = of.IntDistribution if integers else of.FloatDistribution
         space[key] = kind(*ends, log=dimension.log)
     return space
 
