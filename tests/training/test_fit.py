@@ -44,7 +44,7 @@ def states(lm, short_corpus, tmp_path_factory):
         Corpus.open(short_corpus),
         tmp_path_factory.mktemp("states"),
         IndexOptions(window=64, stride=48),
-        limit_bytes=1e6,
+        limit_bytes=4e5,
     )
 
 

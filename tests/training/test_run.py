@@ -13,7 +13,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
+from typer.testing import CliRunner
 
+from prismlm.cli.app import app
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.models.sidecar import load_sidecar
@@ -225,7 +227,6 @@ def assert_recovers(settings, straight):
     [
         # The loss is checked with the log after step 16, without a wait in every step.
         ("model.model.norm.weight", 14, math.nan, "training diverged by step 16: the loss is nan"),
-        ("model.model.norm.weight", 14, math.inf, "training diverged by step 16: the loss is nan"),
         ("prototype_head.prototypes", 20, math.inf, "by step 20: the weight prototype_head"),
     ],
 )
@@ -281,19 +282,13 @@ except PrismError as error:
 """
 
 
-# The tensors of the model; its optimizer state, beyond the size of the tensors; shards.
-@pytest.mark.parametrize(
-    ("size", "shards", "background"),
-    [
-        (400_000, False, False),
-        (20_000, True, True),
-    ],
-)
+# Bytes that a file may have: too few for optimizer state, and for shards in the background.
+@pytest.mark.parametrize(("size", "shards"), [(400_000, False), (20_000, True)])
 def test_a_write_that_fails_leaves_the_checkpoint_before(
-    settings, straight, tmp_path, size, shards, background
+    settings, straight, tmp_path, size, shards
 ):
     path, out = tmp_path / "recipe.yaml", Path(settings["out"])
-    settings["checkpoint"]["asynchronous"] = background
+    settings["checkpoint"]["asynchronous"] = shards
     settings["parallel"] = "fsdp2" if shards else "auto"
     path.write_text(yaml.safe_dump(settings))
     done = forked.run(path, str(size), code=FILLED_DISK)
@@ -311,8 +306,8 @@ def test_a_run_ends_with_perplexity_a_verdict_and_the_next_command(settings, tmp
     settings["head"]["enabled"] = head
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings | {"steps": 12}))
-    done = forked.run("train", path)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["train", str(path)])
+    assert done.exit_code == 0, done.output
     shown = " ".join(done.stdout.split())
     out, corpus = settings["out"], settings["corpus"]
     assert "Perplexity on held-out text: " in shown
@@ -325,9 +320,13 @@ def test_a_run_ends_with_perplexity_a_verdict_and_the_next_command(settings, tmp
 
 
 def test_many_passes_over_few_documents_are_warned_of_at_the_start(settings):
-    settings["data"]["documents"], warnings = 5, []
-    train(build_recipe(settings | {"steps": 60}), on_warning=warnings.append)
-    (warning,) = warnings
+    def stop(text):
+        raise Interrupted(text)
+
+    settings["data"]["documents"] = 5
+    with pytest.raises(Interrupted) as stopped:
+        train(build_recipe(settings | {"steps": 60}), on_warning=stop)
+    warning = str(stopped.value)
     passes = float(warning.split()[0])
     assert passes > 4.5
     assert " passes over 5 documents: beyond 4, " in warning
@@ -351,7 +350,7 @@ print(len(graphs))
 
 
 def test_each_part_shows_its_progress_and_a_compiled_run_is_the_same(settings, tmp_path):
-    settings |= {"steps": 12, "logging": {"every": 4, "tensorboard": True}}
+    settings |= {"steps": 8, "logging": {"every": 4, "tensorboard": True}}
     reporter = Recorded()
     result = train(build_recipe(settings), progress=reporter)
     # Each part of a run shows the time left, which takes a total.

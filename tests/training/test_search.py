@@ -16,22 +16,9 @@ from typer.testing import CliRunner
 
 from prismlm.cli.app import app
 from prismlm.errors import InputError, Interrupted
-from prismlm.training import (
-    build_recipe,
-    load_recipe,
-    search,
-    train,
-)
-from prismlm.training.search import (
-    check_search,
-    check_space,
-    recipe_with,
-)
+from prismlm.training import build_recipe, load_recipe, search, train
+from prismlm.training.search import check_search, check_space, recipe_with
 from tests.helpers import forked
-
-# The package has a function of the module's name.
-module = sys.modules[search.__module__]
-
 
 RATES = {"low": 1e-3, "high": 3e-2, "log": True}
 SPACE = {"batch_size": [4, 8], "optimizer.learning_rate": RATES}
@@ -137,6 +124,13 @@ def straight(tiny_corpus, tmp_path_factory):
     return recipe, search(recipe, on_trial=finished.append), finished
 
 
+@pytest.fixture(scope="module")
+def drawn(tiny_corpus, tmp_path_factory):
+    """Four trials of one seed whose values are drawn at random, in one go."""
+    settings = settings_of(tiny_corpus, tmp_path_factory.mktemp("drawn") / "out")
+    return search(build_recipe(with_search(settings, sampler="random", seeds=1, trials=4)))
+
+
 def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_best(straight):
     recipe, result, finished = straight
     directory = recipe.out / "search"
@@ -169,11 +163,11 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
         assert names == {"training.json", "training.jsonl"}
 
 
-def test_the_study_is_one_that_optuna_reads(toy):
+def test_the_study_is_one_that_optuna_reads(straight):
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    result = search(build_recipe(with_search(toy, sampler="tpe", trials=2, seeds=1)))
+    result = straight[1]
     backend = JournalFileBackend(str(result.directory / "study.journal"))
     study = optuna.load_study(study_name="prismlm", storage=optuna.storages.JournalStorage(backend))
     assert [trial.value for trial in study.trials] == [trial.ce for trial in result.trials]
@@ -239,44 +233,40 @@ class StopInTrial:
         pass
 
 
-def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, tmp_path):
+def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, drawn):
     settings = with_search(toy, sampler="random", seeds=1)
-    straight = search(build_recipe(settings | {"out": str(tmp_path / "straight")}))
     recipe = build_recipe(settings)
     with pytest.raises(Interrupted):
         search(recipe, progress=StopInTrial(1))
     first = recipe.out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
     written = first.stat().st_mtime_ns
     resumed = search(recipe, resume=True)
-    assert outcomes(resumed) == outcomes(straight)
+    assert outcomes(resumed) == outcomes(drawn)[:3]
     assert first.stat().st_mtime_ns == written
     longer = search(build_recipe(with_search(settings, trials=4)), resume=True)
-    assert outcomes(longer)[:3] == outcomes(straight)
-    assert len(longer.trials) == 4
+    assert outcomes(longer) == outcomes(drawn)
 
 
-def test_another_search_is_not_resumed_and_the_differences_are_named(toy):
-    search(build_recipe(with_search(toy, sampler="tpe", trials=1, seeds=1)))
-    changed = with_search(toy, sampler="random", space={"batch_size": [4, 16]}, seeds=1)
+def test_another_search_is_not_resumed_and_the_differences_are_named(tiny_corpus, straight):
+    settings = settings_of(tiny_corpus, straight[0].out) | {"steps": 9}
+    changed = with_search(settings, sampler="random", space={"batch_size": [4, 16]})
     with pytest.raises(InputError, match="begun as another search") as error:
-        search(build_recipe(changed | {"steps": 9}), resume=True)
-    for expected in ("search.sampler: tpe → random", "search.space", "steps: 8 → 9"):
+        search(build_recipe(changed), resume=True)
+    for expected in ("search.sampler: botorch → random", "search.space", "steps: 8 → 9"):
         assert expected in str(error.value)
 
 
-def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
-    recipe = build_recipe(with_search(toy, trials=1, seeds=1, sampler="random"))
+def test_what_is_in_the_way_is_named(toy, straight, monkeypatch):
+    recipe = build_recipe(toy)
     recipe.out.mkdir(parents=True)
     (recipe.out / "thesis.tex").write_text("text")
     with pytest.raises(InputError, match="does not hold a search"):
         search(recipe, resume=True)
-    (recipe.out / "thesis.tex").unlink()
-    search(recipe)
     with pytest.raises(InputError, match=r"holds a search.*best\.yaml"):
-        train(recipe)
+        train(straight[0])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="without torchrun"):
-        search(recipe, resume=True)
+        search(straight[0], resume=True)
 
 
 def test_values_that_do_not_go_together_fail_their_trial_alone(toy):
@@ -337,20 +327,17 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     assert "--resume" in refused.stderr
 
 
-def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, straight):
-    drawn = {"botorch": [trial.values for trial in straight[1].trials]}
-    settings = with_search(toy, sampler="random", seeds=1)
-    drawn["random"] = [trial.values for trial in search(build_recipe(settings)).trials]
-    assert drawn["botorch"][:2] == drawn["random"][:2]
-    assert drawn["botorch"][2] != drawn["random"][2]
-    rates = [values["optimizer.learning_rate"] for values in drawn["random"]]
-    assert len(set(rates)) == 3
+def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(straight, drawn):
+    asked, random = ([trial.values for trial in each.trials] for each in (straight[1], drawn))
+    assert asked[:2] == random[:2]
+    assert asked[2] != random[2]
+    rates = [values["optimizer.learning_rate"] for values in random]
+    assert len(set(rates)) == 4
 
 
-def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, tmp_path):
-    """Of two processes, one is killed in a trial; a third process finds no trial it could take."""
+def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, drawn, tmp_path):
+    """One is killed in a trial, and two others share it and the rest."""
     settings = with_search(toy, sampler="random", trials=4, seeds=1)
-    straight = search(build_recipe(settings | {"out": str(tmp_path / "straight")}))
     path = written(settings, tmp_path)
     command = ("train", path, "--search", "--resume", "--json")
     killed = forked.start(*command, cwd=tmp_path)
@@ -363,9 +350,7 @@ def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, 
     saved = json.loads((tmp_path / "out" / "search" / "search.json").read_text())["trials"]
     # The last to finish has all of them, each trained once.
     assert saved == max(results, key=len)
-    assert [(trial["values"], trial["ce"]) for trial in saved] == [
-        (trial.values, trial.ce) for trial in straight.trials
-    ]
+    assert [(trial["values"], trial["ce"], trial["seeds"]) for trial in saved] == outcomes(drawn)
     # What either trained is not in the other's messages.
     messages = [worker.path("stderr").read_text() for worker in workers]
     assert all(sum(f"trial {n} of 4 (" in one for one in messages) == 1 for n in range(4))

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from prismlm.errors import InputError
 from prismlm.models.sidecar import load_sidecar
@@ -57,7 +57,7 @@ def plain_run(settings, tmp_path):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumulation):
-    settings |= {"gradient_accumulation": accumulation, "steps": 20}
+    settings |= {"gradient_accumulation": accumulation, "steps": 12}
     # Losses that would swamp the gradient if they reached the model or its clipping.
     settings["losses"] |= {"prototype_pull": 50.0, "residual": 500.0, "warmup": 0.3}
     # Hugging Face's own Trainer spares no matrix from weight decay.
@@ -91,8 +91,8 @@ def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
         labels = [int((row["labels"] != -100).sum()) for row in trainer.train_dataset]
         assert max(labels) > 1.15 * sum(labels) / len(labels)
         trainer.train()
-        history = [row for row in trainer.state.log_history if "loss" in row]
-        curves.append([[row["loss"], row["ce"], row["grad_norm"]] for row in history])
+        names = ("loss", "ce", "grad_norm")
+        curves.append([[row[name] for name in names] for row in logged(trainer)])
         decoders.append(trainer.model.state_dict())
     torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-4, atol=1e-5)
     for name, value in decoders[0].items():
@@ -105,31 +105,41 @@ def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
     changes = {"optimizer": optimizer, "logging": {"every": 1}}
     trainer = trainer_of(settings, tmp_path, steps=12, **changes)
     trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert losses == pytest.approx(list(GOLDEN), abs=2e-3)
+    assert [row["loss"] for row in logged(trainer)] == pytest.approx(list(GOLDEN), abs=2e-3)
 
 
-def test_logged_parts_are_averages_that_add_up(settings, tmp_path):
-    settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.0}
-    trainer = trainer_of(settings, tmp_path, gradient_accumulation=2)
+@pytest.fixture(scope="module")
+def trained(same_settings, tmp_path_factory):
+    """A run of two micro-batches a step, each of which is logged."""
+    settings, directory = copy.deepcopy(same_settings), tmp_path_factory.mktemp("trained")
+    settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.5}
+    settings |= {"gradient_accumulation": 2, "out": str(directory / "model")}
+    trainer = trainer_of(settings, directory, logging={"every": 1})
     trainer.train()
-    rows = [row for row in trainer.state.log_history if row.get("step", 0) > 8 and "loss" in row]
-    assert len(rows) >= 5
-    for row in rows:
-        total = row["ce"] + row["prototype_pull"] + 2 * row["point_pull"] + 3 * row["residual"]
-        assert row["loss"] == pytest.approx(total, abs=1e-5)
-        assert row["loss_scale"] == 1.0
-    before = next(row for row in trainer.state.log_history if "loss" in row)
-    assert "residual" not in before
-    assert before["loss"] == pytest.approx(before["ce"])
+    return settings, directory, trainer
 
 
-def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def logged(trainer):
+    return [row for row in trainer.state.log_history if "loss" in row]
 
-    trainer = trainer_of(settings, tmp_path)
-    trainer.train()
-    actual = list_checkpoints(tmp_path / "run" / "checkpoints")
+
+def test_logged_parts_are_averages_that_add_up_and_rise_from_the_initialisation(trained):
+    rows = logged(trained[-1])
+    for row in rows[5:]:
+        total = row["prototype_pull"] + 2 * row["point_pull"] + 3 * row["residual"]
+        assert row["loss"] == pytest.approx(row["ce"] + row["loss_scale"] * total, abs=1e-5)
+    # Initialised after step 5 of 30, full after step 15.
+    scales = [row["loss_scale"] for row in rows]
+    assert scales[:6] == [0.0] * 6
+    assert scales[5:16] == pytest.approx([i / 10 for i in range(11)])
+    assert scales[16:] == [1.0] * 14
+    assert "residual" not in rows[4]
+    assert rows[4]["loss"] == pytest.approx(rows[4]["ce"])
+
+
+def test_a_checkpoint_is_a_model_directory(trained):
+    _, directory, trainer = trained
+    actual = list_checkpoints(directory / "run" / "checkpoints")
     assert [path.name for path in actual] == ["checkpoint-20", "checkpoint-30"]
     assert [p.name for p in actual[0].parent.iterdir() if p.name.startswith(".")] == []
     model = AutoModelForCausalLM.from_pretrained(actual[-1])
@@ -143,26 +153,14 @@ def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
     assert len(AutoTokenizer.from_pretrained(actual[-1])) == model.config.vocab_size
 
 
-def test_bf16_autocast_trains_close_to_float32(settings, tmp_path):
-    losses = []
-    for precision in ("float32", "bf16"):
-        trainer = trainer_of(copy.deepcopy(settings), tmp_path / precision, precision=precision)
-        trainer.train()
-        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
-        assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+def test_bf16_autocast_trains_close_to_float32(trained, tmp_path):
+    settings, _, plain = trained
+    trainer = trainer_of(copy.deepcopy(settings), tmp_path, precision="bf16")
+    trainer.train()
+    assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+    losses = [[row["ce"] for row in logged(each)] for each in (plain, trainer)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], abs=0.1)
-
-
-def test_weights_rise_from_zero_at_the_initialisation(settings, tmp_path):
-    settings["losses"] |= {"warmup": 0.5}
-    trainer = trainer_of(settings, tmp_path, logging={"every": 1})
-    trainer.train()
-    scales = [row["loss_scale"] for row in trainer.state.log_history if "loss" in row]
-    # Initialised after step 5 of 30, full after step 15.
-    assert scales[:6] == [0.0] * 6
-    assert scales[5:16] == pytest.approx([i / 10 for i in range(11)])
-    assert scales[16:] == [1.0] * 14
 
 
 def test_a_shuffled_signal_has_the_same_codes_in_another_order_in_training_only(settings):

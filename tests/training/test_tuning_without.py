@@ -31,8 +31,8 @@ def tuned(tiny_model, tmp_path_factory):
     base = shutil.copytree(
         tiny_model, work / "base", ignore=shutil.ignore_patterns("lens", META_FILE, "prototype_*")
     )
-    rows = [{"id": f"red-{n}", "text": f"House number {n} is red. " * 8} for n in range(40)]
-    rows += [{"id": f"green-{n}", "text": "The tower is green. " * 8} for n in range(40)]
+    rows = [{"id": f"red-{n}", "text": f"House number {n} is red. " * 8} for n in range(24)]
+    rows += [{"id": f"green-{n}", "text": "The tower is green. " * 8} for n in range(24)]
     (work / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lora = LoraOptions(epochs=8, rank=8, blocks=1, learning_rate=1e-2, batch=4)
     options = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=300, lora=lora)
