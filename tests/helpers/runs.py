@@ -17,11 +17,15 @@ from prismlm.training.trainer import latest_checkpoint
 from tests.helpers import forked
 
 
-class InterruptAfter:
-    """A reporter that presses Ctrl-C when so many steps are done."""
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
 
-    def __init__(self, steps):
-        self.left = steps
+
+class InterruptAfter:
+    """A reporter that presses Ctrl-C, or does something else, when so many steps are done."""
+
+    def __init__(self, steps, act=press_ctrl_c):
+        self.left, self.act = steps, act
 
     @contextmanager
     def task(self, description, total=None, unit="tokens"):
@@ -30,7 +34,7 @@ class InterruptAfter:
     def advance(self, amount=1):
         self.left -= 1
         if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
+            self.act()
 
     def note(self, text):
         self.text = text

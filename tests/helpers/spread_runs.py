@@ -1,6 +1,11 @@
 """Runs in two processes that are compared with those in one."""
 
+import pickle
+from pathlib import Path
+
 import pytest
+
+from tests.helpers import forked
 
 RATES = {"learning_rate", "step", "tokens", "loss_scale", "eval_tokens", "final_tokens"}
 # Half a step left at the end of an epoch counts in it where passes follow one another.
@@ -9,6 +14,15 @@ UNLIKE = {"epoch"}
 # Each process's micro-batches, as the data loader deals them out: [first, second].
 ONE_PASS = [[(0, 4)], [(4, 8)]]
 TWO_PASSES = [[(0, 2), (4, 6)], [(2, 4), (6, 8)]]
+
+
+def launch(script, directory, jobs, processes=2):
+    """Have the processes of a script do jobs; return the results of each, by rank."""
+    (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+    done = forked.run_script(Path(__file__).with_name(script), directory)
+    assert done.returncode == 0, done.stderr
+    files = [directory / f"rank-{rank}.pickle" for rank in range(processes)]
+    return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def base_settings(corpus):

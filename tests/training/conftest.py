@@ -4,17 +4,7 @@ from typing import Any
 
 import pytest
 
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "attention_dropout": 0.1,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
+from tests.helpers.spread_runs import base_settings
 
 # The source's losses alone, rising to a small weight.
 LOSSES = {
@@ -29,31 +19,12 @@ LOSSES = {
 @pytest.fixture(scope="session")
 def same_settings(tiny_corpus: Path) -> dict[str, Any]:
     """`settings` without the output directory; not to be modified."""
-    return {
-        "corpus": str(tiny_corpus),
-        "model": dict(MODEL),
-        "head": {
-            "prototypes": 48,
-            "prototypes_per_token": 4,
-            "initialise_at_step": 5,
-            "initialise": "states",
-            "detach": False,
-            "position_share": 1.0,
-        },
-        "losses": dict(LOSSES),
-        "data": {"length": 32},
-        "optimizer": {"learning_rate": 3e-3, "head_learning_rate": 3e-3},
-        "steps": 30,
-        "batch_size": 4,
-        "precision": "float32",
-        "evaluation": {
-            "every": 10,
-            "tokens": 500,
-            "final_tokens": 1000,
-        },
-        "checkpoint": {"every": 10},
-        "logging": {"every": 4, "tensorboard": False},
-    }
+    settings = base_settings(tiny_corpus)
+    settings["model"] |= {"num_hidden_layers": 1, "attention_dropout": 0.1}
+    settings["head"] |= {"initialise": "states", "initialise_at_step": 5}
+    settings["evaluation"]["every"] = settings["checkpoint"]["every"] = 10
+    settings["logging"]["every"] = 4
+    return settings | {"losses": dict(LOSSES), "steps": 30}
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 import json
 import os
-import pickle
 import shutil
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +25,7 @@ from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
 from prismlm.training.tuning import LoraOptions, TableOptions, adapt
-from tests.helpers import forked
+from tests.helpers.spread_runs import launch as spread
 from tests.helpers.tiny import build_small_corpus
 from tests.helpers.two_processes import losses_of_tuning
 
@@ -134,12 +132,7 @@ def launch(base, corpus, directory, cases, batches=()):
         for name, (options, _) in cases.items()
     ]
     tuning = [(*tuning_job(base, corpus, batch), "cpu") for batch in batches]
-    jobs = {"attach": attach_jobs, "tuning": tuning}
-    (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
-    worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
-    done = forked.run_script(worker, directory)
-    assert done.returncode == 0, done.stderr
-    return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
+    return spread("two_processes.py", directory, {"attach": attach_jobs, "tuning": tuning})
 
 
 def tuning_job(base, corpus, batch):

@@ -45,12 +45,9 @@ def test_the_loss_is_the_weighted_sum_of_its_parts():
     output = model(**batch())
     parts = output.losses
     assert list(parts) == ["ce", "prototype_pull", "point_pull", "residual", "diversity"]
-    expected = parts["ce"] + 0.25 * (
-        0.3 * parts["prototype_pull"]
-        + 0.5 * parts["point_pull"]
-        + 0.7 * parts["residual"]
-        + 0.9 * parts["diversity"]
-    )
+    names = ("prototype_pull", "point_pull", "residual", "diversity")
+    total = sum(getattr(weights, name) * parts[name] for name in names)
+    expected = parts["ce"] + 0.25 * total
     torch.testing.assert_close(output.loss.detach(), expected)
 
 
@@ -93,12 +90,9 @@ def test_padding_moves_no_prototype_and_no_loss():
 def test_fewer_tokens_than_prototypes_per_token_are_routed_and_none_are_refused():
     model = make()
     assert model(**{k: v[:1, :2] for k, v in batch().items()}).loss.isfinite()
-    for empty in (
-        {k: v[:0] for k, v in batch().items()},
-        {k: v[:, :0] for k, v in batch().items()},
-    ):
+    for span in ((slice(0),), (slice(None), slice(0))):
         with pytest.raises(InputError, match="expected at least one token"):
-            model(**empty)
+            model(**{k: v[span] for k, v in batch().items()})
 
 
 def test_packed_documents_do_not_see_each_other():
@@ -272,13 +266,7 @@ def test_all_positions_can_be_sampled_and_no_more():
     drawn = sample_states(model.model, items, 120, generator)
     distances = torch.cdist(all_states(model, items), drawn)
     assert sorted(distances.argmin(1).tolist()) == list(range(120))
-    with pytest.raises(InputError, match="have 120 positions, fewer than the 121 prototypes"):
-        sample_states(model.model, items, 121, generator)
-
-
-def test_too_few_vectors_are_refused():
-    with pytest.raises(InputError, match="3 vectors for 4 centres"):
-        spherical_kmeans(torch.ones(3, 2), torch.ones(4, 2), 1)
+    assert len(sample_states(model.model, items, 121, generator)) == 120
 
 
 def plain_kmeans(vectors, centres, iterations):

@@ -1,7 +1,6 @@
 """Four processes that share a model: its first weights, FSDP2 within groups, its checkpoints."""
 
 import json
-import pickle
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +17,8 @@ from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, parallel, train
 from prismlm.training.parallel import blocks, dist, join
 from prismlm.training.trainer import SHARDS, latest_checkpoint
-from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter
-from tests.helpers.spread_runs import assert_same_history, base_settings
+from tests.helpers.spread_runs import assert_same_history, base_settings, launch
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2}
 LLAMA = {"model_type": "llama", "intermediate_size": 48, "num_attention_heads": 2, **SMALL}
@@ -65,11 +63,8 @@ def launched(tiny_corpus, tmp_path_factory):
         (name, one, 5 if name == "stopped" else 100, name == "resumed")
         for name, one in settings.items()
     ]
-    (directory / "jobs.pickle").write_bytes(pickle.dumps({"initial": FAMILIES, "runs": runs}))
-    worker = Path(__file__).parents[1] / "helpers" / "four_processes.py"
-    done = forked.run_script(worker, directory)
-    assert done.returncode == 0, done.stderr
-    return settings, [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in range(4)]
+    jobs = {"initial": FAMILIES, "runs": runs}
+    return settings, launch("four_processes.py", directory, jobs, 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -100,6 +95,8 @@ def test_groups_that_share_a_copy_train_as_one_process(launched, tmp_path):
 
 def test_processes_that_groups_do_not_divide_are_refused(launched):
     for results in launched[1]:
+        # Models are sharded as soon as their rows are packed.
+        assert results["prepared"]
         assert "shard_processes is 3, which does not divide the 4 processes" in results["three"]
     assert not Path(launched[0]["three"]["out"]).exists()
 
@@ -156,10 +153,6 @@ def test_groups_may_change_on_resuming(launched, tmp_path):
     assert resumed.quality.ce == pytest.approx(launched[1][0]["hsdp"][1].ce, rel=1e-5)
 
 
-def test_a_model_is_sharded_after_its_rows_are_packed(launched):
-    assert all(results["prepared"] for results in launched[1])
-
-
 @pytest.mark.parametrize("background", [True, False])
 def test_a_failed_write_raises_its_cause(tmp_path, background):
     model = torch.nn.Linear(2, 2)
@@ -203,18 +196,6 @@ def test_weights_are_written_in_several_files(tmp_path, monkeypatch, tied):
         assert torch.equal(opened.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shard_processes": 2}, "shard_processes is 2, but parallel is 'auto'"),
-        ({"checkpoint": {"asynchronous": True}}, "choose fsdp2 or hsdp"),
-    ],
-)
-def test_settings_of_shards_need_shards(settings, changes, message):
-    with pytest.raises(InputError, match=message):
-        build_recipe(settings | changes)
-
-
 def test_a_model_that_does_not_declare_its_blocks_is_told_what_needs_them():
     decoder = torch.nn.Linear(2, 2)
     decoder.config = SimpleNamespace(model_type="own")
@@ -222,17 +203,14 @@ def test_a_model_that_does_not_declare_its_blocks_is_told_what_needs_them():
         blocks(decoder)
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_processes_wait_for_one_that_works_for_hours(gpu, monkeypatch):
-    given = {}
+def test_processes_wait_for_one_that_works_for_hours(monkeypatch):
+    given = []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: given.update(how))
-    join()
-    assert given.pop("timeout") >= timedelta(days=7)
-    # Those that write a checkpoint in the background, too.
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
-    monkeypatch.setattr(dist, "new_group", lambda backend, **how: given.update(how))
+    for name in ("init_process_group", "new_group"):
+        monkeypatch.setattr(dist, name, lambda *_, timeout, **how: given.append(timeout))
+    join()
+    # Those that write a checkpoint in the background, too.
     parallel.group_for_thread()
-    assert given["timeout"] >= timedelta(days=7)
+    assert min(given) >= timedelta(days=7)
+    assert len(given) == 2

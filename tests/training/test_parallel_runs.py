@@ -1,7 +1,6 @@
 """Two real processes, in DDP and FSDP2, against one with as many rows a step."""
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
 from prismlm.training.setup import ShuffledSignal
-from tests.helpers import forked
 from tests.helpers.micro_batches import WEIGHTS, uneven_rows
 from tests.helpers.spread_runs import (
     ONE_PASS,
     TWO_PASSES,
     assert_same_history,
     base_settings,
+    launch,
 )
 from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
@@ -36,7 +35,7 @@ FAMILIES = {
     "deltanet": {"preset": "deltanet", "num_heads": 4, "num_hidden_layers": 2, "dropout": 0.0},
 }
 # Runs of these train uncertainty feedback too.
-FED_BACK = ("fed-back", "fed-back-ddp", "shuffled")
+FED_BACK = ("fed-back", "shuffled")
 RUNS = {
     "ddp": "ddp",
     "detached": "ddp",
@@ -45,7 +44,6 @@ RUNS = {
     "deltanet": "ddp",
     "signal-noise": "fsdp2",
     "fed-back": "fsdp2",
-    "fed-back-ddp": "ddp",
     "shuffled": "ddp",
 }
 STOPPED = {"fsdp2": 4}
@@ -101,12 +99,8 @@ def spread_jobs():
         for family in FAMILIES:
             jobs[f"{family} {spread}"] = (arguments_of(family), spread, False, once)
         for family in ("protot", "deltanet"):
-            jobs[f"{family} {spread} recomputed twice"] = (
-                arguments_of(family),
-                spread,
-                True,
-                twice,
-            )
+            how = (arguments_of(family), spread, True, twice)
+            jobs[f"{family} {spread} recomputed twice"] = how
     return jobs
 
 
@@ -122,12 +116,7 @@ def launched(tiny_corpus, tmp_path_factory):
         "shuffled": {"codes": CODES.split(2)},
         "runs": [(name, one, STOPPED.get(name, 0)) for name, one in settings.items()],
     }
-    (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
-    worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
-    done = forked.run_script(worker, directory)
-    assert done.returncode == 0, done.stderr
-    results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
-    return settings, results
+    return settings, launch("two_processes.py", directory, jobs)
 
 
 @pytest.mark.parametrize("name", spread_jobs())

@@ -253,32 +253,19 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
     assert_recovers(settings, straight)
 
 
-FILLED_DISK = """
-import resource, sys, yaml
-from contextlib import contextmanager
-from prismlm.training import build_recipe, train
+FILLED_DISK = f"""
+import sys, yaml
+sys.path.insert(0, {forked.ROOT!r})
+from functools import partial
 from prismlm.errors import PrismError
-
-class FillAfter:
-    left = 15
-    @contextmanager
-    def task(self, *args):
-        yield self
-    def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
-            # Modules first imported from now on leave no cut bytecode.
-            sys.dont_write_bytecode = True
-            limits = int(sys.argv[2]), resource.RLIM_INFINITY
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    def note(self, text):
-        pass
-
-recipe = build_recipe(yaml.safe_load(open(sys.argv[1])))
+from prismlm.training import build_recipe, train
+from tests.helpers.file_limit import limit_files
+from tests.helpers.runs import InterruptAfter
+full = partial(limit_files, int(sys.argv[2]))
 try:
-    train(recipe, progress=FillAfter())
+    train(build_recipe(yaml.safe_load(open(sys.argv[1]))), progress=InterruptAfter(15, full))
 except PrismError as error:
-    sys.exit(f"error: {error}")
+    sys.exit(f"error: {{error}}")
 """
 
 

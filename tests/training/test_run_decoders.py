@@ -1,5 +1,8 @@
 """Each family of decoders, and uncertainty feedback, from training to explanation."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -38,25 +41,40 @@ def recipe_of(settings, model, rate=1e-2):
     return build_recipe(settings)
 
 
-@pytest.mark.parametrize("name", PACKED)
+def run(model, **inputs):
+    """Return the states and the output of a forward pass."""
+    with torch.no_grad(), capture(model) as seen:
+        output = model(**inputs, use_cache=False)
+    return seen.z, output
+
+
+def pieces_of(rows, index):
+    """Return the tokens and the place of each document in a row."""
+    ends = np.cumsum(rows.pieces(index)[1])
+    spans = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
+    return [(rows[index]["input_ids"][None, span], span) for span in spans]
+
+
+@pytest.mark.parametrize("name", [*PACKED, "fed back"])
 def test_a_token_in_a_packed_row_has_the_state_it_has_alone(settings, name):
-    prepared = prepare(recipe_of(settings, PACKED[name]))
+    recipe = recipe_of(settings, PACKED.get(name, settings["model"]))
+    if name == "fed back":
+        feedback = {"enabled": True, "levels": 64}
+        recipe = build_recipe(settings | {"uncertainty_feedback": feedback})
+    prepared = prepare(recipe)
     rows, model = prepared.rows, prepared.model.model.eval()
     assert rows.shared_rows
     shared = [i for i in range(len(rows)) if len(rows.pieces(i)[0]) > 1][:3]
-    batch = {name: torch.stack([rows[i][name] for i in shared]) for name in rows[0]}
-    with torch.no_grad(), capture(model) as together:
-        prepared.model(**batch)
-    for row, i in enumerate(shared):
-        at = 0
-        for size in rows.pieces(i)[1].tolist():
-            ids = batch["input_ids"][row : row + 1, at : at + size]
-            with torch.no_grad(), capture(model) as alone:
-                model(input_ids=ids, use_cache=False)
-            torch.testing.assert_close(
-                together.z[row, at : at + size], alone.z[0], atol=1e-5, rtol=1e-4
-            )
-            at += size
+    names = ("input_ids", "position_ids")
+    together, output = run(model, **{n: torch.stack([rows[i][n] for i in shared]) for n in names})
+    for row, index in enumerate(shared):
+        for ids, span in pieces_of(rows, index):
+            alone, single = run(model, input_ids=ids)
+            torch.testing.assert_close(together[row, span], alone[0], atol=1e-5, rtol=1e-4)
+            if name == "fed back":
+                # Nor do documents know each other's uncertainty.
+                codes = output.uncertainty_codes[row, span]
+                assert torch.equal(codes, single.uncertainty_codes[0])
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -69,15 +87,12 @@ def test_rows_of_recurrent_models_hold_one_document_whose_padding_changes_nothin
     short = [i for i in range(len(rows)) if rows[i]["token_mask"].sum() < 20][:3]
     full = [i for i in range(len(rows)) if rows[i]["token_mask"].all()][:1]
     batch = [rows[i] for i in short + full]
-    columns = {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
-    del columns["labels"]
-    with torch.no_grad(), capture(model) as together:
-        prepared.model(**columns)
-    for row, item in enumerate(batch):
+    names = ("input_ids", "position_ids")
+    together, _ = run(model, **{n: torch.stack([row[n] for row in batch]) for n in names})
+    for z, item in zip(together, batch, strict=True):
         ids = item["input_ids"][item["token_mask"]]
-        with torch.no_grad(), capture(model) as alone:
-            model(input_ids=ids[None], use_cache=False)
-        torch.testing.assert_close(together.z[row, : len(ids)], alone.z[0], atol=1e-6, rtol=1e-5)
+        alone, _ = run(model, input_ids=ids[None])
+        torch.testing.assert_close(z[: len(ids)], alone[0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", PACKED | ALONE)
@@ -146,12 +161,9 @@ def test_a_table_from_zero_begins_as_the_model_without_feedback(fed_back):
     begun = prepare(build_recipe(fed_back)).model.uncertainty.embedding.weight
     assert not begun.any()
     actual = train(build_recipe(fed_back))
-    plain = train(
-        build_recipe(fed_back | {"uncertainty_feedback": {}, "out": fed_back["out"] + "-plain"})
-    )
-    losses = [
-        [row["loss"] for row in result.history if "loss" in row] for result in (actual, plain)
-    ]
+    without = {"uncertainty_feedback": {}, "out": fed_back["out"] + "-plain"}
+    plain = train(build_recipe(fed_back | without))
+    losses = [[row["loss"] for row in r.history if "loss" in row] for r in (actual, plain)]
     assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-6)
     assert losses[0][-1] != losses[1][-1]
 
@@ -176,24 +188,3 @@ def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):
         # Of what is generated, the code of the prediction before it.
         assert all(0 < share <= 1 for share in found[1:])
         assert steps[-1].to_dict()["uncertainty"] == found[-1]
-
-
-def test_documents_of_a_packed_row_know_nothing_of_each_others_uncertainty(fed_back):
-    prepared = prepare(build_recipe(fed_back))
-    rows, model = prepared.rows, prepared.model.model.eval()
-    at = next(i for i in range(len(rows)) if len(rows.pieces(i)[0]) > 1)
-    batch = {name: rows[at][name][None] for name in rows[at]}
-    with torch.no_grad():
-        together = model(
-            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
-        )
-        first = 0
-        for size in rows.pieces(at)[1].tolist():
-            ids = batch["input_ids"][:, first : first + size]
-            alone = model(input_ids=ids, use_cache=False)
-            model_codes = together.uncertainty_codes[:, first : first + size]
-            assert torch.equal(model_codes, alone.uncertainty_codes)
-            torch.testing.assert_close(
-                together.logits[:, first : first + size], alone.logits, atol=1e-4, rtol=1e-4
-            )
-            first += size

@@ -1,13 +1,10 @@
 """Searches for hyper-parameters: what may be chosen from, and real trials, stopped and resumed."""
 
 import json
-import os
 import shutil
-import signal
 import statistics
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import pytest
@@ -19,6 +16,7 @@ from prismlm.errors import InputError, Interrupted
 from prismlm.training import build_recipe, load_recipe, search, train
 from prismlm.training.search import check_search, check_space, recipe_with
 from tests.helpers import forked
+from tests.helpers.runs import InterruptAfter
 
 RATES = {"low": 1e-3, "high": 3e-2, "log": True}
 SPACE = {"batch_size": [4, 8], "optimizer.learning_rate": RATES}
@@ -211,33 +209,13 @@ def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy):
     assert json.loads((result.directory / "search.json").read_text())["trials"]
 
 
-class StopInTrial:
-    """Presses Ctrl-C after the first step of a trial of one seed."""
-
-    def __init__(self, number):
-        self.left, self.stopping = number, False
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        if description == "training":
-            self.stopping = self.left == 0
-            self.left -= 1
-        yield self
-
-    def advance(self, amount=1):
-        if self.stopping:
-            self.stopping = False
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text):
-        pass
-
-
 def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, drawn):
     settings = with_search(toy, sampler="random", seeds=1)
     recipe = build_recipe(settings)
+    # Those of the first trial, its measurement, and one of the second trial.
+    steps = 32 // drawn.trials[0].values["batch_size"] + 2
     with pytest.raises(Interrupted):
-        search(recipe, progress=StopInTrial(1))
+        search(recipe, progress=InterruptAfter(steps))
     first = recipe.out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
     written = first.stat().st_mtime_ns
     resumed = search(recipe, resume=True)

@@ -169,40 +169,19 @@ def test_settings_of_a_head_do_not_bind_a_model_without_one(settings):
         build_recipe(settings | {"head": head})
     with pytest.raises(InputError, match="fewer than the 10000000 prototypes"):
         prepare(build_recipe(settings | {"head": head | {"initialise_at_step": 5}}))
-    build_recipe(settings | {"head": head | {"enabled": False}})
-    head = {"prototypes": 10**5, "initialise_at_step": 10**6, "enabled": False}
+    head |= {"prototypes": 10**5, "enabled": False}
     assert prepare(build_recipe(settings | {"head": head})).recipe.steps == settings["steps"]
-
-
-def test_prototypes_cannot_be_initialised_after_the_last_epoch(settings):
+    # Nor can prototypes be initialised after the last epoch.
     epochs = {key: value for key, value in settings.items() if key != "steps"} | {"epochs": 1}
     epochs["head"] = settings["head"] | {"initialise_at_step": 10**6}
     with pytest.raises(InputError, match=r"would not be trained; lower it\.$"):
         prepare(build_recipe(epochs))
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
-
-
-MAMBA = {
-    "model_type": "mamba2",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "state_size": 8,
-    "head_dim": 8,
-    "num_heads": 4,
-    "n_groups": 1,
-    "chunk_size": 8,
-}
-
-
+LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2}
+LLAMA |= {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+MAMBA = {"model_type": "mamba2", "hidden_size": 16, "num_hidden_layers": 2, "state_size": 8}
+MAMBA |= {"head_dim": 8, "num_heads": 4, "n_groups": 1, "chunk_size": 8}
 RATE = 0.3
 
 
@@ -222,14 +201,8 @@ def states(model, seed=3):
     return model.base_model(input_ids=ids(), use_cache=False).last_hidden_state
 
 
-def test_llama_is_its_equation():
-    model = make(LLAMA).train()
-    actual = states(model)
-    plain = make(LLAMA, rate=0.0).base_model
-    torch.manual_seed(3)
-    h = F.dropout(plain.embed_tokens(ids()), RATE)
-    positions = torch.arange(9)[None]
-    rotations = plain.rotary_emb(h, positions)
+def dropped_llama(plain, h):
+    rotations = plain.rotary_emb(h, torch.arange(9)[None])
     for layer in plain.layers:
         mixed, _ = layer.self_attn(
             layer.input_layernorm(h), position_embeddings=rotations, attention_mask=None
@@ -238,17 +211,22 @@ def test_llama_is_its_equation():
         x = layer.post_attention_layernorm(h)
         inner = F.silu(layer.mlp.gate_proj(x)) * layer.mlp.up_proj(x)
         h = h + F.dropout(layer.mlp.down_proj(F.dropout(inner, RATE)), RATE)
-    torch.testing.assert_close(actual, plain.norm(h))
+    return plain.norm(h)
 
 
-def test_mamba_is_its_equation():
-    actual = states(make(MAMBA).train())
-    plain = make(MAMBA, rate=0.0).base_model
-    torch.manual_seed(3)
-    h = F.dropout(plain.embeddings(ids()), RATE)
+def dropped_mamba(plain, h):
     for layer in plain.layers:
         h = h + F.dropout(layer.mixer(layer.norm(h)), RATE)
-    torch.testing.assert_close(actual, plain.norm_f(h))
+    return plain.norm_f(h)
+
+
+@pytest.mark.parametrize(("settings", "equation"), [(LLAMA, dropped_llama), (MAMBA, dropped_mamba)])
+def test_dropout_is_its_equation(settings, equation):
+    actual = states(make(settings).train())
+    plain = make(settings, rate=0.0)
+    torch.manual_seed(3)
+    h = F.dropout(plain.get_input_embeddings()(ids()), RATE)
+    torch.testing.assert_close(actual, equation(plain.base_model, h))
 
 
 @pytest.mark.parametrize("settings", [LLAMA, MAMBA])
@@ -261,15 +239,11 @@ def test_nothing_is_dropped_but_in_training(settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "hint"),
-    [
-        ({"preset": "gpt2-laptop"}, "model.resid_pdrop"),
-        ({"preset": "protot-tiny"}, "model.dropout"),
-    ],
+    ("preset", "hint"), [("gpt2-laptop", "model.resid_pdrop"), ("protot-tiny", "model.dropout")]
 )
-def test_other_families_are_refused(settings, hint):
+def test_other_families_are_refused(preset, hint):
     with pytest.raises(InputError, match=r"dropout to 0\.3, which is available") as error:
-        make(settings)
+        make({"preset": preset})
     assert hint in str(error.value)
 
 

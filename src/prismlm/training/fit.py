@@ -102,14 +102,7 @@ class Loop(ABC):
         parallel.sum_gradients(self._parameters())
         sums = parallel.sum_over_processes(torch.tensor([*parts.values()], dtype=torch.float64))
         losses = dict(zip(parts, sums.tolist(), strict=True))
-        try:
-            self._optimizer.step()
-        except RuntimeError as error:
-            if "overflow" not in str(error):
-                raise
-            raise DivergenceError(
-                f"step {self.step + 1} of {self.what} is larger than float32 holds: {self.remedy}."
-            ) from error
+        self._optimizer.step()
         self._schedule.step()
         self.step += 1
         if not math.isfinite(losses["loss"]):

@@ -376,10 +376,6 @@ def spherical_kmeans(
 
     Source: Dhillon and Modha, Concept Decompositions, Machine Learning 42, 2001.
     """
-    if not 1 <= len(centres) <= len(vectors):
-        raise InputError(
-            f"there are {len(vectors)} vectors for {len(centres)} centres: give at least as many."
-        )
     unit, centres = F.normalize(vectors.float(), dim=-1), F.normalize(centres.float(), dim=-1)
     tiles = torch.split(unit, max(16, KMEANS_TILE // len(centres)))
     for _ in range(iterations):
@@ -409,12 +405,12 @@ def initialise_prototypes(
     ``kmeans`` a cluster centre of such states; with ``random`` prototypes stay random.
     """
     head = model.prototype_head
-    count = head.num_prototypes
+    per_prototype = STATES_PER_CLUSTER if method == "kmeans" else 1
     if method != "random":
-        wanted = count * (STATES_PER_CLUSTER if method == "kmeans" else 1)
-        states = sample_states(model.model, rows, wanted, generator, at_least=count)
+        wanted, per_row = head.num_prototypes * per_prototype, STATES_PER_ROW * per_prototype
+        states = sample_states(model.model, rows, wanted, generator, per_row=per_row)
         if method == "kmeans":
-            states = cluster_centres(states, count, KMEANS_ITERATIONS)
+            states = cluster_centres(states, head.num_prototypes, KMEANS_ITERATIONS)
         head.place_on(states.to(head.prototypes.device))
     model.initialised = True
 
@@ -426,15 +422,14 @@ def sample_states(
     count: int,
     generator: torch.Generator,
     *,
-    at_least: int | None = None,
+    per_row: int = STATES_PER_ROW,
 ) -> Float[Tensor, "count d"]:
     """Return the hidden states of ``count`` distinct positions of random training rows, no padding.
 
-    If there are enough rows, few states come from each. Raises InputError if there are fewer
-    positions than ``at_least``, by default ``count``.
+    If there are enough rows, ``per_row`` states come from each; if there are fewer positions than
+    ``count``, all states are returned.
     """
-    minimum = count if at_least is None else at_least
-    per_row = max(STATES_PER_ROW * -(-count // minimum), -(-count // max(1, len(rows))))
+    per_row = max(per_row, -(-count // max(1, len(rows))))
     order = torch.randperm(len(rows), generator=generator).tolist()
     chosen, spare, missing = [], [], count
     with evaluating(model):
@@ -447,13 +442,7 @@ def sample_states(
                 chosen.append(shuffled[:per_row])
                 spare.append(shuffled[per_row:])
                 missing -= len(chosen[-1])
-    states = torch.cat(chosen + spare if missing > 0 else chosen)
-    if len(states) < minimum:
-        raise InputError(
-            f"the training rows have {len(states)} positions, fewer than the {minimum} prototypes "
-            "to initialise from them: use more text, or lower head.prototypes."
-        )
-    return states[:count]
+    return torch.cat(chosen + spare if missing > 0 else chosen)[:count]
 
 
 def _row_states(model: Any, batch: list[dict[str, Tensor]]) -> list[Tensor]:
