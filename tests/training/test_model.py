@@ -95,19 +95,6 @@ def test_fewer_tokens_than_prototypes_per_token_are_routed_and_none_are_refused(
             model(**{k: v[span] for k, v in batch().items()})
 
 
-def test_packed_documents_do_not_see_each_other():
-    model, inputs = make().eval(), batch(1, 12)
-    inputs["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    before = model(**inputs).logits
-    inputs["input_ids"] = inputs["input_ids"].clone()
-    inputs["input_ids"][0, :5] = torch.tensor([9, 8, 7, 6, 5])
-    after = model(**inputs).logits
-    torch.testing.assert_close(after[0, 5:], before[0, 5:], rtol=0, atol=1e-6)
-    assert (after[0, :5] - before[0, :5]).abs().max() > 1e-3
-    alone = model(input_ids=inputs["input_ids"][:, 5:]).logits
-    torch.testing.assert_close(after[0, 5:], alone[0], rtol=0, atol=1e-5)
-
-
 def test_no_draw_from_the_global_generator():
     model, inputs = make().eval(), batch()
     state = torch.get_rng_state()

@@ -188,13 +188,12 @@ def test_another_number_of_processes_does_not_resume(launched):
         train(build_recipe(launched[0]["ddp"]), resume=True)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout):
-    """With dropout too: the second pass draws what the first drew."""
-    actual, calls = [], []
+def test_recomputed_activations_give_the_same_loss_and_gradients(family):
+    """With dropout: the second pass draws what the first drew."""
+    results, calls = [], []
     for recompute in (False, True):
-        model = make(**arguments_of(family) | {"dropout": dropout}).train()
+        model = make(**arguments_of(family) | {"dropout": 0.3}).train()
         if recompute:
             recompute_activations(model.model)
         runs = []
@@ -202,10 +201,7 @@ def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout
         inner = block.attention if family == "signal-noise" else block.mixer
         inner.register_forward_hook(lambda *_, runs=runs: runs.append(1))
         torch.manual_seed(5)
-        actual.append(gradients_of(model, [packed_rows()]))
+        results.append(gradients_of(model, [packed_rows()]))
         calls.append(len(runs))
     assert calls == [1, 2]
-    (plain, losses), (again, repeated) = actual
-    torch.testing.assert_close(losses, repeated)
-    for name, value in plain.items():
-        torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7, msg=name)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)
