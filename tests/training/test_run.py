@@ -338,6 +338,9 @@ print(len(graphs))
 
 def test_each_part_shows_its_progress_and_a_compiled_run_is_the_same(settings, tmp_path):
     settings |= {"steps": 8, "logging": {"every": 4, "tensorboard": True}}
+    # Passes of few shapes, each of which is compiled.
+    settings["evaluation"] = {"every": 0, "final_tokens": 300}
+    settings["head"]["initialise"] = "random"
     reporter = Recorded()
     result = train(build_recipe(settings), progress=reporter)
     # Each part of a run shows the time left, which takes a total.
