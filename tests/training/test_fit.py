@@ -44,7 +44,7 @@ def states(lm, short_corpus, tmp_path_factory):
         Corpus.open(short_corpus),
         tmp_path_factory.mktemp("states"),
         IndexOptions(window=64, stride=48),
-        limit_bytes=4e5,
+        limit_bytes=3e5,
     )
 
 
@@ -113,9 +113,9 @@ def test_every_epoch_sees_every_state_once_in_an_order_of_its_own():
 
 
 def test_a_fit_learns_and_is_the_same_again(lm, states, fitted):
+    short = [fit(lm.model, states, replace(SMALL, epochs=0.3))[0].prototypes for _ in range(2)]
+    assert torch.equal(*short)
     head, history = fitted
-    again, _ = fit(lm.model, states, replace(SMALL, epochs=3))
-    assert torch.equal(head.prototypes, again.prototypes)
     assert history[-1]["prototype_only_kl"] < 0.8 * history[0]["prototype_only_kl"]
     z = states.states(np.arange(500))
     placed = PrototypeHead(states.width, 32, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -423,36 +423,28 @@ def build_recipe(settings: dict[str, Any], source: str = "recipe") -> Recipe:
 def _explain(error: Any) -> str:
     """Turn one of pydantic's errors into a sentence that names the key and the fix."""
     location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
-    if error["type"] == "extra_forbidden":
-        known = list(_section(location[:-1]).model_fields)
-        return (
-            f"there is no setting {key!r}.{suggest(location[-1], known)} "
-            f"Known settings: {', '.join(known)}."
-        )
-    if error["type"] == "value_error":
-        return f"{key + ': ' if key else ''}{error['ctx']['error']}".rstrip(".") + "."
-    description = ""
-    for depth, name in enumerate(location):
-        field = _section(location[:depth]).model_fields.get(name)
-        description = " ".join(((field and field.description) or description).split())
-    meaning = f" ({description})" if description else ""
-    if error["type"] == "missing":
-        return f"{key} is missing{meaning}. Add it."
-    expected = error["msg"].replace("Input should be", "expected")
-    return f"{key} is {error['input']!r}; {expected}{meaning}."
-
-
-def _section(path: Sequence[str]) -> type[BaseModel]:
-    """Return the innermost section on the path to a key."""
+    key, meaning, known = ".".join(location), "", dict[str, Any]()
     section: type[BaseModel] = Recipe
-    for name in path:
-        field = section.model_fields.get(name)
+    for name in location:
+        known = section.model_fields
+        field = known.get(name)
+        meaning = (field and field.description) or meaning
         types = () if field is None else (field.annotation, *get_args(field.annotation))
         sections = (t for t in types if isinstance(t, type) and issubclass(t, BaseModel))
         # Pydantic adds the tag of the union member to the path of an entry of search.space.
         section = Range if name == "range" else next(sections, section)
-    return section
+    if error["type"] == "extra_forbidden":
+        return (
+            f"there is no setting {key!r}.{suggest(location[-1], list(known))} "
+            f"Known settings: {', '.join(known)}."
+        )
+    if error["type"] == "value_error":
+        return f"{key + ': ' if key else ''}{error['ctx']['error']}".rstrip(".") + "."
+    meaning = f" ({' '.join(meaning.split())})" if meaning else ""
+    if error["type"] == "missing":
+        return f"{key} is missing{meaning}. Add it."
+    expected = error["msg"].replace("Input should be", "expected")
+    return f"{key} is {error['input']!r}; {expected}{meaning}."
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
