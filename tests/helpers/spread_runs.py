@@ -16,10 +16,11 @@ ONE_PASS = [[(0, 4)], [(4, 8)]]
 TWO_PASSES = [[(0, 2), (4, 6)], [(2, 4), (6, 8)]]
 
 
-def launch(script, directory, jobs, processes=2):
-    """Have the processes of a script do jobs; return the results of each, by rank."""
+def launch(directory, jobs, processes=2):
+    """Have processes do jobs, see processes.py; return the results of each, by rank."""
     (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
-    done = forked.run_script(Path(__file__).with_name(script), directory)
+    script = Path(__file__).with_name("processes.py")
+    done = forked.run_script(script, directory, processes)
     assert done.returncode == 0, done.stderr
     files = [directory / f"rank-{rank}.pickle" for rank in range(processes)]
     return [pickle.loads(file.read_bytes()) for file in files]

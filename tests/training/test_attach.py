@@ -25,9 +25,9 @@ from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
 from prismlm.training.tuning import LoraOptions, TableOptions, adapt
+from tests.helpers.processes import losses_of_tuning
 from tests.helpers.spread_runs import launch as spread
 from tests.helpers.tiny import build_small_corpus
-from tests.helpers.two_processes import losses_of_tuning
 
 # The package has a function of the module's name.
 module = sys.modules[attach.__module__]
@@ -127,12 +127,12 @@ BATCHES = (1, 3, 33)
 
 def launch(base, corpus, directory, cases, batches=()):
     """Attach and fine-tune in one start of two processes; return what each found."""
-    attach_jobs = [
-        (str(base), [corpus], directory / name, replace(OPTIONS, **options))
+    attached = {
+        name: (str(base), [corpus], directory / name, replace(OPTIONS, **options))
         for name, (options, _) in cases.items()
-    ]
-    tuning = [(*tuning_job(base, corpus, batch), "cpu") for batch in batches]
-    return spread("two_processes.py", directory, {"attach": attach_jobs, "tuning": tuning})
+    }
+    tuning = {batch: (*tuning_job(base, corpus, batch), "cpu") for batch in batches}
+    return spread(directory, {"attach": attached, "tuning": tuning})
 
 
 def tuning_job(base, corpus, batch):
@@ -179,7 +179,7 @@ def test_two_processes_attach_the_head_of_one(attached, base, corpus, launched, 
 def test_processes_that_share_the_base_take_the_steps_of_one(base, corpus, launched, batch):
     losses, learned, _ = losses_of_tuning(*tuning_job(base, corpus, batch))
     for results in launched[1]:
-        ours, adapters, share = results["tuning"][BATCHES.index(batch)]
+        ours, adapters, share = results[batch]
         assert ours == pytest.approx(losses, rel=1e-6)
         assert share == pytest.approx(0.5, abs=0.02)
         for mine, theirs in zip(adapters, learned, strict=True):

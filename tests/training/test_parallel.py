@@ -59,12 +59,13 @@ def launched(tiny_corpus, tmp_path_factory):
     here = build_recipe(settings["resumed"] | {"batch_size": 8})
     with pytest.raises(Interrupted):
         train(here, progress=InterruptAfter(5))
-    runs = [
-        (name, one, 5 if name == "stopped" else 100, name == "resumed")
+    runs = {
+        name: (one, 5 if name == "stopped" else 0, name == "resumed")
         for name, one in settings.items()
-    ]
-    jobs = {"initial": FAMILIES, "runs": runs}
-    return settings, launch("four_processes.py", directory, jobs, 4)
+    }
+    initial = {family: (model,) for family, model in FAMILIES.items()}
+    jobs = {"initial": initial, "prepared": {"prepared": (settings["hsdp"],)}, "runs": runs}
+    return settings, launch(directory, jobs, 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,7 +89,7 @@ def test_groups_that_share_a_copy_train_as_one_process(launched, tmp_path):
     here = settings["hsdp"] | {"out": str(tmp_path / "one"), "gradient_accumulation": 4}
     del here["shard_processes"]
     reference = train(build_recipe(here | {"parallel": "auto"}))
-    history, quality = results[0]["hsdp"]
+    history, quality, _ = results[0]["hsdp"]
     assert_same_history(reference.history, history)
     assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
 
@@ -103,7 +104,7 @@ def test_processes_that_groups_do_not_divide_are_refused(launched):
 
 def test_bf16_shards_learn_what_float32_does(launched):
     settings, results = launched
-    history, quality = results[0]["bf16"]
+    history, quality, _ = results[0]["bf16"]
     plain = results[0]["hsdp"][1]
     assert quality.ce == pytest.approx(plain.ce, rel=2e-2)
     assert quality.ce != plain.ce
@@ -140,7 +141,7 @@ def test_checkpoints_of_four_processes_and_of_one_resume_in_the_other(launched, 
     assert resumed.quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
     assert resumed.tokens == reference.tokens
     # R1 and RES are of a micro-batch, which is a quarter of one here.
-    history, quality = results[0]["resumed"]
+    history, quality, _ = results[0]["resumed"]
     pairs = [[r["ce"] for r in rows if "ce" in r] for rows in (reference.history, history)]
     assert pairs[1] == pytest.approx(pairs[0], rel=1e-3)
     assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-3)

@@ -12,6 +12,7 @@ from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
 from prismlm.training.setup import ShuffledSignal
 from tests.helpers.micro_batches import WEIGHTS, uneven_rows
+from tests.helpers.processes import gradients_of
 from tests.helpers.spread_runs import (
     ONE_PASS,
     TWO_PASSES,
@@ -20,7 +21,6 @@ from tests.helpers.spread_runs import (
     launch,
 )
 from tests.helpers.tiny_head import make
-from tests.helpers.two_processes import gradients_of
 
 FAMILIES = {
     "protot": {"preset": "protot-tiny", "num_channels": 6, "num_hidden_layers": 3},
@@ -46,7 +46,7 @@ RUNS = {
     "fed-back": "fsdp2",
     "shuffled": "ddp",
 }
-STOPPED = {"fsdp2": 4}
+STOP_AT = 4
 CODES = torch.arange(-1, 19).view(4, 5)
 
 
@@ -111,12 +111,10 @@ def launched(tiny_corpus, tmp_path_factory):
     settings = {
         name: settings_of(tiny_corpus, name) | {"out": str(directory / name)} for name in RUNS
     }
-    jobs = {
-        "spread": spread_jobs(),
-        "shuffled": {"codes": CODES.split(2)},
-        "runs": [(name, one, STOPPED.get(name, 0)) for name, one in settings.items()],
-    }
-    return settings, launch("two_processes.py", directory, jobs)
+    runs = {"fsdp2 stopped": (settings["fsdp2"], STOP_AT, False)}
+    runs |= {name: (one, 0, name == "fsdp2") for name, one in settings.items()}
+    jobs = {"spread": spread_jobs(), "shuffled": {"codes": CODES.split(2)}, "runs": runs}
+    return settings, launch(directory, jobs)
 
 
 @pytest.mark.parametrize("name", spread_jobs())

@@ -1,7 +1,6 @@
-"""Two processes of one group, as torchrun starts them, or forked from one that has imported all.
+"""Processes of one group, forked from one that has imported all: python processes.py DIR COUNT.
 
-python -m torch.distributed.run --nproc-per-node 2 two_processes.py DIR, which is three starts of
-Python with PyTorch, or python two_processes.py DIR, which is one.
+They do the jobs of DIR/jobs.pickle, and write what they found to DIR/rank-N.pickle.
 """
 
 import os
@@ -15,17 +14,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import pack
-from prismlm.errors import Interrupted
+from prismlm.errors import InputError, Interrupted
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.presets import build_config, build_model
 from prismlm.training import attach, build_recipe, parallel, train
 from prismlm.training.parallel import Sharding, shard_frozen
-from prismlm.training.setup import ShuffledSignal
+from prismlm.training.setup import ShuffledSignal, prepare
 from prismlm.training.trainer import latest_checkpoint
 from prismlm.training.tuning import Tuning, with_adapters
 from tests.helpers.runs import InterruptAfter
@@ -42,7 +43,7 @@ def gradients_of(model, batches):
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, total
 
 
-def spread_gradients_of(arguments, spread, recompute, batches):
+def spread_gradients_of(arguments, spread, recompute, by_rank):
     """Return the whole gradients of a step that DDP or FSDP2 takes, as PrismTrainer spreads it."""
     model = make(**arguments).train()
     if recompute:
@@ -53,7 +54,7 @@ def spread_gradients_of(arguments, spread, recompute, batches):
         mesh = init_device_mesh("cpu", (parallel.world_size(),))
         Sharding(mesh).apply(model.model)
         wrapped = parallel.Sharded(model, model.model)
-    total = 0
+    batches, total = by_rank[parallel.rank()], 0
     for number, batch in enumerate(batches, 1):
         with nullcontext() if number == len(batches) else wrapped.no_sync():
             loss = wrapped(**batch).loss / len(batches)
@@ -86,33 +87,63 @@ def losses_of_tuning(base, corpus, options, batch, shards=None):
     return losses, learned, held / sum(p.numel() for p in frozen)
 
 
+def initial_of(settings):
+    """Return the weights of a model that is built by shards, and the largest share of a process."""
+    sharding = Sharding(init_device_mesh("cpu", (parallel.world_size(),)))
+    torch.manual_seed(3)
+    model = sharding.build(lambda: build_model(build_config(settings, 50, 0)))
+    drawn = torch.rand(1).item()
+    whole = sum(p.numel() for p in model.parameters())
+    assert all(p.is_meta for p in model.parameters())
+    sharding.apply(model)
+    share = sum(p.to_local().numel() for p in model.parameters()) / whole
+    weights = {name: parallel.full(value) for name, value in model.state_dict().items()}
+    weights |= dict(model.named_buffers())
+    return {"drawn": drawn, "share": share, "weights": weights}
+
+
+def run(settings, stop_at, resume):
+    """Return the figures of a run, or its checkpoint if it is stopped, or why it is refused."""
+    recipe = build_recipe(settings)
+    try:
+        result = train(recipe, resume=resume, progress=InterruptAfter(stop_at))
+    except Interrupted:
+        return latest_checkpoint(recipe.out / "checkpoints").name
+    except InputError as error:
+        return str(error)
+    return result.history, result.quality, result.tokens
+
+
+def prepared(settings):
+    """Return whether every weight of a decoder is sharded once its rows are packed."""
+    decoder = prepare(build_recipe(settings)).model.model
+    return all(isinstance(p, DTensor) for p in decoder.parameters())
+
+
+# By kind of job, what does it; each job has a name.
+KINDS = {
+    "initial": initial_of,
+    "prepared": prepared,
+    "spread": spread_gradients_of,
+    "shuffled": lambda *parts: ShuffledSignal(5)(parts[parallel.rank()]),
+    "tuning": losses_of_tuning,
+    "attach": attach,
+    "runs": run,
+}
+
+
 def main(directory):
-    """Do every job of ``jobs.pickle``; write the results of all processes to ``rank-N.pickle``."""
+    """Do every job of ``jobs.pickle``: by kind and name, the arguments."""
     torch.set_num_threads(1)
     parallel.join()
-    jobs = pickle.loads((directory / "jobs.pickle").read_bytes())
-    results = {}
-    for name, (*how, batches) in jobs.get("spread", {}).items():
-        results[name] = spread_gradients_of(*how, batches[parallel.rank()])
-    for name, parts in jobs.get("shuffled", {}).items():
-        results[name] = ShuffledSignal(5)(parts[parallel.rank()])
-    results["tuning"] = [losses_of_tuning(*job) for job in jobs.get("tuning", ())]
-    for arguments in jobs.get("attach", ()):
-        attach(*arguments)
-    for name, settings, stop_at in jobs.get("runs", ()):
-        recipe = build_recipe(settings)
-        if stop_at:
-            try:
-                train(recipe, progress=InterruptAfter(stop_at))
-            except Interrupted:
-                newest = latest_checkpoint(recipe.out / "checkpoints")
-                results[f"{name} stopped"] = newest.name
-        result = train(recipe, resume=bool(stop_at))
-        results[name] = (result.history, result.quality, result.tokens)
+    jobs, results = pickle.loads((directory / "jobs.pickle").read_bytes()), {}
+    for kind, named in jobs.items():
+        for name, arguments in named.items():
+            results[name] = KINDS[kind](*arguments)
     (directory / f"rank-{parallel.rank()}.pickle").write_bytes(pickle.dumps(results))
 
 
-def fork(directory, main=main, processes=2):
+def fork(directory, processes):
     """Run ``main`` in processes that the environment tells what torchrun would tell them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -134,7 +165,4 @@ def fork(directory, main=main, processes=2):
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        main(Path(sys.argv[1]))
-        parallel.end(0)
-    sys.exit(fork(Path(sys.argv[1])))
+    sys.exit(fork(Path(sys.argv[1]), int(sys.argv[2])))
