@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -74,12 +75,13 @@ def test_unusable_rows_are_refused(tmp_path, name, row, words):
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
+    rte, path = BY_NAME["rte"], tmp_path / "rte" / "train.parquet"
     with pytest.raises(InputError, match=r"rte has no train\*\.parquet, which RTE needs"):
-        read_split(BY_NAME["rte"], "train", tmp_path)
-    (tmp_path / "rte").mkdir()
-    (tmp_path / "rte" / "train.parquet").write_text("not Parquet")
+        read_split(rte, "train", tmp_path)
+    path.parent.mkdir()
+    path.write_text("not Parquet")
     with pytest.raises(FormatError, match=r"train\.parquet cannot be read as Parquet"):
-        read_split(BY_NAME["rte"], "train", tmp_path)
+        read_split(rte, "train", tmp_path)
 
 
 (SST2,) = select_tasks(["sst2"])
@@ -132,21 +134,20 @@ def test_divergence_ends_the_run(classifier):
         classifier.predict(TRAIN)
 
 
-@pytest.mark.parametrize(
-    ("texts", "length", "expected"),
-    [
-        ([("a b",), ("c",)], 512, ["a b <eos>", "c <eos>"]),
-        (
-            [("a b c d e f", "g h"), ("a", "g h i j k l"), ("a b c d", "e f g h"), ("a", "b")],
-            7,
-            ["a b c <eos> g h <eos>", "a <eos> g h i j <eos>", "a b <eos> e f g <eos>",
-             "a <eos> b <eos>"],
-        ),
-    ],
-)  # fmt: skip
-def test_one_or_two_sentences_are_encoded_and_the_longer_is_cut(texts, length, expected):
-    rows = encode(words_tokenizer(), texts, length)
-    assert [" ".join(WORDS[token] for token in row) for row in rows] == expected
+def encoded(*texts, length=512, tokenizer=None):
+    rows = encode(tokenizer or words_tokenizer(), texts, length)
+    return [" ".join(WORDS[token] for token in row) for row in rows]
+
+
+def test_one_or_two_sentences_are_encoded_and_the_longer_is_cut():
+    assert encoded(("a b",), ("c",)) == ["a b <eos>", "c <eos>"]
+    for pair, row in {
+        ("a b c d e f", "g h"): "a b c <eos> g h <eos>",
+        ("a", "g h i j k l"): "a <eos> g h i j <eos>",
+        ("a b c d", "e f g h"): "a b <eos> e f g <eos>",
+        ("a", "b"): "a <eos> b <eos>",
+    }.items():
+        assert encoded(pair, length=7) == [row]
 
 
 @pytest.mark.parametrize(("eos", "row"), [("<eos>", "x x a <eos> b <eos>"), (None, "x x a b")])
@@ -155,8 +156,7 @@ def test_rows_begin_as_the_tokenizers_do(eos, row):
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("x x $A", None, [("x", x)])
     # This tokenizer has no token for the newline that takes the place of the end token.
     tokenizer.eos_token = eos
-    (tokens,) = encode(tokenizer, [("a", "b")], 512)
-    assert " ".join(WORDS[token] for token in tokens) == row
+    assert encoded(("a", "b"), tokenizer=tokenizer) == [row]
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -257,14 +257,15 @@ def test_a_search_is_stored_and_used(models, tmp_path):
     mnli = [{"premise": "abc"[n % 3], "hypothesis": "x", "label": n % 3} for n in range(48)]
     for split in BY_NAME["mnli"].splits.values():
         write_rows(data, "mnli", split, mnli)
-    options, rates = GlueOptions(data=data, limit=48), (1e-9, 1e-2)
+    options, rates = GlueOptions(data=data, limit=48), (1e30, 1e-9, 1e-2)
     assert with_rate(lm, out, options)[1] == "the source's"
     result = search(lm, out, options, rates=rates)
     assert result["learning_rate"] == 1e-2
-    assert [(row["learning_rate"], row["warmup"]) for row in result["tried"]] == [
-        (1e-9, 0.06), (1e-9, 0.1), (1e-2, 0.06), (1e-2, 0.1)
-    ]  # fmt: skip
-    for row in result["tried"]:
+    tried = [(row["learning_rate"], row["warmup"]) for row in result["tried"]]
+    assert tried == list(product(rates, (0.06, 0.1)))
+    # A rate that diverges is not chosen.
+    assert all(row["sst2"] == row["mnli"] == 0 for row in result["tried"][:2])
+    for row in result["tried"][2:]:
         trial = out / "search" / f"{row['learning_rate']:g}-{row['warmup']:g}"
         for task in ("sst2", "mnli"):
             run = json.loads((trial / "runs" / f"{task}-0.json").read_text())
@@ -282,17 +283,6 @@ def test_a_search_is_stored_and_used(models, tmp_path):
     (trial / "runs" / "sst2-0.json").write_text('{"task": "sst2"}')
     with pytest.raises(FormatError, match=r"sst2-0\.json is not what a run writes"):
         search(lm, out, options, rates=rates)
-
-
-def test_a_rate_that_diverges_is_not_chosen(models, tmp_path):
-    data, lm = write_toy(tmp_path / "data", rows=16), models["llama"]
-    mnli = [{"premise": "a", "hypothesis": "x", "label": n % 3} for n in range(8)]
-    for split in BY_NAME["mnli"].splits.values():
-        write_rows(data, "mnli", split, mnli)
-    result = search(lm, tmp_path, GlueOptions(data=data, epochs=2), rates=(1e30, 1e-4))
-    assert result["learning_rate"] == 1e-4
-    assert all(row["sst2"] == row["mnli"] == 0 for row in result["tried"][:2])
-    assert result["tried"][2]["sst2"] > 0
 
 
 GOLD = np.array([1, 1, 1, 0, 0, 0, 0, 1])
@@ -319,13 +309,10 @@ def test_metrics_by_hand(task, gold, predicted, expected):
     assert result == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("metric", "best"),
+def test_a_constant_answer():
     # F1 of the answer 1 for every row is 2 tp / (answers + positives).
-    [("accuracy", 3 / 4), ("f1", 2 * 1 / (4 + 1)), ("matthews", 0), ("pearson", 0)],
-)
-def test_a_constant_answer(metric, best):
-    assert constant(metric, np.array([0, 0, 0, 1])) == best
+    best = {"accuracy": 3 / 4, "f1": 2 * 1 / (4 + 1), "matthews": 0, "pearson": 0}
+    assert {metric: constant(metric, np.array([0, 0, 0, 1])) for metric in best} == best
 
 
 @pytest.mark.parametrize("task", ["sst2", "mrpc", "cola", "stsb"])

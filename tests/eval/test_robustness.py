@@ -55,20 +55,14 @@ def test_pairs_come_slice_by_slice_and_a_limit_samples_each(tmp_path):
         read_pairs(path, 0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "has 0 rows"),
-        ([ROW, ROW | {"slice": "tpyo"}], "row 1 of .*'tpyo'.*one of the slices synonym, typo"),
-        ([ROW | {"perturbed": None}], "row 0 of .*expected id, slice, original, perturbed as text"),
-    ],
-)
-def test_other_rows_are_refused(tmp_path, rows, message):
-    with pytest.raises(FormatError, match=message):
-        read_pairs(write(tmp_path / "a.parquet", *rows))
-
-
-def test_other_files_are_refused(tmp_path):
+def test_other_rows_and_files_are_refused(tmp_path):
+    for message, *rows in (
+        ("has 0 rows",),
+        ("row 1 of .*'tpyo'.*one of the slices synonym, typo", ROW, ROW | {"slice": "tpyo"}),
+        ("row 0 of .*expected id, slice, original, perturbed as text", ROW | {"perturbed": None}),
+    ):
+        with pytest.raises(FormatError, match=message):
+            read_pairs(write(tmp_path / "a.parquet", *rows))
     with pytest.raises(InputError, match="is not a file"):
         read_pairs(tmp_path)
     (tmp_path / "a.parquet").write_text("text")
@@ -86,22 +80,15 @@ def log(*probabilities):
     return torch.tensor([probabilities], dtype=torch.float64).log()
 
 
-@pytest.mark.parametrize(
-    ("p", "q", "expected"),
-    [
+def test_divergence_and_ranks_by_hand():
+    for p, q, expected in (
         # H(¾, ¼) − ½ H(½, ½) − ½ H(1, 0), in bits
         ((0.5, 0.5), (1, 0), -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)) - 0.5),
         ((1, 0), (0.5, 0.5), 0.311278),
         ((0, 1), (1, 0), 1),
         ((0.5, 0.5), (0.5, 0.5), 0),
-    ],
-)
-def test_divergence_by_hand(p, q, expected):
-    js = jensen_shannon(log(*p), log(*q))
-    assert float(js) == pytest.approx(expected, abs=1e-6)
-
-
-def test_ranks_by_hand():
+    ):
+        assert float(jensen_shannon(log(*p), log(*q))) == pytest.approx(expected, abs=1e-6)
     p, q = log(0.4, 0.3, 0.2, 0.1), log(0.1, 0.3, 0.35, 0.25)
     assert float(top_overlap(p, q, 2)) == 0.5
     assert float(top_overlap(p, q, 10)) == 1
@@ -226,24 +213,15 @@ def test_entropies_are_matched_to_the_lowest(result):
 
 
 def test_a_pair_that_one_model_cannot_read_is_left_out_for_all(models, pairs):
+    for kinds, message in (([1, 1], "two models are called llama"), ([], "nothing to compare")):
+        with pytest.raises(InputError, match=message):
+            measure_robustness([models[kind] for kind in kinds], pairs[:2])
     long = Pair("x", "typo", "river " * 70, "rivers " * 70)
     result = measure_robustness(models, [*pairs, long])
     assert result["left_out"] == 1
     assert result["slices"][1]["pairs"] == 6
     # The Llama alone reads it.
     assert measure_robustness(models[1:2], [long])["slices"][0]["pairs"] == 1
-
-
-@pytest.mark.parametrize(
-    ("kinds", "message"), [([1, 1], "two models are called llama"), ([], "nothing to compare")]
-)
-def test_bad_input_is_refused(models, pairs, kinds, message):
-    with pytest.raises(InputError, match=message):
-        measure_robustness([models[kind] for kind in kinds], pairs[:2])
-
-
-def open_model(studied, kind):
-    return OpenedModel(kind, *read_checkpoint(studied / kind))
 
 
 def test_mediation_by_hand():
@@ -299,8 +277,8 @@ def test_a_control_is_as_long_as_the_original_or_the_next_longer():
 @pytest.mark.parametrize(
     ("kind", "routing"), [("protot", "channels"), ("llama", "attention"), ("gpt2", "attention")]
 )
-def test_every_kind_of_routing_is_clamped(studied, kind, routing):
-    model, pairs = open_model(studied, kind), read_pairs(studied / "pairs.parquet")
+def test_every_kind_of_routing_is_clamped(models, pairs, kind, routing):
+    model = models[KINDS.index(kind)]
     result = measure_clamping(model, pairs)
     assert result["routing"] == routing
     names = [part["name"] for part in result["slices"]]
@@ -321,8 +299,8 @@ def test_every_kind_of_routing_is_clamped(studied, kind, routing):
 
 
 @pytest.mark.parametrize("kind", ["protot", "llama"])
-def test_a_texts_own_routing_changes_nothing_and_anothers_does(studied, kind):
-    _, model, tokenizer = open_model(studied, kind)
+def test_a_texts_own_routing_changes_nothing_and_anothers_does(models, kind):
+    _, model, tokenizer = models[KINDS.index(kind)]
     texts = ["The river carries letters in a box.", "The council forgets letters in a box."]
     text, other = encode(model, tokenizer, texts)
     ids, alignment = torch.tensor([text]), list(range(len(text)))

@@ -53,26 +53,19 @@ def commanded(tiny_model, files, tmp_path_factory):
     return {kind: (out / f"audit.{kind}").read_bytes() for kind in KINDS}
 
 
-def data_of(events, wanted):
-    return [data for name, data in events if name == wanted]
-
-
 def test_rows_and_sums_are_those_of_an_audit(served, lm):
-    events = served.events("/api/audits", texts_of(TEXTS))
+    (name, start), *sent, (_, end) = served.events("/api/audits", texts_of(TEXTS))
+    assert (name, start["texts"], {name for name, _ in sent}) == ("start", 3, {"row"})
     audit = Audit(lm)
     rows = list(audit.read(Document(text["id"], text["text"]) for text in TEXTS))
-    (start,) = data_of(events, "start")
-    assert start["texts"] == 3
-    sent = data_of(events, "row")
-    for data, row in zip(sent, rows, strict=True):
+    for (_, data), row in zip(sent, rows, strict=True):
         assert (data["text_id"], data["support"]) == (row["text_id"], row["support"])
         for name in ("ce", "explained_share", "unattributed"):
             assert data[name] == pytest.approx(row[name], rel=1e-5)
         (source,), largest = data["by_source"], row["by_source"][0]
         assert source == largest | {"share": pytest.approx(largest["share"], rel=1e-5)}
         assert [d["doc_id"] for d in data["documents"]] == [row["documents"][0]["doc_id"]]
-    assert "‹U+202E›" in sent[2]["opening"]
-    (end,) = data_of(events, "done")
+    assert "‹U+202E›" in sent[2][1]["opening"]
     assert not end["stopped"]
     for by, group in end["summary"]["shares"].items():
         sources = audit.attribution().sources(by)
@@ -88,9 +81,8 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
     assert b"\r\n'=1+1," in data
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
+def test_files_that_are_refused(served):
+    for name, content, words in (
         ("../../a.txt", " ", "No documents: no text in ../../a.txt"),
         ("a.pdf", "One.", "a.pdf does not have a supported extension"),
         ("..", "One.", ".. does not have a supported extension"),
@@ -103,13 +95,11 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
         ("a.txt", "half \ud800", "the file a.txt holds half"),
         ("a.jsonl", '{"id": "a", "text": "One."}\n' * 2, "has the id 'a' too"),
         ("a.txt", "x" * 2_000_001, "2,000,001 characters"),
-    ],
-)
-def test_files_that_are_refused(served, name, content, words):
-    files = [{"name": name, "content": content}]
-    error = served.refused("POST", "/api/audits", {"files": files})
-    assert words in error
-    assert "/tmp" not in error
+    ):
+        files = [{"name": name, "content": content}]
+        error = served.refused("POST", "/api/audits", {"files": files})
+        assert words in error
+        assert "/tmp" not in error
 
 
 def audit_files(page, files):

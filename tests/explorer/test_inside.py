@@ -52,22 +52,17 @@ def mixer(small_corpus, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def heads(small_corpus, tmp_path_factory):
-    """A model of signal and noise heads."""
-    tokenizer = Corpus.open(small_corpus).tokenizer
-    model = make_signal_noise(len(tokenizer))
-    return prismlm.load(saved(model, tokenizer, tmp_path_factory.mktemp("heads")))
-
-
-@pytest.fixture(scope="module")
 def served(mixer):
     with Served(mixer) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def of_heads(heads):
-    with Served(heads) as server:
+def of_heads(small_corpus, tmp_path_factory):
+    """The explorer of a model of signal and noise heads."""
+    tokenizer = Corpus.open(small_corpus).tokenizer
+    model = make_signal_noise(len(tokenizer))
+    with Served(prismlm.load(saved(model, tokenizer, tmp_path_factory.mktemp("heads")))) as server:
         yield server
 
 
@@ -91,8 +86,8 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
     assert len({code for _, code in fed["fed"]}) > 3
 
 
-def test_attention_is_that_of_the_command(of_heads, heads):
-    parts = of_heads.json("GET", "/api/inside")
+def test_attention_is_that_of_the_command(of_heads):
+    heads, parts = of_heads.lm, of_heads.json("GET", "/api/inside")
     assert (parts["channels"], parts["feedback"]) == (False, None)
     data = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
     groups = [one["group"] for one in data["maps"]]
@@ -106,25 +101,22 @@ def test_attention_is_that_of_the_command(of_heads, heads):
         assert weight == pytest.approx(float(own.weights[source, target]), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("channels", {"text": TEXT}, "no prototype mixer"),
-        ("feedback", {"text": TEXT}, "no uncertainty feedback"),
-        ("attention", {"text": TEXT, "layer": 99}, "no layer 99"),
-        ("attention", {"text": TEXT, "layer": -1}, "layer"),
-        ("attention", {"text": "word " * 400, "layer": 0}, "the explorer reads 256"),
-        ("attention", {"text": "", "layer": 0}, "text"),
-        ("attention", {"text": "\ud800", "layer": 0}, "unicode"),
-    ],
-)
-def test_what_is_refused(of_heads, path, body, words):
-    assert words in of_heads.refused("POST", f"/api/inside/{path}", body)
+def test_what_is_refused(of_heads):
+    for words, path, body in (
+        ("no prototype mixer", "channels", {"text": TEXT}),
+        ("no uncertainty feedback", "feedback", {"text": TEXT}),
+        ("no layer 99", "attention", {"text": TEXT, "layer": 99}),
+        ("layer", "attention", {"text": TEXT, "layer": -1}),
+        ("the explorer reads 256", "attention", {"text": "word " * 400, "layer": 0}),
+        ("text", "attention", {"text": "", "layer": 0}),
+        ("unicode", "attention", {"text": "\ud800", "layer": 0}),
+    ):
+        assert words in of_heads.refused("POST", f"/api/inside/{path}", body)
 
 
-def read(page, text=TEXT):
-    go(page, "inside")
-    page.fill(".x-inside .x-prompt", text)
+def read(page, address="inside"):
+    go(page, address)
+    page.fill(".x-inside .x-prompt", TEXT)
     page.click(".x-inside .x-go")
 
 
@@ -153,10 +145,7 @@ def test_channels_in_a_browser(page, mixer):
 
 def test_attention_in_a_browser(of_heads, browser):
     with visited(browser, of_heads) as page:
-        go(page, "inside?head=1.2")
-        page.wait_for_selector(".x-heat")
-        page.fill(".x-inside .x-prompt", TEXT)
-        page.click(".x-inside .x-go")
+        read(page, "inside?head=1.2")
         page.wait_for_selector(".x-heat")
         assert problems(page) == []
         assert page.inner_text(".x-head-title") == "layer 1 · signal head 2"

@@ -81,7 +81,7 @@ def one_of(trace, **options):
     return answer, shared
 
 
-def test_parts_in_the_page_sum_to_the_logits(trace):
+def test_parts_in_the_page_sum_to_the_logits_and_shares_to_one(trace):
     data, _ = one_of(trace)
     assert len(data["steps"]) == len(trace)
     for shown, step in zip(data["steps"], trace, strict=True):
@@ -91,10 +91,6 @@ def test_parts_in_the_page_sum_to_the_logits(trace):
         evidence = sum(use[2] for use in shown["uses"])
         whole = evidence + shown["residual"][1] + shown["bias"][1]
         assert evidence / whole == pytest.approx(step.explained_share, rel=1e-3)
-
-
-def test_shares_in_the_page_sum_to_one(trace):
-    data, _ = one_of(trace)
     groups = [group for step in data["steps"] for group in step["shares"]]
     assert [group["by"] for group in data["whole"]["shares"]] == ["domain", "source", "license"]
     for group in groups + data["whole"]["shares"]:
@@ -266,22 +262,19 @@ def test_what_was_fed_back_is_shown_where_there_is_feedback(opened, fed_back):
         assert "uncertainty fed back to the token" in tab.inner_text(".p-legend")
 
 
-def test_where_nothing_is_about_the_answer_that_comes_first(opened, lm):
-    trace = lm.explain("The proof relies on", generate=5)
-    trace.__dict__["support"] = trace.support._replace(level="none")
-    with opened(page([trace])) as tab:
-        parts = [tab.locator(part).bounding_box()["y"] for part in (".p-support", ".p-answer")]
-        assert parts == sorted(parts)
-        assert not tab.locator(".p-passage").first.is_visible()
-        tab.click("text=Show the nearest passages anyway")
-        assert tab.locator(".p-passage").first.is_visible()
-
-
-def test_an_answer_or_a_trace_may_be_empty(opened, lm, monkeypatch):
+def test_answers_without_support_words_or_steps(opened, lm, monkeypatch):
     trace = lm.explain("The proof relies on", generate=1)
+    trace.__dict__["support"] = trace.support._replace(level="none")
     monkeypatch.setattr(type(trace), "answer", property(lambda _: " "))
     with opened(page([trace, trace[:0]])) as tab:
         assert tab.locator(".p-answer").all_inner_texts() == ["The model wrote nothing."] * 2
+        # That nothing is about the answer comes first.
+        parts = (".p-support", ".p-answer")
+        tops = [tab.locator(part).first.bounding_box()["y"] for part in parts]
+        assert tops == sorted(tops)
+        assert not tab.locator(".p-passage").first.is_visible()
+        tab.locator("text=Show the nearest passages anyway").first.click()
+        assert tab.locator(".p-passage").first.is_visible()
 
 
 def test_nothing_in_a_text_or_corpus_becomes_markup(opened, evil):

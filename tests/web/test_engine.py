@@ -28,17 +28,14 @@ def test_families_that_write_together_are_told_from_others(name):
     assert supports_batching(family(name)) == (name in TOGETHER)
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
-def test_rotations_that_change_with_the_longest_text_are_of_one_text(rope_type):
-    model = family("llama")
-    assert any(getattr(module, "rope_type", None) == "default" for module in model.modules())
-    model.model.rotary_emb.rope_type = rope_type
-    assert not supports_batching(model)
-
-
-def test_codes_of_uncertainty_are_of_one_text():
+def test_codes_of_uncertainty_and_dynamic_rotations_are_of_one_text():
     for make in (make_fed_gpt2, make_fed_protot):
         assert not supports_batching(make()[0])
+    model = family("llama")
+    assert any(getattr(module, "rope_type", None) == "default" for module in model.modules())
+    for rope_type in ("dynamic", "longrope"):
+        model.model.rotary_emb.rope_type = rope_type
+        assert not supports_batching(model)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])

@@ -156,12 +156,17 @@ def test_a_text_ends_before_a_stop_sequence(served, lm):
     assert empty.usage.completion_tokens == 0
 
 
-def test_sources_can_be_limited_or_left_out(served):
-    answer = served.chat(ASKED, max_tokens=4, extra_body={"prismlm": False})
-    assert not hasattr(answer, "prismlm")
-    assert answer.choices[0].message.annotations == []
+def test_sources_are_limited_or_left_out_and_neutral_parameters_accepted(served):
     few = served.chat(ASKED, max_tokens=4, extra_body={"prismlm": {"documents": 1}})
     assert len(few.prismlm["documents"]) == len(few.prismlm["passages"]) == 1
+    neutral = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
+    neutral |= {"n": 1, "tools": [], "response_format": {"type": "text"}, "user": "me"}
+    none = {"max_tokens": 4, "extra_body": {"prismlm": False}}
+    parts = user([{"type": "text", "text": QUESTION}])
+    answers = [served.chat(ASKED, **none, **neutral), served.chat(parts, **none)]
+    assert answers[0].choices[0].message == answers[1].choices[0].message
+    assert not hasattr(answers[0], "prismlm")
+    assert answers[0].choices[0].message.annotations == []
 
 
 def test_an_answer_of_any_engine_is_attributed(served, lm):
@@ -247,15 +252,8 @@ def test_what_is_not_served_is_refused_in_openais_form(served, method, options, 
     assert words in caught.value.message
 
 
-def test_another_model_is_not_found(served):
-    with pytest.raises(openai.NotFoundError, match="'tiny'") as caught:
-        served.client.completions.create(model="gpt-4", prompt="a")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "headers", "status"),
-    [
+def test_errors_are_json_in_openais_form(served):
+    for method, path, body, headers, status in (
         ("POST", "/v1/chat/completions", b'{"model": "ti', {}, 400),
         ("POST", "/v1/chat/completions", b"[" * 100_000, {}, 400),
         ("POST", "/v1/chat/completions", b"\xff\xfe", {}, 400),
@@ -270,15 +268,16 @@ def test_another_model_is_not_found(served):
         ("GET", "/v1/completions", None, {}, 405),
         ("GET", "/v1/models/other", None, {}, 404),
         ("GET", "/nothing", None, {}, 404),
-    ],
-)
-def test_errors_are_json_in_openais_form(served, method, path, body, headers, status):
-    actual, _, text = served.ask(method, path, body, headers)
-    error = json.loads(text)["error"]
-    assert actual == status, text
-    assert error["message"]
-    assert error["type"] == "invalid_request_error"
-    assert error.keys() == {"message", "type", "param", "code"}
+    ):
+        actual, _, text = served.ask(method, path, body, headers)
+        error = json.loads(text)["error"]
+        assert actual == status, text
+        assert error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert error.keys() == {"message", "type", "param", "code"}
+    with pytest.raises(openai.NotFoundError, match="'tiny'") as caught:
+        served.client.completions.create(model="gpt-4", prompt="a")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 def test_models_health_and_metrics(served):
@@ -321,19 +320,19 @@ def test_a_name_of_another_site_that_points_here_is_refused(served):
             assert client.get("/v1/models").status_code == status
 
 
-@pytest.mark.parametrize(
-    ("headers", "status", "words"),
-    [({}, 400, "the body: Field required."), ({"transfer-encoding": "chunked"}, 411, "expected a")],
-)
-def test_a_body_is_missing_or_of_unknown_length(served, headers, status, words):
+def test_a_body_is_missing_or_of_unknown_length(served):
     client = TestClient(create_app(served.lm))
-    kind = {"content-type": "application/json"}
-    request = client.build_request("POST", "/v1/completions", headers=kind)
-    del request.headers["content-length"]
-    request.headers.update(headers)
-    response = client.send(request)
-    assert response.status_code == status
-    assert words in response.json()["error"]["message"]
+    for headers, status, words in (
+        ({}, 400, "the body: Field required."),
+        ({"transfer-encoding": "chunked"}, 411, "expected a"),
+    ):
+        kind = {"content-type": "application/json"}
+        request = client.build_request("POST", "/v1/completions", headers=kind)
+        del request.headers["content-length"]
+        request.headers.update(headers)
+        response = client.send(request)
+        assert response.status_code == status
+        assert words in response.json()["error"]["message"]
 
 
 def wait_until(holds):
@@ -437,11 +436,3 @@ def test_no_request_is_the_servers_fault(served):
             case.body |= {"model": "tiny", "max_tokens": 3}
 
     assert len(assert_never_at_fault(served, complete)) == 7
-
-
-def test_parameters_that_change_nothing_are_accepted(served):
-    neutral = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
-    neutral |= {"n": 1, "tools": [], "response_format": {"type": "text"}, "user": "me"}
-    parts = user([{"type": "text", "text": QUESTION}])
-    answers = [served.chat(ASKED, max_tokens=2, **neutral), served.chat(parts, max_tokens=2)]
-    assert answers[0].choices[0].message == answers[1].choices[0].message
