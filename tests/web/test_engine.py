@@ -64,7 +64,6 @@ def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
         most = max(most, len(rows))
     assert most > 3
     # Nothing is kept of texts that have left.
-    assert batch._cache is None
     assert not batch._layers
     for text, seen in zip(texts, outputs.values(), strict=True):
         with torch.no_grad(), capture(model) as alone:

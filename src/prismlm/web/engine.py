@@ -1,11 +1,12 @@
-"""The thread that generates, its batch of texts, and the bounded queues in front of the model."""
+"""What generates, its batch of texts, and the bounded queues in front of the model."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -66,8 +67,8 @@ class RequestQueue:
 class Engine:
     """Generates submitted texts, up to ``batch_size`` at a time; ``max_waiting`` more may wait.
 
-    Models that :func:`supports_batching` excludes write one at a time, by
-    their ``generate``.
+    Texts join and leave in the event loop; the model runs in a thread of its own. Models that
+    :func:`supports_batching` excludes write one text at a time, by their ``generate``.
     """
 
     def __init__(self, lm: PrismLM, batch_size: int, max_waiting: int) -> None:
@@ -76,10 +77,8 @@ class Engine:
         self.batch_size = batch_size if self._batched else 1
         self._queue: deque[Generation] = deque()
         self._running: list[Generation] = []
-        self._changed = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="prismlm-engine", daemon=True)
-        self._thread.start()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "prismlm-engine")
 
     @property
     def waiting(self) -> int:
@@ -91,103 +90,86 @@ class Engine:
         """How many texts are being generated."""
         return len(self._running)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def check(self) -> None:
         """Raise Busy if the queue is full; abandoned requests leave it."""
-        with self._changed:
-            self._queue = deque(waiting for waiting in self._queue if not waiting.abandoned)
-            free = self.batch_size - len(self._running)
-            if len(self._queue) >= self._max_waiting + max(0, free):
-                raise Busy
+        self._queue = deque(waiting for waiting in self._queue if not waiting.abandoned)
+        if len(self._queue) >= self._max_waiting + self.batch_size - len(self._running):
+            raise Busy
 
     def submit(self, generation: Generation) -> None:
         """Queue a text, or raise Busy."""
         self.check()
-        with self._changed:
-            self._queue.append(generation)
-            self._changed.notify()
+        self._queue.append(generation)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """End the thread, and whatever it generates."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
+        """End whatever is generated after its next token."""
+        for generation in (*self._queue, *self._running):
+            generation.abandoned = True
+        self._thread.shutdown()
 
-    def _run(self) -> None:
-        batch = Batch(self._lm.model)
-        while (new := self._next()) is not None:
+    async def _run(self) -> None:
+        """Generate until no text is left."""
+        batch, run = Batch(self._lm.model), asyncio.get_running_loop().run_in_executor
+        self._running = []  # without those of an event loop that has ended
+        while True:
+            rows = [number for number, row in enumerate(self._running) if not row.finished]
+            self._running = [self._running[number] for number in rows]
+            while self._queue and len(self._running) < self.batch_size:
+                if not (generation := self._queue.popleft()).abandoned:
+                    self._running.append(generation)
+            if not self._running:
+                return
             try:
                 if self._batched:
-                    self._step(batch, new)
-                elif new:
-                    self._generate(new[0])
+                    await run(self._thread, self._step, batch, rows, self._running)
+                else:
+                    await run(self._thread, self._generate, self._running[0])
             except Exception as error:  # whatever a model raises: waiting requests are still served
                 log.exception("generation failed")
-                for generation in [*self._running, *new]:
+                for generation in self._running:
                     if generation.finish_reason is not None:  # it had finished before the error
                         generation.send(None)
                     elif not generation.abandoned:
                         generation.fail(error)
                 self._running, batch = [], Batch(self._lm.model)
 
-    def _next(self) -> list[Generation] | None:
-        """Wait for work; return the texts that start now, None on closing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._queue or self._running)
-            if self._closing:
-                return None
-            new: list[Generation] = []
-            while self._queue and len(self._running) + len(new) < self.batch_size:
-                generation = self._queue.popleft()
-                if not generation.abandoned:
-                    new.append(generation)
-            return new
-
-    def _step(self, batch: Batch, new: list[Generation]) -> None:
-        """Generate one token of every text in the batch, and the first of those that join it."""
-        rows = [number for number, row in enumerate(self._running) if not row.finished]
+    def _step(self, batch: Batch, rows: list[int], running: list[Generation]) -> None:
+        """Generate a token of every text: of ``rows`` of the batch, and of those that join it."""
         batch.keep(rows)
-        running = self._running = [self._running[number] for number in rows]
-        if running:
-            outputs = zip(*batch.step([row.ids[-1] for row in running]), strict=True)
-            for generation, (state, embedded, logits) in zip(running, outputs, strict=True):
+        old, new = running[: len(rows)], running[len(rows) :]
+        if old:
+            outputs = zip(*batch.step([row.ids[-1] for row in old]), strict=True)
+            for generation, (state, embedded, logits) in zip(old, outputs, strict=True):
                 generation.sample(state[None], embedded, logits)
         for generation in new:
             generation.sample(*batch.join(generation.prompt))
-            running.append(generation)
         for generation in running:
             if generation.finish_reason is not None:
                 generation.send(None)
 
     def _generate(self, generation: Generation) -> None:
         """Generate one text to its end by the model's ``generate``."""
-        self._running = [generation]
         sampling = generation.sampling
         model, last = self._lm.model, list[Tensor]()
 
         def note(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             last[:] = [output[0, -1].float()]
 
+        def enough(ids: Tensor) -> bool:
+            if not generation.abandoned:
+                generation.accept(int(ids[0, -1]), self._lm.logit_map(last[0]))
+            return generation.finished
+
         hook = Hook(output_embedding(model), after=note)
         with recording_codes(model) as generation.codes, watch([hook]):
-
-            def enough(ids: Tensor) -> bool:
-                if not generation.abandoned:
-                    generation.accept(int(ids[0, -1]), self._lm.logit_map(last[0]))
-                return generation.finished
-
             self._lm.write(
                 *(generation.prompt, sampling.max_tokens, sampling.temperature, sampling.seed),
                 top_p=sampling.top_p,
                 enough=enough,
             )
         generation.send(None)
-        self._running = []
 
 
 class PreallocatedLayer(DynamicLayer):
@@ -228,7 +210,6 @@ class Batch:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._cache: Cache | None = None
         self._layers: list[PreallocatedLayer] = []
         self.lengths: list[int] = []
 
@@ -242,9 +223,7 @@ class Batch:
             raise TypeError("the model caches something other than keys and values of all tokens")
         self.lengths.append(ids.shape[1])
         size = max(self.lengths)
-        if self._cache is None:
-            self._layers = [PreallocatedLayer() for _ in new]
-            self._cache = Cache(layers=[*self._layers])
+        self._layers = self._layers or [PreallocatedLayer() for _ in new]
         for batched, single in zip(self._layers, new, strict=True):
             rows = [batched, single] if batched.is_initialized else [single]
             batched.fill(
@@ -255,11 +234,12 @@ class Batch:
 
     def step(self, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Read the next token of every text; return states [B, d], W z + b and logits [B, V]."""
-        assert self._cache is not None
         size, lengths = max(self.lengths), torch.tensor(self.lengths)
         mask = torch.arange(size + 1) >= (size - lengths)[:, None]
         ids = torch.tensor(tokens)[:, None]
-        z, embedded, logits = self._forward(ids, mask.long(), lengths[:, None], self._cache)
+        z, embedded, logits = self._forward(
+            ids, mask.long(), lengths[:, None], Cache(layers=[*self._layers])
+        )
         self.lengths = [length + 1 for length in self.lengths]
         return z[:, 0], embedded, logits
 
@@ -269,7 +249,7 @@ class Batch:
             return
         self.lengths = [self.lengths[row] for row in rows]
         if not rows:
-            self._cache, self._layers = None, []
+            self._layers = []
             return
         last = slice(-max(self.lengths), None)
         for layer in self._layers:

@@ -372,8 +372,6 @@ def create_app(
 
     @app.get("/health", summary="Whether it serves", response_model=dict[str, Any])
     def health() -> Response:
-        if not server.engine.alive:
-            raise RequestError("the generation thread has ended: start the server again.", 503)
         server.check_lens()
         return StrictJSON({"status": "ok", "model": server.name})
 
