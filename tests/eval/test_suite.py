@@ -178,7 +178,8 @@ def test_points_under_a_way_by_hand(monkeypatch):
     monkeypatch.setattr(suite, "ask", lambda *_: next(given))
     monkeypatch.setattr(suite, "WaysLM", lambda *_: None)
     rows = suite.ask_ways(None, {"prototype_only": Way()}, dict.fromkeys("ab", ([], 4)))
-    assert [row["task"] for row in rows] == ["name", "name", "mean"]
+    facts = [(row["task"], row.get("questions")) for row in rows]
+    assert facts == [("name", 4), ("name", 4), ("mean", None)]
     assert [row["prototype_only"]["value"] for row in rows] == [0.5, 0.25, 0.375]
     halves = 1.959964 * np.array([25, 25, 25 / math.sqrt(2)])
     for row, value, half in zip(rows, (-25, 25, 0), halves, strict=True):

@@ -13,11 +13,6 @@ WRITING = "/api/v1/completions"
 LONG = {"prompt": TEXT, "max_tokens": 400, "stream": True}
 
 
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
 def test_an_answer_of_the_api_is_shown_by_its_id(served, lm):
     response = served.write(TEXT, 6)
     trace, key = lm.explain(TEXT, generate=6), response["id"]
@@ -71,7 +66,7 @@ def test_answers_are_stopped_kept_and_refused_if_too_long(lm):
         assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 300
         assert server.json("GET", f"/api/answers/{key}/steps/0")["documents"]
         assert server.json("POST", f"/api/answers/{key}/stop", {}) == {"stopped": True}
-        long = server.write("word " * 320, 1)["id"]
+        long = server.write("word " * 160, 1)["id"]
         assert "the explorer shows 300" in server.refused("GET", f"/api/answers/{long}")
         for path in (key, f"{key}/steps/0", f"{key}/report.html"):
             assert "the last 1 are kept" in server.refused("GET", f"/api/answers/{path}")
@@ -158,7 +153,7 @@ def test_an_answer_that_has_not_begun_is_given_up(page, served):
         hook.remove()
 
 
-def test_columns_are_as_high_as_the_logits(page):
+def test_columns_are_as_high_as_the_logits_and_walked_by_keyboard(page):
     ask(page)
     assert page.locator(".x-column").count() == 6
     assert page.locator(".x-answer .p-token").count() >= 12
@@ -182,10 +177,7 @@ def test_columns_are_as_high_as_the_logits(page):
     card = page.locator(".x-hover").bounding_box()
     assert card["y"] >= 0
     assert card["y"] + card["height"] <= page.viewport_size["height"]
-
-
-def test_a_person_walks_by_keyboard_and_reads_on(page):
-    ask(page)
+    # From here a person walks by keyboard, and reads on.
     page.click(".x-column")
     assert "→" in page.inner_text(".p-title h2")
     page.keyboard.press("Home")

@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import prismlm
 from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
@@ -19,11 +18,6 @@ TEXTS = [
     {"id": "none", "text": "xq zzv blorp kkj fnord \u202e<b>lmao</b> qwrt"},
 ]
 KINDS = ("parquet", "jsonl", "csv", "html")
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 @pytest.fixture(scope="module")

@@ -131,11 +131,9 @@ def test_channels_in_a_browser(page, mixer):
     assert "channel=2.4" in page.evaluate("location.hash")
     assert page.locator(".c-item").count() == CHANNELS
     page.get_by_role("radio", name="memory").check(force=True)
-    words = page.locator(".c-word")
-    words.last.click()
+    page.locator(".c-word").last.click()
     (curves,) = read_channels(mixer.model, mixer.encode(TEXT)[0], [2])
-    mass = float(curves.mass[-1, 4])
-    assert f"finds a mass of {mass:.2f}" in page.inner_text(".c-say")
+    assert f"finds a mass of {float(curves.mass[-1, 4]):.2f}" in page.inner_text(".c-say")
     assert "inspect channels" in page.inner_text(".x-command")
     assert_fits_a_phone(page)
     # The address alone brings it back.

@@ -103,8 +103,7 @@ def test_parts_in_the_page_sum_to_the_logits_and_shares_to_one(trace):
     assert [shown["share"], shown["base_rate"]] == pytest.approx(figures, rel=1e-5)
 
 
-def test_what_the_lens_does_not_know_has_no_shares(tiny_model, monkeypatch):
-    lm = prismlm.load(tiny_model)
+def test_what_the_lens_does_not_know_has_no_shares(lm, monkeypatch):
     cells, known = lm.lens.cells, lm.lens.cells.keys
     unknown = Keys([UNKNOWN], np.zeros(len(cells.starts), int))
     monkeypatch.setattr(cells, "keys", lambda by: unknown if by == "domain" else known(by))
@@ -182,12 +181,11 @@ def test_contexts_are_the_index_and_held_once(trace):
             assert all(known[key] == row[key] for key in ("doc_id", "source", "license", "title"))
 
 
-def test_without_a_lens_or_its_scale_the_page_says_so(trace, tiny_model, monkeypatch):
+def test_without_a_lens_or_its_scale_the_page_says_so(lm, trace, monkeypatch):
     data, shared = one_of(replace(trace, lm=replace(trace.lm, lens=None)))
     assert (data["whole"], shared["places"]) == (None, [])
     assert all(step["shares"] == [] for step in data["steps"])
     assert "has no lens" in data["support"]["sentence"]
-    lm = prismlm.load(tiny_model)
     monkeypatch.setitem(lm.lens.__dict__, "support", None)
     data, _ = one_of(lm.explain("The proof relies on", generate=2))
     assert "is not known: the lens has no scale of support" in data["support"]["sentence"]

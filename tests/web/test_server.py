@@ -343,8 +343,7 @@ def wait_until(holds):
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_a_full_queue_refuses_and_a_client_that_leaves_frees_a_place(chat_model, together):
-    lm = prismlm.load(chat_model)
+def test_a_full_queue_refuses_and_a_client_that_leaves_frees_a_place(lm, together):
     with slowed(lm), Served(lm, batch_size=together, max_waiting=1) as server:
 
         def begin():
@@ -408,8 +407,7 @@ def test_a_lens_that_was_built_again_is_refused(chat_model, tmp_path):
         assert plain.usage.completion_tokens == 2
 
 
-def test_an_error_of_the_model_is_reported_and_others_are_served(chat_model):
-    lm = prismlm.load(chat_model)
+def test_an_error_of_the_model_is_reported_and_others_are_served(lm):
     with Served(lm) as server:
 
         def fails(*_):

@@ -7,7 +7,6 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 
-import prismlm
 from tests.helpers.chats import QUESTION
 from tests.web.conftest import Served
 
@@ -26,9 +25,8 @@ def test_langchain_invokes_and_streams(served, lm):
 @pytest.mark.parametrize(
     ("clients", "seconds"), [(24, 0), pytest.param(200, 60, marks=pytest.mark.slow)]
 )
-def test_many_clients_lose_nothing(chat_model, clients, seconds):
+def test_many_clients_lose_nothing(lm, clients, seconds):
     """Each asks again until the time is over, at least once."""
-    lm = prismlm.load(chat_model)
     texts = [f"{TEXT} on day {number} of the {number % 7} weeks" for number in range(clients)]
     expected = [lm.generate(text, tokens=6 + number % 5) for number, text in enumerate(texts)]
     ends = time.monotonic() + seconds

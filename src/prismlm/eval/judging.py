@@ -498,38 +498,30 @@ def _compare(
     progress: Reporter,
 ) -> dict[str, Any]:
     """Have each two continuations of a prompt judged; write the verdicts and return ratings."""
-    games = [
-        (prompt, first, second, Pair(prompt.text, texts[first][row], texts[second][row]))
-        for row, prompt in enumerate(prompts)
-        for first, second in combinations(texts, 2)
-    ]
-    judged = judge.judge([pair for *_, pair in games], "models", progress)
-    rows = [
-        {"id": prompt.id, "a": first, "b": second}
+    couples = list(combinations(texts, 2))
+    games = [(row, *couple) for row in range(len(prompts)) for couple in couples]
+    pairs = [Pair(prompts[row].text, texts[a][row], texts[b][row]) for row, a, b in games]
+    judged = judge.judge(pairs, "models", progress)
+    verdicts = [
+        {"id": prompts[row].id, "a": a, "b": b}
         | {"verdict_ab": pair.first, "verdict_ba": pair.second, "score_a": pair.score}
-        for (prompt, first, second, _), pair in zip(games, judged, strict=True)
+        for (row, a, b), pair in zip(games, judged, strict=True)
     ]
-    write_table(out / VERDICTS_TABLE, pa.Table.from_pylist(rows))
-    return rating_figures(judged, list(texts), len(prompts), seed)
-
-
-def rating_figures(
-    judged: Sequence[Judged], models: Sequence[str], prompts: int, seed: int
-) -> dict[str, Any]:
-    """Return ratings of the models and figures of their pairs, from verdicts prompt by prompt."""
-    scores = np.array([pair.score for pair in judged], float).reshape(prompts, -1)
-    pairs: list[dict[str, Any]] = []
-    for (first, second), column in zip(combinations(models, 2), scores.T, strict=True):
-        games = column[~np.isnan(column)]
-        mean = bootstrap(games, seed=seed) if len(games) else Interval(np.nan, np.nan, np.nan)
-        pair = {"first": first, "second": second, "games": len(games)}
-        pair |= {"won": int((games > 0.5).sum()), "lost": int((games < 0.5).sum())}
-        pairs.append(pair | {"score": asdict(mean)})
-    rated = [
-        {"model": name, "rating": asdict(interval)}
-        for name, interval in zip(models, rate(scores, len(models), seed), strict=True)
-    ]
-    return {"models": rated, "pairs": pairs, "order": order_figures(judged)}
+    write_table(out / VERDICTS_TABLE, pa.Table.from_pylist(verdicts))
+    scores = np.array([pair.score for pair in judged], float).reshape(len(prompts), -1)
+    figures: list[dict[str, Any]] = []
+    for (a, b), column in zip(couples, scores.T, strict=True):
+        valid = column[~np.isnan(column)]
+        mean = bootstrap(valid, seed=seed) if len(valid) else Interval(np.nan, np.nan, np.nan)
+        figure = {"first": a, "second": b, "games": len(valid)}
+        figure |= {"won": int((valid > 0.5).sum()), "lost": int((valid < 0.5).sum())}
+        figures.append(figure | {"score": asdict(mean)})
+    ratings = zip(texts, rate(scores, len(texts), seed), strict=True)
+    return {
+        "models": [{"model": name, "rating": asdict(rating)} for name, rating in ratings],
+        "pairs": figures,
+        "order": order_figures(judged),
+    }
 
 
 def bradley_terry(wins: np.ndarray) -> np.ndarray:

@@ -271,8 +271,9 @@ def ask_ways(
             value, error = _mean([100.0 * np.subtract(*pair) for pair in right])
             half = NORMAL_QUANTILE * error
             row[name]["points"] = Interval(value, value - half, value + half)
-        rows.append({"task": group[0]["task"], "questions": len(group[0]["choices"])} | row)
-    return [*rows[:-1], rows[-1] | {"task": "mean"}]
+        rows.append(row)
+    facts = [{"task": one["task"], "questions": len(one["choices"])} for one in answers]
+    return [fact | row for fact, row in zip([*facts, {"task": "mean"}], rows, strict=True)]
 
 
 def task_figures(answers: dict[str, Any]) -> dict[str, Any]:

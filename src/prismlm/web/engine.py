@@ -103,10 +103,12 @@ class Engine:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End whatever is generated after its next token."""
         for generation in (*self._queue, *self._running):
             generation.abandoned = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
         self._thread.shutdown()
 
     async def _run(self) -> None:

@@ -439,4 +439,4 @@ async def running(server: Server) -> AsyncIterator[None]:
     warming = asyncio.ensure_future(run_in_threadpool(read))
     yield
     await asyncio.wait([warming])
-    await run_in_threadpool(server.engine.close)
+    await server.engine.close()
