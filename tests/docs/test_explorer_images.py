@@ -67,7 +67,7 @@ def picture(request, address, browser):
         )
         page = context.new_page()
         errors = []
-        page.on("pageerror", errors.append)
+        page.on("pageerror", lambda error: errors.append(error))
         page.goto(address)
         page.wait_for_selector(".x-nav a")
         page.evaluate("view => { location.hash = view }", view)
