@@ -1,5 +1,6 @@
 """Audits against explanations of the same texts, one at a time."""
 
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,8 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit, read_texts
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import check_document, document_sources, texts_that_rely
+from prismlm.models.seam import output_embedding
+from prismlm.models.watch import Hook, watch
 from prismlm.pages.audit import audit_page
 
 TEXTS = [
@@ -154,6 +157,19 @@ def test_texts_are_read_as_they_are_asked_for(lm):
         assert next(rows)["text_id"] == str(number)
         assert len(drawn) <= number + 130
     assert len(audit.to_dict()["least_attributed"]) == 20
+
+
+def test_logits_are_free_before_the_rows_are_used(lm):
+    logits = []
+
+    def seen(_, args, kwargs, output):
+        logits.append(weakref.ref(output))
+
+    with watch([Hook(output_embedding(lm.model), after=seen)]):
+        rows = read_texts(lm, TEXTS)
+        next(rows)
+    assert [one() for one in logits] == [None]
+    assert len(list(rows)) == len(TEXTS) - 1
 
 
 def test_a_filter(lm, traces):

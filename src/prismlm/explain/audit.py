@@ -200,8 +200,8 @@ def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
 
 
 @torch.no_grad()
-def _run_batch(lm: PrismLM, batch: list[_Window]) -> Iterator[_Figures]:
-    """Run the model once, and yield the figures of each window."""
+def _run_batch(lm: PrismLM, batch: list[_Window]) -> list[_Figures]:
+    """Run the model once, and return the figures of each window: its logits are free again."""
     device, output = lm.model.device, lm.output_layer
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
     attended = pad_sequence([torch.ones_like(window.ids) for window in batch], batch_first=True)
@@ -216,14 +216,15 @@ def _run_batch(lm: PrismLM, batch: list[_Window]) -> Iterator[_Figures]:
     split = split_states(output, lm.head, z, tokens, targets.to(device), raw_logits=raw)
     top = output.parts(lm.head.prototypes, z.float(), split.routing, split.scores.top)
     figures = torch.stack([-split.scores.log_probabilities, top.explained_share]).cpu()
-    split, end = split.cpu(), 0
+    split, end, found = split.cpu(), 0, list[_Figures]()
     for window in batch:
         size, attributions = window.rows.stop - window.rows.start, list[Attribution]()
         rows, counted = slice(end, end := end + size), range(window.first, size)
         if lm.lens is not None:
             carriers = spread(split[rows], lm.lens.cells, lm.lens.head, window.prior)
             attributions += [attribute(carriers.select(counted), lm.lens)] if counted else []
-        yield figures[:, rows][:, window.first :], attributions
+        found.append((figures[:, rows][:, window.first :], attributions))
+    return found
 
 
 class Audit:
