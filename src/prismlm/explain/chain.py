@@ -184,10 +184,14 @@ def read_direct_path(
     seen: dict[str, list[Any]] = defaultdict(list)
 
     def store(name: str) -> Callable[..., None]:
-        """Store a module's output if the hook is after it, else its first input."""
+        """Store a module's output if the hook is after it, else its first input.
+
+        Of the one sequence, but inputs and gates, which are needed as they are.
+        """
 
         def hook(module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
-            seen[name].append((*output, args[0])[0])
+            value = (*output, args[0])[0]
+            seen[name].append(value if name in ("inputs", "gates") else value[0].cpu())
 
         return hook
 
@@ -205,17 +209,14 @@ def read_direct_path(
         model(**replay(input_ids[None], codes), use_cache=False)
     mixers = [block.mixer for block in blocks]
     flows = map(PrototypeMixer.flow, mixers, seen["inputs"], seen["gates"])
-    names = ("embedding", "hidden", "normed", "mlps")
-    # The one sequence of a batch of one.
-    embedding, hidden, normed, mlps = ([x[0].detach().cpu() for x in seen[n]] for n in names)
     return DirectPath(
         head=head,
-        embedding=embedding[0],
-        mlps=torch.stack(mlps),
+        embedding=seen["embedding"][0],
+        mlps=torch.stack(seen["mlps"]),
         flows=tuple(map(_on_cpu, flows)),
         outputs=tuple(mixer.output_map.detach().cpu() for mixer in mixers),
-        hidden=hidden[0],
-        normed=normed[0],
+        hidden=seen["hidden"][0],
+        normed=seen["normed"][0],
         states=captured.z[0].detach().cpu(),
         gain=norm.weight.detach().cpu(),
         epsilon=norm.eps or 0.0,
