@@ -139,6 +139,7 @@ def test_what_cannot_be_left_out_is_refused(lm, leading):
     held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
     for without, message in (
         ([leading[0] + "x"], f"has no document .*{leading[0]}"),
+        (["sorce=web"], "has no document 'sorce=web'.* source=NAME"),
         ([held_out], "is held out"),
         (["source=nowhere"], "no text of this lens has source=nowhere"),
         ([f"domain={name}" for name in every], "expected some that stay"),

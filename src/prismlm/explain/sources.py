@@ -84,8 +84,11 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     )
 
 
-def check_document(lens: Lens, doc_id: str) -> None:
-    """Refuse a document that the lens does not have: unknown, held out, or never indexed."""
+def check_document(lens: Lens, doc_id: str, or_also: str = "") -> None:
+    """Refuse a document that the lens does not have: unknown, held out, or never indexed.
+
+    ``or_also`` names what was expected beside an id.
+    """
     if lens.cells.document_number(doc_id) >= 0:
         return
     corpus, split = lens.corpus, lens.meta.split
@@ -95,7 +98,7 @@ def check_document(lens: Lens, doc_id: str) -> None:
         unknown = " The corpus is not at hand, so whether it is held out is unknown."
         raise InputError(
             f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names)} Expected "
-            f"the id of a document of its corpus.{unknown if corpus is None else ''}"
+            f"the id of a document of its corpus{or_also}.{unknown if corpus is None else ''}"
         )
     held_out = corpus.doc_ids.index(doc_id) in corpus.split("heldout")
     raise InputError(

@@ -166,7 +166,7 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
                 "without it nothing changes."
             )
         else:
-            check_document(lens, one)
+            check_document(lens, one, ", or such as source=NAME or license=NAME")
     removed &= ~unread
     if not removed.any():
         raise InputError(
