@@ -1,8 +1,11 @@
 """What is looked at a second time is what was read the first time, with the codes that were fed."""
 
+import inspect
+
 import pytest
 import torch
 from tokenizers import pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 
 from prismlm import Ablate
 from prismlm.errors import InputError
@@ -121,3 +124,20 @@ def test_where_a_controlled_answer_parts(lm, first):
         if parted == 3:
             break
     assert parted
+
+
+def test_a_padded_batch(lm):
+    rows = [lm.encode(text)[0] for text in (TEXT, "w2 w4 w6 w8 w10 w12 w14 w16 w18")]
+    ids, mask = (
+        pad_sequence(one, batch_first=True, padding_side="left")
+        for one in (rows, [torch.ones_like(row) for row in rows])
+    )
+    given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    with recording_codes(lm.model) as codes:
+        run = lm.model.generate(ids, attention_mask=mask, **given, return_dict_in_generate=True)
+    mask = torch.nn.functional.pad(mask, (0, NEW - 1), value=1)
+    again = {"attention_mask": mask, **replay(run.sequences, codes)}
+    if "position_ids" in inspect.signature(lm.model.forward).parameters:
+        again["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
+    embedded = seen_again(lm, **again)[1][:, ids.shape[1] - 1 :]
+    torch.testing.assert_close(embedded, torch.stack(run.logits, 1), **SAME)
