@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from prismlm.errors import InputError, PrismError
+from prismlm.lens import suffixes
 from prismlm.lens.build import IndexPart, index, index_in_parts
 from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
@@ -104,6 +105,19 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
     replace(assembly)(None, 0, 2)
     with pytest.raises(InputError, match="0 of 3 parts"):
         replace(assembly, parts=Parts(part.lens.with_name("other"), 3))(None, 0, 2)
+
+
+def test_a_worker_of_the_second_stage_does_not_count_the_jobs(part, in_ranges, monkeypatch):
+    """That would read the documents once for each job, of which there may be thousands."""
+
+    def run_apart(work, count, **_):
+        for number in range(count):
+            pickle.loads(pickle.dumps(work))(None, number, count)
+
+    monkeypatch.setattr("prismlm.lens.build.run_parts", run_apart)
+    with patch.object(suffixes, "count_parts", wraps=suffixes.count_parts) as counted:
+        assert_same_lens(in_ranges, index_in_parts(replace(part, options=RANGES), 3))
+    assert counted.call_count == 2  # by who starts the workers, and who writes the lens
 
 
 def make_first_elsewhere(part, unlike, data, number, count):

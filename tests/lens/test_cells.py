@@ -61,7 +61,7 @@ def write(directory, records, parts, codes="int8", tokens=2**63, range_bytes=2**
     runs = [write_run(directory / f"{n}", split[n::2], records.dtype, CELLS) for n in range(2)]
     entry = write_cells(directory, runs, meta, range_bytes)
     for run in runs:
-        assert (np.diff(run.cells(0, CELLS)["cell"]) >= 0).all()
+        assert (np.diff(layout.map_file(run.path, run.dtype)["cell"]) >= 0).all()
         run.path.unlink()
     return entry
 
@@ -131,6 +131,29 @@ def test_many_runs_are_merged_with_few_open_files(tmp_path, memory):
     write(tmp_path / "one", random_records(4000), [])
     for name in layout.CELL_FILES:
         assert (tmp_path / "lens" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_runs_of_a_large_file_fit_into_the_addresses_of_a_process(tmp_path):
+    """A part of 160 GB has 5,000 runs: as many maps of it would be 800 TB, of 128 TB."""
+    dtype = random_records(0).dtype
+    with (tmp_path / "positions").open("wb") as file:
+        file.truncate(2**35 // dtype.itemsize * dtype.itemsize)  # it takes no disk
+    runs = [Run(tmp_path / "positions", dtype, np.array([1]), start) for start in range(5000)]
+    assert sum(map(len, module.merged(runs, 0, 1))) == 5000
+
+
+def test_an_array_that_is_replaced_while_it_is_opened(tmp_path):
+    """It is the one or the other, not the bytes of one with the shape of the other."""
+    path, map_file = tmp_path / "array.npy", layout.map_file
+    np.save(path, np.arange(4))
+
+    def map_another(*of):
+        np.save(tmp_path / "other.npy", np.arange(8, dtype="u2"))
+        (tmp_path / "other.npy").rename(path)
+        return map_file(*of)
+
+    with patch.object(layout, "map_file", map_another):
+        assert layout.open_array(path).tolist() == list(range(8))
 
 
 def test_ranges_are_few_whatever_the_corpus(tmp_path):

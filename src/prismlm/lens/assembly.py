@@ -39,6 +39,7 @@ CENTRES, FILES_FILE = "centres", "files.json"
 PROTOTYPES_OF_A_JOB, DOCUMENTS_OF_A_JOB = 2**12, 2**20
 # Rows of a row group.
 CONTEXT_ROWS, DOCUMENT_ROWS = 2**13, 2**12
+WRITTEN: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 
 
@@ -60,6 +61,8 @@ class Assembly:
     parts: Parts
     corpus: Path | None
     options: IndexOptions
+    # The jobs of each kind, where they are known: counting them reads the parts and the corpus.
+    counts: dict[str, int] | None = None
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Make every ``world_size``-th job that is not finished, or wait for who makes it."""
@@ -129,17 +132,20 @@ class Assembly:
         with writing(self.parts.path, wait=True):
             if len(self.parts.complete()) < self.parts.count:
                 return []
-            counts = {"cells": len(self.cells.ranges)}
-            if self.corpus is not None:
-                counts["contexts"] = -(-len(self.cells.counts) // PROTOTYPES_OF_A_JOB)
-                counts["documents"] = self._document_files
-                if self.options.with_text:
-                    counts["text"] = suffixes.count_parts(self._corpus, self.options.split)
             return [
                 Job(kind, number, self.parts.path / f"{kind}-{number:05d}-of-{count:05d}")
-                for kind, count in counts.items()
+                for kind, count in (self.counts or self._count()).items()
                 for number in range(count)
             ]
+
+    def _count(self) -> dict[str, int]:
+        counts = {"cells": len(self.cells.ranges)}
+        if self.corpus is not None:
+            counts["contexts"] = -(-len(self.cells.counts) // PROTOTYPES_OF_A_JOB)
+            counts["documents"] = self._document_files
+            if self.options.with_text:
+                counts["text"] = suffixes.count_parts(self._corpus, self.options.split)
+        return counts
 
     def finished(self) -> bool:
         """Return whether all jobs are finished; False if parts are missing."""
@@ -173,13 +179,13 @@ class Assembly:
         Returns the entry of ``meta.json`` about cells, and sizes and digests of the files.
         """
         files: dict[str, dict[str, Any]] = {}
-        contexts: list[pa.Table] = []
+        contexts: list[Path] = []
         for kind, _, made in self.jobs:
             listed = read_json(made / FILES_FILE)
             for name, described in listed.items():
                 check_size(made / name, described["bytes"])
             if kind == "contexts":
-                contexts.append(layout.read_table(made / layout.INDEX_FILE))
+                contexts.append(made / layout.INDEX_FILE)
             else:
                 files |= listed
                 for name in listed:
@@ -189,8 +195,7 @@ class Assembly:
             _link(centres, directory / centres.name)
         entry = self.cells.entry()
         if self.corpus is not None:
-            table, path = pa.concat_tables(contexts).combine_chunks(), directory / layout.INDEX_FILE
-            layout.write_table(table, path, row_group_size=CONTEXT_ROWS)
+            _join(contexts, directory / layout.INDEX_FILE)
             if self._document_files > 1:
                 entry["document_files"] = self._document_files
         return entry, files
@@ -220,6 +225,18 @@ def _link(file: Path, to: Path) -> None:
         shutil.copyfile(file, to)
 
 
+def _join(files: list[Path], path: Path) -> None:
+    """Write the rows of all files, read one by one, in full row groups but for the last."""
+    with pq.ParquetWriter(path, layout.INDEX_SCHEMA, **WRITTEN) as writer:
+        rest = layout.INDEX_SCHEMA.empty_table()
+        for file in files:
+            rest = pa.concat_tables([rest, layout.read_table(file)])
+            full = len(rest) if file == files[-1] else len(rest) // CONTEXT_ROWS * CONTEXT_ROWS
+            if full:
+                writer.write_table(rest[:full].combine_chunks(), CONTEXT_ROWS)
+            rest = rest[full:]
+
+
 def _texts(
     corpus: Corpus, documents: np.ndarray, row: np.ndarray, position: np.ndarray, progress: Reporter
 ) -> list[pa.Array]:
@@ -240,8 +257,7 @@ def _texts(
 
 def write_documents(path: Path, corpus: Corpus, numbers: np.ndarray) -> None:
     """Write the rows of some documents, in constant memory."""
-    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
-    with pq.ParquetWriter(path, DOCUMENT_SCHEMA, **options) as writer:
+    with pq.ParquetWriter(path, DOCUMENT_SCHEMA, **WRITTEN) as writer:
         for first in range(0, len(numbers), DOCUMENT_ROWS):
             table = corpus.documents.take(numbers[first : first + DOCUMENT_ROWS])
             writer.write_table(table.select(DOCUMENT_SCHEMA.names))

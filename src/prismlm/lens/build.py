@@ -6,6 +6,7 @@ one process, writes what does not grow with the corpus, and documents.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,10 +205,11 @@ def index_in_parts(
     how: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
     run_parts(replace(part, merge=False), count, gpus=gpus, **how)
     jobs = Assembly(Parts(part.lens, count), part.corpus, part.options)
-    if len(jobs.jobs) > len({job.kind for job in jobs.jobs}):  # the last step does few jobs
+    counts = Counter(job.kind for job in jobs.jobs)
+    if len(jobs.jobs) > len(counts):  # the last step does few jobs
         how["workers"] = min(workers, len(jobs.jobs))
         # A copy, without what it has read, since it is sent with each job.
-        run_parts(replace(jobs), len(jobs.jobs), name="Files", **how)
+        run_parts(replace(jobs, counts=dict(counts)), len(jobs.jobs), name="Files", **how)
     replace(part, merge=True)(None, 0, count)
     return part.lens
 

@@ -60,10 +60,9 @@ class Run:
         """The row after each cell, after a 0: int64 [K + 1]."""
         return np.append(0, np.cumsum(self.counts))
 
-    def cells(self, first: int, last: int) -> np.ndarray:
-        """Map the records of cells from ``first`` up to, not including, ``last``."""
-        rows = slice(*(self.start + self.ends[[first, last]]).tolist())
-        return layout.map_file(self.path, self.dtype)[rows]
+    def rows(self, first: int, last: int) -> slice:
+        """Return the rows of cells from ``first`` up to, not including, ``last``."""
+        return slice(*(self.start + self.ends[[first, last]]).tolist())
 
 
 def write_run(path: Path, batches: Iterable[np.ndarray], dtype: np.dtype, num_cells: int) -> Run:
@@ -100,13 +99,19 @@ def merged(runs: Sequence[Run], first: int, last: int) -> Iterator[np.ndarray]:
     most = max(1, SORT_BYTES // dtype.itemsize)
     counts = np.sum([run.counts[first:last] for run in runs], axis=0)
     for begin, end in grouped(counts, most):
-        parts = [run.cells(first + begin, first + end) for run in runs]
+        # One map for all runs of a file: thousands would be more than a process can address.
+        maps = {path: layout.map_file(path, dtype) for path in {run.path for run in runs}}
+        parts = [maps[run.path][run.rows(first + begin, first + end)] for run in runs]
         if counts[begin:end].sum() <= most:
             yield _sorted(parts, dtype)
             continue
         # A single cell that is too large: a few next tokens at a time.
         columns = [np.array(part["token"]) for part in parts]
-        for pair in grouped(np.bincount(np.concatenate(columns)), most):
+        size = 1 + max(int(column[-1]) for column in columns if len(column))
+        tokens = np.zeros(size, np.int64)
+        for column in columns:
+            tokens += np.bincount(column, minlength=size)
+        for pair in grouped(tokens, most):
             rows = [slice(*np.searchsorted(column, pair)) for column in columns]
             yield _sorted([part[some] for part, some in zip(parts, rows, strict=True)], dtype)
 

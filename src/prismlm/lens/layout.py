@@ -208,10 +208,12 @@ def read_table(path: Path) -> pa.Table:
 def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
     """Memory-map an array, as :func:`map_file` does."""
     try:
-        with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            array = map_file(path, np.dtype("u1"))[file.tell() :].view(dtype)
+        # Opened once, as the file may be replaced meanwhile.
+        data = map_file(path, np.dtype("u1"))
+        file = pa.BufferReader(data)
+        np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        array = data[file.tell() :].view(dtype)
         return array.reshape(shape, order="F" if fortran else "C")
     except Exception as error:  # numpy raises half a dozen unrelated types here
         raise damaged(path, error, advice) from error
