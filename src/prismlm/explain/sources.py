@@ -1,4 +1,4 @@
-"""The reverse question: where does one training document show up?"""
+"""Where one training document shows up: its prototypes, and texts whose predictions rely on it."""
 
 from __future__ import annotations
 
