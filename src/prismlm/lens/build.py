@@ -1,7 +1,9 @@
 """Indexing: one pass over a corpus, in one or more parts, that writes a lens.
 
-Workers read parts of the corpus, then write ranges of cells and parts of the text. A last step, of
-one process, writes what does not grow with the corpus, and documents.
+Workers read parts of the corpus (:mod:`prismlm.lens.scan`), then write ranges of cells, contexts,
+documents and text (:mod:`prismlm.lens.assembly`). A last step, of one process, puts these together
+and writes what does not grow with the corpus. :func:`index` opens model and corpus, and
+:func:`build_index` takes open ones; :func:`index_in_parts` starts workers.
 """
 
 from __future__ import annotations
