@@ -120,6 +120,10 @@ class Encoder:
         return values
 
     @cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.array([len(value) for value in self._bytes or ()], np.int64)
+
+    @cached_property
     def _guarded(self) -> Tokenizer:
         return text_encoder(*self._source, guard=True)
 
@@ -159,14 +163,13 @@ class Encoder:
 
         Tokens that hold only a part of a character have the span of that character.
         """
-        values = self._bytes or []
-        if tokens.size and tokens.max() >= len(values):
+        values = self._bytes
+        if values is None or (tokens.size and tokens.max() >= len(values)):
             return None
-        parts = [values[token] for token in tokens.tolist()]
-        spelled = b"".join(parts)
-        if self._bytes is None or spelled != text.encode():
+        spelled = b"".join(map(values.__getitem__, tokens.tolist()))
+        if spelled != text.encode():
             return None
-        lengths = np.array([*map(len, parts)], dtype=np.int64)
+        lengths = self._lengths[tokens]
         ends = np.cumsum(lengths)
         # Bytes 0b10xxxxxx continue a character of UTF-8.
         characters = np.cumsum((np.frombuffer(spelled, np.uint8) & 0xC0) != 0x80)

@@ -114,6 +114,9 @@ class DocumentReader:
         self._columns, self.tokenizer = columns or Columns(), tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
         self._share, self._used, self._seen, self._file = share, used, set[int](), ""
+        # The columns of the last row, and which of them has each role.
+        self._names: tuple[str, ...] | None = None
+        self._resolved = dict[str, str]()
         self.ignored, self.left_out = Counter[str](), Counter[str]()
         self.documents = Counter[str]()
         self.done = self.number = 0
@@ -228,11 +231,14 @@ class DocumentReader:
             raise record
         if isinstance(record, str):
             return {"text": record}
-        try:
-            columns = self._columns.resolve(record, row.location)
-        except InputError as error:
-            raise BadRow(str(error), "a column is missing") from error
-        return {role: record[name] for role, name in columns.items()}
+        # Most rows have the columns of the row before.
+        if (names := tuple(record)) != self._names:
+            try:
+                self._resolved = self._columns.resolve(names, row.location)
+            except InputError as error:
+                raise BadRow(str(error), "a column is missing") from error
+            self._names = names
+        return {role: record[name] for role, name in self._resolved.items()}
 
     def _with_template(self, location: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is not None and self.tokenizer.chat_template:
@@ -475,6 +481,8 @@ class DatasetReader(DocumentReader):
         try:
             for done, (number, record) in enumerate(self._records_of_part(), start=1):
                 location = f"{dataset} ({dataset.split}), row {number}"
+                if done == 1:  # all rows have the same columns
+                    self._columns.resolve(record, location)
                 yield Row(record, location, f"{label}:{number}", label, done)
         except PrismError:
             raise
