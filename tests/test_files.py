@@ -82,6 +82,20 @@ def test_a_directory_is_whole_after_a_kill_between_renames(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
+def test_room_is_asked_for_while_another_process_finishes_parts(tmp_path, monkeypatch):
+    part, scandir = tmp_path / "partial" / ".part.0a1b2c3d.tmp", os.scandir
+    part.mkdir(parents=True)
+
+    def scan(path):
+        if Path(path) == part:
+            part.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    check_room("the lens", tmp_path, 1, tmp_path / "partial")
+    assert not part.exists()
+
+
 def test_a_full_disk_is_named_and_the_old_file_remains(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4e6))
     check_room("the corpus", tmp_path, 8e6)

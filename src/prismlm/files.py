@@ -11,7 +11,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -158,8 +158,10 @@ def check_room(what: str, directory: Path, expected: float, partial: Path | None
         expected: bytes.
         partial: a directory that may already have some of them.
     """
-    files = partial.rglob("*") if partial is not None else ()
-    expected -= sum(path.stat().st_size for path in files if path.is_file())
+    for path, _, names in os.walk(partial) if partial else ():
+        for name in names:
+            with suppress(FileNotFoundError):  # another process may rename or remove it meanwhile
+                expected -= os.stat(os.path.join(path, name)).st_size
     if _free(directory) < expected / 2:
         with room_to_write(what, directory, WAY_OUT, expected):
             pass
