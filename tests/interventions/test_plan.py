@@ -40,11 +40,11 @@ def densely(before, routing, z, weight):
     return after
 
 
-@pytest.mark.parametrize(
-    ("count", "cache", "beams"), [(1, True, 1), (1, False, 3), (3, False, 1), (3, True, 3)]
-)
-def test_generation_follows_the_edited_logits(model, head, count, cache, beams):
-    ids, mask = left_padded(PROMPTS[:count])
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "batch"])
+def test_generation_follows_the_edited_logits(model, head, prompts, cache, beams):
+    ids, mask = left_padded(prompts)
     plain = generate(model, ids, mask, beams=beams)
     reference = Reference(model, head, densely, mask)
     expected = generate(model, ids, mask, beams=beams, reference=reference)

@@ -180,6 +180,27 @@ def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edi
     assert not torch.equal(state, control_state(edited, z, changes, order.flip(0)))
 
 
+def test_the_control_of_a_clamp_that_is_scaled_moves_both_changes():
+    """Also where the prototype was not active before, to two inactive ones."""
+    generator, head = torch.Generator().manual_seed(3), make_head()
+    model = Flat(torch.randn(50, head.width, generator=generator))
+    z = torch.randn(80, head.width, generator=generator)
+    edited = plan(model, head, Clamp(30, 0.4), Scale(30, 3.0))
+    changes = edited.changes(z)
+    order = torch.randperm(head.num_prototypes, generator=generator)
+    state, routing = control_state(edited, z, changes, order), changes.routing
+    scaled, clamped = (step.change[:, 0] for step in changes.steps)
+    inactive = (changes.before[:, 0] == 0).nonzero()[:, 0].tolist()
+    # The head selects it at some of these positions, but it is not active there.
+    assert 0 < (routing.indices[inactive] == 30).sum() < len(inactive)
+    for n in inactive:
+        active = {30, *routing.indices[n][routing.activations[n] > 0].tolist()}
+        first, second = [j for j in order.tolist() if j not in active][:2]
+        expected = z[n] + scaled[n] * head.prototypes[first]
+        expected += clamped[n] * edited.card_directions([second])[0]
+        torch.testing.assert_close(state[n], expected, atol=1e-5, rtol=1e-5)
+
+
 # -- effects
 
 

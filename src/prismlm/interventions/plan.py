@@ -119,7 +119,8 @@ class Plan:
         members = members_of(edit, lm.head.num_prototypes, lm.lens)
         rows, tokens = self.bank[:0], list[int]()
         if isinstance(edit, Clamp):
-            rows, (card,) = self.card_directions(members), signature_ids(lm, members)
+            (card,) = signature_ids(lm, members)
+            rows = card_direction(weight, self.bank[edit.prototype].float(), card)[None]
             tokens = card[:1]
             if not bool(rows.any()):
                 raise InputError(

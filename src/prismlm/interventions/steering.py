@@ -6,8 +6,9 @@ text written under the edit is read once, and all three probabilities come from 
 The control makes the same change of activation on random prototypes instead: a change α′ − α goes
 to one of the four unedited active prototypes of that position that are nearest in activation, a
 different one for each edited prototype while enough are left. A clamp's change goes to an inactive
-prototype, by the part that its own card shows. A seeded random order decides among the allowed
-prototypes, so a draw prefers the same ones all along a text.
+prototype, by the part that its own card shows; so does a change where no other is active, or of
+what only a clamp has made active. A seeded random order decides among the allowed prototypes, so a
+draw prefers the same ones all along a text.
 
 Strengths are compared by how repetitive the text becomes:
 
@@ -71,16 +72,16 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
     edited = torch.zeros(len(order), dtype=torch.bool, device=z.device)
     edited[plan.prototypes] = True
     free = (routing.activations > 0) & ~edited[routing.indices]
-    some_free = free.any(1, keepdim=True)
     moved, used = torch.zeros_like(z, dtype=plan.bank.dtype), 0
     for step in changes.steps:
         if not bool(step.change.any()):
             continue
         clamps, received = isinstance(step.edit, Clamp), list[tuple[Tensor, Tensor]]()
+        before = changes.before[:, torch.searchsorted(plan.prototypes, step.members)]
+        near = step.change * (free.any(1, keepdim=True) & (before > 0) & (not clamps))
         if not clamps:
-            received.append(_to_active(step, step.change * some_free, routing, order, free))
-        # Positions without another active prototype use inactive ones.
-        left = step.change if clamps else step.change * ~some_free
+            received.append(_to_active(step, near, routing, order, free))
+        left = step.change - near
         received.append(_to_inactive(left, routing, order[~edited[order]], used))
         used += received[-1][0].shape[1]
         for prototypes, amounts in received:
