@@ -31,6 +31,7 @@ from prismlm.models.decoders.protot import check_channel, check_layer, gates_of,
 from prismlm.models.device import check_sequence
 from prismlm.models.watch import Hook, watch
 
+# The a(i) of a position that keeps its own gates.
 OWN = -1
 
 

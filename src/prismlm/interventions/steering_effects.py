@@ -90,12 +90,9 @@ def _measured(before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> 
 
 def signature_tokens(plan: Plan) -> list[int]:
     """Return the tokens on the cards of the edited prototypes; of many, the ten raised most."""
-    cards, total = (
-        signature_ids(plan.lm, plan.prototypes.tolist()),
-        plan.bank[plan.prototypes].sum(0),
-    )
+    cards = signature_ids(plan.lm, plan.prototypes.tolist())
     tokens = list(dict.fromkeys(token for ids in cards for token in ids))
-    raised = weight_of(plan.lm.model)[tokens].float() @ total
+    raised = weight_of(plan.lm.model)[tokens].float() @ plan.bank[plan.prototypes].sum(0)
     most = raised.argsort(descending=True)[:LISTED].tolist()
     return tokens if len(tokens) <= LISTED else [tokens[i] for i in most]
 

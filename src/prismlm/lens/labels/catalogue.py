@@ -11,6 +11,7 @@ import numpy as np
 
 from prismlm.lens.lens import Lens
 
+# Contexts of each prototype that are searched, and shown on its card.
 CONTEXTS = 12
 Sort = Literal["text", "usage", "score", "name", "id"]
 
