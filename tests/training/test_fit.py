@@ -152,6 +152,10 @@ def test_fitted_weights_predict_better(lm, states, fitted):
         ({"prototypes": 4, "prototypes_per_token": 5}, "more than the 4 prototypes"),
         ({"epochs": math.nan}, "epochs is nan"),
         ({"learning_rate": -1}, "expected a positive number"),
+        (
+            {"learning_rate": 1e38},
+            r"learning_rate is 1e\+38: expected a positive number up to 1e30",
+        ),
         ({"frequent": 0, "drawn": 0}, "needs tokens"),
     ],
 )

@@ -30,7 +30,14 @@ from prismlm.training.trainer import (
     step_of,
 )
 from tests.helpers import forked
-from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
+from tests.helpers.runs import (
+    InterruptAfter,
+    Recorded,
+    assert_same_run,
+    curve,
+    press_ctrl_c,
+    start,
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +67,15 @@ def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, straight,
     assert curve(resumed.history) == curve(straight.history)
     assert resumed.quality == straight.quality
     assert resumed.tokens == straight.tokens
+
+
+def test_stopped_at_once_before_a_checkpoint_it_names_none(settings):
+    def twice():
+        press_ctrl_c()
+        press_ctrl_c()
+
+    with pytest.raises(Interrupted, match=r"^training stopped$"):
+        train(build_recipe(settings), progress=InterruptAfter(1, twice))
 
 
 def test_the_result_is_a_model_directory_with_its_history(straight, same_settings):

@@ -161,13 +161,19 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
         assert names == {"training.json", "training.jsonl"}
 
 
-def test_the_study_is_one_that_optuna_reads(straight):
+def study_of(result):
+    """Return the study as Optuna reads it."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    result = straight[1]
     backend = JournalFileBackend(str(result.directory / "study.journal"))
-    study = optuna.load_study(study_name="prismlm", storage=optuna.storages.JournalStorage(backend))
+    storage = optuna.storages.JournalStorage(backend)
+    return optuna.load_study(study_name="prismlm", storage=storage)
+
+
+def test_the_study_is_one_that_optuna_reads(straight):
+    result = straight[1]
+    study = study_of(result)
     assert [trial.value for trial in study.trials] == [trial.ce for trial in result.trials]
     assert study.best_trial.params == result.best.values
     assert not list(result.directory.glob("*.lock*"))
@@ -220,6 +226,9 @@ def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(t
     written = first.stat().st_mtime_ns
     resumed = search(recipe, resume=True)
     assert outcomes(resumed) == outcomes(drawn)[:3]
+    # A sampler that counts running trials has none left over.
+    states = [trial.state.name for trial in study_of(resumed).trials]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert first.stat().st_mtime_ns == written
     longer = search(build_recipe(with_search(settings, trials=4)), resume=True)
     assert outcomes(longer) == outcomes(drawn)

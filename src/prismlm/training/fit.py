@@ -48,7 +48,8 @@ def check_options(options: Any, prefix: str = "", may_be_zero: Collection[str] =
         elif zero:
             check_number(name, value, "0 or more", lambda x: x >= 0)
         else:
-            check_number(name, value, "a positive number", lambda x: x > 0)
+            # Far above it, a step of Adam would not fit float32.
+            check_number(name, value, "a positive number up to 1e30", lambda x: 0 < x <= 1e30)
 
 
 def num_steps(count: int, batch: int, epochs: float) -> int:

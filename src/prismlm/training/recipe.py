@@ -34,6 +34,8 @@ EXEMPT: tuple[Exempt, ...] = get_args(Exempt)
 # Values of `parallel` with which no process holds the whole model.
 SHARDED = ("fsdp2", "hsdp")
 Scalar: TypeAlias = bool | int | float | str
+# Far above it, a step of AdamW would not fit float32.
+Rate: TypeAlias = Annotated[float, Field(gt=0, le=1e30)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FROM_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 RecipePath = Annotated[Path, Field(strict=False)]
@@ -128,11 +130,11 @@ class OptimizerRecipe(Section):
     Vectors (norms, biases, temperatures, channel decays) have no weight decay.
     """
 
-    learning_rate: PositiveFloat = 0.001
+    learning_rate: Rate = 0.001
     """peak learning rate of the model"""
     learning_rate_length: PositiveInt | None = None
     """row length that learning_rate is for; it is scaled by √(data.length / this length)"""
-    head_learning_rate: PositiveFloat = 0.1
+    head_learning_rate: Rate = 0.1
     """peak learning rate of prototypes and scale"""
     weight_decay: NonNegativeFloat = 0.1
     """weight decay of the model's matrices"""

@@ -223,7 +223,8 @@ def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
         trainer.add_callback(_tensorboard(recipe.out / TENSORBOARD, done))
 
     def message() -> str:
-        return f"training stopped; its state is in {latest_checkpoint(trainer.checkpoints)}"
+        newest = latest_checkpoint(trainer.checkpoints)
+        return f"training stopped; its state is in {newest}" if newest else "training stopped"
 
     # When a process fails, torchrun sends SIGTERM to the others, which must not wait for it.
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)

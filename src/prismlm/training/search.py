@@ -261,11 +261,16 @@ def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
         with suppress(Busy), writing(directory, within=True):
             if number in _finished(study):
                 continue
+            # One that was stopped in it would count as running, and so end the random start early.
+            for left in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if left.user_attrs.get("number") == number:
+                    study.tell(left.number, state=TrialState.FAIL)
             # A generator per trial, so that a resumed search draws the same values.
             study.sampler = _sampler(recipe, number)
             trial = study.ask(_distributions(recipe))
+            trial.set_user_attr("number", number)
             seeds, failed = _train_seeds(recipe, trial.params, directory, progress)
-            for name, value in (("number", number), ("seeds", seeds), ("failed", failed)):
+            for name, value in (("seeds", seeds), ("failed", failed)):
                 trial.set_user_attr(name, value)
             if failed is None:
                 study.tell(trial, statistics.fmean(seeds))
