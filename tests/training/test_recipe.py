@@ -55,7 +55,7 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("seed: 1\nseed: 2", ["line 6", "'seed' is given twice"]),
         ("head: {scale: [}", ["recipe.yaml, line"]),
         ("3: 4", ["recipe.yaml: 3"]),
-        ("optimizer: {learning_rate: 1.0e+39}", ["optimizer.learning_rate is 1e+39", "1e+30"]),
+        ("optimizer: {learning_rate: 1.0e+39}", ["optimizer.learning_rate is 1e+39"]),
         ("shard_processes: 2", ["shard_processes is 2, but parallel is 'auto'"]),
         ("checkpoint: {asynchronous: true}", ["choose fsdp2 or hsdp"]),
         ("noise_weight: {final: -0.1}", ["noise_weight.final is -0.1"]),

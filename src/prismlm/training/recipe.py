@@ -34,7 +34,7 @@ EXEMPT: tuple[Exempt, ...] = get_args(Exempt)
 # Values of `parallel` with which no process holds the whole model.
 SHARDED = ("fsdp2", "hsdp")
 Scalar: TypeAlias = bool | int | float | str
-# Far above it, a step of AdamW would not fit float32.
+# With rates near the largest float32, a step of AdamW is an error of PyTorch.
 Rate: TypeAlias = Annotated[float, Field(gt=0, le=1e30)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FROM_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
