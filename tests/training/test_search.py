@@ -220,7 +220,7 @@ def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(t
     recipe = build_recipe(settings)
     # Those of the first trial, its measurement, and one of the second trial.
     steps = 32 // drawn.trials[0].values["batch_size"] + 2
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match="search stopped; finished trials are kept"):
         search(recipe, progress=InterruptAfter(steps))
     first = recipe.out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
     written = first.stat().st_mtime_ns

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 import yaml
 
-from prismlm.errors import DivergenceError, InputError, PrismError, first_line, suggest
+from prismlm.errors import (
+    DivergenceError,
+    InputError,
+    Interrupted,
+    PrismError,
+    first_line,
+    suggest,
+)
 from prismlm.files import atomic_file, read_json, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Busy, check_same, writing
@@ -321,6 +328,9 @@ def _train_seeds(
             # Raises for values that are valid on their own but not together.
             run = recipe_with(recipe, values, seed=seed, out=out)
             seeds.append(train(run, progress=progress).ce)
+        except Interrupted as stop:
+            # It names a checkpoint, which is removed.
+            raise Interrupted("search stopped; finished trials are kept", stop.exit_code) from stop
         except FAILURES as error:
             return seeds, first_line(error).split(". ")[0].rstrip(".")
         finally:
