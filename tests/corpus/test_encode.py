@@ -7,11 +7,19 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from prismlm import fingerprints
-from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenizer, pack
+from prismlm.corpus import (
+    Corpus,
+    Document,
+    build_corpus,
+    document_windows,
+    load_tokenizer,
+    pack,
+)
 from prismlm.corpus.chat import as_chat, chat_text, encode_chat
-from prismlm.corpus.encode import Encoder, around_text, encode_spans, encode_text
+from prismlm.corpus.encode import Encoder, around_text, encode_spans, encode_text, encoder_of
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import IGNORED, Sequences, window_batches
+from prismlm.corpus.writer import write_part
 from prismlm.errors import InputError
 from prismlm.lens.scan import predicting
 from tests.helpers import chats
@@ -49,6 +57,12 @@ def build(directory, tokenizer, *texts):
     (directory / "texts.jsonl").write_text("".join(lines))
     options = {"tokenizer": directory / "tokenizer", "heldout_fraction": 0.0}
     return build_corpus(directory / "texts.jsonl", directory / "corpus", **options)
+
+
+def test_plain_texts_need_no_copy_of_the_tokenizer_for_chats(tmp_path):
+    tokenizer = begun_tokenizer()
+    assert len([*write_part(tmp_path, tokenizer, [Document("a", "a text")])]) == 1
+    assert "chat" not in vars(encoder_of(tokenizer))
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -309,7 +309,7 @@ def _parquet(
             if chunk.path_in_schema.split(".")[0] in used
         )
         # A single row may be as large as all of its column.
-        at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, *sizes, 1)))
+        at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max([1, *sizes])))
         firsts = [first_byte(group.column(0)) for group in groups]
         mine = [n for n, first in enumerate(firsts) if start <= first < stop]
         number = sum(group.num_rows for group in groups[: mine[0]]) if mine else 0

@@ -125,17 +125,14 @@ def _encode(
     tokenizer: PreTrainedTokenizerFast, described: Mapping[str, Any], documents: list[Document]
 ) -> list[list[int]]:
     """Return the tokens of each document, without the end of text."""
-    encoder, around = (
-        encoder_of(tokenizer),
-        (described.get("prefix", []), described.get("suffix", [])),
-    )
+    encoder = encoder_of(tokenizer)
     ids = {d.doc_id: encoder.encode_chat(d.text, d.marks) for d in documents if d.marks is not None}
     plain = [document for document in documents if document.messages is None]
     chats = [document for document in documents if document.messages and document.marks is None]
-    for backend, some, (prefix, suffix) in (
-        (encoder.text, plain, around),
-        (encoder.chat, chats, ([], [])),
-    ):
+    ways = [(encoder.text, plain, described.get("prefix", []), described.get("suffix", []))]
+    if chats:  # otherwise their encoder, a copy of the tokenizer, is not made
+        ways.append((encoder.chat, chats, [], []))
+    for backend, some, prefix, suffix in ways:
         texts = [document.text for document in some]
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         for document, encoding in zip(some, encodings, strict=True):
