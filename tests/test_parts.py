@@ -22,9 +22,11 @@ def make(directory, data, number, count):
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request):
+def engine(request, monkeypatch):
     if request.param != "local":
         pytest.importorskip(request.param)
+    # On a busy machine Ray's workers, of lower priority by default, start too late.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     return request.param
 
 

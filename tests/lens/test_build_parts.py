@@ -69,9 +69,11 @@ def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, s
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request):
+def engine(request, monkeypatch):
     if request.param != "local":
         pytest.importorskip(request.param)
+    # On a busy machine Ray's workers, of lower priority by default, start too late.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     return request.param
 
 
