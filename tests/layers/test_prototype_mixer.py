@@ -192,6 +192,9 @@ def test_decays_stay_between_0_and_1():
             for lives in ((1.0,), (1.0, 2.0, 3.0), (0.0, 5.0), (1.0, math.inf), (math.nan, 1.0))
         ),
         ({"convolution_width": -1}, "width of a convolution is -1: expected"),
+        ({"temperature": 0.0}, "temperature τ is 0.0: expected a positive number"),
+        ({"temperature_mode": "multipy"}, "Did you mean 'multiply'"),
+        ({"decay_mode": "tokens"}, "Did you mean 'token'"),
     ],
 )
 def test_wrong_settings(settings, words):
@@ -218,5 +221,5 @@ def test_wrong_inputs(kind):
             layer(torch.randn(shape))
     for flags in (torch.ones(1, 3), torch.ones(1, 3).long(), torch.ones(2, 3).bool()):
         for name in ("mask", "starts"):
-            with pytest.raises(InputError, match=rf"{name} is .*: expected torch.bool \[1, 3\]"):
+            with pytest.raises(InputError, match=f"{name} is .*: expected"):
                 layer(x, **{name: flags})

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, NotFiniteError
 from prismlm.files import from_json
 from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
 from tests.helpers.families import FAMILIES, MAPS, WIDTH, V, build
@@ -48,6 +48,13 @@ def test_z_w_and_the_logit_map_reproduce_the_logits(family):
 def test_a_wrong_map_is_refused(wrong):
     with pytest.raises(FormatError, match="does not reproduce the logits of LlamaForCausalLM"):
         verify_logit_map(build("llama"), wrong)
+
+
+def test_a_diverged_model_is_named_before_its_map():
+    model = build("llama")
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(NotFiniteError, match="logits of LlamaForCausalLM are not finite"):
+        verify_logit_map(model, LogitMap())
 
 
 def test_a_model_without_an_output_embedding():

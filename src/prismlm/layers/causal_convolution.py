@@ -8,24 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prismlm.errors import InputError, check_whole
+from prismlm.ops.axes import check_axes
 
 
-def check_rows(
-    x: Tensor, width: int, mask: Tensor | None, starts: Tensor | None, memory: Tensor | None
-) -> None:
-    """Raise InputError unless x is [B, T, d], flags are bool [B, T] and ``memory`` has B rows."""
+def check_rows(x: Tensor, width: int, memory: Tensor | None) -> None:
+    """Raise InputError unless x is [B, T, d] and ``memory``, a state, has B rows."""
     if x.ndim != 3 or x.shape[2] != width or 0 in x.shape:
         raise InputError(
             f"the input of the mixer is {list(x.shape)}: expected [B, T, {width}], with at least "
             "one row and one position."
         )
-    rows = list(x.shape[:2])
-    for name, flags in (("mask", mask), ("starts", starts)):
-        if flags is not None and (list(flags.shape) != rows or flags.dtype != torch.bool):
-            raise InputError(
-                f"{name} is {flags.dtype} {list(flags.shape)}: expected torch.bool {rows}, "
-                f"one flag for each position; {name}.bool() converts zeros and ones."
-            )
     if memory is not None and len(memory) != len(x):
         raise InputError(
             f"the state has {len(memory)} rows, and the input {len(x)}: it comes from another "
@@ -59,6 +51,13 @@ class CausalConvolution(nn.Module):
         ``mask`` is False on padding, which is skipped; outputs there are undefined. ``starts`` is
         True where a new sequence begins, which sees nothing before it.
         """
+        check_axes(
+            x=("B T D", x),
+            kernel=("n D", self.weight[1:]),
+            history=("B n D", history),
+            mask=("B T", mask),
+            starts=("B T", starts),
+        )
         batch, length, channels = x.shape
         past = self.width - 1
         if history is None:

@@ -60,7 +60,7 @@ class DeltaMixer(nn.Module):
     ) -> DeltaOutput:
         """Mix one or more positions; arguments as for :class:`PrototypeMixer`."""
         memory, history = (None, None) if state is None else state
-        check_rows(x, self.qkv_projection.in_features, mask, starts, memory)
+        check_rows(x, self.qkv_projection.in_features, memory)
         mixed, history = self.convolution(
             self.qkv_projection(x), history=history, mask=mask, starts=starts
         )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice, check_number
 from prismlm.layers.causal_convolution import CausalConvolution, check_rows
 from prismlm.layers.linear import weight_of
 from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
@@ -107,6 +107,9 @@ class PrototypeMixer(nn.Module):
                 f"{groups} groups of {channels} channels and values of width {value_width}: "
                 "expected a number of groups that divides both."
             )
+        check_choice("temperature_mode", temperature_mode, ("divide", "multiply"))
+        check_choice("decay_mode", decay_mode, ("channel", "token"))
+        check_number("the temperature τ", temperature, "a positive number", lambda tau: tau > 0)
         self.groups = groups
         self.value_width = value_width
         self.normalise = normalise
@@ -198,7 +201,7 @@ class PrototypeMixer(nn.Module):
             return_evidence: whether to return the gates.
         """
         prefix, history = (None, None) if state is None else state
-        check_rows(x, self.prototypes.shape[1], mask, starts, prefix and prefix.sums)
+        check_rows(x, self.prototypes.shape[1], prefix and prefix.sums)
         write, read = self.gates(
             GateInputs(
                 x,

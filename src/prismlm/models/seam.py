@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, check_finite
 from prismlm.models.watch import Hook, evaluating, watch
 
 PROBE_SHAPE = (2, 8)
@@ -156,6 +156,7 @@ def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
     probe = torch.randint(weight.shape[0], PROBE_SHAPE, generator=generator).to(weight.device)
     with evaluating(model), capture(model) as seen:
         actual = model(input_ids=probe).logits.float()
+    check_finite(f"the logits of {type(model).__name__}", actual)
     # From the weight, so that an adapter in the embedding is noticed.
     rebuilt = logit_map(nn.functional.linear(seen.z, weight, bias).float())
     error = ((rebuilt - actual).abs() / actual.abs().clamp_min(1)).max().item()

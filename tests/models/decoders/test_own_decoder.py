@@ -209,7 +209,7 @@ def test_wrong_input(model):
                 "dropout": (2.0, 1.0, -0.1, math.nan),
                 "convolution_layers": ([5], [-1], ["0"], 1, [0, 1, 2]),
                 "shared_gate_layers": ([5], [0.0], None),
-                "initial_temperatures": ([1.0], [1.0, 0.0]),
+                "initial_temperatures": ([1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]),
                 "gate_temperature": (0.0, -1.0),
                 "num_channels": (0, 1.5),
             },

@@ -87,7 +87,8 @@ class ProtoTConfig(RecurrentConfig):
                     f"{self.num_hidden_layers - 1}; [] for none."
                 )
         depth, temperatures = self.num_hidden_layers, self.initial_temperatures
-        if temperatures is not None and (len(temperatures) != depth or not min(temperatures) > 0):
+        known = [tau for tau in temperatures or () if 0 < tau < math.inf]
+        if temperatures is not None and not len(known) == len(temperatures) == depth:
             raise InputError(
                 f"initial_temperatures are {list(temperatures)}: expected a positive number for "
                 f"each of the {depth} layers."

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from prismlm.errors import check_whole
+from prismlm.ops.axes import check_axes
 from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW
 
 
@@ -51,7 +53,7 @@ def channel_parts(
     below 1e-30 is empty. The parts sum to y_c·Σ_k read_ik S_ik / M_ik, with S_ik as in
     :func:`prismlm.ops.prototype_mixer.prefix_mean`.
     """
-    weights = _grouped(_weights(flow, position), flow)
+    weights = _grouped(_weights(flow, position, directions), flow)
     values = _grouped(flow.values[:position].double(), flow)
     products = torch.einsum("cgd,tgd->cgt", _grouped(directions.double(), flow), values)
     return torch.einsum("cgt,tgr->cgr", products, weights).flatten(1)
@@ -70,7 +72,7 @@ def token_parts(
     A convolution also adds a token to the values of later positions; those count for the token. The
     shares sum to the channel's part.
     """
-    weights = _weights(flow, position)[:, channels].T
+    weights = _weights(flow, position, directions)[:, channels].T
     width = flow.values.shape[1] // flow.groups
     group_of_value = torch.arange(flow.values.shape[1], device=channels.device) // width
     group_of_channel = channels // (flow.write.shape[1] // flow.groups)
@@ -84,8 +86,10 @@ def token_parts(
     return parts
 
 
-def _weights(flow: ChannelFlow, position: int) -> Float[Tensor, "t R"]:
-    """Return read_ik · weight_jk of every earlier position j."""
+def _weights(flow: ChannelFlow, position: int, directions: Tensor) -> Float[Tensor, "t R"]:
+    """Return read_ik · weight_jk of every earlier position j; check the other arguments."""
+    check_whole("the position", position, 0, len(flow.values) - 1)
+    check_axes(values=("T D", flow.values), directions=("C D", directions))
     past = slice(0, position)
     remaining = (flow.log_decay[position] - flow.log_decay[past]).double().exp()
     weight = remaining * flow.write[past].double()

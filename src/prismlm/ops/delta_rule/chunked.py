@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from prismlm.ops.axes import check_axes
 from prismlm.ops.precision import working_dtype
 from prismlm.ops.sequences import reach
 
@@ -46,6 +47,15 @@ def delta_rule(
         mask: False on padding, which is not written, and whose output is 0.
         starts: True where a new sequence begins, which sees neither earlier positions nor state.
     """
+    check_axes(
+        queries=("B T H K", queries),
+        keys=("B T H K", keys),
+        values=("B T H D", values),
+        rates=("B T H", rates),
+        state=("B H K D", state),
+        mask=("B T", mask),
+        starts=("B T", starts),
+    )
     batch, length, heads, width = keys.shape
     dtype = working_dtype(queries, keys, values, rates)
     with torch.autocast(device_type=values.device.type, enabled=False):

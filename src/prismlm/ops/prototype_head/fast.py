@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.errors import check_whole
+from prismlm.ops.axes import check_axes
 from prismlm.ops.pair_products import pair_products
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.routing import Nearest, Routing, inverse_norms, unit_rows
@@ -184,6 +186,8 @@ def route(
         scale: τ > 0.
         mask: False excludes a state from ``nearest_point``.
     """
+    check_axes(z=("N d", z), prototypes=("K d", prototypes), mask=("N", mask))
+    check_whole("the number of prototypes of a state", k, 1, len(prototypes))
     unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z, prototypes))
     if not len(z):
         empty, missing = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)

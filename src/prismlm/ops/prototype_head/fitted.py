@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.errors import check_whole
 from prismlm.ops import tiles
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head import fast
@@ -52,6 +53,7 @@ def pursue(
         Distinct prototypes in the order of choice, their cosines, without gradients, and
         activations α = w / ‖p‖.
     """
+    check_whole("the number of prototypes of a state", k, 1, len(prototypes))
     z, bank = at_least_float32(z), at_least_float32(prototypes)
     unit = unit_rows(bank)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable  # pyright: ignore[repor
 from torch.nn import functional as F
 
 from prismlm.ops import tiles
+from prismlm.ops.axes import check_axes
 from prismlm.ops.precision import working_dtype
 from prismlm.ops.sequences import reach
 
@@ -80,6 +81,17 @@ def prefix_mean(
         normalise: whether to divide by M.
         groups: G; each of G equal parts of channels and values is a separate prefix mean.
     """
+    sums, mass = state or (None, None)
+    check_axes(
+        write=("B T R", write),
+        read=("B T R", read),
+        values=("B T D", values),
+        decay=("R" if decay.ndim == 1 else "B T R", decay),
+        sums=("B R width", sums),
+        mass=("B R", mass),
+        mask=("B T", mask),
+        starts=("B T", starts),
+    )
     dtype = working_dtype(write, read, values, decay)
     w, r, v, beta = (x.to(dtype) for x in (write, read, values, decay.clamp_min(MIN_DECAY)))
     if mask is not None:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from prismlm.ops.axes import check_axes
 from prismlm.ops.signal_noise_attention.rotary import rotate
 
 
@@ -47,7 +48,7 @@ def attend(
         The signal heads, then the noise heads times −λ: G = 2H.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    values, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
+    values, keys = _values_and_keys(u_signal, u_noise, positions, rotations, mask)
     length, causal = keys.shape[2], False
     queries = length if queries is None else queries
     if mask is None and queries > 1:
@@ -66,9 +67,22 @@ def attend(
 
 
 def _values_and_keys(
-    u_signal: Tensor, u_noise: Tensor, positions: Tensor | None, rotations: tuple[Tensor, Tensor]
+    u_signal: Tensor,
+    u_noise: Tensor,
+    positions: Tensor | None,
+    rotations: tuple[Tensor, Tensor],
+    mask: Tensor | None,
 ) -> tuple[Float[Tensor, "B G S p"], Float[Tensor, "B G S p"]]:
     """Return u of all heads, signal first, unrotated and rotated by each group's frequencies."""
+    check_axes(
+        u_signal=("B H S p", u_signal),
+        pairs=("B H S two half", u_signal.unflatten(-1, (2, -1))),
+        u_noise=("B H S p", u_noise),
+        signal_frequencies=("half", rotations[0]),
+        noise_frequencies=("half", rotations[1]),
+        positions=("B S", positions),
+        mask=("B one T S", mask),
+    )
     groups = torch.stack([u_signal, u_noise], 1)
     if positions is None:
         positions = torch.arange(groups.shape[3], device=groups.device)[None]
@@ -99,7 +113,7 @@ def attention_weights(
     rotations = (signal_frequencies, noise_frequencies)
     length, size = u_signal.shape[2:]
     queries = length if queries is None else queries
-    _, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
+    _, keys = _values_and_keys(u_signal, u_noise, positions, rotations, mask)
     hidden = ~(_causal_mask(length, queries, keys.device) if mask is None else mask)
     scores = (keys[:, :, length - queries :] * (size**-0.5 if scale is None else scale)) @ keys.mT
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
