@@ -81,17 +81,7 @@ def prefix_mean(
         normalise: whether to divide by M.
         groups: G; each of G equal parts of channels and values is a separate prefix mean.
     """
-    sums, mass = state or (None, None)
-    check_axes(
-        write=("B T R", write),
-        read=("B T R", read),
-        values=("B T D", values),
-        decay=("R" if decay.ndim == 1 else "B T R", decay),
-        sums=("B R width", sums),
-        mass=("B R", mass),
-        mask=("B T", mask),
-        starts=("B T", starts),
-    )
+    _check(write, read, values, decay, state, mask, starts)
     dtype = working_dtype(write, read, values, decay)
     w, r, v, beta = (x.to(dtype) for x in (write, read, values, decay.clamp_min(MIN_DECAY)))
     if mask is not None:
@@ -113,6 +103,28 @@ def prefix_mean(
     # Copies: a view would keep larger tensors alive.
     sums, mass = sums.flatten(1, 2).contiguous(), mass.flatten(1).contiguous()
     return out.to(values.dtype), PrefixState(sums, mass)
+
+
+def _check(
+    write: Tensor,
+    read: Tensor,
+    values: Tensor,
+    decay: Tensor,
+    state: PrefixState | None,
+    mask: Tensor | None,
+    starts: Tensor | None,
+) -> None:
+    sums, mass = state or (None, None)
+    check_axes(
+        write=("B T R", write),
+        read=("B T R", read),
+        values=("B T D", values),
+        decay=("R" if decay.ndim == 1 else "B T R", decay),
+        sums=("B R width", sums),
+        mass=("B R", mass),
+        mask=("B T", mask),
+        starts=("B T", starts),
+    )
 
 
 class _Rows(NamedTuple):
