@@ -11,7 +11,8 @@ from anyio import CancelScope
 from transformers import AutoModelForCausalLM
 
 from prismlm.models.seam import capture
-from prismlm.web.engine import Batch, Busy, RequestQueue, supports_batching
+from prismlm.web.engine import Batch, Busy, Engine, RequestQueue, supports_batching
+from prismlm.web.generation import Generation, Sampling
 from tests.helpers.families import FAMILIES
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 
@@ -36,6 +37,26 @@ def test_codes_of_uncertainty_and_dynamic_rotations_are_of_one_text():
     for rope_type in ("dynamic", "longrope"):
         model.model.rotary_emb.rope_type = rope_type
         assert not supports_batching(model)
+
+
+def test_texts_are_written_while_the_event_loop_is_busy_and_in_one_after_another(lm):
+    async def write():
+        texts = [Generation(lm, "The", lm.encode("The"), Sampling(count)) for count in (9, 4)]
+        for text in texts:
+            engine.submit(text)
+        await asyncio.sleep(0)  # until the thread has begun
+        deadline = time.monotonic() + 30
+        while not texts[1].finished and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [len(text.ids) for text in texts] == [4, 4]
+        while await texts[0].chunks.get() is not None:
+            pass
+        assert len(texts[0].ids) == 9
+
+    engine = Engine(lm, 2, 0)
+    asyncio.run(write())
+    asyncio.run(write())
+    asyncio.run(engine.close())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])

@@ -407,19 +407,40 @@ def test_a_lens_that_was_built_again_is_refused(chat_model, tmp_path):
         assert plain.usage.completion_tokens == 2
 
 
-def test_an_error_of_the_model_is_reported_and_others_are_served(lm):
-    with Served(lm) as server:
+class PanicException(BaseException):
+    """As the tokenizers' panics are."""
 
-        def fails(*_):
-            raise RuntimeError("out of memory")
+    __module__ = "pyo3_runtime"
 
-        hook = lm.model.base_model.register_forward_pre_hook(fails)
-        with pytest.raises(openai.InternalServerError, match="RuntimeError"):
-            server.complete(TEXT, max_tokens=2)
-        with pytest.raises(openai.APIError, match="RuntimeError"):
-            list(server.complete(TEXT, max_tokens=2, stream=True))
-        hook.remove()
-        assert server.complete(TEXT, max_tokens=2).usage.completion_tokens == 2
+
+@pytest.mark.parametrize("together", [1, 8])
+def test_an_error_of_the_model_is_reported_and_others_are_served(lm, together):
+    with Served(lm, batch_size=together) as server:
+        server.client = server.client.with_options(timeout=30)
+        for kind, words in (
+            (RuntimeError, "RuntimeError in the server"),
+            (StopIteration, "RuntimeError in the server"),
+            (SystemExit, "RuntimeError in the server"),
+            (PanicException, "the tokenizer cannot be used"),
+        ):
+
+            def fails(*_, kind=kind):
+                raise kind
+
+            hook = lm.model.base_model.register_forward_pre_hook(fails)
+            with pytest.raises(openai.APIStatusError, match=words):
+                server.complete(TEXT, max_tokens=2)
+            with pytest.raises(openai.APIError, match=words):
+                list(server.complete(TEXT, max_tokens=2, stream=True))
+            hook.remove()
+            assert server.complete(TEXT, max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_generate_that_ends_without_asking_ends_the_answer(lm, monkeypatch):
+    monkeypatch.setattr(lm.model, "generate", lambda inputs, **_: inputs)
+    with Served(lm, batch_size=1) as server:
+        answer = server.client.with_options(timeout=30).completions.create(model="tiny", prompt="a")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "length")
 
 
 def test_a_model_without_a_lens_is_refused(chat_model, tmp_path):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from prismlm.errors import no_panics
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import tolerance_of
 from prismlm.models.seam import output_embedding
@@ -107,7 +108,7 @@ class Engine:
         """End whatever is generated after its next token."""
         for generation in (*self._queue, *self._running):
             generation.abandoned = True
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
         self._thread.shutdown()
 
@@ -124,10 +125,7 @@ class Engine:
             if not self._running:
                 return
             try:
-                if self._batched:
-                    await run(self._thread, self._step, batch, rows, self._running)
-                else:
-                    await run(self._thread, self._generate, self._running[0])
+                await run(self._thread, self._write, batch, rows, self._running)
             except Exception as error:  # whatever a model raises: waiting requests are still served
                 log.exception("generation failed")
                 for generation in self._running:
@@ -136,6 +134,25 @@ class Engine:
                     elif not generation.abandoned:
                         generation.fail(error)
                 self._running, batch = [], Batch(self._lm.model)
+
+    def _write(self, batch: Batch, rows: list[int], running: list[Generation]) -> None:
+        """Generate until a text ends, or until another may join."""
+        try:
+            with no_panics():
+                if not self._batched:
+                    self._generate(running[0])
+                    return
+                self._step(batch, rows, running)
+                # Back to the event loop at every token would cost up to a fifth of the speed.
+                while not any(row.finished for row in running) and (
+                    not self._queue or len(running) == self.batch_size
+                ):
+                    self._step(batch, [*range(len(running))], running)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # An event loop never hears of StopIteration, and is ended by SystemExit.
+            raise RuntimeError(repr(error)) from error
 
     def _step(self, batch: Batch, rows: list[int], running: list[Generation]) -> None:
         """Generate a token of every text: of ``rows`` of the batch, and of those that join it."""
@@ -171,6 +188,8 @@ class Engine:
                 top_p=sampling.top_p,
                 enough=enough,
             )
+        # A ``generate`` of the model's own may end without asking.
+        generation.finish_reason = generation.finish_reason or "length"
         generation.send(None)
 
 
