@@ -1,4 +1,4 @@
-"""The inside of the model along one text: channels, attention, and uncertainty feedback."""
+"""Routes of the view "Inside": channels, attention and uncertainty feedback along one text."""
 
 from __future__ import annotations
 

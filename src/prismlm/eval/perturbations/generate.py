@@ -1,4 +1,7 @@
-"""Pairs of sentences by slice, from sentences of three corpora."""
+"""The pairs that ``eval robustness`` reads: a sentence and its change, by kind of change (slice).
+
+Sentences come from three corpora; the changes themselves are functions of ``changes``.
+"""
 
 from __future__ import annotations
 
