@@ -76,7 +76,7 @@ def _values_and_keys(
     """Return u of all heads, signal first, unrotated and rotated by each group's frequencies."""
     check_axes(
         u_signal=("B H S p", u_signal),
-        pairs=("B H S two half", u_signal.unflatten(-1, (2, -1))),
+        pairs=("B H S two half", u_signal.reshape(*u_signal.shape[:-1], 2, -1)),
         u_noise=("B H S p", u_noise),
         signal_frequencies=("half", rotations[0]),
         noise_frequencies=("half", rotations[1]),
