@@ -1,12 +1,15 @@
 """Options are checked before anything is read, and no output replaces an input."""
 
 import shutil
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
+from prismlm.cli.options import open_model
 
 MODEL = "no such model"
 # Every option that names a file to write.
@@ -141,6 +144,26 @@ def test_arguments_that_are_not_utf8_are_refused():
     done = CliRunner().invoke(app, ["corpus", "build", "--out", argument])
     assert done.exit_code == 2
     assert done.stderr.startswith(f"error: argument 4, {argument!r}, is not UTF-8")
+
+
+def test_a_model_is_fetched_before_the_spinner_turns(monkeypatch, tiny_model):
+    seen = []
+
+    @contextmanager
+    def spinner(_):
+        seen.append("turns")
+        yield
+        seen.append("ends")
+
+    def fetch(model):
+        seen.append(str(model))
+        return tiny_model
+
+    # The hub draws bars, which a spinner would tear.
+    monkeypatch.setattr("prismlm.cli.options.spinner", spinner)
+    monkeypatch.setattr("prismlm.hub.model_directory", fetch)
+    assert open_model(Path("org/name")).path == tiny_model
+    assert seen == ["org/name", "turns", "ends"]
 
 
 @pytest.mark.parametrize(

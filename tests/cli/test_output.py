@@ -1,4 +1,5 @@
 import io
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,22 @@ def test_foreign_text_is_no_markup(part, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     say(part)
     assert MARKED in capsys.readouterr().out
+
+
+def test_parts_are_made_as_they_are_printed_and_never_for_json(capsys):
+    def parts():
+        yield "one"
+        assert capsys.readouterr().out == "one\n"
+        yield {"two": 2}
+        assert capsys.readouterr().out.split() == ["two", "2"]
+
+    def unneeded():
+        pytest.fail("was asked for")
+        yield
+
+    say(parts())
+    show({"one": 1}, True, unneeded())
+    assert json.loads(capsys.readouterr().out) == {"one": 1}
 
 
 def test_a_cost_is_figures_then_notes(capsys):

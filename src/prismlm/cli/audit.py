@@ -89,7 +89,7 @@ def audit(
             write_text(html, audit_page(summary))
     output.report_written(*paths, html)
     column = by or report.lens.default_group_by
-    output.show(summary, as_json, *_audit_parts(report, summary, column, documents))
+    output.show(summary, as_json, _audit_parts(report, summary, column, documents))
 
 
 def _rows(audit: Audit, reader: DocumentReader) -> Iterator[Row]:
@@ -171,7 +171,7 @@ def compare(
         for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
     value |= {"texts": texts, "prototypes": prototypes}
-    output.show(value, as_json, *_comparison(value, by, top))
+    output.show(value, as_json, _comparison(value, by, top))
 
 
 def _comparison(value: Row, by: str, top: int) -> Iterator[Any]:

@@ -82,8 +82,8 @@ def generate(
     from prismlm.lens.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
 
+    directory = model_directory(model)
     with spinner("Opening the model"):
-        directory = model_directory(model)
         loaded, tokenizer, sidecar = load_checkpoint(directory)
     # prismlm.load would refuse a stale lens, or several; no lens is needed here.
     lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, lens=None)
@@ -162,8 +162,8 @@ def steer(
     value |= {"only": only} | figures | {"cost": cost and asdict(cost), "cost_note": note}
     words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
     title = ", ".join(filter(None, (words.removeprefix("kind "), only and f"{only} only")))
-    parts = [_effects(result)] if file is not None else _text_parts(result, edited=bool(edits))
-    output.show(value, as_json, output.heading(f"{title}\n"), *parts, _cost_line(cost, note))
+    parts = _text_parts(result, edited=bool(edits)) if file is None else _effects(result)
+    output.show(value, as_json, output.heading(f"{title}\n"), parts, _cost_line(cost, note))
 
 
 def _edits(
@@ -398,7 +398,7 @@ def suppress(
         del ways["before"]
         report["tasks"] = ask(lm, ways)
     value = {"model": str(model), "out": str(out), **report}
-    output.show(value, as_json, *_suppression_parts(lm, controller, report))
+    output.show(value, as_json, _suppression_parts(lm, controller, report))
     if controller is None:
         raise InputError(
             f"no strength removes {target:.0%} of the behaviour at {max_cost:.1%} of perplexity, "

@@ -49,7 +49,7 @@ def demo(
         except Unreachable as error:
             typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
     result = result or trained.run_demo(trained_directory, size, progress=progress)
-    output.say(*_summary(result))
+    output.say(_summary(result))
     if not no_serve and sys.stdout.isatty():
         _explore(result.model)
 

@@ -132,7 +132,7 @@ def judge(
     with orderly_end():
         result = study.run_judging(named, texts, writing, directory, opener, progress=progress)
     output.report_written(directory / study.RESULT_FILE)
-    output.show(result, as_json, *_judgement(result))
+    output.show(result, as_json, _judgement(result))
 
 
 def _judgement(result: Row) -> Iterator[Any]:

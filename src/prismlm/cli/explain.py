@@ -116,7 +116,7 @@ def _explain(
 
     moved = [compare_answers(lm, text, edit, n, **how) for edit in edits for text, n in prompts]
     for one in moved if printed else ():
-        output.say(*_controlled(one))
+        output.say(_controlled(one))
     traces: list[Trace] = []
     with lm.edit(*edits):
         for prompt, count in prompts:

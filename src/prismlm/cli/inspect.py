@@ -95,8 +95,9 @@ def attention(
             search_roles,
         )
 
-        marked, how = load_role_cases(cases), {"heads": heads, "seed": seed}
-        found = search_roles(decoder, tokenizer, marked, **how, progress=ConsoleReporter())
+        marked = load_role_cases(cases)
+        how: dict[str, Any] = {"heads": heads, "seed": seed, "progress": ConsoleReporter()}
+        found = search_roles(decoder, tokenizer, marked, **how)
         control = search_roles(random_model(decoder, seed), tokenizer, marked, **how)["roles"]
         value, best = found.to_dict() | {"untrained": control}, best_heads(found)
         value["cases"] = cases and str(cases)
@@ -154,7 +155,7 @@ def prototypes(
         title = output.heading("\nRaised tokens, the most distinctive first, with their logits")
         parts = (output.heading(f"#{card['id']} {card['name']}"), facts, title, f"  {tokens}")
         fires = contexts_of(card["contexts"][:MAX_CONTEXTS])
-        return output.show(card, as_json, *parts, output.heading("\nWhere it fires"), *fires)
+        return output.show(card, as_json, *parts, output.heading("\nWhere it fires"), fires)
     if category is not None:
         members_of(Group(0.0, category), lens.num_prototypes, lens)
     matches = catalogue.of_category(catalogue.search(search, sort, everything=True), category or "")
@@ -162,10 +163,9 @@ def prototypes(
     rows = [catalogue.row(number) for number in listed[:limit].tolist()]
     table = output.table("", "id name category positions:, usage:.2% score:.0%", rows)
     more, hidden = len(listed) - len(rows), len(matches) - len(listed)
-    notes = [f"… {more:,} more: --limit N"] * (more > 0)
-    notes += [f"{hidden:,} with fewer than {MIN_PLACES} places are not listed: --all"] * bool(
-        hidden
-    )
+    unlisted = f"{hidden:,} with fewer than {MIN_PLACES} places are not listed: --all"
+    counts = {f"… {more:,} more: --limit N": more, unlisted: hidden}
+    notes = [output.dim(note) for note, count in counts.items() if count]
     output.show({"total": len(listed), "items": rows}, as_json, table, *notes)
 
 
@@ -218,7 +218,7 @@ def channels(
         page = channel_page(report, decoder, sequences.corpus if sequences else None)
         output.write(html, partial(write_text, text=page))
     value = report.to_dict()
-    output.show(value, as_json, *_channel_parts(report, value, layer))
+    output.show(value, as_json, _channel_parts(report, value, layer))
 
 
 def _channel_parts(report: ChannelReport, value: Row, layer: int | None) -> Iterator[Any]:

@@ -6,7 +6,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,12 @@ from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.progress import SILENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prismlm.lens.lens import Lens
+    from prismlm.probes.results import Row
 
 MAX_EXAMPLES = 12
 # Balanced accuracy; 0.5 is chance.
@@ -125,22 +131,22 @@ def label(
     settings: dict[str, Any] = {"overwrite": overwrite, "labeller": ask}
     summary = label_lens(lens, lm.model, **settings, progress=ConsoleReporter())
     value = {"model": str(model), "lens": lens.address, **summary}
-    scores = summary["asked"]["scores"]["own"].values() if summary["asked"] is not None else ()
+    output.show(value, as_json, _named(lens, value))
+
+
+def _named(lens: Lens, value: Row) -> Iterator[Any]:
+    yield f"{value['named']:,} of {value['prototypes']:,} prototypes named\n"
+    yield value
+    yield "\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n"
+    scores = value["asked"]["scores"]["own"].values() if value["asked"] is not None else ()
     means = [score["mean"] for score in scores if score is not None]
-    foreign = means and max(means) < CHANCE_ACCURACY
+    if means and max(means) < CHANCE_ACCURACY:
+        yield output.warning(FOREIGN)
     # Examples, evenly spaced from common to rare prototypes.
     rows, order = lens.prototypes.to_pylist(), lens.by_size.tolist()
     used = [rows[number] for number in order if rows[number]["usage"] > 0]
     examples = used[:: max(1, len(used) // MAX_EXAMPLES)][:MAX_EXAMPLES]
-    output.show(
-        value,
-        as_json,
-        f"{summary['named']:,} of {summary['prototypes']:,} prototypes named\n",
-        value,
-        "\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n",
-        *([output.warning(FOREIGN)] if foreign else []),
-        output.table("Examples", "prototype name category label_score:.0%", examples),
-    )
+    yield output.table("Examples", "prototype name category label_score:.0%", examples)
 
 
 def map_prototypes(

@@ -1,4 +1,4 @@
-"""Options that several commands share, and checks of their values."""
+"""Options that several commands share, checks of their values, and how commands open a model."""
 
 from __future__ import annotations
 
@@ -209,11 +209,14 @@ def open_model(
 ) -> PrismLM:
     """Open a model, under a controller if there is one, and say so."""
     import prismlm
+    from prismlm.hub import model_directory
     from prismlm.interventions.plan import install
 
+    directory = model_directory(model)  # the hub's own bars and a spinner do not go together
     with spinner("Opening the model"):
-        lm = prismlm.load(model, lens=lens, corpus=corpus, device=device)
-    install(lm, [prismlm.Controller.load(controller)] if controller else [])
+        lm = prismlm.load(directory, lens=lens, corpus=corpus, device=device)
+    if controller is not None:
+        install(lm, [prismlm.Controller.load(controller)])
     return lm
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -47,9 +47,15 @@ def show(value: Any, as_json: bool, *parts: Any) -> None:
 
 
 def say(*parts: Any) -> None:
-    """Print lines, wrapped at words; tables; reports; and figures by name, one below the other."""
+    """Print lines, wrapped at words; tables; reports; figures by name; and iterators over these.
+
+    What an iterator yields is printed at once, and nothing is asked of it for JSON.
+    """
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, Iterator):
+            for one in part:
+                say(one)
+        elif isinstance(part, Table):
             _print_table(part)
         elif isinstance(part, Report):
             _print_report(part)
@@ -294,7 +300,7 @@ def show_cost(cost: Cost, as_json: bool) -> None:
     figures = cost.to_dict()
     notes = [*(f"Not known: {item}" for item in cost.unknown), cost.basis, "Nothing was written."]
     readable = {name: figures[name] for name in figures if name not in ("basis", "unknown")}
-    show(figures, as_json, readable, *filter(None, notes))
+    show(figures, as_json, readable, *map(dim, filter(None, notes)))
 
 
 def show_part(kind: str, out: Path, number: int, count: int, as_json: bool) -> None:

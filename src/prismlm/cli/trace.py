@@ -96,7 +96,7 @@ def explain_and_print(
     if trace is not full:
         first, last = trace.steps[0].position, trace.steps[-1].position
         say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
-    say(*_trace_parts(trace, sources, options), "")
+    say(_trace_parts(trace, sources, options), "")
     return trace
 
 

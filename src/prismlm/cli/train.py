@@ -73,7 +73,7 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         return
     warn = partial(typer.echo, err=True)
     result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
-    output.show(result.to_dict(), as_json, *_trained(result, recipe.corpus))
+    output.show(result.to_dict(), as_json, _trained(result, recipe.corpus))
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
@@ -180,7 +180,7 @@ def attach(
     progress = ConsoleReporter() if first else SILENT
     result = training.attach(model, corpus, out, options, progress=progress)
     if first:
-        output.show(result.to_dict(), as_json, *_attached(result))
+        output.show(result.to_dict(), as_json, _attached(result))
 
 
 def _attached(result: AttachResult) -> Iterator[Any]:
