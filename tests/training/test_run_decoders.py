@@ -9,13 +9,14 @@ from safetensors.torch import load_file
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError
+from prismlm.errors import InputError, Interrupted
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.seam import capture
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
+from tests.helpers.runs import InterruptAfter
 
 PROTOT = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8}
 DELTANET = {"model_type": "prismlm_deltanet", "hidden_size": 32, "num_hidden_layers": 2}
@@ -152,6 +153,18 @@ def test_the_table_learns_where_codes_were_seen_and_is_saved(fed_back):
     assert feedback.passes == 2
     output = model(torch.tensor([[5, 6, 7]]), use_cache=False)
     assert output.uncertainty_codes[0, 0] == -1
+
+
+def test_a_stopped_run_is_resumed_with_its_table(fed_back, tmp_path):
+    fed_back["uncertainty_feedback"]["signal"] = "shuffled"
+    fed_back["steps"] = 8
+    straight = train(build_recipe(fed_back | {"out": str(tmp_path / "straight")}))
+    recipe = build_recipe(fed_back)
+    with pytest.raises(Interrupted):
+        train(recipe, progress=InterruptAfter(4))
+    resumed = train(recipe, resume=True)
+    for ours, theirs in zip(files(resumed), files(straight), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_a_table_from_zero_begins_as_the_model_without_feedback(fed_back):
