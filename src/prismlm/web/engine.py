@@ -89,12 +89,12 @@ class Engine:
     @property
     def running(self) -> int:
         """How many texts are being generated."""
-        return len(self._running)
+        return sum(not text.finished for text in self._running)
 
     def check(self) -> None:
         """Raise Busy if the queue is full; abandoned requests leave it."""
         self._queue = deque(waiting for waiting in self._queue if not waiting.abandoned)
-        if len(self._queue) >= self._max_waiting + self.batch_size - len(self._running):
+        if len(self._queue) >= self._max_waiting + self.batch_size - self.running:
             raise Busy
 
     def submit(self, generation: Generation) -> None:
