@@ -53,13 +53,19 @@ def test_texts_are_written_while_the_event_loop_is_busy_and_in_one_after_another
             pass
         assert len(texts[0].ids) == 9
 
-    async def write_twice():
+    async def ask_again_at_once():
         await write()
-        # A text that has ended takes nobody's place, though the thread may not be back yet.
-        await write()
+        # The first has ended and takes nobody's place, though the thread may not be back yet.
+        texts = [Generation(lm, "The", lm.encode("The"), Sampling(2)) for _ in range(2)]
+        for text in texts:
+            engine.submit(text)
+        for text in texts:
+            while await text.chunks.get() is not None:
+                pass
+        assert [len(text.ids) for text in texts] == [2, 2]
 
     engine = Engine(lm, 2, 0)
-    asyncio.run(write_twice())
+    asyncio.run(ask_again_at_once())
     asyncio.run(write())
     asyncio.run(engine.close())
 
