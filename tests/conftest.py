@@ -48,6 +48,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from prismlm.parts import ENGINES
+
 # Failed assertions of helpers show their values too.
 pytest.register_assert_rewrite("tests.helpers")
 
@@ -106,6 +108,16 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making)
             shared.mkdir()
             noted.write_text(str(make(shared)))
         return Path(noted.read_text())
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each engine of workers that is installed."""
+    if request.param != "local":
+        pytest.importorskip(request.param)
+    # On a busy machine Ray's workers, of lower priority by default, start too late.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from prismlm.errors import InputError, PrismError
-from prismlm.parts import ENGINES, run_parts
+from prismlm.parts import run_parts
 
 
 def make(directory, data, number, count):
@@ -19,15 +19,6 @@ def make(directory, data, number, count):
         raise InputError("part 2 is bad")
     (directory / f"part-{number}").write_text(f"{number} of {count} by {os.getpid()}")
     (directory / f"device-{os.environ.get('CUDA_VISIBLE_DEVICES')}").touch()
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request, monkeypatch):
-    if request.param != "local":
-        pytest.importorskip(request.param)
-    # On a busy machine Ray's workers, of lower priority by default, start too late.
-    monkeypatch.setenv("RAY_worker_niceness", "0")
-    return request.param
 
 
 @pytest.mark.slow

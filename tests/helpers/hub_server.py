@@ -33,6 +33,12 @@ class Hub(Running):
 
     def routes(self, host):
         app = FastAPI()
+        self.add_reading(app)
+        self.add_pushing(app)
+        return app
+
+    def add_reading(self, app):
+        """Add the routes that load a repository."""
 
         @app.get("/")
         def root():
@@ -66,6 +72,9 @@ class Hub(Running):
                 raise missing("EntryNotFound")
             headers = {"ETag": f'"{digest(files[path])}"', "X-Repo-Commit": sha(number)}
             return Response(files[path], headers=headers)
+
+    def add_pushing(self, app):
+        """Add the routes that make a repository and commit to it."""
 
         @app.post("/api/repos/create")
         async def create(request: Request, response: Response):
@@ -119,8 +128,6 @@ class Hub(Running):
             oid = sha(len(commits) - 1)
             url = f"{self.url}/{owner}/{name}/commit/{oid}"
             return {"commitUrl": url, "commitOid": oid, "success": True}
-
-        return app
 
 
 def missing(code):

@@ -19,7 +19,7 @@ from prismlm.lens import suffixes
 from prismlm.lens.build import IndexPart, index, index_in_parts
 from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
-from prismlm.parts import ENGINES, Parts, run_parts
+from prismlm.parts import Parts, run_parts
 from tests.helpers.kills import save_model
 from tests.lens.test_build import assert_same_lens
 
@@ -66,15 +66,6 @@ def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, s
     assert read_meta(part.lens).contexts == 2
     with pytest.raises(InputError, match="exists"):
         index_in_parts(part, 3)
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request, monkeypatch):
-    if request.param != "local":
-        pytest.importorskip(request.param)
-    # On a busy machine Ray's workers, of lower priority by default, start too late.
-    monkeypatch.setenv("RAY_worker_niceness", "0")
-    return request.param
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ A part has successive texts, so that the rows of all parts in their order are th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -38,7 +39,7 @@ RUN_LENGTH = 16
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Job(ABC):
     """What workers do, as a step of datatrove; finished parts are kept beside ``out``."""
 
     model: Path
@@ -58,9 +59,9 @@ class _Job:
                     self.make(directory, rank, world_size)
                     write_json(directory / RUN_FILE, self.run)
 
+    @abstractmethod
     def make(self, directory: Path, rank: int, world_size: int) -> None:
         """Write the files of a part."""
-        raise NotImplementedError
 
     def open(self) -> PrismLM:
         """Open the model."""
