@@ -30,7 +30,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import as_chat
 from prismlm.demo.prompts import ANSWERED, QUESTIONS
 from prismlm.demo.texts import pairs_path
-from prismlm.explain.attribution import Attribution, added_up, worth_showing
+from prismlm.explain.attribution import CANDIDATES, Attribution, added_up, worth_showing
 from prismlm.files import json_text, read_json, write_json
 
 FOLDER = RESULTS / "asked"
@@ -82,9 +82,9 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             ranks = {order: search.ranks(order, trace, query, one["id"]) for order in ORDERS}
             row["rank"] = {order: pair for order, (pair, _) in ranks.items()}
             row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
-            found = trace.documents(PASSAGES)
-            row["shown"] = [one.doc_id for one in worth_showing(found)]
-            row["first_five"] = [one.doc_id for one in found]
+            found = trace.documents(CANDIDATES)
+            row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES)]
+            row["first_five"] = [one.doc_id for one in found[:PASSAGES]]
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
     demo: list[dict[str, Any]] = []
@@ -156,24 +156,27 @@ class Search:
         return document_rank, page_rank
 
     def passages(self, order: str, trace: prismlm.Trace, query: str) -> list[dict[str, Any]]:
-        """Return five passages: document, share, and what a reader sees: title and sentence."""
+        """Return the first five passages and those shown: document, share, title and sentence."""
         if order == "bm25":
             best = np.argsort(-self.bm25.scores(query), kind="stable")[:PASSAGES].tolist()
             texts = [(self.ids[i], _most_alike(self.texts[i], query)) for i in best]
             return [
-                {"doc_id": name, "title": self.titles[name], "text": text} for name, text in texts
+                {"doc_id": name, "title": self.titles[name], "text": text, "first": True}
+                for name, text in texts
             ]
-        passages = self.attribution(order, trace).passages(PASSAGES)
-        shown = {one.doc_id for one in worth_showing(passages)}
+        passages = self.attribution(order, trace).passages(CANDIDATES)
+        first, shown = passages[:PASSAGES], worth_showing(passages, PASSAGES)
         return [
             {
                 "doc_id": one.doc_id,
                 "title": one.title,
                 "text": " ".join(str(one.text).split()),
                 "share": one.share,
-                "shown": one.doc_id in shown,
+                "shown": one in shown,
+                "first": one in first,
             }
             for one in passages
+            if one in shown or one in first
         ]
 
 

@@ -40,7 +40,9 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
             for one in row["passages"]["prismlm"]
             if one["shown"] and row["support"] != "none"
         ],
-        "first_five": lambda order: [one for row in answerable for one in row["passages"][order]],
+        "first_five": lambda order: [
+            one for row in answerable for one in row["passages"][order] if one["first"]
+        ],
         "outside": [row for row in rows if row["set"] in ("heldout", "foreign")],
         "all_stated": [row for row in rows if row.get("states_the_facts")],
         "share": share,

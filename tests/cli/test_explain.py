@@ -63,7 +63,7 @@ def test_json_is_the_trace(printed, tiny_model):
     uses = [use for step in printed["positions"] for use in step["prototypes"]]
     assert all(set(use) == PROTOTYPE for use in uses)
     fields = {"doc_id", "share", "source", "license", "text", "position"}
-    fields |= {"domain", "title", "url", "token", "also", "cosine", "for_or_against"}
+    fields |= {"domain", "title", "url", "token", "also", "cosine", "for_or_against", "carried"}
     assert all(set(place) == fields for place in printed["documents"] + printed["passages"])
 
 
@@ -280,9 +280,9 @@ def test_missing_support_is_reported_first(prism, tiny_model):
 def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model):
     lm = prismlm.load(tiny_model)
     text = excerpt(lm.lens.corpus, int(lm.lens.corpus.starts[3]), 20)
-    found = lm.explain(text).documents(5)
-    assert len(worth_showing(found)) < len(found) == 5
-    for options, count in (((), len(worth_showing(found))), (("--passages",), 5)):
+    found = lm.explain(text).documents(50)
+    assert len(worth_showing(found, 5)) < 5
+    for options, count in (((), len(worth_showing(found, 5))), (("--passages",), 5)):
         shown = prism("explain", tiny_model, text, *options).stdout
         documents = shown[shown.index("Documents behind it") :].split("\n\n")[0]
         assert len(re.findall(r"^ *<?\d+%  ", documents, re.M)) == count

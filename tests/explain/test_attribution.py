@@ -143,4 +143,8 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
     # By hand: at least 3 %, or half of the first where that has under 6 %.
     for shares, shown in (((), 0), ((0.5, 0.04, 0.03, 0.029), 3), ((0.04, 0.021, 0.02, 0.0199), 3)):
         documents = [Passage(str(i), share, *[None] * 5, 0) for i, share in enumerate(shares)]
-        assert worth_showing(documents) == documents[:shown]
+        assert worth_showing(documents, 5) == documents[:shown]
+    # Where it is known how much of the answer they carry: the first, and those with 15 % of it.
+    carried = (0.1, 0.2, 0.14, 0.15, 0.3)
+    documents = [Passage(str(i), 0.2, *[None] * 5, 0, carried=c) for i, c in enumerate(carried)]
+    assert [one.doc_id for one in worth_showing(documents, 3)] == ["0", "1", "3"]

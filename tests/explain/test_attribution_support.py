@@ -1,6 +1,7 @@
 """Levels of support by hand and of text that the corpus has, and the summary in words."""
 
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +41,26 @@ def test_levels_by_hand():
     # An answer of common words is neither strong nor none.
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
         assert level_of(*pairs, information=TELLING / 100).level == "weak"
+
+
+def test_a_document_carries_the_information_of_its_tokens_and_its_passages_parts_of_it(lm):
+    corpus = lm.lens.corpus
+    trace = lm.explain(excerpt(corpus, int(corpus.starts[3]), 24))
+    told, cells = trace.attribution().coverage, lm.lens.cells
+    weights = dict(zip(told.tokens.tolist(), told.weights.tolist(), strict=True))
+    tokens = defaultdict(set)
+    for prediction, document, _ in told.carried.tolist():
+        tokens[cells.facts(document)["doc_id"]].add(int(told.tokens[prediction]))
+    documents = {one.doc_id: one.carried for one in trace.documents(50)}
+    for name, part in documents.items():
+        expected = sum(weights[token] for token in tokens[name]) / sum(weights.values())
+        assert part == pytest.approx(expected, abs=1e-12)
+    assert max(documents.values()) == pytest.approx(trace.support.score)
+    parts = [one.carried for one in trace.passages(50)]
+    assert max(parts) > 0
+    assert all(one.carried <= documents.get(one.doc_id, 1) + 1e-12 for one in trace.passages(50))
+    # Of a single token a document carries all or nothing, which tells nothing.
+    assert {one.carried for one in trace[5:6].documents(5)} == {None}
 
 
 def test_text_of_the_corpus_is_nearer_than_noise_of_which_that_is_said_first(lm):

@@ -60,7 +60,7 @@ def naive(trace):
         spelt = (t for t in range(shift, len(ids)) if words[t + 1] > start and words[t] < end)
         inside, carried = {token - shift for token in spelt}, defaultdict(set)
         tokens = {int(told.tokens[one]): float(told.weights[one]) for one in inside}
-        for prediction, document in told.carried.tolist():
+        for prediction, document, _ in told.carried.tolist():
             if prediction in inside and sum(tokens.values()) >= 1:
                 carried[document].add(int(told.tokens[prediction]))
         for document, its in carried.items():

@@ -123,7 +123,7 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         (q.text, q.length, q.count) for q in quotes
     ]
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
-    documents = worth_showing(trace.documents(5))
+    documents = worth_showing(trace.documents(50), 5)
     assert 1 < len(documents) < 5
     # Each document has its own of the first passages, or the place of it that is nearest.
     passages = trace.passages(8)

@@ -27,7 +27,7 @@ from prismlm.cli.output import (
 from prismlm.cli.progress import spinner
 from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Passage, Sources, worth_showing
+from prismlm.explain.attribution import CANDIDATES, Passage, Sources, worth_showing
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import MIN_PERCENT, Step, Trace
 from prismlm.explain.verbatim import Quote
@@ -144,14 +144,15 @@ def _evidence(trace: Trace, sources: Sources, options: PrintOptions) -> Iterator
     if unsupported and not options.passages:
         yield dim("--passages shows the nearest text all the same.\n")
     else:
-        documents = trace.documents(options.documents, **options.search)
-        shown = documents if options.passages else worth_showing(documents)
+        candidates = trace.documents(max(CANDIDATES, options.documents), **options.search)
+        documents = candidates[: options.documents]
+        shown = documents if options.passages else worth_showing(candidates, options.documents)
         passages: dict[str, Passage] = {}
         if shown and options.search["method"] == "evidence":
             for passage in trace.passages(PASSAGE_CANDIDATES, where=where):
                 passages.setdefault(passage.doc_id, passage)
         yield from documents_of(shown, passages)
-        if len(shown) < len(documents):
+        if shown != documents:
             yield dim("All others carry far less: --passages shows them.\n")
         yield shares_of(sources)
         if shown and trace.lens.suffixes is not None:

@@ -79,9 +79,9 @@ GAP = 24
 MAX_PASSAGE = 128
 # Further tokens of a passage are marked if they have this part of its largest weight.
 MARKED_WEIGHT_RATIO = 0.1
-# Of documents with at least this share of an answer, most are about its subject; of those with
-# less, few (docs/results/asked.md).
-WORTH_SHOWING = 0.03
+# Of the first so many documents, four in five of those that carry at least this part of an answer's
+# information are about its subject (docs/results/asked.md).
+CANDIDATES, WORTH_SHOWING, LARGE_SHARE = 50, 0.15, 0.03
 
 # c in nats, and ε. This c and the square ranked the document that holds an answer first most often,
 # on questions to a model that half knew its texts (docs/results/asked.md).
@@ -341,6 +341,8 @@ class Passage:
     predicted: str | None = None
     probability: float | None = None  # the model's, of this token there
     lens: Lens | None = field(default=None, repr=False, compare=False)
+    # The part of the answer's information that it carries (:class:`Coverage`); None if unknown.
+    carried: float | None = None
     # Positions of further marked tokens.
     others: Sequence[int] | np.ndarray = field(default=(), repr=False, compare=False)
 
@@ -361,7 +363,17 @@ class Passage:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        names = ("doc_id", "share", "source", "domain", "license", "title", "url", "text")
+        names = (
+            "doc_id",
+            "share",
+            "carried",
+            "source",
+            "domain",
+            "license",
+            "title",
+            "url",
+            "text",
+        )
         value = {name: getattr(self, name) for name in (*names, "position", "cosine")} | {
             "token": None if self.around is None else self.around.token,
             "also": [list(span) for span in self.also],
@@ -372,10 +384,18 @@ class Passage:
         return value
 
 
-def worth_showing(documents: Sequence[Passage]) -> list[Passage]:
-    """Return the documents with at least 3 %, or, if the first has under 6 %, half of its share."""
-    threshold = min(WORTH_SHOWING, documents[0].share / 2) if documents else 0.0
-    return [document for document in documents if document.share >= threshold]
+def worth_showing(documents: Sequence[Passage], limit: int) -> list[Passage]:
+    """Return the first document, and others that carry 15 % of the answer's information.
+
+    Where that is unknown, those with 3 % of the evidence, or half as much as the first.
+    """
+
+    def worth(one: Passage) -> bool:
+        if one.carried is None:
+            return one.share >= min(LARGE_SHARE, documents[0].share / 2)
+        return one is documents[0] or one.carried >= WORTH_SHOWING
+
+    return list(filter(worth, documents))[:limit]
 
 
 class Places(NamedTuple):
@@ -421,18 +441,26 @@ class Coverage(NamedTuple):
 
     tokens: np.ndarray  # the predicted tokens, int64 [T]
     weights: np.ndarray  # w of each, float64 [T]
-    carried: np.ndarray  # (prediction, document) pairs, int64 [m, 2]
+    carried: np.ndarray  # (prediction, document, position), int64 [m, 3]
+
+    def distinct(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return w of each distinct token, float64 [n], and each prediction's number of these."""
+        tokens, number = np.unique(self.tokens, return_inverse=True)
+        weight = np.zeros(len(tokens))
+        weight[number] = self.weights
+        return weight, number
+
+    def parts(self, groups: np.ndarray, count: int) -> np.ndarray:
+        """Return the part of Σ_y w(y) that each group carries, given the group of each pair."""
+        weight, number = self.distinct()
+        pairs = np.unique(groups * len(weight) + number[self.carried[:, 0]])
+        sums = np.bincount(pairs // len(weight), weight[pairs % len(weight)], minlength=count)
+        return sums / weight.sum()
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Return documents, int [m], the part of Σ_y w(y) that each carries, and Σ_y w(y)."""
-        distinct, number = np.unique(self.tokens, return_inverse=True)
-        weight = np.zeros(len(distinct))
-        weight[number] = self.weights
-        prediction, document = self.carried.T
-        pairs = np.unique(document * len(distinct) + number[prediction])
-        documents, owner = np.unique(pairs // len(distinct), return_inverse=True)
-        sums = np.bincount(owner, weight[pairs % len(distinct)], minlength=len(documents))
-        return documents, sums / weight.sum(), float(weight.sum())
+        documents, owner = np.unique(self.carried[:, 1], return_inverse=True)
+        return documents, self.parts(owner, len(documents)), float(self.distinct()[0].sum())
 
     def support(self) -> Support:
         """Return the support of the predictions."""
@@ -540,6 +568,7 @@ class Attribution:
         amounts, total, result = groups.value, self.total, list[Passage]()
         if conditions:
             amounts = np.where(self.lens.cells.matching(conditions)[groups.number], amounts, 0)
+        carried = self._carried(groups)
         for i in largest(amounts, limit).tolist():
             if amounts[i] <= 0:
                 break
@@ -554,11 +583,21 @@ class Attribution:
                 position=int(place[best]) + (self.method == "evidence"),
                 cosine=float(cosine[best]),
                 length=length,
+                carried=None if carried is None else float(carried[i]),
                 lens=self.lens,
                 others=others,
             )
             result.append(passage)
         return result
+
+    def _carried(self, groups: Groups) -> np.ndarray | None:
+        """Return the part of the answer's information that each group carries."""
+        coverage = self.coverage
+        if coverage is None or len(np.unique(coverage.tokens)) < 2:
+            return None
+        begins = self.places.place[groups.first]
+        group = np.searchsorted(begins, coverage.carried[:, 2], side="right") - 1
+        return coverage.parts(group, len(begins))
 
     @cached_property
     def by_document(self) -> Groups:
@@ -600,8 +639,8 @@ def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> At
         information = token_information(lens.cells.token_rates[tokens], len(lens.cells))
         near = cosine >= (1 if lens.support is None else lens.support.median)
         documents = lens.cells.document_of(place[near])
-        pairs = np.stack([prediction[near], documents], axis=1)
-        coverage = None if zero.any() else Coverage(tokens, information, pairs)
+        carried = np.stack([prediction[near], documents, place[near]], axis=1)
+        coverage = None if zero.any() else Coverage(tokens, information, carried)
     places = added_up(place, value * information[prediction], cosine)
     return Attribution(lens, places, float(rest @ information), coverage, method)
 
@@ -611,7 +650,7 @@ def joined(parts: Sequence[Attribution]) -> Attribution:
     columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
     coverages, count = list[Coverage](), 0
     for coverage in (part.coverage for part in parts if part.coverage is not None):
-        coverages.append(coverage._replace(carried=coverage.carried + np.array([count, 0])))
+        coverages.append(coverage._replace(carried=coverage.carried + np.array([count, 0, 0])))
         count += len(coverage.tokens)
     whole = Coverage(*map(np.concatenate, zip(*coverages, strict=True))) if coverages else None
     coverage = whole if len(coverages) == len(parts) else None
