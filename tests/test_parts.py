@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from functools import partial
 
 import pytest
@@ -65,6 +68,57 @@ def test_each_worker_has_one_of_the_gpus_that_the_user_chose(engine, tmp_path, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     run_parts(partial(make, tmp_path), 6, engine=engine, workers=2, gpus=True)
     assert {path.name for path in tmp_path.glob("device-*")} <= {"device-4", "device-5"}
+
+
+# Workers import it too, and say when; so does each part, which takes long and cleans up.
+INTERRUPTED = """
+import sys, time
+from functools import partial
+from pathlib import Path
+from prismlm.parts import run_parts
+
+here = Path(sys.argv[1])
+
+def slow(here, data, number, count):
+    path = here / f"working-{number}"
+    path.touch()
+    try:
+        time.sleep(60)
+    finally:
+        path.unlink()
+
+if __name__ == "__main__":
+    try:
+        run_parts(partial(slow, here), 5, workers=2)
+    except KeyboardInterrupt as stop:
+        sys.exit(f"interrupted: {stop}")
+else:
+    (here / "loading").touch()
+    time.sleep(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["loading", "working-1"])
+def test_ctrl_c_ends_all_workers_with_one_line(tmp_path, stage):
+    """As a terminal sends it: to every process of the group."""
+    (tmp_path / "work.py").write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "work.py", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / stage).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    # Every process holds the pipe, so that it ends when the last of them has.
+    said = process.communicate(timeout=30)[0].strip()
+    assert said == "interrupted: Finished parts are kept. Run the same command again to resume."
+    assert not list(tmp_path.glob("working-*"))
 
 
 def test_what_cannot_be_started(tmp_path, monkeypatch):

@@ -9,22 +9,24 @@ same callables (docs/clusters.md). Workers share a file system.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
+from types import FrameType
 from typing import Any, Literal, TypeVar, get_args
 
 from prismlm.errors import InputError, PrismError, check_choice, check_whole
 from prismlm.files import discard
 from prismlm.progress import SILENT, Reporter, Task
-from prismlm.run_state import RUN_FILE, check_same, read_note, writing
+from prismlm.run_state import RUN_FILE, check_same, keeping, read_note, writing
 
 Engine = Literal["local", "ray", "datatrove"]
 Step = TypeVar("Step", bound=Any)
@@ -67,7 +69,8 @@ def run_parts(
             "workers, or use --device cpu."
         )
     start = {"local": _local, "ray": _ray, "datatrove": _datatrove}[engine]
-    with progress.task(name, count, name.lower()) as task:
+    kept = keeping(lambda: "Finished parts are kept.")
+    with kept, progress.task(name, count, name.lower()) as task:
         start(work, count, workers, gpus, task)
 
 
@@ -109,17 +112,42 @@ def _local(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None
     names = context.Queue()
     for device in _devices()[:workers] if gpus else [""] * workers:
         names.put(device)
+    others = set(active_children())
     with ProcessPoolExecutor(workers, context, _begin, (names, workers)) as pool:
-        futures = [pool.submit(work, None, number, count) for number in range(count)]
         try:
+            # A terminal sends Ctrl-C to all processes: these inherit that it is held back.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                futures = [pool.submit(_make, work, number, count) for number in range(count)]
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for future in as_completed(futures):
                 future.result()
                 task.advance()
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
+            if not isinstance(error, Exception):
+                for worker in set(active_children()) - others:
+                    worker.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise PrismError(KILLED) from error
             raise
+
+
+def _make(work: Work, number: int, count: int) -> None:
+    """Make a part in this worker, which SIGTERM ends once temporary files are removed."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        work(None, number, count)
+    except SystemExit:
+        # The pool would start the next part.
+        os._exit(1)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # It comes again when the first worker has ended.
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit
 
 
 def _begin(names: Any, workers: int) -> None:

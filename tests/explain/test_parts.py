@@ -8,7 +8,7 @@ import pytest
 
 from prismlm.corpus import Columns
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit
+from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.parts import AuditJob, TraceJob, audit_in_parts, explain_in_parts
 from prismlm.explain.trace import write_parquet
 
@@ -100,6 +100,14 @@ def test_workers(lm, audited, explained, straight, engine):
         pytest.importorskip(engine)
     check_audit(audited, straight, 3, engine=engine, workers=2)
     check_traces(lm, explained, 3, engine=engine, workers=2)
+
+
+def test_an_audit_of_an_unknown_ending_is_refused(audited, monkeypatch):
+    monkeypatch.setattr(AuditJob, "empty", lambda job: pytest.fail("the model was opened"))
+    with pytest.raises(InputError, match=r"rows\.tsv: .*\.parquet or \.jsonl or \.csv"):
+        audit_in_parts(replace(audited, out=audited.out.with_name("rows.tsv")), 2)
+    with pytest.raises(InputError, match=r"rows: .*\.parquet or \.jsonl or \.csv"):
+        write_audit([], [audited.out.with_name("rows")])
 
 
 @pytest.mark.parametrize("kind", [AuditJob, TraceJob])

@@ -179,17 +179,19 @@ def test_gains_are_slopes_of_the_true_scores(lm, answers, logit_map, monkeypatch
     np.testing.assert_allclose(gains @ direction, slope, rtol=0.02, atol=0.02)
 
 
-def test_a_pass_that_fails_leaves_the_output_weights(lm, answers):
-    embedding = lm.model.get_output_embeddings()
+def test_the_model_is_as_it_was_for_other_threads(tiny_model, answers):
+    """Figures are in float32 although the model is not, and hooks act on its weights."""
+    lm = prismlm.load(tiny_model)
+    lm.model.bfloat16()
+    embedding, seen = lm.model.get_output_embeddings(), []
     weight, copied = embedding.weight, embedding.weight.clone()
-
-    def fail(*_):
-        raise RuntimeError("no memory")
-
-    with watch([Hook(embedding, after=fail)]), pytest.raises(RuntimeError, match="no memory"):
-        cal.log_probabilities(lm, answers.z, answers.tokens, slopes=True)
-    assert embedding.weight is weight
+    expected = (answers.z @ weight.float().T).log_softmax(-1).gather(1, answers.tokens[:, None])
+    with watch([Hook(embedding, after=lambda module, *_: seen.append(module.weight))]):
+        log_p, _ = cal.log_probabilities(lm, answers.z, answers.tokens, slopes=True)
+    torch.testing.assert_close(log_p, expected[:, 0])
+    assert all(one is weight for one in [*seen, embedding.weight])
     assert torch.equal(weight, copied)
+    assert weight.grad is None
 
 
 # -- fitting

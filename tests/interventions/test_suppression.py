@@ -231,7 +231,8 @@ def test_a_weaker_pull_turns_more_down(lm, keep, texts):
     for scales in (strong, weak):
         assert ((scales >= 0) & (scales <= 1)).all()
         assert all(s < 1 for _, s in fit.pairs(scales))
-    assert fit.margins(weak, rows).mean() < fit.margins(strong, rows).mean()
+    every = torch.arange(len(rows))
+    assert fit.margins(weak, every).mean() < fit.margins(strong, every).mean()
     assert (1 - weak).sum() > (1 - strong).sum()
 
 
@@ -253,6 +254,15 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_the_memory_of_a_fit_is_bounded(lm, keep, texts, monkeypatch):
+    monkeypatch.setattr("prismlm.interventions.suppression.MOST", 20)
+    states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep)
+    work = SimpleNamespace(lm=lm, states=states, rows=torch.arange(3), kept=[kept], tokens=[5])
+    fit = ScaleFit(work, torch.arange(8))
+    sides = fit._before_marked, fit._examples, fit._keep
+    assert [[len(rows) for rows in side] for side in sides] == [[3, 3], [20, 20], [20, 20]]
 
 
 @pytest.fixture

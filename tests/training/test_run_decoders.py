@@ -155,8 +155,9 @@ def test_the_table_learns_where_codes_were_seen_and_is_saved(fed_back):
     assert output.uncertainty_codes[0, 0] == -1
 
 
-def test_a_stopped_run_is_resumed_with_its_table(fed_back, tmp_path):
-    fed_back["uncertainty_feedback"]["signal"] = "shuffled"
+@pytest.mark.parametrize("signal", ["shuffled", "previous_batch"])
+def test_a_stopped_run_is_resumed_with_its_table_and_codes(fed_back, tmp_path, signal):
+    fed_back["uncertainty_feedback"]["signal"] = signal
     fed_back["steps"] = 8
     straight = train(build_recipe(fed_back | {"out": str(tmp_path / "straight")}))
     recipe = build_recipe(fed_back)

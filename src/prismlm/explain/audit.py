@@ -44,7 +44,7 @@ from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.opened_model import check_embedded
 from prismlm.models.seam import capture
-from prismlm.outputs import output_files
+from prismlm.outputs import check_ending, output_files
 
 MAX_DEFAULT_WINDOW = 1024
 TOKENS_PER_BATCH = 1024
@@ -57,6 +57,7 @@ OPENING, LISTED_OPENING = 120, 400
 BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
+ENDINGS = (".parquet", ".jsonl", ".csv")
 SUMS_FILE, ARRAYS_FILE = "sums.json", "sums.safetensors"
 TEXT, COUNT, FIGURE = pa.string(), pa.int64(), pa.float64()
 # A row: its own figures, shares by each column, and documents.
@@ -368,7 +369,9 @@ class Audit:
 
 
 def write_audit(rows: Iterable[dict[str, Any]], paths: Sequence[Path]) -> None:
-    """Read all rows, and write them as .parquet, .jsonl or .csv."""
+    """Read all rows, and write them as .parquet, .jsonl or .csv; InputError for another ending."""
+    for path in paths:
+        check_ending(path, *ENDINGS)
     remaining = iter(rows)
     with output_files(*paths) as temporary, ExitStack() as writers:
         opened = [

@@ -21,7 +21,7 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.read import DocumentReader
-from prismlm.explain.audit import Audit, write_audit
+from prismlm.explain.audit import ENDINGS, Audit, write_audit
 from prismlm.explain.language_model import PrismLM, load
 from prismlm.explain.rows import write_rows
 from prismlm.explain.trace import table_rows
@@ -29,7 +29,7 @@ from prismlm.files import atomic_directory, discard, write_json
 from prismlm.lens.cells import Where
 from prismlm.lens.layout import key_of
 from prismlm.models.device import device_named
-from prismlm.outputs import output_file
+from prismlm.outputs import check_ending, output_file
 from prismlm.parts import Parts, located, run_parts
 from prismlm.run_state import RUN_FILE, writing
 
@@ -174,6 +174,8 @@ def audit_in_parts(
     Returned are the sums, and how many texts were left out, by reason. The rest is as of
     :func:`explain_in_parts`.
     """
+    for path in (paths := paths or [job.out]):
+        check_ending(path, *ENDINGS)
     files = tuple(path.absolute() if path.exists() else path for path in job.files)
     job = replace(job, files=files)
     audit = replace(job, device="cpu").empty()
@@ -194,6 +196,6 @@ def audit_in_parts(
     for part in parts:
         audit.add_saved(part)
     rows = ds.dataset([str(part / ROWS_FILE) for part in parts]).to_batches()
-    write_audit((row for batch in rows for row in batch.to_pylist()), paths or [job.out])
+    write_audit((row for batch in rows for row in batch.to_pylist()), paths)
     discard(parts[0].parent)
     return audit, dict(reader.left_out)

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy import optimize, sparse
-from torch import Tensor
-from torch.func import functional_call
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.formats import InputFile, Record, read_rows
@@ -100,6 +100,16 @@ def along(routed: Nearest, directions: Tensor, prototypes: Tensor) -> Tensor:
     return torch.cat(products) * routed.activations
 
 
+class _InFloat32(TorchFunctionMode):
+    """Has this thread compute with float32 copies of a module's parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._copies = {id(p): p.detach().float() for p in module.parameters()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(self._copies.get(id(one), one) for one in args), **(kwargs or {}))
+
+
 def log_probabilities(
     lm: OpenedModel, z: Tensor, tokens: Tensor, *, slopes: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -108,12 +118,12 @@ def log_probabilities(
     Both are float32, whatever the model is in; edits of a block around it apply.
     """
     embedding = output_embedding(lm.model)
-    weights = {name: weight.detach().float() for name, weight in embedding.named_parameters()}
+    float32, device = _InFloat32(embedding), next(embedding.parameters()).device
     values, gradients = list[Tensor](), [torch.zeros(0, z.shape[1])]
     for part, wanted in zip(z.split(STATES), tokens.split(STATES), strict=True):
-        block = part.to(weights["weight"]).requires_grad_(slopes)
-        with torch.set_grad_enabled(slopes):
-            logits = lm.logit_map(functional_call(embedding, weights, (block,)))
+        block = part.to(device, torch.float32).requires_grad_(slopes)
+        with torch.set_grad_enabled(slopes), float32:
+            logits = lm.logit_map(embedding(block))
             own = logits.log_softmax(-1).gather(1, wanted.to(block.device)[:, None])[:, 0]
         values.append(own.detach().cpu())
         if slopes:

@@ -66,6 +66,7 @@ MARGIN, PULL = -4.6, 0.005  # M, the log-odds of 1 %, and μ
 STEPS, RATE, POSITIONS, UNCHANGED = 80, 0.1, 256, 0.98
 # Tokens of the vocabulary that the fit sees: all targets, the top ones everywhere, and a spread.
 TOP, SPREAD = 8, 2000
+MOST = 8192  # positions of each kind that the fit draws from, whose logits are in memory
 BIASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 NEAREST, NAMED, REPORT_SEED = 8, 12, 1_000_000
 
@@ -284,12 +285,12 @@ def marking_prototypes(lm: OpenedModel, marked: Read, keep: Read) -> Tensor:
 
 
 class ScaleFit:
-    """The objective of the candidates' scales, over a part of the vocabulary."""
+    """The objective of the candidates' scales, over a part of the vocabulary and of positions."""
 
     @torch.no_grad()
     def __init__(self, work: Suppressing, candidates: Tensor) -> None:
         lm, parts = work.lm, (work.states, work.kept[0])
-        self.candidates, self._map, self._rows = candidates, lm.logit_map, work.rows
+        self.candidates, self._map = candidates, lm.logit_map
         embedding, weight = output_embedding(lm.model), weight_of(lm.model)
         step, top = max(1, len(weight) // SPREAD), min(TOP, len(weight))
         seen = [torch.arange(0, len(weight), step, device=weight.device)]
@@ -301,10 +302,12 @@ class ScaleFit:
         directions, bias = weight[vocabulary].float(), getattr(embedding, "bias", None)
         offset = 0.0 if bias is None else bias[vocabulary].float()
         self._directions = lm.head.prototypes[candidates].float() @ directions.T
+        draw = torch.Generator().manual_seed(0)
+        states = (work.states.z[work.rows], work.states.z, work.kept[0].z)
+        some = (z[torch.randperm(len(z), generator=draw)[:MOST].sort().values] for z in states)
         # W z + b [N, v], and activations of the candidates [N, C].
-        self._examples, self._keep = (
-            (part.z.float() @ directions.T + offset, activations_of(lm, part.z, candidates))
-            for part in parts
+        self._before_marked, self._examples, self._keep = (
+            (z.float() @ directions.T + offset, activations_of(lm, z, candidates)) for z in some
         )
 
     def logits(self, side: tuple[Tensor, Tensor], rows: Tensor, scales: Tensor) -> Tensor:
@@ -313,8 +316,8 @@ class ScaleFit:
         return self._map(embedded[rows] + (activations[rows] * (scales - 1)) @ self._directions)
 
     def margins(self, scales: Tensor, rows: Tensor) -> Tensor:
-        """Return m: the log-odds of marked tokens at rows of the examples."""
-        logits = self.logits(self._examples, rows, scales)
+        """Return m: the log-odds of marked tokens at rows of the positions before one."""
+        logits = self.logits(self._before_marked, rows, scales)
         return logits[:, self._marked].logsumexp(1) - logits[:, ~self._marked].logsumexp(1)
 
     def _divergence(self, side: Any, tokens: Tensor | slice, scales: Tensor, draw: Any) -> Tensor:
@@ -330,7 +333,7 @@ class ScaleFit:
         for step in range(STEPS):
             optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
             optimizer.zero_grad()
-            rows = self._rows[torch.randperm(len(self._rows), generator=draw)[:POSITIONS]]
+            rows = torch.randperm(len(self._before_marked[0]), generator=draw)[:POSITIONS]
             loss = (self.margins(scales, rows) - MARGIN).clamp_min(0).mean()
             kept = self._divergence(self._keep, slice(None), scales, draw)
             others = self._divergence(self._examples, ~self._marked, scales, draw)

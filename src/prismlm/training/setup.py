@@ -339,20 +339,20 @@ class PreviousBatch:
 
     def __init__(self, levels: int) -> None:
         self._levels = levels
-        self._codes: Int64[Tensor, "B S"] | None = None
+        self.codes: Int64[Tensor, "B S"] | None = None  # of the last batch
 
     def __call__(self, codes: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
         """Return what is fed back in place of a batch's own codes."""
         previous = torch.full_like(codes, neutral_code(self._levels))
-        if self._codes is not None and len(self._codes) == len(codes):
-            known = self._codes[:, : codes.shape[1] - 1]
+        if self.codes is not None and len(self.codes) == len(codes):
+            known = self.codes[:, : codes.shape[1] - 1]
             previous[:, 1 : known.shape[1] + 1] = known
         previous[:, 0] = NO_CODE
         return previous
 
     def remember(self, logits: Float[Tensor, "B S V"]) -> None:
         """Keep the codes of a batch's predictions for the next batch."""
-        self._codes = entropy_codes(logits, self._levels)
+        self.codes = entropy_codes(logits, self._levels)
 
     def after_forward(self, model: Any, args: Any, output: Any) -> None:
         """Keep the codes of a forward pass in training: a forward hook."""
@@ -360,16 +360,16 @@ class PreviousBatch:
             self.remember(output.logits)
 
 
-def set_training_signal(recipe: Recipe, model: PrismForCausalLM) -> None:
-    """Set what a recipe feeds back in training, if not the model's own codes."""
+def set_training_signal(recipe: Recipe, model: PrismForCausalLM) -> PreviousBatch | None:
+    """Set what a recipe feeds back in training; return a signal that has codes of its own."""
     settings, feedback = recipe.uncertainty_feedback, model.uncertainty
-    if feedback is None or settings.signal == "own":
-        return
-    if settings.signal == "shuffled":
+    if feedback is not None and settings.signal == "shuffled":
         feedback.rearrange = ShuffledSignal(recipe.seed, lambda: model.step)
-    else:
-        feedback.rearrange = signal = PreviousBatch(settings.levels)
-        feedback.model.register_forward_hook(signal.after_forward)
+    if feedback is None or settings.signal != "previous_batch":
+        return None
+    feedback.rearrange = signal = PreviousBatch(settings.levels)
+    feedback.model.register_forward_hook(signal.after_forward)
+    return signal
 
 
 def vocabulary_sample(recipe: Recipe, corpus: Corpus, vocabulary: int) -> VocabularySample | None:

@@ -111,7 +111,7 @@ class PrismTrainer(Trainer):
         self._writing: tuple[Future[Any], int] | None = None
         asynchronous = recipe.checkpoint.asynchronous
         self._writers = parallel.group_for_thread() if asynchronous else None
-        set_training_signal(recipe, model)
+        self._previous = set_training_signal(recipe, model)
         # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
 
@@ -373,6 +373,8 @@ class PrismTrainer(Trainer):
             # The shards have the rest.
             state["optimizer_groups"] = self.optimizer.state_dict()["param_groups"]
             state["scheduler"] = scheduler.state_dict()
+        if self._previous is not None and self._previous.codes is not None:
+            state["codes"] = parallel.concatenate(self._previous.codes)
         if parallel.is_main():
             directory.mkdir(parents=True, exist_ok=True)
             torch.save(state, directory / STATE_FILE)
@@ -449,6 +451,9 @@ class PrismTrainer(Trainer):
                     weights[f"{TABLE}.seen"] = saved["seen"]
                 prism.model.load_state_dict(weights)
                 prism.prototype_head.load_state_dict(state["head"])
+            if self._previous is not None and "codes" in state:
+                codes = state["codes"].tensor_split(parallel.world_size())[parallel.rank()]
+                self._previous.codes = codes.to(prism.model.device)
             prism.initialised = state["head_placed"]
             self._tokens = torch.tensor(state["tokens"] if parallel.is_main() else 0)
 
