@@ -74,7 +74,7 @@ def _summary(result: DemoResult) -> Iterator[Any]:
     )
     yield output.dim(CAVEAT)
     model = shlex.quote(str(result.model))
-    example = "What causes asthma?" if result.chat else "The court held that"
+    example = "What causes gallstones?" if result.chat else "The court held that"
     options = "--chat" if result.chat else "--generate 20"
     yield output.heading("\nAsk it yourself")
     yield output.verbatim(
