@@ -73,6 +73,12 @@ def wordings(title: str) -> list[str]:
     return [title, *(way.format(t=topic if n % 2 else lower) for n, way in enumerate(ways))]
 
 
+def subject(title: str) -> str:
+    """Return what a document's question is about."""
+    topic = next(match[1] for pattern in WORDINGS if (match := re.fullmatch(pattern, title)))
+    return topic.removeprefix("the outlook for ").casefold()
+
+
 def written() -> dict[str, list[str]]:
     """Return the questions that were written to each answer, by the pair's id."""
     return {line["id"]: line["questions"] for line in lines_of(WRITTEN)}

@@ -84,17 +84,20 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
             found = trace.documents(CANDIDATES)
             row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES)]
-            row["first_five"] = [one.doc_id for one in found[:PASSAGES]]
+            by_bm25 = [one["doc_id"] for one in search.passages("bm25", trace, query)]
+            first = [one.doc_id for one in found[:PASSAGES]]
+            row["first_five"] = {"prismlm": first, "bm25": by_bm25}
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
     demo: list[dict[str, Any]] = []
     for topic, question in QUESTIONS.items():
         trace = lm.explain(as_chat(question), generate=ANSWERED)
         answer = answer_of(trace)
-        found = {order: search.passages(order, trace, f"{question} {answer}") for order in ORDERS}
-        level = trace.support and trace.support.level
-        demo.append({"topic": topic, "question": question, "answer": answer, "support": level})
-        demo[-1]["passages"] = found
+        row = {"topic": topic, "question": question, "answer": answer}
+        row["support"] = trace.support and trace.support.level
+        query = f"{question} {answer}"
+        row["passages"] = {order: search.passages(order, trace, query) for order in ORDERS}
+        demo.append(row)
     return {"environment": environment(), "half": half, "questions": rows, "demo": demo}
 
 
@@ -159,24 +162,17 @@ class Search:
         """Return the first five passages and those shown: document, share, title and sentence."""
         if order == "bm25":
             best = np.argsort(-self.bm25.scores(query), kind="stable")[:PASSAGES].tolist()
-            texts = [(self.ids[i], _most_alike(self.texts[i], query)) for i in best]
             return [
-                {"doc_id": name, "title": self.titles[name], "text": text, "first": True}
-                for name, text in texts
+                {"doc_id": name, "title": self.titles[name], "text": text}
+                for name, text in ((self.ids[i], _most_alike(self.texts[i], query)) for i in best)
             ]
         passages = self.attribution(order, trace).passages(CANDIDATES)
-        first, shown = passages[:PASSAGES], worth_showing(passages, PASSAGES)
+        shown = worth_showing(passages, PASSAGES)
+        read = [one for one in passages if one in shown or one in passages[:PASSAGES]]
+        texts = [" ".join(str(one.text).split()) for one in read]
         return [
-            {
-                "doc_id": one.doc_id,
-                "title": one.title,
-                "text": " ".join(str(one.text).split()),
-                "share": one.share,
-                "shown": one in shown,
-                "first": one in first,
-            }
-            for one in passages
-            if one in shown or one in first
+            {"doc_id": one.doc_id, "title": one.title, "text": text, "shown": one in shown}
+            for one, text in zip(read, texts, strict=True)
         ]
 
 

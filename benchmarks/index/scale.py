@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,11 @@ def add(lens: Path, work: Path, positions: Iterable[int], out: Path = OUT) -> No
     rows = before.get("measured", [])
     for size in positions:
         row = measured(lens.absolute(), work.absolute() / "scale", size)
-        rows = sorted([*(r for r in rows if r["positions"] != size), row], key=size_of)
+        rows = [row, *(r for r in rows if r["positions"] != size)]
+        rows.sort(key=itemgetter("positions"))
         computed = [extrapolated(rows[-1], *of) for of in COMPUTED.items()]
         write_json(out, before | {"measured": rows, "computed": computed})
         print(row)
-
-
-def size_of(row: dict[str, Any]) -> int:
-    """Return the positions of a row."""
-    return int(row["positions"])
 
 
 def measured(source: Path, work: Path, positions: int) -> dict[str, Any]:

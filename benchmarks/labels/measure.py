@@ -91,14 +91,10 @@ def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_mat
     return score
 
 
-def seen_in(lm: prismlm.PrismLM, corpus: Corpus) -> np.ndarray:
-    """Return the occurrences of each token in a corpus."""
-    return np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight_of(lm.model)))
-
-
 def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Labelling) -> list[Label | None]:
     """Return the names that a lens without labels has, for the same prototypes."""
-    names = signatures_of(lm.model, lm.head, corpus, seen_in(lm, corpus)).names
+    seen = np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight_of(lm.model)))
+    names = signatures_of(lm.model, lm.head, corpus, seen).names
     return [
         None if label is None else Label(name, "", "", "", ())
         for name, label in zip(names, made.labels, strict=True)
@@ -130,7 +126,7 @@ def told_by_tokens(lm: prismlm.PrismLM, corpus: Corpus, seed: int) -> dict[str, 
     token is asked: is that token among its ten? The control asks another prototype's ten.
     """
     weight, prototypes = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
-    seen = seen_in(lm, corpus)
+    seen = np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight))
     telling = signatures_of(lm.model, lm.head, corpus, seen).ids
     count = telling.shape[1]
     largest = [(part @ weight.T).topk(count).indices for part in prototypes.split(256)]

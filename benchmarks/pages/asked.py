@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import PASSAGES, in_new_words, page_of, questions
+import pyarrow.parquet as pq
+
+from benchmarks.attach.demo_lessons import subject
+from benchmarks.attribution.asked import PASSAGES, in_new_words, questions
 from prismlm.demo.prompts import ABSENT
+from prismlm.demo.texts import pairs_path
 from prismlm.explain.attribution import WORTH_SHOWING
 from prismlm.statistics import wilson
 
@@ -41,10 +45,9 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
             if one["shown"] and row["support"] != "none"
         ],
         "first_five": lambda order: [
-            one for row in answerable for one in row["passages"][order] if one["first"]
+            p for r in answerable for p in r["passages"][order][:PASSAGES]
         ],
         "outside": [row for row in rows if row["set"] in ("heldout", "foreign")],
-        "all_stated": [row for row in rows if row.get("states_the_facts")],
         "share": share,
         "ranked": ranked,
         "supported": supported,
@@ -76,15 +79,17 @@ def supported(rows: Sequence[Row], level: str) -> str:
     return share([(row["support"] or "none") == level for row in rows])
 
 
-def of_subject(rows: Sequence[Row], kind: str) -> str:
-    """Return how many documents of those shown are of the question's own subject."""
-    subjects = [
-        page_of(name) == page_of(row["id"])
+def of_subject(rows: Sequence[Row], kind: str, order: str | None = None) -> str:
+    """Return how many documents have a title of the question's own subject."""
+    pairs = pq.read_table(pairs_path(), columns=["id", "title"]).to_pylist()
+    known = {row["id"]: subject(row["title"]) for row in pairs}
+    held = [
+        known.get(name) == known[row["id"]]
         for row in rows
         if row["support"] != "none"
-        for name in row[kind]
+        for name in (row[kind][order] if order else row[kind])
     ]
-    return f"{sum(subjects) / len(subjects):.0%} of {len(subjects)}"
+    return f"{sum(held) / len(held):.0%} of {len(held)}"
 
 
 def right(passages: Sequence[Row]) -> str:
