@@ -148,7 +148,7 @@ def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):
         (("sources", tiny_model, "--doc", "no such"), "has no document 'no such'"),
         (("explain", tiny_model, "--file", texts, "--lines"), "leave out --lines"),
         (("explain", tiny_model, "x", "--method", "evidense"), "'evidence'"),
-        (("compare", tiny_model, tmp_path), "not a prismlm model directory"),
+        (("compare", tiny_model, tmp_path), "`prismlm attach` (from a Hugging Face model)"),
         (("compare", tiny_model, tiny_model, "--by", "document"), "'source', 'domain', 'license'"),
     ):
         assert words in refused(*arguments), arguments

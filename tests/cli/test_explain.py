@@ -114,7 +114,9 @@ def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
     assert all(one.title for one in trace.documents(5))
     assert not any(one.doc_id in shown for one in trace.documents(5))
     assert "resid" not in shown
-    assert "resid" in prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
+    last = prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
+    assert "resid" in last
+    assert re.search(r"^Prediction \d+ alone: “.+”$", last, re.MULTILINE)
 
 
 IN_A_TERMINAL = """

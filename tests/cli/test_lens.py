@@ -117,8 +117,12 @@ def test_index_refuses(refused, tiny_model, tiny_corpus, tmp_path):
     assert not (tiny_model / "lens" / "new").exists()
 
 
-def test_inspect(prism, document, refused, copy):
+def test_inspect(prism, document, refused, copy, monkeypatch, tmp_path):
     value = document("inspect", copy)
+    # A corpus of the same name in the working directory is not the lens.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample").mkdir()
+    assert document("inspect", copy, "--lens", "sample") == value
     lens = copy / "lens" / "sample"
     meta = read_meta(lens)
     assert value["tokens"] == value["convergence"][-1]["tokens"] == meta.tokens

@@ -133,6 +133,15 @@ def test_a_cost_is_figures_then_notes(capsys):
     ]
 
 
+def test_figures_of_figures_have_a_row_for_each(capsys):
+    show({"held_out": {"documents": 9}, "support": {"a": {"strong": 3}, "b": {"strong": 0}}}, False)
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    rows = [[word.strip() for word in row] for row in rows]
+    assert ["held", "out", "documents 9"] in rows
+    assert ["support", "a", "strong 3"] in rows
+    assert ["support", "b", "strong 0"] in rows
+
+
 def test_a_prototype_has_its_number_and_a_count_is_short(capsys):
     row = {"prototype": 12345, "position": 67890, "contexts": 12345}
     show({"pairs": [row] * 21, "empty": []}, False)

@@ -114,7 +114,8 @@ def test_columns_with_other_names(tmp_path):
     for kind in ("jsonl", "parquet"):
         message = error_of(write_records(kind, tmp_path), Columns(id="title_"))
         assert "no column 'title_'" in message
-        assert "Did you mean 'title'? Name the id column with --id-column" in message
+        assert "Did you mean 'title'? Rename the id column" in message
+        assert "--id-column" in message
 
 
 def test_ids_are_the_text_that_was_written(tmp_path):

@@ -50,6 +50,11 @@ def assert_plain_equals(scores, expected):
     assert values == pytest.approx([value for value, _ in expected], abs=1e-4)
 
 
+def test_a_model_is_opened_without_warnings_of_lm_eval(tiny_model, caplog):
+    open_predictors(tiny_model)
+    assert not [record for record in caplog.records if record.name.startswith("lm_eval")]
+
+
 def test_the_plain_predictor_equals_lm_evals_model(lm, tiny_model):
     hf = HFLM(pretrained=str(tiny_model), device="cpu", batch_size=3)
     scores = score(lm, PAIRS)

@@ -109,6 +109,12 @@ def test_a_token_counts_by_what_it_tells():
             ["more than usual", "“law”: 15%"],
         ),
         ({"finance": (0.75, 0.68), "law": (0.25, 0.32)}, ["no domain much more"]),
+        # Less than half of all evidence, or than the corpus has, though most of what was traced.
+        ({"law": (0.31, 0.1)}, ["Of what could be traced, the answer draws mostly", "“law”: 31%"]),
+        (
+            {"law": (0.15, 0.18), "art": (0.2, 0.82)},
+            ["Of what could be traced, the answer draws more than usual", "“law”: 15%"],
+        ),
         ({UNKNOWN: (0.4, None), "art": (0.1, None)}, ["text of unknown domain: 40%"]),
         ({"law": (0.6, 1.0)}, ["60%", "this corpus."]),
         ({"law": (0.01, 0.5)}, ["Almost none"]),

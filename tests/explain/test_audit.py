@@ -198,6 +198,8 @@ def test_where_a_document_shows_up(lm, traces):
     counts = np.array([(cells.document_of(one) == document).sum() for one in positions])
     own = {c["prototype"]: c["positions"] for c in found.cells}
     assert own == {i: n for i, n in enumerate(counts) if n}
+    order = [(c["positions"], c["share"]) for c in found.cells]
+    assert order == sorted(order, reverse=True)
     shares_of_cells = counts / np.array([max(1, len(one)) for one in positions])
     for cell in found.cells:
         assert cell["share"] == pytest.approx(shares_of_cells[cell["prototype"]])

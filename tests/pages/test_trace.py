@@ -260,6 +260,14 @@ def test_what_was_fed_back_is_shown_where_there_is_feedback(opened, fed_back):
         assert "uncertainty fed back to the token" in tab.inner_text(".p-legend")
 
 
+def test_a_selection_of_a_special_token_is_not_an_answer_without_words(lm, monkeypatch):
+    trace = lm.explain("The proof relies on", generate=2)
+    monkeypatch.setattr(type(trace), "answer", property(lambda _: ""))
+    token = visible(trace.steps[-1].pieces[1].label)
+    assert trace_data(trace[-1:], Pool(lm.lens))["answer"] == token
+    assert trace_data(trace, Pool(lm.lens))["answer"] == ""
+
+
 def test_answers_without_support_words_or_steps(opened, lm, monkeypatch):
     trace = lm.explain("The proof relies on", generate=1)
     trace.__dict__["support"] = trace.support._replace(level="none")

@@ -233,6 +233,8 @@ def user(content):
             {"messages": [{"role": "tool", "content": "", "tool_call_id": "1"}]},
             *(None, "messages.0.role", "'system'"),
         ),
+        ("chat", {"extra_body": {"prismlm": {"by": "licence"}}}, None, "prismlm.by", "'license'"),
+        ("chat", {"extra_body": {"prismlm": {"docs": 3}}}, None, "prismlm.docs", "not permitted"),
         ("chat", {"messages": user(LONG)}, TOO_LONG, "messages", ""),
         ("complete", {"prompt": ["a", "b"]}, None, "prompt.list[str]", "at most 1"),
         ("complete", {"prompt": "drug " * 200_000}, TOO_LONG, "prompt", ""),

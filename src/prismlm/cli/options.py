@@ -84,7 +84,7 @@ By = Annotated[Literal["document", "source", "domain", "license"] | None, option
 METHOD_HELP = "evidence, or source: PRISM's A = Σ α μ."
 Method = Annotated[Literal["evidence", "source"], option(None, METHOD_HELP)]
 Data = Annotated[Path | None, option("DIR", "Local files (default: from the hub).")]
-Tasks = Annotated[str | None, option("A,B", "Only these tasks, such as cola,sst2.")]
+Tasks = Annotated[str | None, option("A,B", "Only these tasks.")]
 Split = Annotated[Literal["train", "heldout", "all"], option(None, "Documents to read.")]
 Layer = Annotated[int | None, option("N", "Only this layer.")]
 Temperature = Annotated[float, option("T", "0 takes the top token.", min=0)]

@@ -251,7 +251,14 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
     grid.add_column(style="dim")
     for name, value in figures.items():
         words = " ".join(WORDS.get(word, word) for word in name.split("_"))
-        grid.add_row(sanitize(words), Text(_format(name, value)))
+        # A row for each mapping in a mapping.
+        parts = value if isinstance(value, Mapping) else {}
+        nested = any(isinstance(part, Mapping) for part in parts.values())
+        for key, one in parts.items() if nested else [("", value)]:
+            text = _format(str(key) or name, one)
+            if text.startswith("(") and isinstance(one, Mapping):
+                text = text[1:-1]
+            grid.add_row(sanitize(f"{words} {key}".strip().replace("_", " ")), Text(text))
     stdout_console().print(grid)
 
 

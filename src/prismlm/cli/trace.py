@@ -95,7 +95,8 @@ def explain_and_print(
     console.print()
     if trace is not full:
         first, last = trace.steps[0].position, trace.steps[-1].position
-        say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
+        which = f"Prediction {first}" if first == last else f"Predictions {first} to {last}"
+        say(f"{which} alone: “{trace.answer.strip() or _target(trace.steps[-1])}”")
     say(_trace_parts(trace, sources, options), "")
     return trace
 

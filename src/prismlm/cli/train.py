@@ -13,7 +13,7 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.errors import InputError, Interrupted
+from prismlm.errors import InputError
 from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
@@ -55,13 +55,12 @@ def train(
         return output.show_cost(training.estimate(loaded, resume=resume), as_json)
     try:
         (_search if search else _train)(loaded, resume=resume, as_json=as_json)
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         if opt.is_first_process():
             command = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
             for setting in settings or []:
                 command += ["--set", setting]
-            state = stop if isinstance(stop, Interrupted) else "stopped"
-            typer.echo(f"{state}. Resume with:\n  {shlex.join([*command, '--resume'])}", err=True)
+            typer.echo(f"Resume with:\n  {shlex.join([*command, '--resume'])}", err=True)
         raise
 
 

@@ -10,14 +10,16 @@ three.
 
 from __future__ import annotations
 
+import logging
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 from unittest.mock import patch
 
+import datasets
 import torch
 import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
@@ -53,6 +55,21 @@ class Score(NamedTuple):
 Encoded = tuple[list[int], list[int]]
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the logging of lm-eval and the progress bars of datasets."""
+    logger, silent = logging.getLogger("lm_eval"), datasets.are_progress_bars_disabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not silent:
+            datasets.enable_progress_bars()
+
+
 class PredictorLM(HuggingFaceLM):
     """A model for lm-eval's harness, with or without its head.
 
@@ -72,9 +89,10 @@ class PredictorLM(HuggingFaceLM):
         predictor: Predictor = "plain",
         batch_size: int = 8,
     ) -> None:
-        super().__init__(
-            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
-        )
+        with quiet():
+            super().__init__(
+                pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
+            )
         self.head, self.logit_map = head, logit_map
         self.predictor: Predictor = predictor
         self.predictors = PREDICTORS if head is not None else PREDICTORS[:1]

@@ -8,7 +8,6 @@ a_plain, since all predictors answer the same questions.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -17,12 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import datasets
 import numpy as np
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line, shown
-from prismlm.eval.predictors import PredictorLM, WaysLM
+from prismlm.eval.predictors import PredictorLM, WaysLM, quiet
 from prismlm.eval.runs import read_part, run_study, sample_rows
 from prismlm.files import finite
 from prismlm.hub import fetching
@@ -87,22 +85,7 @@ class SuiteOptions:
         return asdict(self) | {"data": "hub" if self.data is None else str(self.data.resolve())}
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the logging of lm-eval and the progress bars of datasets."""
-    logger, silent = logging.getLogger("lm_eval"), datasets.are_progress_bars_disabled()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if not silent:
-            datasets.enable_progress_bars()
-
-
-@_quiet()
+@quiet()
 def load_tasks(
     benchmark: Benchmark, options: SuiteOptions, dataset: Dataset | None = None
 ) -> list[Any]:
@@ -179,7 +162,7 @@ class Question(NamedTuple):
 Selected = dict[Benchmark, tuple[list[Question], int]]
 
 
-@_quiet()
+@quiet()
 def select_questions(
     benchmark: Benchmark, options: SuiteOptions, dataset: Dataset | None = None
 ) -> tuple[list[Question], int]:

@@ -31,8 +31,8 @@ class DocumentSources:
     license: str | None
     title: str | None
     url: str | None
-    # The prototypes with its positions in their cells, the fullest first: prototype, name, the
-    # number of positions, and their share of the cell.
+    # The prototypes with its positions in their cells, the fullest first, then by share:
+    # prototype, name, the number of positions, and their share of the cell.
     cells: list[dict[str, Any]]
     # Σ usage_i · its share of cell i, relative to Σ usage_i: its share of the text near to an
     # average use of a prototype.
@@ -71,7 +71,7 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
             "keeps a sample of positions. An index with --positions 1 has every one."
         )
     usage, shares = np.nan_to_num(lens.prototypes["usage"].to_numpy()), positions / sizes.clip(1)
-    fullest = np.argsort(-positions, kind="stable")[: np.count_nonzero(positions)].tolist()
+    fullest = np.lexsort((-shares, -positions))[: np.count_nonzero(positions)].tolist()
     return DocumentSources(
         **lens.cells.facts(document),
         cells=[

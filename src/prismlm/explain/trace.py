@@ -525,9 +525,11 @@ def summarise(
     else:
         known = f"the {shares.by} “{leading.key}”"
         name = known if leading.key != UNKNOWN else f"text of unknown {shares.by}"
-        degree = "mostly" if leading.share > HALF * attributed else "more than usual"
-        first = leading is shares.items[0]
-        text = f"{subject} draws {degree if first else 'more than usual'} on {name}: "
+        mostly = leading is shares.items[0] and leading.share > HALF * attributed
+        # Where it does not hold of all evidence, the sentence is about what is attributed.
+        less = leading.share <= (HALF if mostly else leading.base_rate or 0.0)
+        text = f"of what could be traced, {subject}" if less else subject
+        text += f" draws {'mostly' if mostly else 'more than usual'} on {name}: "
         text += f"{percent(leading.share)} of its evidence."
     if document is not None:
         title = " ".join((document.title or document.doc_id).split())

@@ -310,10 +310,11 @@ def find_lens(model_directory: Path, lens: Path | str | None) -> Path | str | No
         return address
     if lens is not None:
         named = check_path("the lens", lens)
-        for candidate in (named, model_directory / "lens" / named):
-            if candidate.is_dir():
-                return candidate
-        raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
+        found = [path for path in (named, model_directory / "lens" / named) if path.is_dir()]
+        if not found:
+            raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
+        # A lens has the name of its corpus, which may be a directory right here.
+        return next((path for path in found if (path / META_FILE).is_file()), found[0])
     # Hidden ones are still being written.
     root = model_directory / "lens"
     lenses = sorted(path for path in root.glob("[!.]*") if path.is_dir())

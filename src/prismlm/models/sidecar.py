@@ -134,8 +134,9 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
     for file in (path, head_path):
         if not file.is_file():
             raise FormatError(
-                f"{directory} has no {file.name}, so it is not a prismlm model directory. "
-                "Train one with `prismlm train` or make one with `prismlm demo`."
+                f"{directory} has no {file.name}, so it is not a prismlm model directory. Expected "
+                "one of `prismlm attach` (from a Hugging Face model), `prismlm train`, or "
+                "`prismlm demo` (its folder model)."
             )
     meta = read_json(path)
     version = meta.get("format_version") if isinstance(meta, dict) else None

@@ -156,7 +156,7 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
     data = {
         "question": trace.question if trace.first or trace.written else "",
-        "answer": trace.answer.strip(),
+        "answer": trace.answer.strip() or _ending(trace),
         "support": _support(trace),
         "notes": trace.notes,
         "facts": facts,
@@ -172,6 +172,12 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
         "whole": _whole(trace, pool, against) if steps else None,
     }
     return rounded(data)
+
+
+def _ending(trace: Trace) -> str:
+    """Return the special token that selected predictions without words end in, if any."""
+    selected = trace.parent is not None and trace.steps
+    return visible(trace.steps[-1].pieces[1].label) if selected else ""
 
 
 def spelt(piece: Piece) -> str:

@@ -129,8 +129,9 @@ def error_response(error: Exception) -> Response:
     return StrictJSON(body, status, {"Retry-After": "1"} if status == 429 else None)
 
 
-def _no_text(error: dict[str, Any]) -> bool:
-    return error["type"] == "string_type" and isinstance(error["input"], list)
+def _other_kind(error: dict[str, Any]) -> bool:
+    """Return whether a list should have been a text, or an object a truth value."""
+    return (error["type"], type(error["input"])) in (("string_type", list), ("bool_type", dict))
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -143,9 +144,9 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         message = "busy: too many requests are waiting for the model. Try again in a moment."
     elif isinstance(error, RequestValidationError):
         errors = error.errors()
-        # Of a list where a text is allowed as well, what is wrong with the list.
-        first = next((e for e in errors if not _no_text(e)), errors[0])
-        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        # Of a list where a text is allowed as well, what is wrong with the list; so with objects.
+        first = next((e for e in errors if not _other_kind(e)), errors[0])
+        param = ".".join(str(part) for part in first["loc"][1:] if part != "Shares") or None
         status, message = 400, f"{param or 'the body'}: {first['msg']}."
     elif isinstance(error, HTTPException):
         status, message = error.status_code, f"{error.detail}."

@@ -47,6 +47,7 @@ class Shares(BaseModel):
     and verbatim spans.
     """
 
+    model_config = ConfigDict(extra="forbid")
     by: Column | None = None  # domain, or source if there is only one domain
     documents: int = Field(default=5, ge=1, le=MAX_DOCUMENTS)
 
