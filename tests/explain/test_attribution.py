@@ -77,7 +77,7 @@ def test_passages_by_hand(lens, table):
     assert [d.doc_id for d in found.documents()] == ["a", "b"]
     assert found.documents()[0].position == 11
     # Without a scale, or predictions, there is no support.
-    assert found.support is attributed(table[:0], lens).support is None
+    assert found.support() is attributed(table[:0], lens).support() is None
 
 
 # What follows is of the measure of PRISM, A_t.

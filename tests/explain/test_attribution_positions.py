@@ -134,7 +134,7 @@ def test_parts_of_a_text_add_up(lm, first):
     whole = trace.attribution()
     parts = joined([trace[:first].attribution(), trace[first:].attribution()])
     assert parts.total == pytest.approx(whole.total)
-    assert parts.support == whole.support
+    assert parts.support() == whole.support()
     np.testing.assert_array_equal(parts.places.place, whole.places.place)
     np.testing.assert_allclose(parts.places.value, whole.places.value)
 

@@ -1,5 +1,6 @@
 """Levels of support by hand and of text that the corpus has, and the summary in words."""
 
+import math
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -25,9 +26,9 @@ from tests.helpers.token_corpus import excerpt
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
 
 
-def level_of(*carried, information=TELLING):
+def level_of(*carried, information=TELLING, about=lambda _: True):
     pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
-    return Coverage(TOKENS, information, pairs).support()
+    return Coverage(TOKENS, information, pairs).support(about)[:2]
 
 
 def test_levels_by_hand():
@@ -37,10 +38,48 @@ def test_levels_by_hand():
     assert level_of((0, 3), (2, 3), (1, 3), (3, 1)) == ("weak", pytest.approx(5 / 8))
     assert level_of((1, 3), (1, 2)) == ("none", pytest.approx(1 / 8))
     assert level_of() == ("none", 0)
-    assert level_of((0, 0), (0, 0), (2, 0)).score == pytest.approx(4 / 8)
+    assert level_of((0, 0), (0, 0), (2, 0))[1] == pytest.approx(4 / 8)
     # An answer of common words is neither strong nor none.
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
-        assert level_of(*pairs, information=TELLING / 100).level == "weak"
+        assert level_of(*pairs, information=TELLING / 100)[0] == "weak"
+
+
+def test_documents_that_name_nothing_of_the_question_count_one_level_less_by_hand():
+    all_of, half_of = [(0, 3), (1, 3), (3, 3)], [(0, 2)]
+    for pairs, about, expected in (
+        (all_of, {3}, ("strong", 1)),
+        (all_of, set(), ("weak", 1)),
+        (half_of, set(), ("none", pytest.approx(1 / 2))),
+        # One that names it and holds half is as good as one that holds all and does not.
+        (all_of + half_of, {2}, ("weak", 1)),
+        ([(1, 3)], set(), ("none", pytest.approx(1 / 8))),
+    ):
+        assert level_of(*pairs, about=about.__contains__) == expected
+
+
+def test_a_document_names_something_of_a_question_in_any_case_but_not_its_common_words(lm):
+    lens, tokenizer = lm.lens, lm.tokenizer
+    corpus, cells = lens.corpus, lens.cells
+    count, threshold = len(cells.starts), min(7.5, 2 / 3 * math.log(len(cells)))
+    places = zip(cells.starts.tolist(), cells.lengths.tolist(), strict=True)
+    held = [set(corpus.tokens(*place)) for place in places]
+
+    def naive(question, document):
+        telling = set()
+        for word in question.split():
+            for way in (word, word.lower(), word.upper(), word.capitalize()):
+                for token in tokenizer.encode(way) + tokenizer.encode(" " + way):
+                    rate = cells.token_rates[token]
+                    telling |= {token} if rate == 0 or -math.log(rate) >= threshold else set()
+        return not telling or bool(telling & held[document])
+
+    attribution, found = lm.explain("The cell is").attribution(), []
+    for question in ("Zygote", "quIz", "why Jinx", "the of and", ""):
+        about = attribution.about(question)
+        found.append([about(document) for document in range(count)])
+        assert found[-1] == [naive(question, document) for document in range(count)]
+    assert {any(row) and not all(row) for row in found[:3]} == {True}
+    assert all(found[-1])
 
 
 def test_a_document_carries_the_information_of_its_tokens_and_its_passages_parts_of_it(lm):

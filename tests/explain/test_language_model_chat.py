@@ -87,3 +87,15 @@ def test_what_is_neither_text_nor_chat_is_refused(lm):
         for ask in (lm.explain, lm.generate):
             with pytest.raises(InputError, match=said):
                 ask(text)
+
+
+def test_support_asks_whether_documents_name_what_all_of_the_user_asked(lm):
+    trace = lm.explain([{"role": "system", "content": "Sums"}, *CHAT, *as_chat("And why?")])
+    assert trace.asked == f"{QUESTION}\nAnd why?"
+    trace = lm.explain(CHAT)
+    assert trace.asked == QUESTION
+    assert trace.support == trace.attribution().support(QUESTION)
+    assert trace[trace.first :].support == trace.support
+    assert lm.explain(ANSWERED).asked == ""
+    (text,) = read_texts(lm, [DOCUMENT])
+    assert text.support == text.attribution.support(QUESTION)

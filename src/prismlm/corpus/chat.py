@@ -37,6 +37,12 @@ def question_of(text: str | Messages) -> str:
     return next((text_of(m.get("content")) for m in text[::-1] if m["role"] == "user"), "")
 
 
+def asked_in(text: str | Messages) -> str:
+    """Return all messages of the user of a chat; "" for a text."""
+    said = [] if isinstance(text, str) else [m for m in text if m["role"] == "user"]
+    return "\n".join(text_of(message.get("content")) for message in said)
+
+
 def is_messages(value: object) -> bool:
     """Return whether a value is meant as messages: a list with a record in it."""
     return isinstance(value, (list, tuple)) and any(

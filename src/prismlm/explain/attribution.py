@@ -27,7 +27,8 @@ The method ``source`` is PRISM's A_t instead: with μ uniform over the stored co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -89,12 +90,19 @@ COMMON, MIN_WEIGHT = 5.0, 0.01
 # docs/results/asked.md has the error rates, on questions that these bounds were not chosen on.
 STRONG, NONE = 0.8, 0.25
 MIN_INFORMATION = 1.0
+# A word of a question tells what it is about if it is rarer than this, in nats, or in a corpus of N
+# positions than this part of ln N. Such words are looked for in so many documents, the best.
+TELLING, TELLING_PART, ASKED_OF = 7.5, 2 / 3, 8
 Level = Literal["strong", "weak", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 WORDS: dict[Level, str] = {
     "strong": "one document of this corpus holds nearly all that the answer tells",
     "weak": "this corpus holds only parts of what the answer tells",
     "none": "nothing in this corpus is about the answer",
+}
+OFF_SUBJECT: dict[Level, str] = {
+    "weak": "the document that holds most of the answer names nothing of the question",
+    "none": "the documents that hold parts of the answer name nothing of the question",
 }
 
 
@@ -409,14 +417,15 @@ class Places(NamedTuple):
 class Support(NamedTuple):
     """The support of an answer."""
 
-    level: Level  # strong from 0.8 on, none below 0.25
+    level: Level  # strong from 0.8 on, none below 0.25; one lower if ``off_subject``
     score: float  # s, the largest part of the answer's information that one document carries
+    off_subject: bool = False  # whether documents count less that name nothing of the question
 
     @property
     def sentence(self) -> str:
         """The level as a sentence."""
         word = "No" if self.level == "none" else self.level.capitalize()
-        return f"{word} support: {WORDS[self.level]}."
+        return f"{word} support: {(OFF_SUBJECT if self.off_subject else WORDS)[self.level]}."
 
     @property
     def sums(self) -> dict[str, float]:
@@ -437,6 +446,9 @@ class Coverage(NamedTuple):
     Many documents that share a word each are not about the answer; one document that has its names
     and terms together is. An answer of common words alone, with Σ_y w(y) < 1, has nothing that a
     document could hold, and is weak.
+
+    A model that does not know what it is asked about may answer from a document about something
+    else. In a chat, the level of a document that has no telling word of the question is one lower.
     """
 
     tokens: np.ndarray  # the predicted tokens, int64 [T]
@@ -462,13 +474,20 @@ class Coverage(NamedTuple):
         documents, owner = np.unique(self.carried[:, 1], return_inverse=True)
         return documents, self.parts(owner, len(documents)), float(self.distinct()[0].sum())
 
-    def support(self) -> Support:
-        """Return the support of the predictions."""
-        _, shares, information = self.by_document()
+    def support(self, about: Callable[[int], bool] = lambda _: True) -> Support:
+        """Return the support of the predictions; ``about``: is a document about the question?"""
+        documents, shares, information = self.by_document()
         score = float(shares.max(initial=0))
-        if information < MIN_INFORMATION or NONE <= score < STRONG:
+        if information < MIN_INFORMATION:
             return Support("weak", score)
-        return Support("strong" if score >= STRONG else "none", score)
+        # By document: 2 is strong, 0 none.
+        levels = [
+            (int(shares[i] >= NONE) + int(shares[i] >= STRONG), int(documents[i]))
+            for i in largest(shares, ASKED_OF)
+        ]
+        reached = max((level for level, _ in levels), default=0)
+        allowed = max((n - (not about(document)) for n, document in levels if n), default=0)
+        return Support(LEVELS[2 - allowed], score, allowed < reached)
 
 
 def token_information(rates: np.ndarray, positions: int) -> np.ndarray:
@@ -508,13 +527,37 @@ class Attribution:
         """The amount that shares are relative to."""
         return float(self.places.value.sum()) + self.rest
 
-    @property
-    def support(self) -> Support | None:
-        """How well the corpus supports the predictions; None if unknown, as for a state of zero."""
+    def support(self, asked: str = "") -> Support | None:
+        """Return how well the corpus supports the predictions, as the answer to a question, if any.
+
+        None if it is unknown, as for a state of zero.
+        """
         scale, coverage = self.lens.support, self.coverage
         if coverage is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
-        return coverage.support() if len(coverage.tokens) else None
+        return coverage.support(self.about(asked)) if len(coverage.tokens) else None
+
+    def about(self, asked: str) -> Callable[[int], bool]:
+        """Return a function: does a document have a telling word of a question?
+
+        It does of any document if the question has no such word, or the lens no text.
+        """
+        cells, source, tokenizer = self.lens.cells, self.lens.text_source, self.lens.tokenizer
+        if source is None or tokenizer is None:
+            return lambda _: True
+        words = set(re.findall(r"\w+", asked))
+        spelt = {way(word) for word in words for way in (str, str.lower, str.upper, str.capitalize)}
+        written = [*spelt, *(f" {word}" for word in spelt)]
+        encoded = tokenizer(written, add_special_tokens=False)["input_ids"] if written else []
+        tokens = np.unique(np.concatenate([*encoded, []])).astype(np.int64)
+        rare = np.exp(-min(TELLING, TELLING_PART * np.log(len(cells))))
+        telling = tokens[cells.token_rates[tokens] <= rare]
+
+        def about(document: int) -> bool:
+            place = int(cells.starts[document]), int(cells.lengths[document])
+            return bool(np.isin(telling, source.read_tokens(*place)).any())
+
+        return about if len(telling) else lambda _: True
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document."""

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from prismlm.corpus.chat import encode_chat
+from prismlm.corpus.chat import asked_in, encode_chat
 from prismlm.corpus.documents import Document
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.corpus.windows import document_windows
@@ -115,7 +115,7 @@ class TextFigures:
         """How well the corpus supports it; None if unknown, or if the head does not fit."""
         if self.attribution is None or misfit(float(np.median(self.explained))):
             return None
-        return self.attribution.support
+        return self.attribution.support(asked_in(self.document.messages or ""))
 
 
 class _Window(NamedTuple):

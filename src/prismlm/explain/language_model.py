@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.corpus.chat import Messages, question_of
+from prismlm.corpus.chat import Messages, asked_in, question_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError, check_path, check_whole
 from prismlm.explain.chain import mixer_decoder_of, read_direct_path
@@ -124,6 +124,7 @@ class PrismLM(OpenedModel):
             path=path,
             settings=settings,
             question=question_of(text),
+            asked=asked_in(text),
         )
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
@@ -237,6 +238,7 @@ class Attributor:
         states: np.ndarray | Tensor,
         *,
         prompt: int | None = None,
+        question: str = "",
         normalised: bool = True,
     ) -> Trace:
         """Return the trace of a text from its hidden states, as ``explain`` would.
@@ -246,6 +248,7 @@ class Attributor:
             states: of the last layer after each token, [T, d]; that of an answer's last token may
                 be missing.
             prompt: the number of prompt tokens; None for a text that was only read.
+            question: what the user of a chat says, for its support.
             normalised: whether the states are inputs of the output embedding; otherwise the model's
                 final norm is applied to them first, as to vLLM's.
 
@@ -273,4 +276,4 @@ class Attributor:
         output, head = self.lm.output_layer, self.lm.head
         targets = output.targets(ids, raw)
         split = split_states(output, head, z, ids[:count], targets, raw_logits=raw)
-        return self.lm.trace_of("", ids[None], prompt, split)
+        return replace(self.lm.trace_of("", ids[None], prompt, split), asked=question)

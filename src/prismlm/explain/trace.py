@@ -198,6 +198,7 @@ class Trace:
     path: DirectPath | None = None
     settings: str = ""  # a note on generation settings that were not applied
     question: str = ""  # the text, or a chat's last message of the user
+    asked: str = ""  # all that the user of a chat says
     parent: Trace | None = None  # the trace of the full text, if this is a slice
     _carriers: dict[str, Carriers] = field(default_factory=dict, init=False)
     _attributions: dict[str, Attribution] = field(default_factory=dict, init=False)
@@ -307,7 +308,7 @@ class Trace:
     @cached_property
     def support(self) -> Support | None:
         """How well the corpus supports the answer; None without a lens, or a scale in it."""
-        return None if self.lens is None else self.attribution().support
+        return None if self.lens is None else self.attribution().support(self.asked)
 
     @property
     def summary(self) -> str | None:
@@ -340,12 +341,14 @@ class Trace:
     def citations(self) -> list[Citation]:
         """Return the documents to cite in an answer, sentence by sentence, the best first in each.
 
-        A document is cited if it strongly supports the sentence by itself. Sentences of common
-        words alone cite nothing, nor do answers of unknown support.
+        A document is cited if it strongly supports the sentence by itself and, in a chat, names
+        something of the question. Sentences of common words alone cite nothing, nor do answers of
+        unknown support.
         """
         if self.support is None:
             return []
         ids, words, cited = self.answer_ids, self.lm.words, list[Citation]()
+        about = self.attribution().about(self.asked)
         # No prediction has the first token of a text that was only read as its target.
         shift = self.first - (0 if self.first or self.written else 1)
         for start, end in sentences(self.answer):
@@ -360,7 +363,8 @@ class Trace:
                 continue
             documents, shares, information = coverage.by_document()
             for i in np.argsort(-shares, kind="stable"):
-                if information >= MIN_INFORMATION and shares[i] >= STRONG:
+                strong = information >= MIN_INFORMATION and shares[i] >= STRONG
+                if strong and about(int(documents[i])):
                     facts = self._lens().cells.facts(int(documents[i]))
                     cited.append(Citation(start, end, float(shares[i]), facts))
         return cited
