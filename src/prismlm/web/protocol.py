@@ -212,8 +212,7 @@ def sources_of(trace: Trace, answer: str, shares: Shares) -> dict[str, Any]:
     if lens is None:
         return {"annotations": [], "prismlm": None}
     value = {
-        "support": support
-        and {"level": support.level, "score": support.score, "sentence": support.sentence},
+        "support": support and support._asdict() | {"sentence": support.sentence},
         "verbatim": [],
         **trace.texts_behind(shares.by or lens.default_group_by, shares.documents),
         "notes": trace.notes,
