@@ -1,11 +1,13 @@
 """Prompts and texts to begin with, against the documents that the corpus holds out."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
+import prismlm
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.explorer.overview import held_out_texts, prompts_for
+from prismlm.explorer.overview import held_out_texts, lens_options, prompts_for
 from prismlm.files import json_text
 
 
@@ -47,6 +49,24 @@ def test_a_corpus_of_at_most_one_domain_is_told_by_titles(tiny_model, tmp_path, 
     for file in (tmp_path / "corpus").rglob("*.parquet"):
         file.unlink()
     assert held_out_texts(of_corpus(Corpus(corpus.path, corpus.meta))) == {}
+
+
+def test_a_document_without_title_has_its_first_words_as_name(tiny_model, tmp_path):
+    text = "Coffee is brewed with hot water."
+    (tmp_path / "coffee.txt").write_text(text)
+    corpus = build_corpus(
+        tmp_path / "coffee.txt", tmp_path / "corpus", tokenizer=tiny_model, heldout_fraction=0.999
+    )
+    assert held_out_texts(of_corpus(corpus)) == {text: text}
+
+
+def test_commands_choose_a_lens_that_is_not_the_default(tiny_model, tmp_path):
+    path, away = shutil.copytree(tiny_model, tmp_path / "copy"), tmp_path / "away"
+    assert lens_options(prismlm.load(path)) == []
+    for other in (away, path / "lens" / "other"):
+        shutil.copytree(path / "lens" / "sample", other)
+    assert lens_options(prismlm.load(path, lens=away)) == ["--lens", str(away)]
+    assert lens_options(prismlm.load(path, lens="other")) == ["--lens", "other"]
 
 
 def test_prompts_are_of_the_lens_or_of_its_corpus_or_those_given():

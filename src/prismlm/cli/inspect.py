@@ -38,6 +38,14 @@ SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None,
 UNITS_HELP = "Prototypes of a lens, channels of mixers, or attention heads."
 Units = Annotated[Literal["prototypes", "channels", "heads"], option(None, UNITS_HELP)]
 FILES_HELP = f"Texts in place of a corpus: {opt.TEXT_KINDS}."
+# Figures of an index whose names say too little to readers.
+INDEX_WORDS = {
+    "share_read": "windows read, share",
+    "kept": "contexts stored per prototype",
+    "filled": "in use, with all their contexts",
+    "converged_at": "converged at, share",
+    "enough": "enough text",
+}
 CHECKS_HELP = "ablation, attention, hedging, mistakes or probe (default: all)."
 PASSES_HELP = "Passes for the codes (default: as trained); 0: token by token."
 LENGTH_HELP = "Tokens per text (default: a row, or 256)."
@@ -473,7 +481,9 @@ def index(
     _, lens = opt.open_with_lens(model, lens_name)
     verified = {"weights_verified": verify_weights(model)} if verify else {}
     value = {"model": str(model), "lens": lens.address, **verified, **inspect_lens(lens)}
-    shown = value | {"model trained on them": trained_on_words(value["trained_on"], value["split"])}
+    trained = trained_on_words(value["trained_on"], value["split"])
+    shown = {INDEX_WORDS.get(name, name): x for name, x in value.items() if name != "trained_on"}
+    shown = shown | {"model trained on them": trained}
     verdict = shown.pop("verdict")
     parts = [*output.tables(shown), verdict]
     if verify and not value["weights_verified"]:

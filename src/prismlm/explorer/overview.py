@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,10 +14,10 @@ from fastapi import APIRouter
 
 from prismlm.corpus.layout import held_out
 from prismlm.direction_marks import MARK
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, InputError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer.session import Session
-from prismlm.lens.layout import trained_on_words
+from prismlm.lens.layout import find_lens, trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import load_sidecar
 from prismlm.pages.frame import colour, largest_shares, rounded
@@ -49,7 +50,8 @@ def routes(session: Session) -> APIRouter:
             "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
             "prototypes": lm.head.num_prototypes,
             "lens": None if lens is None else _lens(lens),
-            "missing": _missing(str(lm.path), lens),
+            "lens_options": lens_options(lm),
+            "missing": _missing(lm),
             "categories": [
                 {"name": name, "prototypes": count, "colour": colour(name)}
                 for name, count in categories.most_common()
@@ -95,8 +97,20 @@ def _shares(lens: Lens) -> dict[str, Any] | None:
     return None
 
 
-def _missing(name: str, lens: Lens | None) -> list[dict[str, str]]:
+def lens_options(lm: PrismLM) -> list[str]:
+    """Return the options by which commands open the same lens; none if it is the default."""
+    if lm.lens is None:
+        return []
+    with suppress(InputError):
+        if str(find_lens(lm.path, None)) == lm.lens.address:
+            return []
+    own = lm.lens.path.parent == lm.path / "lens"
+    return ["--lens", lm.lens.name if own else lm.lens.address]
+
+
+def _missing(lm: PrismLM) -> list[dict[str, str]]:
     """Return what the model lacks, and the commands that add it."""
+    lens, name = lm.lens, shlex.join([str(lm.path), *lens_options(lm)])
     index = f"prismlm index {name} --corpus DIR"
     if lens is None:
         return [{"what": "a lens: no training text can be named", "command": index}]
@@ -122,7 +136,8 @@ def prompts_for(
 
 
 def held_out_texts(lens: Lens | None) -> dict[str, str]:
-    """Return the beginnings of some held-out documents: of each of several domains, or by title.
+    """Return the beginnings of some held-out documents: of each of several domains, or by title
+    or first words.
 
     Empty if the corpus is missing, has changed or has no held-out documents.
     """
@@ -139,13 +154,19 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
         # Neighbours are often alike.
         for index in np.random.default_rng(0).permutation(held).tolist():
             (row,) = table.slice(index, 1).to_pylist()
-            label = _plain((by_domain and row["domain"]) or row["title"] or row["doc_id"])
-            name = _cut(" ".join(label.split()), NAME)
-            if name not in texts and len(texts) < TEXTS:
-                text = _cut(_plain(corpus.text(int(numbers[index]))[: 2 * TEXT]).strip(), TEXT)
-                texts |= {name: text} if text else {}
+            if len(texts) == TEXTS:
+                break
+            label = (by_domain and row["domain"]) or row["title"]
+            if label and _name(label) in texts:
+                continue
+            text = _cut(_plain(corpus.text(int(numbers[index]))[: 2 * TEXT]).strip(), TEXT)
+            texts |= {_name(label or _first_words(text)): text} if text else {}
         return dict(sorted(texts.items()))
     return {}
+
+
+def _name(label: str) -> str:
+    return _cut(" ".join(_plain(label).split()), NAME)
 
 
 def _first_words(text: str) -> str:

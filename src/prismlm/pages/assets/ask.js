@@ -101,6 +101,7 @@ const entered = (event) => {
 /** @param {any} shared @param {any[]} before messages before the question */
 const write = async (shared, before) => {
   const { text, chat, generate, temperature, seed } = state.value.request;
+  if (!text.trim()) return;
   command(shared, !before.length);
   history.replaceState(null, "", "#/ask");
   const model = shared.model.name, how = { model, stream: true, max_tokens: +generate, temperature: +temperature, seed: +seed };
@@ -122,7 +123,7 @@ const write = async (shared, before) => {
 const beginning = ({ prompts, lens }, form, tried) => html`<div class="x-begin">
   <section>${Object.keys(prompts).length ? html`<h2>Begin with one of these</h2>` : nothing}
     <div class="x-prompts">${Object.entries(prompts).map(([domain, words]) => html`<button type="button" class="x-try" form=${form}
-      @click=${(event) => putIn(words, event.currentTarget.form, tried)}><small><bdi>${domain}</bdi></small><bdi>${words}</bdi></button>`)}</div>
+      @click=${(event) => putIn(words, event.currentTarget.form, tried)}>${words.startsWith(domain) ? nothing : html`<small><bdi>${domain}</bdi></small>`}<bdi>${words}</bdi></button>`)}</div>
     <p class="p-note">Under each answer stands how far the corpus supports it, and the documents and passages it comes from.
       Unfolded, every token shows the prototypes that made the model write it.</p></section>
   ${lens ? corpusFacts(lens) : nothing}</div>`;

@@ -24,7 +24,12 @@ const views = {
 const unlisted = new Set(["document"]);
 
 /** @type {Shared} */
-const shared = { model: null, answer: null, command: (words) => { command.value = words; } };
+const shared = { model: null, answer: null, command: (words) => { command.value = words && withLens(words); } };
+/** Commands that read a lens choose the one shown, if it is not the default. @param {(string | number)[]} words */
+const withLens = (words) => {
+  const inspecting = words[1] === "inspect", at = inspecting ? 3 : 2;
+  return inspecting && words[2] !== "prototypes" ? words : words.toSpliced(at, 0, ...(shared.model?.lens_options ?? []));
+};
 /** What is shown: the view's name and its place on the page, and the command that does the same. */
 const shown = signal({ name: "", root: /** @type {HTMLElement | null} */ (null) });
 const command = signal(/** @type {(string | number)[] | null} */ (null));
