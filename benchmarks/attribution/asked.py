@@ -77,6 +77,8 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
         trace = lm.explain(as_chat(one["question"]), generate=ANSWERED)
         answer = answer_of(trace)
         row = {**one, "answer": answer, "support": trace.support and trace.support.level}
+        alone = trace.attribution().support()
+        row["support_of_answer_alone"] = alone and alone.level
         if one["set"] == "answered":
             query = f"{one['question']} {answer}"
             ranks = {order: search.ranks(order, trace, query, one["id"]) for order in ORDERS}

@@ -44,9 +44,7 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
             for one in row["passages"]["prismlm"]
             if one["shown"] and row["support"] != "none"
         ],
-        "first_five": lambda order: [
-            p for r in answerable for p in r["passages"][order][:PASSAGES]
-        ],
+        "first_five": lambda by: [p for r in answerable for p in r["passages"][by][:PASSAGES]],
         "outside": [row for row in rows if row["set"] in ("heldout", "foreign")],
         "share": share,
         "ranked": ranked,
@@ -74,9 +72,9 @@ def ranked(rows: Sequence[Row], order: str, within: int, rank: str = "rank") -> 
     return share([row[rank][order] <= within for row in rows])
 
 
-def supported(rows: Sequence[Row], level: str) -> str:
+def supported(rows: Sequence[Row], level: str, by: str = "support") -> str:
     """Return how many answers have a level of support."""
-    return share([(row["support"] or "none") == level for row in rows])
+    return share([(row[by] or "none") == level for row in rows])
 
 
 def of_subject(rows: Sequence[Row], kind: str, order: str | None = None) -> str:
