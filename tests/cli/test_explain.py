@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.output import say
-from prismlm.cli.trace import passage_text, quotes_of
-from prismlm.explain.attribution import worth_showing
+from prismlm.cli.trace import passage_text, quotes_of, shares_of
+from prismlm.explain.attribution import Share, Sources, worth_showing
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Around
 from tests.helpers import forked
@@ -102,6 +102,18 @@ def test_tokens_limit_steps_and_shares(document, tiny_model, printed):
         assert some["sources"]["items"] != printed["sources"]["items"]
 
 
+def test_ids_of_documents_that_differ_in_the_middle_are_told_apart(capsys, monkeypatch):
+    ids = [f"a_long_name_of_a_data_set/{n:04}_OF_A_SERIES#treatments" for n in range(3)]
+    shares = Sources("document", tuple(Share(key, 0.3, 0.01) for key in ids), 0.1)
+    say(shares_of(shares))
+    shown = capsys.readouterr().out
+    assert all(key in shown for key in ids)
+    monkeypatch.setenv("COLUMNS", "80")
+    say(shares_of(shares))
+    # No row is folded: a title, a heading, one row each, and a blank line.
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(ids) + 1 + 1
+
+
 def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
     shown = prism("explain", tiny_model, TEXT, "--passages").stdout
     parts = (TEXT, " support: ", "\nDocuments behind it", "\nWhere it comes")
@@ -116,7 +128,7 @@ def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
     assert "resid" not in shown
     last = prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
     assert "resid" in last
-    assert re.search(r"^Prediction \d+ alone: “.+”$", last, re.MULTILINE)
+    assert re.search(r"^Prediction \d+ alone: \S+ → \S+$", last, re.MULTILINE)
 
 
 IN_A_TERMINAL = """

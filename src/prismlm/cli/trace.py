@@ -43,7 +43,7 @@ PROMPT_LINES = 3
 MAX_SHARES, MAX_QUOTES = 6, 3
 # The passages printed below the documents are chosen among so many.
 PASSAGE_CANDIDATES = 50
-INDENT, BAR_WIDTH, KEY_WIDTH, PASSAGE_WIDTH = 7, 24, 40, 320
+INDENT, BAR_WIDTH, MIN_KEY_WIDTH, PASSAGE_WIDTH = 7, 24, 10, 320
 REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
 EVERYTHING: dict[str, Any] = {"method": "evidence", "where": {}}
 STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
@@ -94,9 +94,13 @@ def explain_and_print(
         say(warning(note))
     console.print()
     if trace is not full:
-        first, last = trace.steps[0].position, trace.steps[-1].position
-        which = f"Prediction {first}" if first == last else f"Predictions {first} to {last}"
-        say(f"{which} alone: “{trace.answer.strip() or _target(trace.steps[-1])}”")
+        first, last = trace.steps[0], trace.steps[-1]
+        if first is last:
+            said = f"{token_text(first.pieces[0].label)} → {_target(first)}"
+            say(f"Prediction {first.position} alone: {said}")
+        else:
+            said = trace.answer.strip() or _target(last)
+            say(f"Predictions {first.position} to {last.position} alone: “{said}”")
     say(_trace_parts(trace, sources, options), "")
     return trace
 
@@ -242,9 +246,11 @@ def shares_of(sources: Sources) -> Table:
         rows.append(("elsewhere", sources.elsewhere, None))
     rows.append(("not traced to the corpus", sources.unattributed, None))
     largest = max(share for _, share, _ in rows) or 1.0
+    # Ids of documents may differ in the middle alone, so they get what the other columns leave.
+    width = max(MIN_KEY_WIDTH, stdout_console().width - BAR_WIDTH - 18)
     cells = [
         {
-            sources.by: shorten(key, KEY_WIDTH),
+            sources.by: shorten(key, width),
             "share": Text(f"{percent(share):>5}"),
             "base_rate": Text("" if rate is None else f"{percent(rate):>9}", "dim"),
             "_": Text(bar(share / largest, BAR_WIDTH), "cyan" if rate else "bright_black"),
