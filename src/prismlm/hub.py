@@ -75,15 +75,21 @@ def model_directory(model: Path | str, revision: str | None = None) -> Path:
                 "hub: expected a model there, such as org/name."
             )
         return directory
+    return download(name, revision)
+
+
+def download(name: str, revision: str | None = None, patterns: list[str] | None = None) -> Path:
+    """Return the directory of a model of the hub with its files, or those that match patterns."""
     from huggingface_hub import snapshot_download
 
     silent = hub_error()
+    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": bool(silent)}
     try:
-        path: Any = snapshot_download(name, revision=revision, local_files_only=bool(silent))
+        return Path(snapshot_download(name, revision=revision, **options))
     except Exception as error:  # the client's errors have no common base
         wanted = name if revision is None else f"{name} at {revision}"
         raise InputError(
             f"{wanted} is neither a directory here nor a model that can be downloaded from the "
-            f"hub: {silent or first_line(error)}"
+            f"Hugging Face hub ({silent or first_line(error)}). Check the name, such as "
+            "HuggingFaceTB/SmolLM2-135M, and the network, or give a directory."
         ) from error
-    return Path(path)

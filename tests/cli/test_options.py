@@ -11,22 +11,22 @@ from typer.testing import CliRunner
 from prismlm.cli.app import app
 from prismlm.cli.options import open_model
 
-MODEL = "no such model"
+MODEL, TEXTS = "no such model", "texts.jsonl"
 # Every option that names a file to write.
 FILES_WRITTEN = {
-    ("explain", "--html"): ([MODEL, "text"], "page.html"),
-    ("explain", "--parquet"): ([MODEL, "text"], "rows.parquet"),
-    ("audit", "--parquet"): ([MODEL, "texts.jsonl"], "rows.parquet"),
-    ("audit", "--jsonl"): ([MODEL, "texts.jsonl"], "rows.jsonl"),
-    ("audit", "--csv"): ([MODEL, "texts.jsonl"], "rows.csv"),
-    ("audit", "--html"): ([MODEL, "texts.jsonl"], "page.html"),
+    ("explain", "--html"): ([MODEL, "--file", TEXTS], "page.html"),
+    ("explain", "--parquet"): ([MODEL, "--file", TEXTS], "rows.parquet"),
+    ("audit", "--parquet"): ([MODEL, TEXTS], "rows.parquet"),
+    ("audit", "--jsonl"): ([MODEL, TEXTS], "rows.jsonl"),
+    ("audit", "--csv"): ([MODEL, TEXTS], "rows.csv"),
+    ("audit", "--html"): ([MODEL, TEXTS], "page.html"),
     ("eval robustness", "--out"): ([MODEL, "--pairs", "pairs.parquet"], "found.json"),
     ("eval clamping", "--out"): ([MODEL, "--pairs", "pairs.parquet"], "found.json"),
     ("inspect attention", "--out"): ([MODEL, "text"], "maps.png"),
     ("inspect channels", "--html"): ([MODEL], "page.html"),
     ("map", "--html"): ([MODEL], "page.html"),
-    ("calibrate", "--out"): ([MODEL, "--task", "texts.jsonl"], "controller.safetensors"),
-    ("suppress", "--out"): ([MODEL, "--examples", "texts.jsonl"], "controller.safetensors"),
+    ("calibrate", "--out"): ([MODEL, "--task", TEXTS], "controller.safetensors"),
+    ("suppress", "--out"): ([MODEL, "--examples", TEXTS], "controller.safetensors"),
 }
 DIRECTORIES_WRITTEN = {
     ("corpus build", "--out"): ["sample"],
@@ -88,23 +88,12 @@ def test_an_output_replaces_nothing_and_has_the_ending_of_what_it_is(
     for target in (weights, link):
         message = refused(*command.split(), *given, option, target, "--overwrite")
         assert "which this command reads" in message
+    if TEXTS in arguments:
+        given = [there if argument == TEXTS else argument for argument in arguments]
+        message = refused(*command.split(), *given, option, there, "--overwrite")
+        assert "is read by this command" in message
     assert weights.read_text() == there.read_text() == "mine"
     assert not other.exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "name"),
-    [
-        (["explain", MODEL, "--file"], "--html", "texts.html"),
-        (["audit", MODEL], "--jsonl", "texts.jsonl"),
-    ],
-)
-def test_a_text_is_never_replaced_by_its_results(refused, tmp_path, command, option, name):
-    texts = tmp_path / name
-    texts.write_text("mine")
-    message = refused(*command, texts, option, texts, "--overwrite")
-    assert "is read by this command" in message
-    assert texts.read_text() == "mine"
 
 
 @pytest.mark.parametrize(("command", "option"), DIRECTORIES_WRITTEN)

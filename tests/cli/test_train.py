@@ -1,41 +1,10 @@
-"""prismlm train --search, and attach."""
+"""prismlm attach."""
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import prismlm
-from prismlm.cli.train import _search
-from prismlm.training import SearchResult, TrialResult
-
-VALUES = {"batch_tokens": 16_384, "optimizer.learning_rate": 0.00123456}
-TEXT = "batch_tokens 16384, optimizer.learning_rate 0.001235"
-TRIALS = (
-    TrialResult(0, 3.25, 0.0125, VALUES, None, [3.24, 3.26]),
-    TrialResult(1, None, None, VALUES, "the loss is nan", []),
-)
-
-
-def test_trials_are_shown_with_the_keys_and_values_of_the_recipe(monkeypatch, capsys):
-    def search(*_, on_trial, **options):
-        for trial in TRIALS:
-            on_trial(trial)
-        return SearchResult(Path("search"), TRIALS)
-
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr("prismlm.training.search", search)
-    recipe = SimpleNamespace(search=SimpleNamespace(trials=2))
-    _search(recipe, resume=False, as_json=False)
-    shown = capsys.readouterr()
-    assert shown.err.splitlines() == [
-        f"trial 0 of 2 ({TEXT}): CE 3.2500 ± 0.0125",
-        f"trial 1 of 2 ({TEXT}): failed: the loss is nan",
-    ]
-    (row,) = (line for line in shown.out.splitlines() if "3.2500" in line)
-    assert row.split() == ["0", "3.2500", "0.0125", *TEXT.split()]
-
 
 SMALL = ("--prototypes", 32, "--prototypes-per-token", 4, "--epochs", 0.5, "--window", 64)
 
@@ -70,7 +39,7 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("no/such-model", (), "could not be fetched"),
+        ("no/such-model", (), "nor a model that can be downloaded"),
         (None, ("--states-gb", "0"), "--states-gb is 0"),
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),

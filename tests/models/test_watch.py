@@ -114,14 +114,6 @@ def test_of_equal_hooks_in_nested_blocks_the_outermost_acts(model):
     assert not hooks_of(model)
 
 
-def test_always_hooks_are_called_when_the_module_raises(model):
-    calls = []
-    always = Hook(model[2], after=record(calls, "always"), always=True)
-    with watch([always, Hook(model[2], after=record(calls, "b"))]), pytest.raises(RuntimeError):
-        model[2](torch.ones(1, 7))
-    assert calls == [("always", 1)]
-
-
 def test_evaluating_restores_modes_gradients_and_attention():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Dropout())
     model[1].eval()

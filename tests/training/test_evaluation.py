@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.corpus.windows import pack
 from prismlm.training.evaluation import HeldOut, unigram_ce, verdict
 from tests.helpers.begun import begun_tokenizer
 
@@ -39,7 +38,7 @@ def test_verdicts(ce, evaluations, expected):
     assert expected in verdict(ce, 7.0, [{"step": 1, "loss": 9.0}, *history])
 
 
-def test_every_window_and_row_begins_with_the_token_that_a_tokenizer_puts_first(tmp_path):
+def test_every_window_begins_with_the_token_that_a_tokenizer_puts_first(tmp_path):
     """It is context, which nothing is asked to predict."""
     tokenizer, texts = begun_tokenizer(), tmp_path / "texts.jsonl"
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -55,7 +54,3 @@ def test_every_window_and_row_begins_with_the_token_that_a_tokenizer_puts_first(
         assert (ids[used, 0] == bos).all()
         assert attended[used, 0].all()
         assert not (ids[:, 1:] == bos)[scored].any()
-    packed = pack(corpus, corpus.split("train"), 32, seed=0, share_rows=False)
-    for row in (packed[index] for index in range(len(packed))):
-        assert row["input_ids"][0] == bos
-        assert not (row["labels"] == bos).any()

@@ -43,6 +43,7 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "more than the 8 prototypes"]),
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
+        ("epochs: 3", ["steps is 200 and epochs is 3"]),
         (
             "optimizer: {schedule: linear, final_learning_rate_share: 0.1}",
             ["optimizer: final_learning_rate_share is 0.1", "'linear'", "choose 'cosine'"],
@@ -88,17 +89,16 @@ def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expe
     assert expected in str(error.value)
 
 
-def test_a_missing_key_says_what_it_is_for(tmp_path):
-    with pytest.raises(InputError, match=r"corpus is missing \(the corpus directory\)"):
-        load_recipe(write(tmp_path, MINIMAL.replace("corpus: c\n", "")))
-
-
-def test_steps_or_epochs_are_given(tmp_path):
-    with pytest.raises(InputError, match="steps is not set and epochs is not set"):
-        load_recipe(write(tmp_path, MINIMAL.replace("steps: 200\n", "")))
-    with pytest.raises(InputError, match="steps is 200 and epochs is 3"):
-        load_recipe(write(tmp_path, MINIMAL + "epochs: 3\n"))
-    assert load_recipe(write(tmp_path, MINIMAL), ["steps=0", "epochs=3"]).epochs == 3
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("corpus: c\n", r"corpus is missing \(the corpus directory\)"),
+        ("steps: 200\n", "steps is not set and epochs is not set"),
+    ],
+)
+def test_a_missing_key_says_what_it_is_for(tmp_path, line, message):
+    with pytest.raises(InputError, match=message):
+        load_recipe(write(tmp_path, MINIMAL.replace(line, "")))
 
 
 def test_a_key_may_replace_what_an_alias_brings_in(tmp_path):
@@ -115,6 +115,7 @@ def test_overrides_are_yaml_and_as_strict(tmp_path):
     assert recipe.head.prototypes == 64
     assert recipe.optimizer.learning_rate == 0.001
     assert recipe.model == {"preset": "llama-laptop"}
+    assert load_recipe(path, ["steps=0", "epochs=3"]).epochs == 3
     for override, expected in (
         ("head.prototype=64", "there is no setting 'head.prototype'"),
         ("head.prototypes=x", "head.prototypes is 'x'"),

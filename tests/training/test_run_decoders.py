@@ -168,20 +168,6 @@ def test_a_stopped_run_is_resumed_with_its_table_and_codes(fed_back, tmp_path, s
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_a_table_from_zero_begins_as_the_model_without_feedback(fed_back):
-    fed_back["uncertainty_feedback"] |= {"deviation": 0.0}
-    fed_back["model"]["attention_dropout"] = 0.0
-    fed_back["steps"] = 8
-    begun = prepare(build_recipe(fed_back)).model.uncertainty.embedding.weight
-    assert not begun.any()
-    actual = train(build_recipe(fed_back))
-    without = {"uncertainty_feedback": {}, "out": fed_back["out"] + "-plain"}
-    plain = train(build_recipe(fed_back | without))
-    losses = [[row["loss"] for row in r.history if "loss" in row] for r in (actual, plain)]
-    assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-6)
-    assert losses[0][-1] != losses[1][-1]
-
-
 def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):
     plain = train(build_recipe(fed_back | {"out": str(tmp_path / "plain")}))
     fed_back["head"] |= {"enabled": True, "detach": True}

@@ -1,6 +1,7 @@
 """Searches for hyper-parameters: what may be chosen from, and real trials, stopped and resumed."""
 
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -197,24 +198,6 @@ def test_a_study_in_a_database(toy, tmp_path):
         search(build_recipe(settings))
 
 
-def diverging(settings, *rates):
-    return with_search(
-        settings, sampler="random", seeds=2, space={"optimizer.learning_rate": list(rates)}
-    )
-
-
-def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy):
-    # With this seed the first two draws are the first choice, and the third is the other.
-    result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 3}))
-    by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
-    assert by_rate.keys() == {1e30, 3e-3}
-    bad, good = by_rate[1e30], by_rate[3e-3]
-    assert (bad.ce, good.failed) == (None, None)
-    assert "not finite" in bad.failed or "nan" in bad.failed
-    assert result.best.values == good.values
-    assert json.loads((result.directory / "search.json").read_text())["trials"]
-
-
 def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, drawn):
     settings = with_search(toy, sampler="random", seeds=1)
     recipe = build_recipe(settings)
@@ -296,20 +279,29 @@ def written(settings, tmp_path):
     return path
 
 
-def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
-    path = written(with_search(toy, sampler="random", trials=2, seeds=1), tmp_path)
-    dry = CliRunner().invoke(app, ["train", str(path), "--search", "--dry-run"])
-    assert "of one run" in dry.stderr
-    shown = CliRunner().invoke(app, ["train", str(path), "--search"])
+def test_the_command_goes_on_after_trials_that_diverge(toy, tmp_path):
+    """It prints a table or one JSON document."""
+
+    def run(*options):
+        return CliRunner().invoke(app, ["train", str(path), "--search", *options])
+
+    # With this seed the first two draws are the first choice, and the third is the other.
+    space = {"optimizer.learning_rate": [1e30, 3e-3]}
+    path = written(with_search(toy, sampler="random", space=space) | {"seed": 3}, tmp_path)
+    assert "of one run" in run("--dry-run").stderr
+    shown = run()
     assert shown.exit_code == 0, shown.output
-    assert "2 trials, 0 failed" in shown.stdout
+    assert "3 trials, 2 failed" in shown.stdout
     assert "prismlm train" in shown.stdout
     assert "best.yaml" in shown.stdout
-    assert "trial 1 of 2 (" in shown.stderr
-    again = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--json"])
-    document = json.loads(again.stdout)
-    assert [trial["trial"] for trial in document["trials"]] == [0, 1]
-    refused = CliRunner().invoke(app, ["train", str(path), "--search"])
+    failed, ce, key = r"failed: .*(nan|not finite)", r"\d\.\d{4}", r"optimizer\.learning_rate"
+    assert re.search(rf"^trial 1 of 3 \({key} 1e\+30\): {failed}", shown.stderr, re.M)
+    assert re.search(rf"^trial 2 of 3 \({key} 0\.003\): CE {ce} ± {ce}$", shown.stderr, re.M)
+    assert re.search(rf"^ *2 +{ce} +{ce} +{key} 0\.003 *$", shown.stdout, re.M)
+    document = json.loads(run("--resume", "--json").stdout)
+    assert [trial["ce"] is None for trial in document["trials"]] == [True, True, False]
+    assert document["best"] == document["trials"][2]
+    refused = run()
     assert refused.exit_code == 2
     assert "--resume" in refused.stderr
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError, first_line
 from prismlm.files import atomic_directory, read_json, room_to_write, share
-from prismlm.hub import hub_error
+from prismlm.hub import download
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -109,7 +109,8 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
         if importlib.util.find_spec("gguf") is None:
             raise InputError(f"{name} is a GGUF file: to read it, pip install 'prismlm[gguf]'.")
         return BaseCheckpoint(name, path)
-    directory = path if path.is_dir() else _download(name, revision)
+    patterns = [f"*{kind}" for kind in KINDS]
+    directory = path if path.is_dir() else download(name, revision, patterns)
     refuse_adapter_alone(directory)
     if not (directory / CONFIG_FILE).is_file():
         raise InputError(
@@ -120,24 +121,6 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
     if not any(file.suffix == ".safetensors" for file in _files_of(directory)):
         raise InputError(f"{directory} has no weights: expected model.safetensors.")
     return BaseCheckpoint(name, directory, None if directory == path else directory.name)
-
-
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = [f"*{kind}" for kind in KINDS]
-    offline = hub_error()
-    # If the hub does not answer, only its cache is used.
-    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": offline is not None}
-    try:
-        return Path(snapshot_download(name, revision=revision, **options))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(
-            f"{name} is not a local directory or file, and could not be fetched from the Hugging "
-            f"Face hub ({offline or first_line(error)}). Check the name, such as "
-            "HuggingFaceTB/SmolLM2-135M, and the network, or give a directory."
-        ) from error
 
 
 def put_base(base: BaseCheckpoint, out: Path) -> None:

@@ -33,13 +33,11 @@ class Hook(NamedTuple):
         module: the module.
         before: called with (module, args, kwargs); may return a replacement (args, kwargs).
         after: called with (module, args, kwargs, output); may return a replacement output.
-        always: call ``after`` also if the module raised an error, without an output.
     """
 
     module: nn.Module
     before: Before | None = None
     after: After | None = None
-    always: bool = False
 
 
 @dataclass(eq=False)
@@ -86,13 +84,13 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
     try:
         with _registering:
             for hook in block.hooks:
-                module, before, after, always = hook
+                module, before, after = hook
                 if before is not None:
                     function = wrapped(hook, before)
                     handles.append(module.register_forward_pre_hook(function, with_kwargs=True))
                 if after is not None:
-                    function, how = wrapped(hook, after), {"always_call": always}
-                    handles.append(module.register_forward_hook(function, with_kwargs=True, **how))
+                    function = wrapped(hook, after)
+                    handles.append(module.register_forward_hook(function, with_kwargs=True))
         yield
     finally:
         block.is_open = False

@@ -58,17 +58,6 @@ class Prepared:
     heldout: HeldOut
     model: PrismForCausalLM  # prototypes not yet initialised; the decoder may be sharded
 
-    def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
-        """Return how the model was trained, for ``prismlm.json``."""
-        return {
-            **describe_run(self.recipe, self.corpus),
-            "seed": self.recipe.seed,
-            "steps": steps,
-            "tokens": tokens,
-            "head_placed": self.model.initialised,
-            "versions": versions("torch", "transformers"),
-        }
-
     def warning(self) -> str | None:
         """Return a warning if the run reads the same text more than four times."""
         recipe, rows = self.recipe, self.rows

@@ -37,7 +37,14 @@ from prismlm.run_state import Interrupts
 from prismlm.training import parallel
 from prismlm.training.model import PrismForCausalLM, initialise_prototypes
 from prismlm.training.recipe import SHARDED, NoiseWeightRecipe, Recipe
-from prismlm.training.setup import Prepared, decayed_names, device_of, set_training_signal
+from prismlm.training.setup import (
+    Prepared,
+    decayed_names,
+    describe_run,
+    device_of,
+    set_training_signal,
+    versions,
+)
 
 HISTORY_FILE = "training.jsonl"
 # In a checkpoint, SHARDS has model and optimizer of a run with fsdp2 or hsdp.
@@ -54,8 +61,8 @@ SCHEDULES = {
 SHOWN = {"ce": "CE", "eval_prototype_only_ce": "prototype-only"}
 
 
-class PrismTrainer(Trainer):
-    """Train a :class:`PrismForCausalLM`.
+class PrismTrainer(Trainer, TrainerCallback):
+    """Train a :class:`PrismForCausalLM`; the trainer is its own callback.
 
     The head has its own learning rate and gradient clipping: with ``detach`` the decoder's weights
     are bit for bit those of a run without a head. A step's loss is the mean over its predictions,
@@ -101,7 +108,7 @@ class PrismTrainer(Trainer):
             train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
-            callbacks=[_EachStep(self), *callbacks],
+            callbacks=[self, *callbacks],
         )
         self.remove_callback(PrinterCallback)
         self.sharded = isinstance(model.model, FSDPModule)
@@ -154,7 +161,7 @@ class PrismTrainer(Trainer):
             groups.append({"params": table, "weight_decay": 0.0})
         return groups
 
-    def begin_step(self) -> None:
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Initialise the prototypes before step t₀, then scale their losses; set λ.
 
         s(t) = min(1, (t − t₀) / (warmup · steps − t₀))
@@ -174,7 +181,7 @@ class PrismTrainer(Trainer):
             ends = (recipe.noise_weight or NoiseWeightRecipe()).model_dump()
             model.model.set_noise_weight(noise_weight_at(step, recipe.steps, **ends))
 
-    def end_step(self) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Publish a checkpoint that has been written, show progress, and say what comes next."""
         self.finish_checkpoint(wait=False)
         recipe, step, control = self.prepared.recipe, self.state.global_step, self.control
@@ -344,6 +351,10 @@ class PrismTrainer(Trainer):
         remove_unfinished(self.checkpoints)
         parallel.barrier()
 
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Publish the last checkpoint."""
+        self.finish_checkpoint()
+
     def finish_checkpoint(self, *, wait: bool = True) -> None:
         """Publish the checkpoint that is being written; every process has to call."""
         if self._writing is None:
@@ -382,7 +393,15 @@ class PrismTrainer(Trainer):
 
     def provenance(self) -> dict[str, Any]:
         """Return how the model was trained until now; every process has to call."""
-        return self.prepared.provenance(steps=self.state.global_step, tokens=self.tokens_seen())
+        recipe = self.prepared.recipe
+        return {
+            **describe_run(recipe, self.prepared.corpus),
+            "seed": recipe.seed,
+            "steps": self.state.global_step,
+            "tokens": self.tokens_seen(),
+            "head_placed": self.model.initialised,
+            "versions": versions("torch", "transformers"),
+        }
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write checkpoint, tokenizer and, if enabled, the head; every process has to call."""
@@ -456,22 +475,6 @@ class PrismTrainer(Trainer):
                 self._previous.codes = codes.to(prism.model.device)
             prism.initialised = state["head_placed"]
             self._tokens = torch.tensor(state["tokens"] if parallel.is_main() else 0)
-
-
-class _EachStep(TrainerCallback):
-    """Calls a trainer before and after each step, which Trainer has no methods for."""
-
-    def __init__(self, trainer: PrismTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer.begin_step()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer.end_step()
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer.finish_checkpoint()
 
 
 def noise_weight_at(step: int, steps: int, *, initial: float, final: float) -> float:

@@ -132,6 +132,15 @@ def test_checkpoints_round_trip(model, tmp_path):
     )
 
 
+def test_half_precision_checkpoints_load_and_run(model, tmp_path):
+    copy.deepcopy(model).bfloat16().save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").eval()
+    assert loaded.dtype == torch.bfloat16
+    logits = loaded(tokens(1, 30)).logits
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - model(tokens(1, 30)).logits).abs().mean() < 0.15
+
+
 def test_gradient_checkpointing_gives_the_same_gradients_without_a_cache(model):
     model, ids, runs = copy.deepcopy(model), tokens(2, 20), []
     cache = model(ids, use_cache=True).past_key_values

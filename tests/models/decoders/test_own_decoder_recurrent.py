@@ -77,17 +77,8 @@ def test_masks_over_pairs_and_positions_that_do_not_fit(model):
     assert not cache.is_initialized
 
 
-def test_half_precision_checkpoints_load_and_run(model, tmp_path):
-    copy.deepcopy(model).bfloat16().save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").eval()
-    assert loaded.dtype == torch.bfloat16
-    logits = loaded(tokens(1, 30)).logits
-    assert logits.dtype == torch.bfloat16
-    assert (logits.float() - model(tokens(1, 30)).logits).abs().mean() < 0.15
-
-
 def test_a_float64_model_is_exact(model, monkeypatch):
-    """Compared with the naive forms, and token by token from a cache."""
+    """Compared with the naive forms."""
     exact = copy.deepcopy(model).double()
     # Longer than a block of 32 positions, or a chunk, and no multiple of one.
     monkeypatch.setattr("prismlm.ops.delta_rule.chunked.CHUNK", 16)
@@ -96,13 +87,6 @@ def test_a_float64_model_is_exact(model, monkeypatch):
     assert {gates.dtype for gates in tree_leaves(output.gates)} == {torch.float64}
     logits, fast = output.logits, gradients(exact, input_ids=ids, labels=ids)
     fast = {name: gradient.clone() for name, gradient in fast.items()}
-    cache, steps = None, []
-    with torch.no_grad():
-        for token in ids.split(1, 1):
-            output = exact(token, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            steps.append(output.logits)
-    torch.testing.assert_close(torch.cat(steps, 1), logits, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr("prismlm.layers.prototype_mixer.prefix_mean", naive_mean.prefix_mean)
     monkeypatch.setattr("prismlm.layers.delta_mixer.delta_rule", naive_rule.delta_rule)
     torch.testing.assert_close(exact(ids).logits, logits, rtol=1e-12, atol=1e-12)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import read_checkpoint
-from tests.helpers.own_models import CLOSE, SIGNAL_NOISE, VOCABULARY, own_model, tokens
+from tests.helpers.own_models import CLOSE, SIGNAL_NOISE, own_model, tokens
 
 OPTIONS = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
@@ -19,14 +19,6 @@ OPTIONS = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 @pytest.fixture(scope="module", params=SIGNAL_NOISE)
 def model(request):
     return own_model(request.param)
-
-
-@pytest.mark.parametrize(("bias", "mlp"), [(False, 8 * 24**2), (True, 8 * 24**2 + 5 * 24)])
-def test_sizes(bias, mlp):
-    """Tied attention has R·d² parameters and the MLP 2 d·m, m = 4 d, and its biases."""
-    norms = 5 * 24 * (2 if bias else 1)
-    count = sum(p.numel() for p in own_model("source", bias=bias).parameters())
-    assert count == VOCABULARY * 24 + 2 * (2 * 24**2 + mlp) + norms
 
 
 def test_initial_weights():
@@ -63,9 +55,6 @@ def test_a_checkpoint_includes_the_noise_weight(model, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.model.noise_weight == loaded.config.noise_weight == 0.25
     assert torch.equal(loaded(ids).logits, model(ids).logits)
-    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half(ids).logits.float(), model(ids).logits, rtol=0.2, atol=0.3)
     model.set_noise_weight(0.1)
     assert not torch.equal(loaded(ids).logits, model(ids).logits)
 
