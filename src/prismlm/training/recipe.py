@@ -40,6 +40,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FROM_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 RecipePath = Annotated[Path, Field(strict=False)]
 Beta = Annotated[float, Strict(), Field(ge=0, lt=1)]
+Tracker = Literal["wandb", "mlflow", "trackio"]
 
 
 class Section(BaseModel):
@@ -138,20 +139,17 @@ class OptimizerRecipe(Section):
     """peak learning rate of prototypes and scale"""
     weight_decay: NonNegativeFloat = 0.1
     """weight decay of the model's matrices"""
-    weight_decay_exempt: Annotated[tuple[Exempt, ...], Field(strict=False)] = Field(
-        default=EXEMPT,
-        description="matrices without weight decay: embeddings (and a tied output embedding), "
-        "prototypes of mixers, and the matrices that decays are computed from",
-    )
+    weight_decay_exempt: Annotated[tuple[Exempt, ...], Field(strict=False)] = EXEMPT
+    """matrices without weight decay: embeddings (and a tied output embedding), prototypes of
+    mixers, and the matrices that decays are computed from"""
     warmup: Fraction = 0.05
     """fraction of the steps over which the learning rate rises"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """learning-rate schedule after the warm-up: cosine, linear or constant"""
     final_learning_rate_share: Fraction = 0.0
     """final learning rate of a cosine schedule, as a fraction of the peak"""
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
-        default=(0.9, 0.95), description="decay rates of AdamW's two moments"
-    )
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
+    """decay rates of AdamW's two moments"""
     max_grad_norm: PositiveFloat = 1.0
     """maximum gradient norm of the model"""
     head_max_grad_norm: PositiveFloat = 1.0
@@ -196,11 +194,8 @@ class LoggingRecipe(Section):
     """steps between log rows, with means of the losses and the last gradient norm"""
     tensorboard: bool = True
     """whether to write OUT/tensorboard"""
-    report_to: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], Field(strict=False)] = (
-        Field(
-            default=(), description="other trackers, configured beforehand: wandb, mlflow, trackio"
-        )
-    )
+    report_to: Annotated[tuple[Tracker, ...], Field(strict=False)] = ()
+    """other trackers, configured beforehand: wandb, mlflow, trackio"""
 
 
 class NoiseWeightRecipe(Section):
