@@ -85,7 +85,7 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             row["rank"] = {order: pair for order, (pair, _) in ranks.items()}
             row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
             found = trace.documents(CANDIDATES)
-            row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES)]
+            row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES, trace.about)]
             by_bm25 = [one["doc_id"] for one in search.passages("bm25", trace, query)]
             first = [one.doc_id for one in found[:PASSAGES]]
             row["first_five"] = {"prismlm": first, "bm25": by_bm25}
@@ -169,7 +169,7 @@ class Search:
                 for name, text in ((self.ids[i], _most_alike(self.texts[i], query)) for i in best)
             ]
         passages = self.attribution(order, trace).passages(CANDIDATES)
-        shown = worth_showing(passages, PASSAGES)
+        shown = worth_showing(passages, PASSAGES, trace.about)
         read = [one for one in passages if one in shown or one in passages[:PASSAGES]]
         texts = [" ".join(str(one.text).split()) for one in read]
         return [

@@ -145,6 +145,9 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
         documents = [Passage(str(i), share, *[None] * 5, 0) for i, share in enumerate(shares)]
         assert worth_showing(documents, 5) == documents[:shown]
     # Where it is known how much of the answer they carry: the first, and those with 15 % of it.
-    carried = (0.1, 0.2, 0.14, 0.15, 0.3)
+    carried = (0.05, 0.2, 0.14, 0.15, 0.3)
     documents = [Passage(str(i), 0.2, *[None] * 5, 0, carried=c) for i, c in enumerate(carried)]
     assert [one.doc_id for one in worth_showing(documents, 3)] == ["0", "1", "3"]
+    about = {"2", "3", "4"}
+    shown = worth_showing(documents, 5, lambda one: one.doc_id in about)
+    assert [one.doc_id for one in shown] == ["0", "3", "4"]

@@ -151,7 +151,11 @@ def _evidence(trace: Trace, sources: Sources, options: PrintOptions) -> Iterator
     else:
         candidates = trace.documents(max(CANDIDATES, options.documents), **options.search)
         documents = candidates[: options.documents]
-        shown = documents if options.passages else worth_showing(candidates, options.documents)
+        shown = (
+            documents
+            if options.passages
+            else worth_showing(candidates, options.documents, trace.about)
+        )
         passages: dict[str, Passage] = {}
         if shown and options.search["method"] == "evidence":
             for passage in trace.passages(PASSAGE_CANDIDATES, where=where):

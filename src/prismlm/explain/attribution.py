@@ -80,7 +80,7 @@ GAP = 24
 MAX_PASSAGE = 128
 # Further tokens of a passage are marked if they have this part of its largest weight.
 MARKED_WEIGHT_RATIO = 0.1
-# Of the first so many documents, four in five of those that carry at least this part of an answer's
+# Of the first so many documents, most of those that carry at least this part of an answer's
 # information are about its subject (docs/results/asked.md).
 CANDIDATES, WORTH_SHOWING, LARGE_SHARE = 50, 0.15, 0.03
 
@@ -392,16 +392,19 @@ class Passage:
         return value
 
 
-def worth_showing(documents: Sequence[Passage], limit: int) -> list[Passage]:
-    """Return the first document, and others that carry 15 % of the answer's information.
+def worth_showing(
+    documents: Sequence[Passage], limit: int, about: Callable[[Passage], bool] = lambda _: True
+) -> list[Passage]:
+    """Return the first document, and others ``about`` the question with 15 % of the information.
 
-    Where that is unknown, those with 3 % of the evidence, or half as much as the first.
+    Where it is not known how much of the answer's information they carry, those with 3 % of the
+    evidence, or half as much as the first.
     """
 
     def worth(one: Passage) -> bool:
         if one.carried is None:
             return one.share >= min(LARGE_SHARE, documents[0].share / 2)
-        return one is documents[0] or one.carried >= WORTH_SHOWING
+        return one is documents[0] or (one.carried >= WORTH_SHOWING and about(one))
 
     return list(filter(worth, documents))[:limit]
 

@@ -310,6 +310,12 @@ class Trace:
         """How well the corpus supports the answer; None without a lens, or a scale in it."""
         return None if self.lens is None else self.attribution().support(self.asked)
 
+    @cached_property
+    def about(self) -> Callable[[Passage], bool]:
+        """Whether the document of a passage names something of what the user of a chat asked."""
+        names, number = self.attribution().about(self.asked), self._lens().cells.document_number
+        return lambda passage: names(number(passage.doc_id))
+
     @property
     def summary(self) -> str | None:
         """What the answer relies on, in words; None without a lens."""

@@ -239,7 +239,7 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
     for passage in trace.passages(PASSAGES):
         passages.setdefault(passage.doc_id, []).append(pool.shared(passage))
     documents: list[dict[str, Any]] = []
-    for document in worth_showing(trace.documents(CANDIDATES), DOCUMENTS):
+    for document in worth_showing(trace.documents(CANDIDATES), DOCUMENTS, trace.about):
         shared = pool.shared(document)
         documents.append(shared | {"passages": passages.get(document.doc_id, [shared])})
     shares = _shares(trace, ("domain", "source", "license"))
