@@ -62,6 +62,17 @@ def test_a_question_is_explained_with_its_answer(document, model, lm):
     assert len(value["positions"]) == len(lm.explain(as_chat(QUESTION, "Be brief."), generate=2))
 
 
+def test_a_steered_answer_is_shown_without_its_prompt(prism, document, model):
+    how = ("steer", model, QUESTION, "--chat", "--prototype", 7, "--edit", "ablate")
+    how = (*how, "--generate", 4, "--heldout", 0)
+    steering = document(*how)
+    shown = prism(*how).stdout
+    assert QUESTION in steering["prompt"]
+    assert QUESTION not in shown
+    answer = steering["text"].removeprefix(steering["prompt"]).split()
+    assert all(word in shown for word in answer)
+
+
 def test_only_the_answer_is_generated(prism, model, lm):
     shown = prism("generate", model, QUESTION, "--chat", "--tokens", 6).stdout
     assert shown.rstrip("\n") == lm.generate(ASKED, tokens=6)[len(ASKED) :].rstrip("\n")
