@@ -116,17 +116,25 @@ def test_filters_and_methods_of_explain(prism, document, tiny_model):
     assert "elsewhere" in prism(*explain, *where, "--passages").stdout
 
 
-def test_explain_reads_files_of_texts(document, tiny_model, texts, tmp_path):
+def test_explain_reads_and_writes_files(prism, document, tiny_model, texts, tmp_path):
     several = document("explain", tiny_model, "--file", texts)["texts"]
     lines, page, table = (tmp_path / name for name in ("lines.txt", "page.html", "t.parquet"))
     lines.write_text("\n\n".join(row["text"] for row in TEXTS) + "\n", encoding="utf-8")
-    files = ("--file", lines, "--lines", "--html", page, "--parquet", table)
-    by_line = document("explain", tiny_model, *files)["texts"]
+    command = ("explain", tiny_model, "--file", lines, "--lines", "--parquet", table)
+    result = prism(*command, "--html", page, "--json")
+    assert result.stderr == f"wrote {page}\nwrote {table}\n"
+    by_line = json.loads(result.stdout)["texts"]
     assert len(several) == len(by_line) == 3
     assert several[0] == by_line[0] == document("explain", tiny_model, TEXTS[0]["text"])
     (block,) = Reader(page.read_text(encoding="utf-8")).blocks
-    assert len(block["answers"]) == 3
-    assert set(pq.read_table(table)["text"].to_pylist()) == {0, 1, 2}
+    steps = [len(text["positions"]) for text in by_line]
+    assert [len(answer["steps"]) for answer in block["answers"]] == steps
+    rows, _ = pq.read_table(table).to_pylist(), table.unlink()
+    assert {row["text"] for row in rows} == {0, 1, 2}
+    uses = (step["prototypes"] for text in by_line for step in text["positions"])
+    assert len(rows) == sum(map(len, uses))
+    prism(*command, "--parts", "1")
+    assert pq.read_table(table).to_pylist() == rows
 
 
 def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):

@@ -5,7 +5,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -16,7 +15,6 @@ from prismlm.explain.attribution import Share, Sources, worth_showing
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Around
 from tests.helpers import forked
-from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta
 from tests.helpers.token_corpus import excerpt
 
@@ -195,21 +193,6 @@ def test_text_cannot_drive_the_terminal(prism, tiny_model):
     text = "a\x1b[31mb\x07 日本\r\n\tc".encode()
     shown = prism("explain", tiny_model, "--file", "-", stdin=text).stdout
     assert not {"\x1b", "\x07", "\r"} & set(shown)
-
-
-def test_output_files(prism, tiny_model, tmp_path):
-    page, table, text = (tmp_path / name for name in ("page.html", "t.parquet", "text.txt"))
-    text.write_text(TEXT, encoding="utf-8")
-    files = ("--file", text, "--html", page, "--parquet", table)
-    result = prism("explain", tiny_model, *files, "--json")
-    positions = json.loads(result.stdout)["positions"]
-    assert pq.read_table(table).num_rows == sum(len(step["prototypes"]) for step in positions)
-    (block,) = Reader(page.read_text(encoding="utf-8")).blocks
-    assert len(block["answers"][0]["steps"]) == len(positions)
-    assert result.stderr == f"wrote {page}\nwrote {table}\n"
-    before, _ = pq.read_table(table), table.unlink()
-    prism("explain", tiny_model, "--file", text, "--parquet", table, "--parts", "1")
-    assert pq.read_table(table).drop(["text"]).to_pylist() == before.to_pylist()
 
 
 def test_bad_input_is_refused(refused, tiny_model, tmp_path):

@@ -43,7 +43,6 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
         (None, ("--states-gb", "0"), "--states-gb is 0"),
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),
-        (None, ("--epochs", "-1"), "epochs is -1"),
         (None, ("--rate", "-1"), "learning_rate is -1"),
         (None, ("--weights", "equal"), "is not one of 'cosine', 'fitted'"),
     ],

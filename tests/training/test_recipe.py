@@ -19,14 +19,6 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
-    recipe = load_recipe(write(tmp_path, MINIMAL))
-    assert recipe.head.prototypes == 2048
-    assert recipe.losses.prototype_only_kl == 1.0
-    assert recipe.head.detach
-    assert recipe.positions_per_step == 8 * 256
-
-
 @pytest.mark.parametrize(
     ("addition", "expected"),
     [
