@@ -266,7 +266,9 @@ def test_passages_against(prism, document, refused, tiny_model, tmp_path):
 def test_missing_support_is_reported_first(prism, tiny_model):
     shown = prism("explain", tiny_model, TEXT).stdout
     sentence = shown.split("\n\n")[1]
-    assert sentence.startswith("No support: nothing in this corpus is about the answer.")
+    assert sentence.startswith(
+        "No support: no document of this corpus holds what the answer tells."
+    )
     assert "--passages" in shown
     evidence = ("Documents behind it", "Where it comes from")
     assert not any(part in shown for part in evidence)

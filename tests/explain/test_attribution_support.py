@@ -110,7 +110,7 @@ def test_text_of_the_corpus_is_nearer_than_noise_of_which_that_is_said_first(lm)
     assert (known.level, noise.support.level) == ("strong", "none")
     assert known.score > noise.support.score
     assert noise.summary == noise.support.sentence
-    assert "nothing in this corpus is about the answer" in noise.summary
+    assert "no document of this corpus holds what the answer tells" in noise.summary
 
 
 def test_a_generated_answer_is_asked_about_without_its_prompt(lm, monkeypatch):

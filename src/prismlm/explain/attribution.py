@@ -98,7 +98,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 WORDS: dict[Level, str] = {
     "strong": "one document of this corpus holds nearly all that the answer tells",
     "weak": "this corpus holds only parts of what the answer tells",
-    "none": "nothing in this corpus is about the answer",
+    "none": "no document of this corpus holds what the answer tells",
 }
 OFF_SUBJECT: dict[Level, str] = {
     "weak": "the document that holds most of the answer names nothing of the question",

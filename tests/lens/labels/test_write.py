@@ -87,7 +87,7 @@ def test_a_full_disk_leaves_the_lens_as_it_was(labelled, what, write, monkeypatc
 
 def test_labels_are_replaced_only_if_asked(labelled):
     lm = prismlm.load(labelled[0])
-    with pytest.raises(InputError, match=r"labelled already, by embedded.*--overwrite"):
+    with pytest.raises(InputError, match=r"names already.*embedded.*--overwrite"):
         label_lens(lm.lens, lm.model)
     names = lm.lens.names
     assert any("→" in name for name in names)

@@ -135,8 +135,8 @@ def label_lens(
         )
     if lens.meta.labels is not None and not overwrite:
         raise InputError(
-            f"the prototypes of {lens.path} are labelled already, by {lens.meta.labels['source']}."
-            " Give --overwrite to replace the labels."
+            f"the prototypes of {lens.path} have names already (label source: "
+            f"{lens.meta.labels['source']}). Give --overwrite to replace them."
         )
     room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):

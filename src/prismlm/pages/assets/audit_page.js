@@ -9,7 +9,7 @@ const SHARED = 16, OPENING = 120, LISTED = 400;
 const WORDS = {
   strong: "one document of this corpus holds nearly all that the text tells",
   weak: "this corpus holds only parts of what the text tells",
-  none: "nothing in this corpus is about the text",
+  none: "no document of this corpus holds what the text tells",
 };
 const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
 const { summary } = JSON.parse(root.querySelector("script").textContent);
