@@ -63,6 +63,14 @@ def discard(directory: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make a file appear in another place too, by a hard link, or a copy if there are none."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copy(source, target)
+
+
 def share(path: Path) -> None:
     """Give safetensors files, which are private to their owner, the usual permissions.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.read import count_list
 from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import InputError
-from prismlm.files import json_text, read_json, write_json
+from prismlm.files import json_text, link_or_copy, read_json, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -203,10 +201,7 @@ def _add_shard(part: Path, out: Path, number: int, start: int) -> dict[str, int]
         if name == layout.DOCUMENTS:
             _shift(source, target, start)
         else:
-            try:
-                os.link(source, target)
-            except OSError:  # a disk without hard links
-                shutil.copyfile(source, target)
+            link_or_copy(source, target)
         files[target.name] = target.stat().st_size
     return files
 

@@ -6,7 +6,6 @@ text, and needs no model.
 
 from __future__ import annotations
 
-import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from prismlm.corpus.layout import DOCUMENT_SCHEMA, FACTS
 from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError
-from prismlm.files import atomic_directory, read_json, write_json
+from prismlm.files import atomic_directory, link_or_copy, read_json, write_json
 from prismlm.lens import layout, suffixes
 from prismlm.lens.cell_files import CellFiles
 from prismlm.lens.options import IndexOptions
@@ -189,10 +188,10 @@ class Assembly:
             else:
                 files |= listed
                 for name in listed:
-                    _link(made / name, directory / name)
+                    link_or_copy(made / name, directory / name)
         centres = self.parts.path / CENTRES / layout.CELL_CENTRES_FILE
         if centres.is_file():
-            _link(centres, directory / centres.name)
+            link_or_copy(centres, directory / centres.name)
         entry = self.cells.entry()
         if self.corpus is not None:
             _join(contexts, directory / layout.INDEX_FILE)
@@ -215,14 +214,6 @@ class Assembly:
 
         assert self.corpus is not None
         return Corpus.open(self.corpus)
-
-
-def _link(file: Path, to: Path) -> None:
-    """Make a file appear in another place too, by a hard link, or a copy if there are none."""
-    try:
-        os.link(file, to)
-    except OSError:
-        shutil.copyfile(file, to)
 
 
 def _join(files: list[Path], path: Path) -> None:

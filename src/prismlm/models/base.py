@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError, first_line
-from prismlm.files import atomic_directory, read_json, room_to_write, share
+from prismlm.files import atomic_directory, link_or_copy, read_json, room_to_write, share
 from prismlm.hub import download
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
@@ -190,12 +190,8 @@ def _files_of(directory: Path) -> list[Path]:
 
 def _copy(files: list[Path], directory: Path) -> None:
     for file in files:
-        copy = directory / file.name
-        if file.suffix == ".safetensors":
-            with suppress(OSError):
-                os.link(file.resolve(), copy)
-        if not copy.exists():
-            shutil.copy(file, copy)  # with its permissions
+        put = link_or_copy if file.suffix == ".safetensors" else shutil.copy
+        put(file, directory / file.name)
 
 
 def _read_gguf(path: Path) -> tuple[Any, Any]:
