@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
-from prismlm.lens import external_sort, suffixes
+from prismlm.lens import suffixes
 from prismlm.lens.suffixes import ORDER_FILE, TOKENS_FILE, Suffixes, numbered
 
 # Tokens, and the parts that they are sorted in on disk; 0 for in memory.
@@ -93,9 +93,9 @@ def measure(work: Path, tokens: int, parts: int) -> dict[str, Any]:
         "LARGE": tokens // (parts + 1) if parts else tokens,
         "MAX_PARTS": max(1, parts),
     }
-    log, run = work / "memory", external_sort._run
+    log, run = work / "memory", suffixes._run
     measured = ["/usr/bin/time", "-f", "%M", "-a", "-o", log.resolve()]
-    with patch.multiple(suffixes, **sizes), patch.object(external_sort, "_run") as patched:
+    with patch.multiple(suffixes, **sizes), patch.object(suffixes, "_run") as patched:
         patched.side_effect = lambda command, where: run([*measured, *command], where)
         for number in range(suffixes.count_parts(corpus, "all")):
             suffixes.write_part(directory, corpus, "all", number)

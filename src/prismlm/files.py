@@ -23,6 +23,8 @@ FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
 TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)$")
 ASIDE = ".old"
 WAY_OUT = "Make room, and give the same command again."
+# Of a store, such as s3://bucket/lens.
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 PRIVATE = stat.S_IFREG | stat.S_IRUSR | stat.S_IWUSR
 # Bytes of one text, or of its line.
 LARGEST_TEXT = 2**27
@@ -54,6 +56,15 @@ def remove_left_behind(path: Path, *, within: bool = False) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def address_of(path: object) -> str | None:
+    """Return an address in a store, such as s3://bucket/lens, or None for a name or path."""
+    # A path has lost one of the two slashes.
+    match = ADDRESS.fullmatch(str(path))
+    if match is None or os.path.exists(str(path)):
+        return None
+    return f"{match[1]}://{match[2].rstrip('/')}"
 
 
 def discard(directory: Path) -> None:

@@ -9,20 +9,18 @@ from functools import cache
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
-from prismlm.lens import assembly, layout, scan
-from prismlm.lens.build import build_index, check_index, write_lens
+from prismlm.lens import assembly, scan
+from prismlm.lens.build import build_index, write_lens
 from prismlm.lens.cells import Cells
 from prismlm.lens.layout import (
     CELL_FILES,
     COUNT_FILES,
     INDEX_FILE,
-    INDEX_SCHEMA,
     META_FILE,
     PROTOTYPES_FILE,
     cell_files,
@@ -128,40 +126,21 @@ def test_contexts_and_documents_by_many_workers(build, whole, tmp_path, monkeypa
     one = whole(contexts=100)
     monkeypatch.setattr(assembly, "PROTOTYPES_OF_A_JOB", 5)
     assert_same_lens(build(contexts=100), one)
-    assert len(pq.ParquetFile(one / INDEX_FILE).metadata.to_dict()["row_groups"]) == 1
     monkeypatch.setattr(assembly, "CONTEXT_ROWS", 70)
     monkeypatch.setattr(assembly, "DOCUMENTS_OF_A_JOB", 40)
     shutil.rmtree(tmp_path / "lens")
     several = build(contexts=100)
-    tables = [pq.read_table(lens / INDEX_FILE) for lens in (one, several)]
-    assert tables[0] == tables[1]
+    table = pq.read_table(one / INDEX_FILE)
+    assert pq.read_table(several / INDEX_FILE) == table
+    groups = pq.ParquetFile(several / INDEX_FILE).metadata.to_dict()["row_groups"]
+    *full, last = (group["num_rows"] for group in groups)
+    assert {*full} == {70}
+    assert 70 * len(full) + last == len(table)
     cells = [Cells(lens, read_meta(lens).cells) for lens in (one, several)]
     assert cells[1].meta == cells[0].meta
     assert len([*several.glob("cell-documents-*.parquet")]) == 3
     assert cells[0].documents.take(np.arange(90)) == cells[1].documents.take(np.arange(90))
     compare_with_digests(several)
-
-
-def test_contexts_are_joined_a_file_at_a_time(tmp_path, monkeypatch):
-    """With 65,536 prototypes they are gigabytes."""
-    rows, texts, held = 1000, ["x" * 160] * 1000, list[int]()
-    columns = [pa.nulls(rows, field.type) for field in INDEX_SCHEMA][:-3]
-    table = pa.table([*columns, *[pa.array(texts)] * 3], schema=INDEX_SCHEMA)
-    for number in range(20):
-        layout.write_table(table, tmp_path / f"{number}.parquet")
-    monkeypatch.setattr(assembly, "CONTEXT_ROWS", 300)
-
-    def read(path):
-        held.append(pa.total_allocated_bytes() - before)
-        return pq.read_table(path)
-
-    monkeypatch.setattr(layout, "read_table", read)
-    before = pa.total_allocated_bytes()
-    assembly._join([tmp_path / f"{number}.parquet" for number in range(20)], tmp_path / "all")
-    assert max(held) < 3 * table.nbytes
-    groups = pq.ParquetFile(tmp_path / "all").metadata.to_dict()["row_groups"]
-    assert [group["num_rows"] for group in groups] == [300] * 66 + [200]
-    assert pq.read_table(tmp_path / "all") == pa.concat_tables([table] * 20)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +262,6 @@ def test_another_input_is_refused_and_named(build, model, corpus, whole, tmp_pat
         pytest.raises(InputError, match=r"device: cpu → NVIDIA H200; prismlm: .* → 9"),
     ):
         build(**second)
-    with pytest.raises(InputError, match="another tokenizer than the model's"):
-        check_index(model[0], corpus, OPTIONS, "0" * 32)
     assert_same_lens(whole(), build(**second))
     shutil.rmtree(out)
     build(contexts=5, **first)

@@ -19,7 +19,7 @@ from prismlm.lens import suffixes
 from prismlm.lens.build import IndexPart, index, index_in_parts
 from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
-from prismlm.parts import Parts, run_parts
+from prismlm.parts import ENGINES, Parts, run_parts
 from tests.helpers.kills import save_model
 from tests.lens.test_build import assert_same_lens
 
@@ -131,16 +131,12 @@ def index_unlike(part, unlike, engine, workers):
     part(None, 0, 3)
 
 
-def test_parts_unlike_each_other_are_refused(part, straight):
-    refuse_parts_unlike(part, straight, "local", 1)
-
-
-@pytest.mark.slow
-def test_workers_unlike_each_other_are_refused(part, straight, engine):
-    refuse_parts_unlike(part, straight, engine, 2)
-
-
-def refuse_parts_unlike(part, straight, engine, workers):
+@pytest.mark.parametrize(
+    ("engine", "workers"),
+    [("local", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ENGINES)],
+    indirect=["engine"],
+)
+def test_parts_unlike_each_other_are_refused(part, straight, engine, workers):
     """At the latest before the lens is written; the parts of the others are good."""
     for unlike, named in (
         ("model", "nowhere is not a directory"),

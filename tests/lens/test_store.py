@@ -141,9 +141,12 @@ def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, cop
         assert replace(lm, lens=lens).explain(TEXT).to_dict(against=2) == expected | {
             "lens": lens.address
         }
-    (paths[1] / layout.cell_files(1, 3)[0]).write_bytes(b"")
-    with pytest.raises(FormatError, match="cells-00001"):
-        Cells(paths[1], lenses[1].meta.cells)
+    for name in layout.cell_files(1, 3):
+        data = (paths[1] / name).read_bytes()
+        (paths[1] / name).write_bytes(data[:-5])
+        with pytest.raises(FormatError, match=name):
+            Cells(paths[1], lenses[1].meta.cells)
+        (paths[1] / name).write_bytes(data)
 
 
 def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, monkeypatch):
@@ -222,11 +225,14 @@ def test_a_cut_file_and_a_damaged_copy(tiny_model, address, s3, copies):
     with pytest.raises(FormatError, match=layout.INDEX_FILE):
         _ = stored.lens.index
     assert stored.lens.index.num_rows  # copied anew
-    name = f"{address.removeprefix('s3://')}/{layout.CELLS_FILE}"
-    s3[1].pipe_file(name, s3[1].cat_file(name)[:-7])
-    expected = rf"{address}/{layout.CELLS_FILE} has .* bytes.* until the store lists all of it"
-    with pytest.raises(FormatError, match=expected):
-        prismlm.load(tiny_model, lens=address)
+    for name, damage, problem in (
+        (layout.CELL_KEYS_FILE, lambda data: b"?" + data[1:], "is damaged"),
+        (layout.CELLS_FILE, lambda data: data[:-7], "has .* bytes.* until the store lists all"),
+    ):
+        path = f"{address.removeprefix('s3://')}/{name}"
+        s3[1].pipe_file(path, damage(s3[1].cat_file(path)))
+        with pytest.raises(FormatError, match=rf"{address}/{name} {problem}"):
+            prismlm.load(tiny_model, lens=address)
 
 
 def test_the_cache_is_bounded_and_a_pass_over_an_array_leaves_it(in_memory, monkeypatch):
@@ -280,14 +286,6 @@ def test_new_names_in_a_store(lm, tiny_model, in_memory, tmp_path, monkeypatch):
     expected = lm.explain(TEXT).to_dict(against=2) | {"lens": address}
     assert stored.explain(TEXT).to_dict(against=2) == expected
     assert stored.lens.path != before
-
-
-def test_a_damaged_array_is_named(tiny_model, in_memory):
-    memory, root, address = in_memory
-    path = f"{root}/{layout.CELL_KEYS_FILE}"
-    memory.pipe_file(path, b"?" + memory.cat_file(path)[1:])
-    with pytest.raises(FormatError, match=f"{address}/{layout.CELL_KEYS_FILE} is damaged"):
-        prismlm.load(tiny_model, lens=address)
 
 
 class HalfWay:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from prismlm import fingerprints
 from prismlm.errors import PrismError
-from prismlm.lens import external_sort, layout, suffixes
+from prismlm.lens import layout, suffixes
 from prismlm.lens.lens import Lens
 from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part
 from tests.helpers.token_corpus import TokenCorpus
@@ -63,7 +63,7 @@ def test_texts_sorted_on_disk_give_the_same(texts, queries, dtype, size):
         TemporaryDirectory() as directory,
         patch.multiple(suffixes, LARGE=0.5, MAX_PARTS=1, MAX_PART_BYTES=4 * size),
         # Pieces of three tokens; a text has at most 13.
-        patch.multiple(external_sort, PIECE=3, OVERLAP=64, TOKENS_AT_ONCE=5),
+        patch.multiple(suffixes, PIECE=3, OVERLAP=64, TOKENS_AT_ONCE=5),
     ):
         lens = Path(directory)
         for number in reversed(range(count_parts(corpus, "train"))):

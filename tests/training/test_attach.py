@@ -248,7 +248,7 @@ def test_a_corpus_of_another_tokenizer(base, tmp_path):
 
     (tmp_path / "a.txt").write_text("Some text. " * 500)
     other = build_corpus(tmp_path / "a.txt", tmp_path / "other", vocab_size=300)
-    with pytest.raises(InputError, match="another tokenizer than the model's"):
+    with pytest.raises(InputError, match="another tokenizer than that of the model"):
         attach(str(base), [other.path], tmp_path / "model", OPTIONS)
 
 

@@ -44,6 +44,15 @@ DOCUMENTS_AT_ONCE = 2**16
 TOKENS, DOCUMENTS, TEXTS = "tokens-{:05d}.bin", "documents-{:05d}.parquet", "text-{:05d}.parquet"
 
 
+def map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    """Memory-map a file of records, [n].
+
+    Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
+    """
+    with pa.memory_map(str(path)) as file:
+        return np.frombuffer(file.read_buffer(), dtype)
+
+
 def is_corpus(path: Path) -> bool:
     """Return whether ``path`` is a corpus directory."""
     return (path / META_FILE).is_file()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from prismlm.errors import (
     check_text,
     first_line,
 )
+from prismlm.files import address_of
 from prismlm.hub import hub_error
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ PART_BYTES = 2**28
 # Names that the package datasets takes as a format of text or rows, not as a dataset.
 FORMATS = ("arrow", "conll", "csv", "eval", "hdf5", "json", "lance", "pandas", "parquet", "text")
 FORMATS += ("vortex", "webdataset", "xml")
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
 
 
 def sample_path() -> Path:
@@ -287,13 +286,11 @@ def _located(given: Any) -> Any:
     remote = given
     if not is_remote(given):
         path = check_path("the input", given)
-        # A path on the command line has lost one of the two slashes.
-        address = ADDRESS.match(str(path))
-        if address is None or path.exists():
+        remote = address_of(path)
+        if remote is None:
             return path
-        if address[1] == "file":
-            return Path("/", address[2])
-        remote = f"{address[1]}://{address[2]}"
+        if remote.startswith("file://"):
+            return Path("/", remote.removeprefix("file://"))
     try:
         from upath import UPath
 

@@ -6,7 +6,7 @@ import copy
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,7 +63,7 @@ class Corpus:
         shards = meta["shards"]
         self._shard_starts = [0, *accumulate(shard["tokens"] for shard in shards)][:-1]
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-        self._shard = cache(partial(_mapped, path, dtype))
+        self._shard = cache(lambda n: layout.map_file(path / layout.TOKENS.format(n), dtype))
         self._columns: dict[str, list[str | None]] = {}
         self._left_out = np.empty(0, dtype=np.int64)
         # Older corpora have no split column.
@@ -244,9 +244,3 @@ class Corpus:
                 f"{self.num_tokens}."
             )
         return start, end
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], shard: int) -> np.ndarray:
-    # Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
-    with pa.memory_map(str(path / layout.TOKENS.format(shard))) as file:
-        return np.frombuffer(file.read_buffer(), dtype)

@@ -21,11 +21,19 @@ from transformers import PreTrainedModel
 import prismlm
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus.tokenizer import tokenizer_fingerprint
+from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError
-from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
+from prismlm.files import (
+    address_of,
+    atomic_directory,
+    check_room,
+    discard,
+    room_to_write,
+    share,
+    write_json,
+)
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
@@ -89,7 +97,8 @@ def index(
     checkpoint = load_checkpoint(model, device=device_named(device))
     reader, sidecar = checkpoint.model, checkpoint.sidecar
     options = options_for(reader, options or IndexOptions(), Path(model))
-    check_index(reader, opened, options, tokenizer_fingerprint(checkpoint.tokenizer))
+    check_tokenizer_of(opened, checkpoint.tokenizer, Path(model).resolve().name)
+    check_index(reader, opened, options)
     trained = sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     same = None if fingerprint is None else fingerprint == opened.fingerprint
@@ -306,7 +315,7 @@ def prototypes_table(
 def lens_directory(model: Path, lens: Path | str) -> Path:
     """Return the directory of a lens, given by name or path."""
     name = Path(lens).name
-    if layout.address_of(lens):
+    if address_of(lens):
         raise InputError(f"--lens {lens} is in a store: write the lens to a disk, then copy it.")
     if name.startswith(".") or not name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
@@ -323,20 +332,13 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
 
 
-def check_index(
-    model: PreTrainedModel, corpus: Corpus, options: IndexOptions, tokenizer: str | None = None
-) -> None:
-    """Raise InputError unless a corpus matches a model, and the tokenizer fingerprint if given."""
+def check_index(model: PreTrainedModel, corpus: Corpus, options: IndexOptions) -> None:
+    """Raise InputError unless a split of a corpus has documents, and the model all its tokens."""
     if split_counts(corpus, options.split)[0] == 0:
         raise InputError(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
             "index --split all, or build it with `prismlm corpus build` and another --heldout "
             "share."
-        )
-    if tokenizer is not None and tokenizer != corpus.meta["tokenizer"]["fingerprint"]:
-        raise InputError(
-            f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
-            "build the corpus with --tokenizer MODEL."
         )
     if len(corpus.tokenizer) > weight_of(model).shape[0]:
         # Tokens without embeddings do no harm unless the text has them.

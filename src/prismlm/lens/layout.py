@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,9 +14,9 @@ import pyarrow.parquet as pq
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.corpus.layout import FACTS, strings
+from prismlm.corpus.layout import FACTS, map_file, strings
 from prismlm.errors import FormatError, InputError, check_path
-from prismlm.files import from_json, read_json, write_json
+from prismlm.files import address_of, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 
 FORMAT_VERSION = 4
@@ -37,8 +35,6 @@ KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
 REBUILD = "Build the lens again."
 COPY = "Copy the lens again, or wait until the store lists all of it."
-# Of a store, such as s3://bucket/lens.
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 REPLACED = "the lens {} was rebuilt or removed since it was opened: open the model again."
 
 
@@ -219,15 +215,6 @@ def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
         raise damaged(path, error, advice) from error
 
 
-def map_file(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Memory-map a file of records, [n].
-
-    Unlike that of numpy, the map holds no file descriptor, of which a process may have too few.
-    """
-    with pa.memory_map(str(path)) as file:
-        return np.frombuffer(file.read_buffer(), dtype)
-
-
 def damaged(path: Path | str, why: object, advice: str = REBUILD) -> FormatError:
     """Return the error for a file that cannot be read."""
     return FormatError(f"{path} is damaged ({why}). {advice}")
@@ -284,18 +271,9 @@ def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
     return table
 
 
-def write_table(table: pa.Table, path: Path, **options: Any) -> None:
+def write_table(table: pa.Table, path: Path) -> None:
     """Write a table of a lens, with checksums of its pages."""
-    pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
-
-
-def address_of(lens: object) -> str | None:
-    """Return the address of a lens in a store, or None for a name or path."""
-    # A path has lost one of the two slashes.
-    match = ADDRESS.fullmatch(str(lens))
-    if match is None or os.path.exists(str(lens)):
-        return None
-    return f"{match[1]}://{match[2].rstrip('/')}"
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
 def find_lens(model_directory: Path, lens: Path | str | None) -> Path | str | None:

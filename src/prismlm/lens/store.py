@@ -31,7 +31,7 @@ from prismlm.errors import (
     check_whole,
     first_line,
 )
-from prismlm.files import atomic_file
+from prismlm.files import address_of, atomic_file
 from prismlm.lens import layout
 
 # The beginning of the names of files that are read by ranges.
@@ -58,7 +58,7 @@ def files_of(lens: Path | str | LensFiles) -> LensFiles:
     """Return the files of a lens by its path or address."""
     if isinstance(lens, LensFiles):
         return lens
-    address = layout.address_of(lens)
+    address = address_of(lens)
     return LensFiles(Path(lens)) if address is None else StoredFiles(address)
 
 

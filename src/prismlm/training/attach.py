@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus import build_corpus, estimate_build
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.tokenizer import check_tokenizer, tokenizer_fingerprint
+from prismlm.corpus.tokenizer import check_tokenizer, check_tokenizer_of
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError
@@ -304,7 +304,8 @@ class _AttachRun:
     def check(self) -> None:
         """Check the inputs before hours of work."""
         corpus, options = self.corpus, self.options
-        check_index(self.model, corpus, self.reading, tokenizer_fingerprint(self.tokenizer))
+        check_tokenizer_of(corpus, self.tokenizer, self.base.name)
+        check_index(self.model, corpus, self.reading)
         self.heldout.batches(1)
         documents, tokens = split_counts(corpus, "train")
         # The last token of a document predicts nothing.
