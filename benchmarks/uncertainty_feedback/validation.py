@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm.corpus import Corpus
-from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
+from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.models.uncertainty_feedback import codes_fed_back, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 from prismlm.statistics import bootstrap
@@ -104,15 +104,9 @@ def windows(corpus: Corpus, length: int) -> list[Iterator[WindowBatch]]:
     order = np.random.default_rng(SEED).permutation(np.flatnonzero(grid.length > 1))
     pad = corpus.eos_token_id
     return [
-        window_batches(_chosen(grid, order[:count]), corpus, TOKENS_PER_BATCH, pad)
+        window_batches(grid.take(order[:count]), corpus, TOKENS_PER_BATCH, pad)
         for count in (WINDOWS, SAMPLE)
     ]
-
-
-def _chosen(grid: WindowGrid, which: np.ndarray) -> WindowGrid:
-    return WindowGrid(
-        grid.document[which], grid.start[which], grid.length[which], grid.skip[which], grid.window
-    )
 
 
 @torch.no_grad()

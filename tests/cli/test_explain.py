@@ -15,7 +15,7 @@ from prismlm.explain.attribution import Share, Sources, worth_showing
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Around
 from tests.helpers import forked
-from tests.helpers.lens_meta import change_meta
+from tests.helpers.lens_files import change_meta
 from tests.helpers.token_corpus import excerpt
 
 TEXT = "The proof relies on the theory of groups."

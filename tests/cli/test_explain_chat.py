@@ -13,7 +13,7 @@ from prismlm.cli.trace import PrintOptions, explain_and_print, repeats_question
 from prismlm.corpus import Corpus
 from prismlm.corpus.chat import as_chat
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
-from tests.helpers.lens_meta import change_meta
+from tests.helpers.lens_files import change_meta
 
 SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
 UNANSWERED = {"chat without an answer": 2}

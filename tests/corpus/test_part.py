@@ -3,7 +3,6 @@
 import os
 import shutil
 import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -19,30 +18,11 @@ from prismlm.errors import InputError, Interrupted
 from prismlm.parts import ENGINES
 from tests.corpus.test_part_directory import contents
 from tests.helpers.file_limit import few_open_files
+from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.records import write_jsonl
 
 WORDS = "the sea and the land that have been with us to be of use in every year".split()  # noqa: SIM905
 GOOD = " ".join(WORDS * 5)
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAfter:
-    """A reporter that raises an error at its n-th report."""
-
-    def __init__(self, reports, error=Stop):
-        self.left, self.error = reports, error
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        yield self
-
-    def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +119,8 @@ def test_workers_of_every_engine_write_the_same_files(engine, build):
 
 def test_finished_parts_are_kept_and_those_of_other_input_refused(build, texts, tmp_path):
     whole = build("whole")
-    with pytest.raises(Stop):
-        build(progress=StopAfter(3))
+    with pytest.raises(Interrupted, match=r"kept in .*\.out\.partial"):
+        build(progress=InterruptAfter(3))
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.partial/part-*")}
     assert len(kept) == 2
     rows = texts / "rows.jsonl"
@@ -156,12 +136,10 @@ def test_finished_parts_are_kept_and_those_of_other_input_refused(build, texts, 
         build(heldout_fraction=0.5)
     with pytest.raises(InputError, match="parts: 4 → 5"):
         build(parts=5)
-    with pytest.raises(Interrupted, match=r"kept in .*\.out\.partial"):
-        build(progress=StopAfter(1, KeyboardInterrupt))
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
     assert contents(build().path) == contents(whole.path)
-    with pytest.raises(Stop):
-        build(overwrite=True, progress=StopAfter(3))
+    with pytest.raises(Interrupted):
+        build(overwrite=True, progress=InterruptAfter(3))
     assert contents(tmp_path / "out") == contents(whole.path)
     assert build(overwrite=True, heldout_fraction=0.5).split("heldout").size > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]

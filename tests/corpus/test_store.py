@@ -115,7 +115,7 @@ def cut_off(kind):
         (cut_off("tokens"), r"tokens-00001\.bin has \d+ bytes, expected"),
         (cut_off("documents"), r"documents-00001\.parquet has \d+ bytes, expected"),
         (cut_off("text"), r"text-00001\.parquet has \d+ bytes, expected"),
-        (lambda copy: next(copy.glob("text-00001.*")).unlink(), r"text-00001\.parquet is missing"),
+        (lambda copy: next(copy.glob("text-00001.*")).unlink(), r"has 0 bytes.* it is missing"),
         (change(version=99), "99"),
         (change(counts={}), "was changed since"),
         (change(), "does not describe"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
 from prismlm.lens.suffixes import Suffixes
+from tests.helpers.lens_files import write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
-from tests.helpers.written_suffixes import write_suffixes
 
 TEXTS = (
     "the heart pumps blood through the body",

@@ -10,7 +10,7 @@ from prismlm.lens import layout
 from prismlm.lens.cell_files import cells_format, spooled_type, write_run
 from prismlm.lens.cells import Int8Codes
 from prismlm.lens.lens import Lens
-from tests.helpers.written_cells import write_cells
+from tests.helpers.lens_files import write_cells
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",
 # 100 to 400 of "b"

@@ -29,7 +29,7 @@ from prismlm.training.parallel import Sharding, shard_frozen
 from prismlm.training.setup import ShuffledSignal, prepare
 from prismlm.training.trainer import latest_checkpoint
 from prismlm.training.tuning import Tuning, with_adapters
-from tests.helpers.runs import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.tiny_head import make
 
 

@@ -1,7 +1,5 @@
 """Training runs in this process and in others, stopped on the way, and compared."""
 
-import os
-import signal
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -15,29 +13,6 @@ from safetensors.torch import load_file
 from prismlm.training import LossWeights
 from prismlm.training.trainer import latest_checkpoint
 from tests.helpers import forked
-
-
-def press_ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-class InterruptAfter:
-    """A reporter that presses Ctrl-C, or does something else, when so many steps are done."""
-
-    def __init__(self, steps, act=press_ctrl_c):
-        self.left, self.act = steps, act
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        yield self
-
-    def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
-            self.act()
-
-    def note(self, text):
-        self.text = text
 
 
 class Recorded:

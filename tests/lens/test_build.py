@@ -19,7 +19,7 @@ from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
 from prismlm.lens.scan import drawn, states_of
 from prismlm.ops import prototype_head
-from tests.helpers.next_tokens import next_tokens
+from tests.helpers.lens_files import next_tokens
 from tests.helpers.token_corpus import excerpt
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6

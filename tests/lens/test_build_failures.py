@@ -31,6 +31,7 @@ from prismlm.lens.store import LensFiles
 from prismlm.parts import Parts
 from prismlm.progress import Reporter
 from tests.helpers.file_limit import limit_files, limit_lifted_after
+from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.kills import OPTIONS, index_in_child, make_corpus, make_model
 from tests.lens.test_build import assert_same_lens
 
@@ -73,22 +74,6 @@ def build(corpus, model, tmp_path):
         return build_index(*inputs, tmp_path / "lens", options, **settings)
 
     return build
-
-
-class StopAfter(Reporter):
-    """A reporter that sends a signal, or raises, at so many advances, of any work or one kind."""
-
-    def __init__(self, advances, act, work=None):
-        self.left, self.act, self.work, self.counts = advances, act, work, True
-
-    def task(self, description, total=None, unit="tokens"):
-        self.counts = self.work in (None, description)
-        return super().task(description, total, unit)
-
-    def advance(self, amount=1):
-        self.left -= self.counts
-        if self.counts and self.left == 0:
-            self.act()
 
 
 def compare_with_digests(lens):
@@ -157,7 +142,7 @@ def test_what_is_finished_is_not_made_again_after_a_kill(
 ):
     many = {"range_bytes": 20_000, "codes": codes}
     expected = whole(**many)
-    kill = StopAfter(2, lambda: os.kill(os.getpid(), signal.SIGKILL), work)
+    kill = InterruptAfter(2, lambda: os.kill(os.getpid(), signal.SIGKILL), work)
     child = index_in_child(lambda: build(progress=kill, **many))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     partial = Parts(tmp_path / "lens", 1).path
@@ -200,7 +185,7 @@ def test_a_part_or_range_that_is_damaged_or_missing_is_named(build, whole, tmp_p
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_path, number, code):
     def stopped(match):
-        stop = StopAfter(3, lambda: os.kill(os.getpid(), number))
+        stop = InterruptAfter(3, lambda: os.kill(os.getpid(), number))
         with pytest.raises(Interrupted, match=match) as raised:
             build(shard=Shard(1, 2), progress=stop)
         assert raised.value.exit_code == code
@@ -212,7 +197,7 @@ def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_
     assert str(Parts(tmp_path / "lens", 2).path) in stopped("same command again")
     assert not (tmp_path / "lens").exists()
     # Finished parts are not read again.
-    assert build(shard=Shard(0, 2), progress=StopAfter(1, pytest.fail)) is None
+    assert build(shard=Shard(0, 2), progress=InterruptAfter(1, pytest.fail)) is None
     assert_same_lens(whole(), build(shard=Shard(1, 2)))
 
 
@@ -237,7 +222,7 @@ def test_a_full_disk_leaves_nothing_half_written(build, whole, tmp_path, size, f
         patch("prismlm.lens.build.write_lens", write),
         pytest.raises(PrismError, match=r"could not be written.*same command"),
     ):
-        build(progress=StopAfter(1, lambda: finished or limit_files(size)), **last)
+        build(progress=InterruptAfter(1, lambda: finished or limit_files(size)), **last)
     assert not out.exists()
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
     assert len(Parts(out, 3).complete()) == finished
@@ -275,7 +260,7 @@ def test_a_lens_written_while_waiting_is_refused_before_reading(
     out, straight = tmp_path / "lens", whole()
     monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
     with pytest.raises(InputError, match="exists"):
-        build(progress=StopAfter(1, pytest.fail))
+        build(progress=InterruptAfter(1, pytest.fail))
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 

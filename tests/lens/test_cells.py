@@ -27,7 +27,7 @@ from prismlm.lens.cells import (
     parts_of,
 )
 from tests.helpers.file_limit import few_open_files
-from tests.helpers.written_cells import write_cells
+from tests.helpers.lens_files import write_cells
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
 

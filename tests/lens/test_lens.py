@@ -11,7 +11,7 @@ from prismlm.corpus import build_corpus
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import OwnText, inspect_lens, joined, sentence_around, verdict
 from prismlm.lens.suffixes import Suffixes
-from tests.helpers.lens_meta import change_meta
+from tests.helpers.lens_files import change_meta
 
 ODD = "Ein 東京 👩\u200d🚀 café\t\n\n«x»  two  blanks \u202e end. Then <|endoftext|> more."
 

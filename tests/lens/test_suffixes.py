@@ -18,8 +18,8 @@ from prismlm.errors import PrismError
 from prismlm.lens import layout, suffixes
 from prismlm.lens.lens import Lens
 from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part
+from tests.helpers.lens_files import write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
-from tests.helpers.written_suffixes import write_suffixes
 
 END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]

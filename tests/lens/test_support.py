@@ -6,7 +6,7 @@ import torch
 from prismlm.lens import cells as cells_module
 from prismlm.lens.support import leave_one_out, measure_support, sample_excerpts
 from prismlm.models.sidecar import weight_of
-from tests.helpers.next_tokens import next_tokens
+from tests.helpers.lens_files import next_tokens
 
 
 @torch.no_grad()

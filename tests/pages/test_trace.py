@@ -19,7 +19,7 @@ from prismlm.lens.lens import Around
 from prismlm.pages.trace import Pool, fragment, page, trace_data
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.html_reader import Reader
-from tests.helpers.lens_meta import change_meta
+from tests.helpers.lens_files import change_meta
 from tests.helpers.token_corpus import excerpt
 
 TEXT = "The proof relies on\nthe theory of groups."

@@ -213,7 +213,7 @@ def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
 
 def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):
     monkeypatch.setattr(type(lm.lens), "corpus", None)
-    with pytest.raises(InputError, match="is missing or has changed"):
+    with pytest.raises(InputError, match="or has changed, and the text around positions"):
         prototype_units(lm.lens, lm.head.prototypes)
 
 

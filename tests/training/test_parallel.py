@@ -17,7 +17,7 @@ from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, parallel, train
 from prismlm.training.parallel import blocks, dist, join
 from prismlm.training.trainer import SHARDS, latest_checkpoint
-from tests.helpers.runs import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.spread_runs import assert_same_history, base_settings, launch
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2}

@@ -30,12 +30,11 @@ from prismlm.training.trainer import (
     step_of,
 )
 from tests.helpers import forked
+from tests.helpers.interrupted import InterruptAfter, press_ctrl_c
 from tests.helpers.runs import (
-    InterruptAfter,
     Recorded,
     assert_same_run,
     curve,
-    press_ctrl_c,
     start,
 )
 
@@ -277,7 +276,7 @@ from functools import partial
 from prismlm.errors import PrismError
 from prismlm.training import build_recipe, train
 from tests.helpers.file_limit import limit_files
-from tests.helpers.runs import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter
 full = partial(limit_files, int(sys.argv[2]))
 try:
     train(build_recipe(yaml.safe_load(open(sys.argv[1]))), progress=InterruptAfter(15, full))

@@ -16,7 +16,7 @@ from prismlm.models.seam import capture
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
-from tests.helpers.runs import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter
 
 PROTOT = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8}
 DELTANET = {"model_type": "prismlm_deltanet", "hidden_size": 32, "num_hidden_layers": 2}

@@ -17,7 +17,7 @@ from prismlm.errors import InputError, Interrupted
 from prismlm.training import build_recipe, load_recipe, search, train
 from prismlm.training.search import check_search, check_space, recipe_with
 from tests.helpers import forked
-from tests.helpers.runs import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter
 
 RATES = {"low": 1e-3, "high": 3e-2, "log": True}
 SPACE = {"batch_size": [4, 8], "optimizer.learning_rate": RATES}

@@ -22,7 +22,7 @@ from prismlm.training.setup import (
     with_steps,
 )
 from prismlm.training.trainer import PrismTrainer, training_arguments
-from tests.helpers.runs import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.tiny_head import VOCABULARY
 from tests.training.test_run_decoders import DELTANET, PROTOT, SIGNAL_NOISE
 

@@ -93,19 +93,13 @@ def check_complete(directory: Path, meta: Any) -> None:
             f"{directory} has corpus format {meta.get('version')}; this version of prismlm reads "
             f"{FORMAT_VERSION}. {REBUILD}"
         )
-    if meta.get("digest") != digest(meta):
+    if meta.pop("digest", None) != fingerprints.of_json(meta):
         raise FormatError(f"{where} was changed since it was written. {REBUILD}")
     for name, size in (item for shard in meta["shards"] for item in shard["files"].items()):
         path = directory / name
-        if not path.is_file():
-            raise FormatError(f"{directory} is incomplete: {name} is missing. {REBUILD}")
-        if path.stat().st_size != size:
+        actual = path.stat().st_size if path.is_file() else 0
+        if actual != size:
             raise FormatError(
-                f"{path} has {path.stat().st_size} bytes, expected {size}: it is cut off or was "
-                f"changed. {REBUILD}"
+                f"{path} has {actual} bytes, expected {size}: it is missing, truncated or changed. "
+                f"{REBUILD}"
             )
-
-
-def digest(meta: dict[str, Any]) -> str:
-    """Return the digest of the other entries of ``corpus.json``."""
-    return fingerprints.of_json({name: part for name, part in meta.items() if name != "digest"})

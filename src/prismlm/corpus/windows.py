@@ -53,6 +53,11 @@ class WindowGrid:
     def __len__(self) -> int:
         return len(self.document)
 
+    def take(self, rows: np.ndarray | slice) -> WindowGrid:
+        """Return some of the windows, by mask, indices or slice."""
+        columns = (self.document, self.start, self.length, self.skip)
+        return WindowGrid(*(column[rows] for column in columns), self.window, self.prefix)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowBatch:
@@ -104,13 +109,8 @@ def document_windows(
         stride: tokens between the starts of two windows.
         prefix: the tokens that the tokenizer puts before a text.
     """
-    if window <= len(prefix):
-        raise InputError(f"A window of {window} tokens: expected at least {len(prefix) + 1}.")
-    if not 1 <= stride <= window:
-        raise InputError(
-            f"A stride of {stride} tokens with windows of {window}: expected 1 to {window}, "
-            "or tokens would be left out."
-        )
+    check_whole("the window", window, len(prefix) + 1)
+    check_whole("the stride of the windows", stride, 1, window)
     stride = min(stride, window - len(prefix))
     indices = np.asarray(document_indices, dtype=np.int64)
     length = lengths[indices]
@@ -282,10 +282,7 @@ def pack(
             carry a state from one document of a row into the next.
     """
     prefix = len(corpus.prefix)
-    if length < prefix + 2:
-        raise InputError(
-            f"Rows of {length} tokens: expected at least {prefix + 2}, one to predict the next."
-        )
+    check_whole("the length of a row", length, prefix + 2)
     generator = np.random.default_rng(seed)
     grid = document_windows(documents, corpus.starts, corpus.lengths, length, length, corpus.prefix)
     full = np.flatnonzero(grid.length == length)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
@@ -190,7 +191,7 @@ def merge_parts(
         **more,
     }
     tokenizer.save_pretrained(out / layout.TOKENIZER_DIRECTORY)
-    write_json(out / layout.META_FILE, meta | {"digest": layout.digest(meta)})
+    write_json(out / layout.META_FILE, meta | {"digest": fingerprints.of_json(meta)})
 
 
 def _add_shard(part: Path, out: Path, number: int, start: int) -> dict[str, int]:

@@ -90,16 +90,10 @@ def _add_documents(router: APIRouter, session: Session) -> None:
     @router.get("/documents", summary="A document at a place")
     def document(id: Id, at: Position = None) -> dict[str, Any]:
         lens = session.lm.lens_for("document to show")
-        if lens.corpus is None:
-            raise InputError(
-                f"the corpus of the lens is no longer at {lens.corpus_path}, or has changed, so "
-                "its documents cannot be shown. Put it back there, or build the lens again with "
-                f"`prismlm index {session.lm.path} --corpus DIR --overwrite`; then start the "
-                "explorer again."
-            )
+        corpus = lens.corpus_for("documents are shown from it")
         with lock:
-            if not opened or opened[0].meta is not lens.corpus.meta:
-                opened[:] = [Corpus(lens.corpus.path, lens.corpus.meta)]
+            if not opened or opened[0].meta is not corpus.meta:
+                opened[:] = [Corpus(corpus.path, corpus.meta)]
             return _document(opened[0], id, at)
 
 

@@ -311,6 +311,16 @@ class Lens:
             self._corpus = current, corpus if same else None
         return self._corpus[1]
 
+    def corpus_for(self, use: str) -> Corpus:
+        """Return the corpus; InputError, with what it is read for, if it is missing or changed."""
+        corpus = self.corpus
+        if corpus is None:
+            raise InputError(
+                f"the corpus of {self.address} is not at {self.corpus_path}, or has changed, and "
+                f"{use}. Put it back, or build the lens again."
+            )
+        return corpus
+
     @property
     def corpus_path(self) -> Path:
         """Where its corpus is expected."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError, check_number, check_whole
 from prismlm.files import read_json
 from prismlm.lens.cells import CodeName, check_codes
 from prismlm.models.sidecar import META_FILE
@@ -72,14 +72,10 @@ def options_for(
     return replace(options, window=window, stride=check_whole("--stride", stride, 1, window))
 
 
-def check_share(share: float) -> float:
-    """Return a share of windows; InputError unless it is above 0 and at most 1."""
-    if not 0 < share <= 1:  # rejects NaN too
-        raise InputError(
-            f"--positions is {share:g}: expected a share of the corpus's windows, above 0 and up "
-            "to 1."
-        )
-    return share
+def check_share(share: float) -> None:
+    """Raise InputError unless a share of windows is above 0 and at most 1."""
+    expected = "a share of the corpus's windows, above 0 and up to 1"
+    check_number("--positions", share, expected, lambda number: 0 < number <= 1)
 
 
 def training_corpus(directory: Path | str) -> Corpus:

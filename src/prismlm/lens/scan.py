@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +41,7 @@ from prismlm.ops import top_contexts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import read_note
+from prismlm.run_state import check_same, read_note
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -110,8 +110,7 @@ class Reading:
         corpus, options = self.corpus, self.options
         grid = self.order.windows(slot, corpus, options.split, options.window, options.stride)
         if share < 1:
-            rows, names = drawn(grid.start, share), ("document", "start", "length", "skip")
-            grid = replace(grid, **{name: getattr(grid, name)[rows] for name in names})
+            grid = grid.take(drawn(grid.start, share))
         most = pass_tokens(self.model.device)
         for batch in window_batches(grid, corpus, most, corpus.eos_token_id):
             yield batch, predicting(batch, corpus)
@@ -251,11 +250,8 @@ def read_states(
     run |= {} if shard == WHOLE else {"shard": [shard.number, shard.count]}
     if (directory / META_FILE).is_file():
         stored = HiddenStates.open(directory)
-        if stored.run != run:
-            raise InputError(
-                f"{directory} holds the hidden states of another model, corpus or setting. "
-                "Restore the former settings, or remove it."
-            )
+        what = f"{directory} holds the hidden states of another model, corpus or setting"
+        check_same(what, stored.run, run, "Restore the former settings, or remove it.")
         return stored
     source, width = Reading(model, corpus, options), weight_of(model).shape[1]
     most, blocks = int(limit_bytes / bytes_per_position(width)), source.order.count

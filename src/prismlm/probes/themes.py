@@ -25,9 +25,8 @@ from scipy.spatial.distance import squareform
 
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.files import json_text
 from prismlm.lens.labels.contexts import FUNCTION, NAME_LENGTH
-from prismlm.lens.labels.endpoint import Endpoint, Question, Session, fenced, one_line, prompt
+from prismlm.lens.labels.endpoint import Endpoint, Question, Session, one_line
 from prismlm.lens.signatures import LINE
 from prismlm.probes.channels.activations import Kind as Activation
 from prismlm.probes.channels.activations import read_activations, read_passages
@@ -236,11 +235,9 @@ class EndpointJudge:
 def theme_question(unit: Sequence[Passage]) -> Question:
     """Return the question about one unit."""
     rows = [{"passage": n, "text": _marked_text(p)} for n, p in enumerate(unit, 1)]
-    data = fenced("\n".join(map(json_text, rows)))
-    # Not a system message, which some models' templates refuse.
-    content = f"{prompt('system')}\n\n{prompt('themes', data=data)}"
-    return Question(
-        ({"role": "user", "content": content},),
+    return Question.about(
+        "themes",
+        rows,
         {"theme": str, **dict.fromkeys(FIGURES, int), "explanation": str},
         is_valid=lambda answer: (
             bool(one_line(answer["theme"], NAME_LENGTH))
@@ -262,12 +259,7 @@ def prototype_units(
 
     ``count`` are drawn from those that have a context; None for all.
     """
-    corpus = lens.corpus
-    if corpus is None:
-        raise InputError(
-            f"the corpus that {lens.address} was built from, {lens.corpus_path}, is missing or has "
-            "changed, and the text around positions is read from it: restore it, or index again."
-        )
+    corpus = lens.corpus_for("the text around positions is read from it")
     numbers = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)
     directions = torch.nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
     units: list[Unit] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,7 @@ class HeldOut:
             order, corpus.starts, corpus.lengths, self.window, stride, corpus.prefix
         )
         count = int(np.searchsorted(np.cumsum(grid.length - grid.skip), tokens)) + 1
-        names = ("document", "start", "length", "skip")
-        first = replace(grid, **{name: getattr(grid, name)[:count] for name in names})
+        first = grid.take(slice(count))
         return window_batches(first, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
 
     def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:

@@ -26,7 +26,7 @@ from prismlm.lens.labels.write import (
 )
 from tests.helpers.chat_server import ChatServer, good
 from tests.helpers.file_limit import limit_files, limit_lifted_after
-from tests.helpers.lens_meta import change_meta
+from tests.helpers.lens_files import change_meta
 
 FILLED = ("description", "category", "role", "tags", "label_score")
 MOST = 10

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,20 @@ class Question(NamedTuple):
     messages: tuple[dict[str, str], ...]
     fields: dict[str, Any]  # of the answer: types among JSON_TYPES, or a tuple of allowed values
     is_valid: Callable[[dict[str, Any]], bool] = lambda answer: True
+
+    @classmethod
+    def about(
+        cls,
+        name: str,
+        rows: Sequence[Mapping[str, Any]],
+        fields: dict[str, Any],
+        is_valid: Callable[[dict[str, Any]], bool],
+    ) -> Question:
+        """Return the question of a prompt about untrusted data, a row a line."""
+        data = fenced("\n".join(map(json_text, rows)))
+        # Not a system message, which some chat templates refuse.
+        content = f"{prompt('system')}\n\n{prompt(name, data=data)}"
+        return cls(({"role": "user", "content": content},), fields, is_valid)
 
     @property
     def schema(self) -> dict[str, Any]:

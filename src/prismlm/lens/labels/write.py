@@ -27,7 +27,7 @@ import pyarrow as pa
 from torch import nn
 
 from prismlm.errors import InputError, check_whole
-from prismlm.files import WAY_OUT, atomic_file, json_text, room_to_write
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.lens import layout
 from prismlm.lens.labels import contexts
 from prismlm.lens.labels.contexts import (
@@ -39,14 +39,7 @@ from prismlm.lens.labels.contexts import (
     Places,
     Text,
 )
-from prismlm.lens.labels.endpoint import (
-    Endpoint,
-    Question,
-    Session,
-    fenced,
-    one_line,
-    prompt,
-)
+from prismlm.lens.labels.endpoint import Endpoint, Question, Session, one_line
 from prismlm.lens.lens import MIN_PLACES, Lens
 from prismlm.lens.signatures import LINE
 from prismlm.models.sidecar import weight_of
@@ -128,11 +121,6 @@ def label_lens(
         labeller, and scores of its names next to the embedded names of the same prototypes.
     """
     lens.files.check_local("label")
-    if lens.corpus is None:
-        raise InputError(
-            f"the corpus of {lens.path} is not at {lens.corpus_path}, or has changed, and "
-            "names are made of its text. Put it back, or build the lens again."
-        )
     if lens.meta.labels is not None and not overwrite:
         raise InputError(
             f"the prototypes of {lens.path} have names already (label source: "
@@ -183,9 +171,9 @@ def _columns(
 
 
 def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Labelling:
-    """Name every prototype from four fifths of the documents; the lens has its corpus."""
-    cells, corpus, count = lens.cells, lens.corpus, lens.num_prototypes
-    assert corpus is not None
+    """Name every prototype from four fifths of the documents."""
+    corpus = lens.corpus_for("names are made of its text")
+    cells, count = lens.cells, lens.num_prototypes
     with progress.task("Reading places", 1, "steps") as task:
         weight = weight_of(model).detach()
         text = Text(corpus, len(weight))
@@ -267,17 +255,14 @@ def ask_for_names(
 
     def label(cell: int) -> Label:
         raised = dict(zip(*(row or [] for row in signatures[cell].values()), strict=True))
-        lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
+        rows: list[dict[str, Any]] = [{token: round(value, 2) for token, value in raised.items()}]
         # Evenly spaced, since places are sorted by next token.
         count = min(PASSAGES, int(np.diff(first)[cell]))
-        for row in np.unique(np.linspace(first[cell], first[cell + 1] - 1, count).astype(int)):
-            text, following = contexts.marked(labelling.text, places, int(row), BEFORE, AFTER)
-            lines.append(json_text({"passage": text, "next": following}))
-        # Some chat templates refuse a system message.
-        data = fenced("\n".join(lines))
-        content = f"{prompt('system')}\n\n{prompt('name', data=data)}"
-        messages = ({"role": "user", "content": content},)
-        answer = session.ask(Question(messages, FIELDS, lambda reply: all(_trimmed(reply))))
+        for place in np.unique(np.linspace(first[cell], first[cell + 1] - 1, count).astype(int)):
+            text, following = contexts.marked(labelling.text, places, int(place), BEFORE, AFTER)
+            rows.append({"passage": text, "next": following})
+        question = Question.about("name", rows, FIELDS, lambda reply: all(_trimmed(reply)))
+        answer = session.ask(question)
         name, description = _trimmed(answer)
         tags = filter(None, (one_line(tag, SHORT) for tag in answer["tags"][:MAX_TAGS]))
         return Label(

@@ -1,0 +1,44 @@
+"""Files of a lens: written by one process, read as a whole, or changed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from prismlm import fingerprints
+from prismlm.files import read_json, write_json
+from prismlm.lens import layout
+from prismlm.lens.cell_files import CellFiles
+from prismlm.lens.suffixes import count_parts, finish, write_part
+
+
+def write_cells(directory, runs, meta, range_bytes=2**30):
+    """Write all ranges of cells, and return their entry in ``meta.json``."""
+    cells = CellFiles(meta, runs, range_bytes)
+    for number in range(len(cells.ranges)):
+        cells.write(directory, number)
+    return cells.entry()
+
+
+def write_suffixes(directory, corpus, split):
+    """Write the tokens of a split, and their order if a sorter is installed."""
+    for number in range(count_parts(corpus, split)):
+        write_part(directory, corpus, split, number)
+    finish(directory, corpus, split)
+
+
+def next_tokens(cells, rows):
+    """Return the token that came next at some rows of the cells, int64 [n]."""
+    keys, starts = cells.keys_and_starts
+    return keys[np.searchsorted(starts, rows, side="right") - 1] % cells.meta.vocabulary
+
+
+def change_meta(lens: Path, **values: Any) -> None:
+    """Change values of ``meta.json``, and note the files as they are now."""
+    files = layout.describe_files(lens)
+    value = read_json(lens / layout.META_FILE) | {"files": files} | values
+    del value["digest"]
+    write_json(lens / layout.META_FILE, value | {"digest": fingerprints.of_json(value)})
+    table = pq.read_table(lens / layout.PROTOTYPES_FILE)
+    layout.write_prototypes(table, lens / layout.PROTOTYPES_FILE, value["files"])
