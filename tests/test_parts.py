@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
 
 from prismlm.errors import InputError, PrismError
 from prismlm.parts import run_parts
+from tests.helpers.interrupted import wait_for
 
 
 def make(directory, data, number, count):
@@ -110,10 +110,7 @@ def test_ctrl_c_ends_all_workers_with_one_line(tmp_path, stage):
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / stage).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for((tmp_path / stage).exists)
     os.killpg(process.pid, signal.SIGINT)
     # Every process holds the pipe, so that it ends when the last of them has.
     said = process.communicate(timeout=30)[0].strip()

@@ -7,18 +7,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from prismlm import fingerprints
-from prismlm.corpus import (
-    Corpus,
-    Document,
-    build_corpus,
-    document_windows,
-    load_tokenizer,
-    pack,
-)
+from prismlm.corpus import Corpus, Document, build_corpus, load_tokenizer
 from prismlm.corpus.chat import as_chat, chat_text, encode_chat
 from prismlm.corpus.encode import Encoder, around_text, encode_spans, encode_text, encoder_of
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
-from prismlm.corpus.windows import IGNORED, Sequences, window_batches
+from prismlm.corpus.windows import Sequences
 from prismlm.corpus.writer import write_part
 from prismlm.errors import InputError
 from prismlm.lens.scan import predicting
@@ -150,45 +143,6 @@ def test_a_text_that_starts_with_the_end_of_text_token_predicts_from_it(tmp_path
     batches = Sequences(corpus, "all", length=16).batches()
     predictions = sum(int(predicting(batch, corpus).sum()) for batch in batches)
     assert predictions == corpus.num_tokens - 2
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """Five documents of 1 to 400 words, each starting with ``<s>``."""
-    texts = (" ".join(["word"] * n) for n in (1, 5, 30, 100, 400))
-    return build(tmp_path_factory.mktemp("prefix"), begun_tokenizer(), *texts)
-
-
-@pytest.mark.parametrize(("window", "stride"), [(16, 8), (16, 16), (2, 1), (64, 64)])
-def test_windows_start_with_the_prefix(corpus, window, stride):
-    sizes = corpus.starts, corpus.lengths, window, stride, corpus.prefix
-    grid = document_windows(corpus.split("all"), *sizes)
-    owned = np.zeros(corpus.num_tokens, np.int64)
-    for batch in window_batches(grid, corpus, 256, corpus.eos_token_id):
-        assert (batch.input_ids[:, 0] == corpus.prefix[0]).all()
-        positions = batch.positions[batch.owned].numpy()
-        owned[positions] += 1
-        tokens = corpus.tokens(0, len(owned))[positions]
-        assert np.array_equal(batch.input_ids[batch.owned], tokens)
-    assert (owned == 1).all()
-
-
-def test_pieces_of_rows_start_with_the_prefix(corpus):
-    rows = pack(corpus, corpus.split("all"), 32, seed=0)
-    predicted: list[int] = []
-    for number in range(len(rows)):
-        row, at = rows[number], 0
-        for start, size in zip(*(part.tolist() for part in rows.pieces(number)), strict=True):
-            ids = row["input_ids"][at : at + size].tolist()
-            labels = row["labels"][at : at + size].tolist()
-            assert ids == [*corpus.prefix, *corpus.read_tokens(start, size)[1:].tolist()]
-            first = 1 if start in corpus.starts else 2
-            assert labels == [IGNORED] * first + ids[first:]
-            predicted += range(start + first, start + size)
-            at += size
-    assert len(predicted) == len(set(predicted))
-    # All but the first token of a document, and of each further piece.
-    assert len(predicted) > corpus.num_tokens - len(corpus) - 2 * len(rows) * 2
 
 
 def test_the_prefix_is_part_of_the_fingerprint():

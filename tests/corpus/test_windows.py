@@ -14,6 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from prismlm.corpus import document_windows, pack, window_batches
 from prismlm.corpus.windows import IGNORED, Sequences
 from prismlm.errors import InputError
+from tests.corpus.test_encode import build
+from tests.helpers.begun import begun_tokenizer
 
 
 def _owner(token, length, window, stride):
@@ -53,15 +55,24 @@ def test_every_token_is_owned_once_by_the_window_of_the_rule(lengths, window, da
     assert owned == expected
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Five documents of 1 to 400 words, each starting with ``<s>``."""
+    texts = (" ".join(["word"] * n) for n in (1, 5, 30, 100, 400))
+    return build(tmp_path_factory.mktemp("begun"), begun_tokenizer(), *texts)
+
+
+@pytest.mark.parametrize("name", ["corpus", "begun"])
 @pytest.mark.parametrize(
-    ("window", "stride", "size"), [(256, 128, 512), (100, 60, 1), (64, 64, 640)]
+    ("window", "stride", "size"), [(256, 128, 512), (100, 60, 1), (64, 64, 640), (2, 1, 256)]
 )
-def test_batches_own_every_token_once(corpus, window, stride, size):
-    documents = corpus.split("all")
-    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride)
+def test_batches_own_every_token_once(request, name, window, stride, size):
+    corpus = request.getfixturevalue(name)
+    sizes = corpus.starts, corpus.lengths, window, stride, corpus.prefix
+    grid = document_windows(corpus.split("all"), *sizes)
     owned: list[int] = []
     whole = torch.from_numpy(corpus.tokens(0, corpus.num_tokens).astype(np.int64))
-    pad = corpus.eos_token_id
+    pad, prefix = corpus.eos_token_id, torch.tensor(corpus.prefix, dtype=torch.int64)
     for batch in window_batches(grid, corpus, size, pad):
         rows, width = batch.input_ids.shape
         assert width <= window
@@ -69,7 +80,9 @@ def test_batches_own_every_token_once(corpus, window, stride, size):
         assert rows <= max(1, size // width)
         real = batch.positions >= 0
         assert torch.equal(batch.attention_mask, real)
-        assert torch.equal(batch.input_ids[real], whole[batch.positions[real]])
+        expected = whole[batch.positions]
+        expected[:, : len(prefix)] = prefix
+        assert torch.equal(batch.input_ids[real], expected[real])
         assert (batch.input_ids[~real] == pad).all()
         assert not batch.owned[~real].any()
         for row, document in enumerate(batch.document.tolist()):
@@ -93,17 +106,18 @@ def test_sequences_read_every_token_once(corpus):
 
 def check_row(corpus, rows, index):
     """Check all tensors of a row against its pieces."""
-    row, at = rows[index], 0
+    row, at, prefix = rows[index], 0, torch.tensor(corpus.prefix, dtype=torch.int64)
     dtypes = {name: value.dtype for name, value in row.items()}
     assert dtypes.pop("token_mask") == torch.bool
     assert set(dtypes.values()) == {torch.int64}
     for start, size in zip(*(part.tolist() for part in rows.pieces(index)), strict=True):
         expected = torch.from_numpy(corpus.tokens(start, size).astype(np.int64))
-        piece = slice(at, at + size)
+        expected[: len(prefix)] = prefix
+        piece, first = slice(at, at + size), 1 if start in corpus.starts else 1 + len(prefix)
         assert torch.equal(row["input_ids"][piece], expected)
         assert torch.equal(row["position_ids"][piece], torch.arange(size))
-        assert row["labels"][at] == IGNORED
-        assert torch.equal(row["labels"][piece][1:], expected[1:])
+        assert (row["labels"][piece][:first] == IGNORED).all()
+        assert torch.equal(row["labels"][piece][first:], expected[first:])
         assert row["token_mask"][piece].all()
         at += size
     assert not row["token_mask"][at:].any()
@@ -138,6 +152,17 @@ def test_every_token_is_in_one_row_except_single_remainders(corpus, length, shar
     assert starts != sorted(starts)
     with pytest.raises(IndexError):
         rows[len(rows)]
+
+
+def test_pieces_of_rows_start_with_the_prefix(begun):
+    rows, predicted = pack(begun, begun.split("all"), 32, seed=0), list[int]()
+    for index in range(len(rows)):
+        check_row(begun, rows, index)
+        for start, size in zip(*(part.tolist() for part in rows.pieces(index)), strict=True):
+            predicted += range(start + (1 if start in begun.starts else 2), start + size)
+    assert len(predicted) == len(set(predicted))
+    # All but the first token of a document, and of each further piece.
+    assert len(predicted) > begun.num_tokens - len(begun) - 2 * len(rows) * 2
 
 
 def test_rows_are_filled():

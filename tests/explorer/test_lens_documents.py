@@ -121,7 +121,7 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
         hidden.rename(directory / "corpus")
     assert status == 400
     assert "prismlm index" in error["error"]
-    assert "no longer" in error["error"]
+    assert "or has changed, and documents are shown from it" in error["error"]
     assert (model["prompts"], model["texts"]) == (PROMPTS, {})
     # What speaks against a prediction is read in the lens's own tokens.
     assert (model["lens"]["corpus"], model["lens"]["readable"]) == (False, True)

@@ -1,13 +1,21 @@
-"""Work that is stopped on the way, when it has reported so much progress."""
+"""Work that is stopped on the way: when it has reported so much progress, or written something."""
 
 import os
 import signal
+import time
 
 from prismlm.progress import Reporter
 
 
 def press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class InterruptAfter(Reporter):

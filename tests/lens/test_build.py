@@ -234,8 +234,5 @@ def test_a_share_of_the_windows_is_read(lm, corpus, lens, tmp_path, monkeypatch)
     usage = pq.read_table(some / layout.PROTOTYPES_FILE)["usage"].to_numpy().sum()
     assert 0 < usage <= lm.head.prototypes_per_token
     assert 0.01 < len(drawn(np.arange(10**5), 0.02).nonzero()[0]) / 10**5 < 0.03
-
-
-def test_a_share_that_draws_no_window(lm, corpus, tmp_path):
     with pytest.raises(InputError, match=r"no window .* --positions 1e-07"):
         build_index(lm.model, lm.head, corpus, tmp_path / "none", replace(OPTIONS, positions=1e-7))

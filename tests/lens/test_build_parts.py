@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from prismlm.lens.build import IndexPart, index, index_in_parts
 from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
 from prismlm.parts import ENGINES, Parts, run_parts
+from tests.helpers.interrupted import wait_for
 from tests.helpers.kills import save_model
 from tests.lens.test_build import assert_same_lens
 
@@ -144,13 +144,6 @@ def drive(part, engine="local"):
     """Index as a command of its own does, in a process group of its own."""
     os.setsid()
     index_in_parts(part, 4, engine=engine, workers=2)
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

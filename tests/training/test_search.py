@@ -5,7 +5,6 @@ import re
 import shutil
 import statistics
 import sys
-import time
 from dataclasses import asdict
 
 import pytest
@@ -17,7 +16,7 @@ from prismlm.errors import InputError, Interrupted
 from prismlm.training import build_recipe, load_recipe, search, train
 from prismlm.training.search import check_search, check_space, recipe_with
 from tests.helpers import forked
-from tests.helpers.interrupted import InterruptAfter
+from tests.helpers.interrupted import InterruptAfter, wait_for
 
 RATES = {"low": 1e-3, "high": 3e-2, "log": True}
 SPACE = {"batch_size": [4, 8], "optimizer.learning_rate": RATES}
@@ -333,10 +332,3 @@ def test_processes_share_the_trials_and_train_again_what_a_killed_one_left(toy, 
     # What either trained is not in the other's messages.
     messages = [worker.path("stderr").read_text() for worker in workers]
     assert all(sum(f"trial {n} of 4 (" in one for one in messages) == 1 for n in range(4))
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

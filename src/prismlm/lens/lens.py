@@ -317,7 +317,7 @@ class Lens:
         if corpus is None:
             raise InputError(
                 f"the corpus of {self.address} is not at {self.corpus_path}, or has changed, and "
-                f"{use}. Put it back, or build the lens again."
+                f"{use}. Put it back, or build the lens again with `prismlm index`."
             )
         return corpus
 
