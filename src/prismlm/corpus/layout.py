@@ -93,7 +93,8 @@ def check_complete(directory: Path, meta: Any) -> None:
             f"{directory} has corpus format {meta.get('version')}; this version of prismlm reads "
             f"{FORMAT_VERSION}. {REBUILD}"
         )
-    if meta.pop("digest", None) != fingerprints.of_json(meta):
+    described = {name: value for name, value in meta.items() if name != "digest"}
+    if meta.get("digest") != fingerprints.of_json(described):
         raise FormatError(f"{where} was changed since it was written. {REBUILD}")
     for name, size in (item for shard in meta["shards"] for item in shard["files"].items()):
         path = directory / name

@@ -55,8 +55,8 @@ class WindowGrid:
 
     def take(self, rows: np.ndarray | slice) -> WindowGrid:
         """Return some of the windows, by mask, indices or slice."""
-        columns = (self.document, self.start, self.length, self.skip)
-        return WindowGrid(*(column[rows] for column in columns), self.window, self.prefix)
+        start, length, skip = self.start[rows], self.length[rows], self.skip[rows]
+        return WindowGrid(self.document[rows], start, length, skip, self.window, self.prefix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
