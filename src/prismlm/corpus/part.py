@@ -308,22 +308,17 @@ class CorpusPart:
         alone = workers == 1 and engine == "local"
         # Either a part shows its progress, or how many parts are made is shown.
         part = self if alone else replace(self, progress=SILENT)
-        reporter = SILENT if alone else self.progress
-
-        def run(work: Work, tasks: int = count) -> None:
-            # Other tasks than parts may be fewer than the workers.
-            started = workers if tasks == count else min(workers, tasks)
-            run_parts(work, tasks, engine=engine, workers=started, progress=reporter)
-
-        near = self.near_duplicates
+        reporter, near = SILENT if alone else self.progress, self.near_duplicates
+        run = partial(run_parts, engine=engine, workers=workers, progress=reporter)
         try:
             if self.filters.near_duplicates and not near.directory.is_dir():
-                run(part.sign)
-                run(near.compare, near.buckets())
+                run(part.sign, count)
+                buckets = near.buckets()
+                run(near.compare, buckets, workers=min(workers, buckets))
                 near.cluster()
                 write_json(near.directory / RUN_FILE, self.run)
             self.train()
-            run(part.make)
+            run(part.make, count)
             part.finish(count, run)
         except KeyboardInterrupt as error:
             raise Interrupted(Parts(self.out, count).kept()) from error
@@ -333,12 +328,12 @@ class CorpusPart:
                 discard(self.partial)
             raise
 
-    def finish(self, count: int, run: Callable[[Work], None] | None = None) -> None:
+    def finish(self, count: int, run: Callable[[Work, int], None] = run_parts) -> None:
         """Write the corpus of all parts, unless another process has just done so.
 
-        Parts with an id of an earlier part are made again, by ``run`` if it is given: as with an
-        id that a part has twice, the later document is left out as a bad row, or an InputError.
-        An id is judged before the filters: the first document in the order of the input keeps it.
+        Parts with an id of an earlier part are made again, by ``run``: as with an id that a part
+        has twice, the later document is left out as a bad row, or an InputError. An id is judged
+        before the filters: the first document in the order of the input keeps it.
         """
         parts = Parts(self.out, count)
         if not parts.path.is_dir():
@@ -352,7 +347,7 @@ class CorpusPart:
             discard(parts.part(number))
         if repeated:
             # Unless bad rows are left out, the first such id is an error of the reader.
-            (run or partial(run_parts, count=count))(replace(self, used=repeated).make)
+            run(replace(self, used=repeated).make, count)
         with self._room():
             self._merge(parts)
         discard(parts.path)
