@@ -161,8 +161,9 @@ def test_a_token_counts_by_what_it_tells():
     ],
 )
 def test_what_leads_is_named(parts, named):
-    items = tuple(Share(key, *rates) for key, rates in parts.items())
-    shares = Sources("domain", items, 1 - sum(item.share for item in items))
+    traced = sum(share for share, _ in parts.values())
+    items = tuple(Share(key, *rates, traced) for key, rates in parts.items())
+    shares = Sources("domain", items, 1 - traced)
     for document, leading in ((None, ""), (Passage("a/1", 0.1, *[None] * 5, 0), "“a/1”, with 10%")):
         text = summarise("the answer", shares, document, None, 9)
         assert all(part in text for part in named)

@@ -241,9 +241,9 @@ def _chain(step: Step, chain: Any) -> Row:
 
 
 def shares_of(sources: Sources) -> Table:
-    """Return shares as bars, with the share that the corpus has of each."""
+    """Return shares as bars, with those of an even spread over the corpus."""
     items = [item for item in sources.items[:MAX_SHARES] if item.share >= MIN_PERCENT]
-    rows = [(item.key, item.share, item.base_rate) for item in items]
+    rows = [(item.key, item.share, item.expected) for item in items]
     if others := sources.items[len(items) :]:
         rows.append((f"others: {len(others)}", sum(item.share for item in others), None))
     if sources.where:
@@ -256,12 +256,12 @@ def shares_of(sources: Sources) -> Table:
         {
             sources.by: shorten(key, width),
             "share": Text(f"{percent(share):>5}"),
-            "base_rate": Text("" if rate is None else f"{percent(rate):>9}", "dim"),
+            "expected": Text("" if rate is None else f"{percent(rate):>8}", "dim"),
             "_": Text(bar(share / largest, BAR_WIDTH), "cyan" if rate else "bright_black"),
         }
         for key, share, rate in rows
     ]
-    return table("Where it comes from", f"{sources.by} share base_rate _", cells)
+    return table("Where it comes from", f"{sources.by} share expected _", cells)
 
 
 def documents_of(

@@ -276,16 +276,23 @@ class Share(NamedTuple):
     key: str
     share: float
     base_rate: float | None = None
+    traced: float = 1.0  # the part of all evidence that has a key
+
+    @property
+    def expected(self) -> float | None:
+        """The share that it would have if what is traced were spread evenly over the corpus."""
+        return self.base_rate and self.base_rate * self.traced
 
     @property
     def lift(self) -> float | None:
-        """How many times its base rate the share is."""
-        return self.share / self.base_rate if self.base_rate else None
+        """How many times the expected share the share is."""
+        return self.share / self.expected if self.expected else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"key", "share"}``; with ``base_rate`` and ``lift`` if they are known."""
-        value = {name: x for name, x in self._asdict().items() if x is not None}
-        return value if self.base_rate is None else value | {"lift": self.lift}
+        value = {"key": self.key, "share": self.share}
+        known = {"base_rate": self.base_rate, "lift": self.lift}
+        return value if self.base_rate is None else value | known
 
 
 @dataclass(frozen=True)
@@ -579,9 +586,9 @@ class Attribution:
             names, codes = cells.keys(by)
             value, rates = np.bincount(codes[number], value, len(names)), cells.base_rates(by)
         # Contexts are not a sample of positions, so their shares have no base rate.
-        has_rates = self.method == "evidence"
+        has_rates, traced = self.method == "evidence", 1 - self.rest / total
         items = tuple(
-            Share(names[i], float(value[i] / total), float(rates[i]) if has_rates else None)
+            Share(names[i], float(value[i] / total), float(rates[i]) if has_rates else None, traced)
             for i in np.argsort(-value, kind="stable").tolist()
             if value[i] > 0
         )

@@ -43,7 +43,8 @@ class DocumentSources:
         """Say how many times its share of the corpus its share in texts, or near answers, is."""
         title = " ".join((self.title or self.doc_id).split())
         share = self.neighbourhood if texts is None else texts["share"]
-        lift = share / self.base_rate if self.base_rate else 0.0
+        expected = self.base_rate * (1.0 if texts is None else texts["traced"])
+        lift = share / expected if expected else 0.0
         if not share:
             nothing = "is not behind any of these texts" if texts else "is near to no prediction"
             return f"“{title}” {nothing}."
@@ -112,17 +113,23 @@ def texts_that_rely(lm: PrismLM, doc_id: str, documents: Iterable[Document]) -> 
     """Return where a document has a share.
 
     ``texts`` has id, beginning and share of each such text, the largest share first; ``texts_read``
-    counts all texts, and ``share`` is the document's in an average one.
+    counts all texts, and ``share`` is the document's in an average one, ``traced`` that of all.
     """
     check_document(lm.lens_for("document to find"), doc_id)
-    sharing, read = list[dict[str, Any]](), 0
+    sharing, read, traced = list[dict[str, Any]](), 0, 0.0
     for text in read_texts(lm, documents):
         if text.attribution is None:
             continue
         read += 1
+        traced += 1 - text.attribution.sources().unattributed
         if (share := text.attribution.document_share(doc_id)) > 0:
             facts = {"text_id": text.document.doc_id, "opening": text.document.opening[:OPENING]}
             sharing.append(facts | {"share": share})
     sharing.sort(key=lambda text: -text["share"])
     share = sum(text["share"] for text in sharing) / max(1, read)
-    return {"texts": sharing, "texts_read": read, "share": share}
+    return {
+        "texts": sharing,
+        "texts_read": read,
+        "share": share,
+        "traced": traced / max(1, read),
+    }

@@ -530,7 +530,7 @@ def summarise(
     leading = max(shares.items, key=information)
     if leading.base_rate is not None and leading.base_rate > 1 - 1e-9:
         text = f"{traced} this corpus."
-    elif leading.lift and leading.lift < attributed * MIN_LIFT:
+    elif leading.lift and leading.lift < MIN_LIFT:
         text = f"{subject} draws on no {shares.by} much more than the corpus holds of it."
     else:
         known = f"the {shares.by} “{leading.key}”"

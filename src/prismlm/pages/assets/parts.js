@@ -37,10 +37,10 @@ export const shown = (token, kind) => {
   return html`<span class=${kind}>${dim(before)}${inner}${dim(after)}</span>`;
 };
 
-/** A share as a bar, as long as its part of `most`; `base` is its share of the whole corpus.
+/** A share as a bar, as long as its part of `most`; `base` is its share if evidence were spread evenly.
  * @param {string} label @param {number} share @param {{ kind?: string, base?: number | null, most?: number, colour?: string, title?: string }} [options] */
 export const bar = (label, share, { kind, base = null, most = 1, colour, title } = {}) => html`<li class=${kind ?? nothing} .style=${colour ? `--k: ${colour}` : ""}
-  title=${title ?? (base === null ? nothing : `${label}: ${percent(share)}, and ${percent(base)} of the corpus`)}>
+  title=${title ?? (base === null ? nothing : `${label}: ${percent(share)}, and ${percent(base)} if spread evenly`)}>
   <span class="p-key-name" title=${label}>${label}</span><span class="p-track"><span class="p-fill" .style=${`width: ${100 * Math.max(0, Math.min(1, share / most))}%`}></span>${
     base === null ? nothing : html`<span class="p-base" .style=${`left: ${100 * Math.min(1, base)}%`}></span>`}</span>
   <span class="p-number">${percent(share)}</span>${base === null ? nothing : html`<span class="p-lift">${share < base ? nothing : `× ${(share / base).toFixed(1)}`}</span>`}</li>`;
@@ -48,7 +48,7 @@ export const heading = { domain: "By domain", source: "By source", license: "By 
 /** Shares as bars that sum to 1: those beyond `most` come as one. @param {any} group @param {number} [most] */
 export const shares = ({ by, items, others, elsewhere, unattributed }, most = items.length) => {
   const [count, rest] = others ?? [items.length - most, items.slice(most).reduce((total, { share }) => total + share, 0)];
-  return html`<section><h3>${heading[by]}</h3><ul class="p-bars">${items.slice(0, most).map(({ key, share, base_rate }) => bar(key, share, { base: base_rate }))}
+  return html`<section><h3>${heading[by]}</h3><ul class="p-bars">${items.slice(0, most).map(({ key, share, base_rate }) => bar(key, share, { base: base_rate === undefined ? null : base_rate * (1 - unattributed) }))}
     ${count > 0 ? bar(`${count} more`, rest, { kind: "p-rest" }) : nothing}${elsewhere ? bar("elsewhere", elsewhere, { kind: "p-rest" }) : nothing}
     ${bar("not traced", unattributed, { kind: "p-grey" })}</ul></section>`;
 };
@@ -172,7 +172,7 @@ export const unpacked = ({ prototypes, places, documents }) => ({
 export const wholeText = (data, support) => {
   const { documents: list, shares: groups, verbatim: words, against: opposed } = data.whole;
   const parts = html`${listed("p-documents p-grouped", html`<h2>Documents and passages</h2>`, "Each document with its share of the evidence for this answer.", grouped(data, list), "No document was found.")}
-    <section><h2>Shares</h2><p class="p-note">How the evidence divides. The line on a bar is the share of the whole corpus; × 3 means three times that share.</p>
+    <section><h2>Shares</h2><p class="p-note">How the evidence divides. The line on a bar is where an even spread over the corpus would end; × 3 means three times as much.</p>
       <div class="p-shares">${groups.map((one) => shares(one))}</div></section>
     ${opposed ? against(data, opposed) : nothing}${words ? verbatim(words) : nothing}`;
   return support === "none" ? html`<details class="p-nearest"><summary>Show the nearest passages anyway</summary>${parts}</details>` : parts;
