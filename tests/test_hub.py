@@ -46,3 +46,13 @@ def test_an_unreachable_hub_is_named_unless_offline(monkeypatch):
     assert hub.hub_error() is None
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert "cannot be reached" in (hub.hub_error() or "")
+
+
+def test_a_model_that_may_be_private_says_how_to_log_in(monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("401 Client Error")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    for load in (hub.model_directory, find_base):
+        with pytest.raises(InputError, match=r"401 Client Error.*hf auth login"):
+            load("somebody/private")

@@ -90,6 +90,6 @@ def download(name: str, revision: str | None = None, patterns: list[str] | None 
         wanted = name if revision is None else f"{name} at {revision}"
         raise InputError(
             f"{wanted} is neither a directory here nor a model that can be downloaded from the "
-            f"Hugging Face hub ({silent or first_line(error)}). Check the name, such as "
-            "HuggingFaceTB/SmolLM2-135M, and the network, or give a directory."
+            f"Hugging Face hub ({silent or first_line(error)}). Check the name (ORG/NAME), "
+            "the network, and your access (`hf auth login`), or give a directory."
         ) from error

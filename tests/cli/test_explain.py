@@ -106,14 +106,21 @@ def test_ids_of_documents_that_differ_in_the_middle_are_told_apart(capsys, monke
     say(shares_of(shares))
     shown = capsys.readouterr().out
     assert all(key in shown for key in ids)
-    monkeypatch.setenv("COLUMNS", "80")
-    say(shares_of(shares))
-    # No row is folded: a title, a heading, one row each, and a blank line.
-    assert len(capsys.readouterr().out.splitlines()) == 2 + len(ids) + 1 + 1
+    for columns in (40, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        say(shares_of(shares))
+        shown = capsys.readouterr().out
+        # No row is folded: a title, a heading, one row each, and a blank line.
+        assert len(shown.splitlines()) == 2 + len(ids) + 1 + 1
+        assert ("not traced to the corpus" in shown) == (columns > 40)
 
 
 def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
     shown = prism("explain", tiny_model, TEXT, "--passages").stdout
+    # A long title leaves room for where a document is from.
+    heads = re.findall(r"^ +\d+%  \w.*$", shown.partition("\nWhere it comes")[0], re.MULTILINE)
+    assert all(re.search(r"\S  \S.*\S  \S{5}", head) for head in heads)
+    assert any("…" in head for head in heads)
     parts = (TEXT, " support: ", "\nDocuments behind it", "\nWhere it comes")
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)

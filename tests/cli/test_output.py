@@ -134,8 +134,8 @@ def test_a_cost_is_figures_then_notes(capsys):
 
 
 def test_figures_of_figures_have_a_row_for_each(capsys):
-    show({"share_read": 1.0}, False)
-    assert capsys.readouterr().out.split() == ["share", "read", "100.0%"]
+    show({"windows read, share": 1}, False)
+    assert capsys.readouterr().out.split() == ["windows", "read,", "share", "100.0%"]
     show({"held_out": {"documents": 9}, "support": {"a": {"strong": 3}, "b": {"strong": 0}}}, False)
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     rows = [[word.strip() for word in row] for row in rows]

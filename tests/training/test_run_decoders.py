@@ -138,6 +138,7 @@ def files(result):
 
 def test_the_table_learns_where_codes_were_seen_and_is_saved(fed_back):
     start = prepare(build_recipe(fed_back)).model.uncertainty.embedding.weight.detach().clone()
+    assert not start.any()  # so that a run begins as one without feedback
     result = train(build_recipe(fed_back))
     table = load_file(result.directory / TABLE)["embedding"]
     moved = (table != start).any(1)

@@ -162,7 +162,7 @@ def steer(
     value |= {"only": only} | figures | {"cost": cost and asdict(cost), "cost_note": note}
     words = " ".join(f"{name} {value}" for name, value in (description or {}).items())
     title = ", ".join(filter(None, (words.removeprefix("kind "), only and f"{only} only")))
-    parts = _text_parts(result, edits, chat) if file is None else _effects(result)
+    parts = _text_parts(result, edits, chat and generate != 0) if file is None else _effects(result)
     output.show(value, as_json, output.heading(f"{title}\n"), parts, _cost_line(cost, note))
 
 
@@ -231,12 +231,12 @@ def _measure_cost(
         return None, str(error)
 
 
-def _text_parts(steering: Any, edited: list[Any], chat: bool) -> Iterator[Any]:
+def _text_parts(steering: Any, edited: list[Any], answer: bool) -> Iterator[Any]:
     from prismlm.interventions.steering import cautions
 
     tokens = steering.tokens
     # Of a chat the answers alone, without the marks of its template.
-    prompt = steering.prompt if chat else ""
+    prompt = steering.prompt if answer else ""
     yield f"with     {steering.text.removeprefix(prompt)}"
     if steering.unedited != steering.text:
         yield output.dim(f"without  {steering.unedited.removeprefix(prompt)}")

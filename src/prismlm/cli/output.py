@@ -30,7 +30,7 @@ TOKEN_WIDTH, CELL_WIDTH, MAX_ROWS = 14, 32, 20
 MAX_WORD_WIDTH = 24
 # Numbers that are identifiers, not counts; ``a`` and ``b`` are prototypes of two models.
 IDS = ("prototype", "position", "a", "b", "trial", "layer", "seed")
-SHARES = ("share", "share_read", "usage", "agreement", "in_use", "recovered")
+SHARES = ("share", "usage", "agreement", "in_use", "recovered")
 # Of names of figures, what readers see instead.
 WORDS = {"ce": "cross-entropy", "fvu": "unexplained variance (FVU)"}
 # Line ends, tabs, and the joiners inside emoji and Persian words.
@@ -298,7 +298,7 @@ def _format(name: str, value: Any) -> str:
     if name.endswith("seconds"):
         return format_duration(value)
     # A share of 1 is an integer in JSON; a count may have a name such as ``in_use``.
-    if isinstance(value, int) and not (value == 1 and name.endswith(SHARES[:2])):
+    if isinstance(value, int) and not (value == 1 and name.endswith("share")):
         return str(value) if name in IDS else format_count(value)
     return text_of(value, ".1%" if name.endswith(SHARES) else ".4g")
 

@@ -43,7 +43,7 @@ PROMPT_LINES = 3
 MAX_SHARES, MAX_QUOTES = 6, 3
 # The passages printed below the documents are chosen among so many.
 PASSAGE_CANDIDATES = 50
-INDENT, BAR_WIDTH, MIN_KEY_WIDTH, PASSAGE_WIDTH = 7, 24, 10, 320
+INDENT, BAR_WIDTH, KEY_WIDTH, PASSAGE_WIDTH = 7, 24, 24, 320
 REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
 EVERYTHING: dict[str, Any] = {"method": "evidence", "where": {}}
 STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
@@ -251,13 +251,14 @@ def shares_of(sources: Sources) -> Table:
     rows.append(("not traced to the corpus", sources.unattributed, None))
     largest = max(share for _, share, _ in rows) or 1.0
     # Ids of documents may differ in the middle alone, so they get what the other columns leave.
-    width = max(MIN_KEY_WIDTH, stdout_console().width - BAR_WIDTH - 18)
+    room = stdout_console().width - 17
+    longest = max(4, min(BAR_WIDTH, room - KEY_WIDTH))
     cells = [
         {
-            sources.by: shorten(key, width),
+            sources.by: shorten(key, room - longest),
             "share": Text(f"{percent(share):>5}"),
             "expected": Text("" if rate is None else f"{percent(rate):>8}", "dim"),
-            "_": Text(bar(share / largest, BAR_WIDTH), "cyan" if rate else "bright_black"),
+            "_": Text(bar(share / largest, longest), "cyan" if rate else "bright_black"),
         }
         for key, share, rate in rows
     ]
@@ -279,10 +280,9 @@ def documents_of(
 def _document(document: Passage, passage: Passage) -> Iterator[Text]:
     width = stdout_console().width
     head = Text(f"{percent(document.share):>5}  ", style="bold")
-    head.append(shorten(document.title or document.doc_id, width - head.cell_len))
+    head.append(shorten(document.title or document.doc_id, width - head.cell_len - 10))
     origin = " · ".join(filter(None, (document.source, document.license or f"licence {UNKNOWN}")))
-    head.append("  " + shorten(origin, max(8, width - head.cell_len - 2)), "dim")
-    head.truncate(width, overflow="ellipsis")
+    head.append("  " + shorten(origin, width - head.cell_len - 2), "dim")
     yield head
     if passage.around is not None:
         yield from passage_lines(passage.around, passage.also)
